@@ -1,0 +1,177 @@
+"""The peers `trl` and `trl-checkpointing`: a real GRPOTrainer.train(), one prompt a step.
+
+Set for speed where TRL leaves a choice: no reference model (beta 0), no vLLM, fp32, one optimizer
+step per generation, so that TRL needs no second forward pass for old log-probs. TRL's own default
+is gradient checkpointing on (`trl-checkpointing`): slower, but with less memory; `trl` has it off.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from measurement import Job, Run, Workload
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+from worker import Turns
+
+# Every step is to see the model that the workload describes; a small step costs what a large does.
+LEARNING_RATE = 1e-7
+
+
+class StepTimer(TrainerCallback):  # type: ignore[misc]
+    """Starts each optimizer step when the scheduler says so, and reports how long it took."""
+
+    def __init__(self, turns: Turns, workload: Workload) -> None:
+        self._turns = turns
+        self._num_prompt_tokens = [len(prompt["token_ids"]) for prompt in workload.prompts]
+        self._start = 0.0
+        self.lengths: list[int] = []
+        self.rewards: list[float] = []
+        self.generation_s = 0.0
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Called before the step's prompts are sampled."""
+        self.lengths, self.rewards, self.generation_s = [], [], 0.0
+        self._turns.wait()
+        self._start = time.perf_counter()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Called after the optimizer's step."""
+        seconds = time.perf_counter() - self._start
+        num_prompt = self._num_prompt_tokens.pop(0)
+        context = sum(num_prompt * n + n * (n + 1) // 2 for n in self.lengths)
+        mean_reward = sum(self.rewards) / max(1, len(self.rewards))
+        self._turns.reply(
+            Run(
+                seconds=seconds,
+                sampled_tokens=sum(self.lengths),
+                sampled_context=context,
+                parts={"generation": self.generation_s},
+                facts={"mean_reward": mean_reward},
+            )
+        )
+
+
+def measure(job: Job, workload: Workload, turns: Turns) -> None:
+    """Train for as many steps as there are turns.
+
+    Raises:
+        ValueError: If the job asks for generation alone, which `transformers` stands for.
+    """
+    if job.quantity != "step":
+        raise ValueError(f"trl has no {job.quantity} to measure apart from transformers'")
+    model = AutoModelForCausalLM.from_pretrained(workload.model_dir, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(workload.model_dir, padding_side="left")
+    _check_tokens(tokenizer, workload)
+    turns.ready()
+    timer = StepTimer(turns, workload)
+    rows = [{"prompt": p["text"], "reference": p["reference"]} for p in workload.prompts]
+    trainer = GRPOTrainer(
+        model=model,
+        reward_funcs=_reward(workload, timer),
+        args=_config(job, workload),
+        train_dataset=Dataset.from_list(rows[: job.num_turns]),
+        processing_class=tokenizer,
+        callbacks=[timer],
+    )
+    _time_generation(trainer, timer)
+    trainer.train()
+
+
+def _config(job: Job, workload: Workload) -> GRPOConfig:
+    micro_batch = min(job.micro_batch, job.num_rollouts)
+    return GRPOConfig(
+        output_dir=str(Path(workload.folder) / f"trl-{job.peer}-{job.num_rollouts}"),
+        use_cpu=True,
+        bf16=False,
+        fp16=False,
+        num_generations=job.num_rollouts,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=job.num_rollouts // micro_batch,
+        gradient_checkpointing=job.peer == "trl-checkpointing",
+        max_steps=job.num_turns,
+        max_completion_length=workload.max_new_tokens,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        beta=0.0,
+        num_iterations=1,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        shuffle_dataset=False,
+        use_vllm=False,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        seed=0,
+    )
+
+
+def _time_generation(trainer: GRPOTrainer, timer: StepTimer) -> None:
+    """Also time the sampling inside the step; wraps a private method, reads nothing else of it."""
+    generate = trainer._generate_single_turn
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = generate(*args, **kwargs)
+        timer.generation_s += time.perf_counter() - start
+        return result
+
+    trainer._generate_single_turn = timed
+
+
+def _reward(workload: Workload, timer: StepTimer) -> Callable[..., list[float]]:
+    if workload.domain == "parity":
+        return _parity(timer)
+    return _countdown(workload.eos_token_id, timer)
+
+
+def _parity(timer: StepTimer) -> Callable[..., list[float]]:
+    """Return a reward that makes nearly every group mixed: 1 where the token ids sum to even."""
+
+    def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        timer.lengths = [len(ids) for ids in completion_ids]
+        timer.rewards = [float(sum(ids) % 2 == 0) for ids in completion_ids]
+        return timer.rewards
+
+    return parity
+
+
+def _countdown(eos_token_id: int, timer: StepTimer) -> Callable[..., list[float]]:
+    """Return the reward of our own countdown verifier; a response without an end token gets 0."""
+    from brorl.prompts import Prompt
+    from brorl.verify.countdown import CountdownVerifier
+
+    verifier = CountdownVerifier()
+
+    def countdown(
+        completions: list[str],
+        completion_ids: list[list[int]],
+        prompts: list[str],
+        reference: list[str],
+        **_: Any,
+    ) -> list[float]:
+        prompt = Prompt("prompt", prompts[0], (0,), reference[0], "countdown")
+        timer.lengths = [len(ids) for ids in completion_ids]
+        timer.rewards = [
+            verifier.verify(prompt, text).score if ids[-1] == eos_token_id else 0.0
+            for text, ids in zip(completions, completion_ids, strict=True)
+        ]
+        return timer.rewards
+
+    return countdown
+
+
+def _check_tokens(tokenizer: Any, workload: Workload) -> None:
+    """Make sure that TRL, which tokenizes text itself, trains on the prompts the others get."""
+    for prompt in workload.prompts:
+        ids = tokenizer(text=[prompt["text"]])["input_ids"][0]
+        if ids != prompt["token_ids"]:
+            raise ValueError(f"the tokenizer makes {ids} of prompt {prompt['id']}, not its tokens")

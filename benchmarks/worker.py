@@ -1,0 +1,123 @@
+"""One measurement in one fresh process: loads a workload, then makes one run per turn asked for.
+
+In: a job as JSON on the command line, a line on standard input for every turn. Out: one JSON object
+per line on standard output: the baseline memory, then every run, then the peak memory. Everything
+else that a library prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TextIO
+
+from measurement import Job, Run, Workload
+
+
+class Turns:
+    """The conversation with the scheduler; a peer's own loop may call it from a callback."""
+
+    def __init__(self, answers: TextIO) -> None:
+        self._answers = answers
+
+    def ready(self) -> None:
+        """Report the resident set now: libraries imported, model loaded, nothing measured yet."""
+        with open("/proc/self/statm", encoding="ascii") as statm:
+            pages = int(statm.read().split()[1])
+        self._answer({"baseline_bytes": pages * resource.getpagesize()})
+
+    def wait(self) -> None:
+        """Block until the scheduler asks for the next run."""
+        if not sys.stdin.readline():
+            raise EOFError("the scheduler is gone")
+
+    def reply(self, run: Run) -> None:
+        """Hand in a run."""
+        self._answer({"run": asdict(run)})
+
+    def finish(self) -> None:
+        """Report the largest resident set of this process's life."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        self._answer({"peak_bytes": peak})
+
+    def fail(self, error: BaseException) -> None:
+        """Report why there will be no more runs."""
+        self._answer({"error": f"{type(error).__name__}: {error}"})
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        print(json.dumps(message), file=self._answers, flush=True)
+
+
+def matmul_peak_gflops(seconds_per_size: float = 1.5) -> dict[int, float]:
+    """Return the best fp32 rate of square matrix products, by size."""
+    import torch
+
+    best: dict[int, float] = {}
+    for size in (1024, 1536, 2048):
+        a, b = torch.rand(size, size), torch.rand(size, size)
+        out = torch.empty(size, size)
+        end = time.perf_counter() + seconds_per_size
+        fastest = float("inf")
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            torch.mm(a, b, out=out)
+            fastest = min(fastest, time.perf_counter() - start)
+        best[size] = 2 * size**3 / fastest / 1e9
+    return best
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what is compared and of what it runs on."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "transformers", "trl", "accelerate", "numpy", "brorl"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _measure(job: Job, turns: Turns) -> None:
+    workload = Workload.read(job.workload_folder)
+    if job.peer == "ours":
+        import ours
+
+        ours.measure(job, workload, turns)
+    elif job.peer == "transformers":
+        import transformers_generation
+
+        transformers_generation.measure(job, workload, turns)
+    else:
+        import trl_step
+
+        trl_step.measure(job, workload, turns)
+
+
+def main() -> None:
+    """Run the job given on the command line (`probe` measures the machine itself)."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import torch
+
+    torch.set_num_threads(1)
+    if sys.argv[1] == "probe":
+        peak = matmul_peak_gflops()
+        print(json.dumps({"matmul_gflops": peak, "versions": versions()}), file=answers, flush=True)
+        return
+    turns = Turns(answers)
+    try:
+        _measure(Job(**json.loads(sys.argv[1])), turns)
+        turns.finish()
+    except Exception as error:
+        turns.fail(error)
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""Builds a workload: a model folder, its prompts, and the numbers that describe both.
+
+In: a name, and a checkpoint folder for the trained models. Out: a folder that every peer loads. It
+runs as a process of its own (`python workload.py '{...}'`), so that the scheduler stays small.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from measurement import Workload
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
+from transformers.modeling_utils import PreTrainedModel
+
+PROMPT_TOKENS = 64
+RESPONSE_TOKENS = 64
+LOW_ENTROPY_NATS = 0.14
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to build.
+
+    Attributes:
+        name: `full`, `low`, `shipped` or `trained`.
+        folder: Where; exists and is empty.
+        num_prompts: Prompts to choose, one per turn.
+        big: The larger random model (hidden 512, 8 layers, vocabulary 8192).
+        model: Checkpoint folder, for `shipped` and `trained`.
+        seed: Of weights, prompts and trial samples.
+    """
+
+    name: str
+    folder: str
+    num_prompts: int
+    big: bool = False
+    model: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Sampled responses and how uncertain the model was in them.
+
+    Attributes:
+        response_ids: Tokens with everything after the end cut off, per prompt and rollout.
+        entropy_nats: Mean entropy over all tokens sampled.
+    """
+
+    response_ids: list[list[list[int]]]
+    entropy_nats: float
+
+
+def build(spec: Spec) -> Workload:
+    """Make the model folder and the prompts, write them, and print what they are."""
+    torch.manual_seed(spec.seed)
+    workload = _of_checkpoint(spec) if spec.model else _of_random_model(spec)
+    workload.write()
+    print(
+        f"workload {workload.name}: {workload.matmul_parameters:,} matmul parameters, entropy "
+        f"{workload.entropy_nats:.3f} nats/token (head scale {workload.head_scale:.4g}), "
+        f"{len(workload.prompts)} prompts of {len(workload.prompts[0]['token_ids'])} tokens, "
+        f"responses of at most {workload.max_new_tokens}",
+        file=sys.stderr,
+    )
+    return workload
+
+
+def _of_random_model(spec: Spec) -> Workload:
+    """Random weights; the end token lies outside of the vocabulary, so no response ends early."""
+    vocab_size = 8192 if spec.big else 256
+    model = _random_llama(spec.big, vocab_size)
+    tokenizer = _word_tokenizer(vocab_size)
+    prompts = [
+        _random_prompt(f"random-{i}", vocab_size, spec.seed + 1 + i)
+        for i in range(spec.num_prompts)
+    ]
+    token_ids = [prompt["token_ids"] for prompt in prompts]
+    rollouts = 4 if spec.big else 32
+    scale = 1.0
+    if spec.name == "low":
+        scale = _scale_for(model, token_ids, vocab_size, LOW_ENTROPY_NATS, rollouts)
+    trial = _sample(model, token_ids, rollouts, RESPONSE_TOKENS, vocab_size)
+    return _write_model(spec, model, tokenizer, prompts, trial, "parity", RESPONSE_TOKENS, scale)
+
+
+def _random_llama(big: bool, vocab_size: int) -> PreTrainedModel:
+    config = LlamaConfig(
+        hidden_size=512 if big else 128,
+        num_hidden_layers=8 if big else 4,
+        num_attention_heads=8 if big else 4,
+        num_key_value_heads=4 if big else 2,
+        intermediate_size=1376 if big else 344,
+        vocab_size=vocab_size,
+        bos_token_id=None,
+        pad_token_id=None,
+        eos_token_id=vocab_size,
+        tie_word_embeddings=False,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def _word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
+    """One word per token id, so that text and token ids say the same; the end token comes last."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    words = {f"t{i}": i for i in range(vocab_size)} | {"<eos>": vocab_size}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>", padding_side="left"
+    )
+
+
+def _random_prompt(name: str, vocab_size: int, seed: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(vocab_size, (PROMPT_TOKENS,), generator=generator).tolist()
+    text = " ".join(f"t{i}" for i in ids)
+    return {"id": name, "text": text, "token_ids": ids, "reference": ""}
+
+
+def _scale_for(
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    eos_token_id: int,
+    target_nats: float,
+    rollouts: int,
+) -> float:
+    """Scale the head in place until sampled tokens have the wanted entropy; return the factor.
+
+    Bisection on the logarithm of the factor, between 1 (near uniform) and 10,000 (near greedy).
+    """
+    head = model.get_output_embeddings().weight.data
+    original = head.clone()
+    low, high = 0.0, math.log(1e4)
+    for _ in range(14):
+        middle = (low + high) / 2
+        head.copy_(original * math.exp(middle))
+        entropy = _sample(model, prompts, rollouts, RESPONSE_TOKENS, eos_token_id).entropy_nats
+        print(f"  head scale {math.exp(middle):.4g}: {entropy:.4f} nats/token", file=sys.stderr)
+        if abs(entropy - target_nats) < 0.03 * target_nats:
+            break
+        low, high = (middle, high) if entropy > target_nats else (low, middle)
+    return math.exp(middle)
+
+
+@torch.no_grad()
+def _sample(
+    model: PreTrainedModel,
+    prompts: list[list[int]],
+    rollouts: int,
+    max_new_tokens: int,
+    eos_token_id: int,
+    seed: int = 0,
+) -> Trial:
+    """Sample every prompt with transformers, and measure the entropy in a forward pass."""
+    torch.manual_seed(seed)
+    responses: list[list[list[int]]] = []
+    total, count = 0.0, 0
+    for prompt in prompts:
+        ids = torch.tensor([prompt]).expand(rollouts, -1)
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=eos_token_id,
+            pad_token_id=0,
+        )
+        sampled = output[:, len(prompt) :]
+        ended = (sampled == eos_token_id).long().cumsum(1)
+        valid = (ended == 0) | ((sampled == eos_token_id) & (ended == 1))
+        logprobs = model(output).logits[:, len(prompt) - 1 : -1].log_softmax(-1)
+        entropy = -(logprobs.exp() * logprobs).sum(-1)
+        total += float(entropy[valid].sum())
+        count += int(valid.sum())
+        responses.append([row[keep].tolist() for row, keep in zip(sampled, valid, strict=True)])
+    return Trial(responses, total / count)
+
+
+def _of_checkpoint(spec: Spec) -> Workload:
+    """A trained model on its own puzzles; prompts on which it is neither lost nor perfect."""
+    assert spec.model is not None
+    model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(spec.model)
+    max_new_tokens, candidates = _puzzles(tokenizer, 16 * spec.num_prompts)
+    kept, trial = _with_both_verdicts(
+        model, tokenizer, candidates, max_new_tokens, spec.num_prompts
+    )
+    return _write_model(spec, model, tokenizer, kept, trial, "countdown", max_new_tokens, 1.0)
+
+
+def _puzzles(tokenizer: Any, num_prompts: int) -> tuple[int, list[dict[str, Any]]]:
+    """Return the response limit and the first training prompts of the built-in puzzle task."""
+    raise NotImplementedError
+
+
+def _with_both_verdicts(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    candidates: list[dict[str, Any]],
+    max_new_tokens: int,
+    num_prompts: int,
+) -> tuple[list[dict[str, Any]], Trial]:
+    """Keep the first prompts with between 1/8 and 7/8 of 64 responses correct.
+
+    Only mixed groups are learned from. Groups that are all right or all wrong share more prefixes
+    and would flatter the tree. Where there are too few such prompts, those nearest to one half fill
+    the rest.
+    """
+    eos = int(tokenizer.eos_token_id)
+    trial = _sample(model, [p["token_ids"] for p in candidates], 64, max_new_tokens, eos)
+    share = [
+        sum(correct) / len(correct)
+        for correct in _verdicts(tokenizer, candidates, trial.response_ids, eos)
+    ]
+    order = [i for i, s in enumerate(share) if 1 / 8 <= s <= 7 / 8]
+    order += sorted(set(range(len(share))) - set(order), key=lambda i: abs(share[i] - 0.5))
+    chosen = order[:num_prompts]
+    shares = ", ".join(f"{share[i]:.2f}" for i in chosen)
+    print(f"  share correct on the prompts chosen: {shares}", file=sys.stderr)
+    kept = [candidates[i] for i in chosen]
+    return kept, _sample(model, [p["token_ids"] for p in kept], 64, max_new_tokens, eos)
+
+
+def _verdicts(
+    tokenizer: Any, prompts: list[dict[str, Any]], responses: list[list[list[int]]], eos: int
+) -> Iterator[list[bool]]:
+    from brorl.prompts import Prompt
+    from brorl.verify.countdown import CountdownVerifier
+
+    verifier = CountdownVerifier()
+    for entry, rows in zip(prompts, responses, strict=True):
+        prompt = Prompt(**{**entry, "token_ids": tuple(entry["token_ids"])}, domain="countdown")
+        yield [
+            row[-1] == eos
+            and verifier.verify(prompt, tokenizer.decode(row, skip_special_tokens=True)).correct
+            for row in rows
+        ]
+
+
+def _write_model(
+    spec: Spec,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    prompts: list[dict[str, Any]],
+    trial: Trial,
+    domain: str,
+    max_new_tokens: int,
+    head_scale: float,
+) -> Workload:
+    eos_token_id = int(tokenizer.eos_token_id)
+    model.generation_config.eos_token_id = eos_token_id
+    model_dir = Path(spec.folder) / "model"
+    model.save_pretrained(model_dir)
+    tokenizer.save_pretrained(model_dir)
+    config = model.config
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    layers = model.get_decoder().layers
+    matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
+    return Workload(
+        name=spec.name,
+        folder=spec.folder,
+        domain=domain,
+        prompts=prompts,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=eos_token_id,
+        entropy_nats=trial.entropy_nats,
+        head_scale=head_scale,
+        num_layers=config.num_hidden_layers,
+        query_width=config.num_attention_heads * head_dim,
+        matmul_parameters=matrices + model.get_output_embeddings().weight.numel(),
+    )
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    build(Spec(**json.loads(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""Verdicts to loss: pure functions, no input or output."""

@@ -1,0 +1,41 @@
+"""A group: one prompt's rollout tree with its verdicts and rewards, the unit that all algorithms work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.prompts import Prompt
+from brorl.tree import RolloutTree
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """N rollouts of one prompt and what they earned (L distinct responses).
+
+    Attributes:
+        prompt: The prompt.
+        tree: Its rollouts.
+        correct_L: Raw verdict of each distinct response, before any shaping of rewards, shape [L].
+        reward_L: Reward of each distinct response, shape [L].
+    """
+
+    prompt: Prompt
+    tree: RolloutTree
+    correct_L: NDArray[np.bool_]
+    reward_L: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        expected = (self.tree.num_responses,)
+        if self.correct_L.shape != expected or self.reward_L.shape != expected:
+            raise ValueError(
+                f"correct_L and reward_L need one entry for each of {expected[0]} distinct responses, "
+                f"got shapes {self.correct_L.shape} and {self.reward_L.shape}"
+            )
+
+    @property
+    def num_correct(self) -> int:
+        """Number of correct rollouts, duplicates counted."""
+        return int(self.tree.leaf_count[self.correct_L].sum())

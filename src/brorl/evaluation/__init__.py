@@ -1,0 +1,1 @@
+"""How good a model is: pass@k on held-out prompts, with intervals."""

@@ -1,0 +1,175 @@
+"""Log-probabilities of every tree node under a model: exact, differentiable, chunked.
+
+In: a causal LM and trees. Out: one log-prob (nats) per node, given its prompt and prefix. `tree_logprobs` returns them as
+tensors that can be differentiated; `tree_parts` hands them out part by part, each of which is back-propagated before the
+next is computed, which is how the learner keeps memory independent of N. In both, a prompt is computed once, and its
+keys and values collect the gradient of all parts before it flows through the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
+from brorl.model.tree_batch import Piece, TreeBatch, cut
+from brorl.tree import RolloutTree
+
+_LOGITS_PER_CHUNK = 1 << 27
+
+
+@dataclass(frozen=True)
+class Part:
+    """Log-probs of some nodes.
+
+    Attributes:
+        index: Their numbers among the nodes of all trees, in the trees' order, shape [K].
+        logprob: Their log-probs in nats, shape [K].
+    """
+
+    index: Tensor
+    logprob: Tensor
+
+
+def default_max_nodes(model: PreTrainedModel) -> int:
+    """Return how many nodes to put in a chunk: 2048, or fewer where the vocabulary makes the logits large."""
+    return max(128, min(2048, _LOGITS_PER_CHUNK // model.config.get_text_config().vocab_size))
+
+
+def tree_logprobs(
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    *,
+    temperature: float = 1.0,
+    max_nodes: int | None = None,
+) -> list[Tensor]:
+    """Compute the log-prob of every node of every tree.
+
+    Args:
+        model: A causal LM whose attention can be hooked.
+        trees: P trees.
+        temperature: Divisor of the logits, > 0; the one the rollouts were sampled at.
+        max_nodes: Number of nodes per forward pass; sets peak memory, not the result. With gradients, chunks are
+            computed again in the backward pass rather than kept.
+
+    Returns:
+        For each tree the log-probs in nats, shape [M], differentiable where gradients are enabled.
+    """
+    if not trees:
+        return []
+    offsets = _offsets(trees)
+    parts: list[Part] = []
+    with tree_attention(model):
+        cache, logits_PV = prefill(model, [t.prompt_ids for t in trees])
+    parts.append(_root_part(trees, offsets, logits_PV, temperature))
+    for pieces in cut(trees, max_nodes or default_max_nodes(model)):
+        if torch.is_grad_enabled():
+            chunk = checkpoint(
+                _chunk_part, model, trees, offsets, pieces, cache, temperature, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            chunk = _chunk_part(model, trees, offsets, pieces, cache, temperature)
+        if chunk is not None:
+            parts.append(chunk)
+    index = torch.cat([p.index for p in parts])
+    logprob = torch.cat([p.logprob for p in parts])
+    return list(logprob[torch.argsort(index)].split([t.num_unique_tokens for t in trees]))
+
+
+def tree_parts(
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    *,
+    temperature: float = 1.0,
+    max_nodes: int | None = None,
+) -> Iterator[Part]:
+    """Yield the log-probs of all nodes in parts; back-propagate each part's loss before asking for the next.
+
+    Args:
+        model: A causal LM whose attention can be hooked.
+        trees: P trees.
+        temperature: Divisor of the logits, > 0.
+        max_nodes: Number of nodes (and of prompt tokens) per forward pass.
+
+    Yields:
+        Parts that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
+    """
+    max_nodes = max_nodes or default_max_nodes(model)
+    offsets = _offsets(trees)
+    for start, stop in _prompt_groups(trees, max_nodes):
+        group, group_offsets = trees[start:stop], offsets[start:stop]
+        with tree_attention(model):
+            cache, logits_PV = prefill(model, [t.prompt_ids for t in group])
+            outputs = [logits_PV, *cache.key, *cache.value]
+            held = [x.detach().requires_grad_(x.requires_grad) for x in outputs]
+            num_layers = len(cache.key)
+            held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.bias, cache.length)
+            yield _root_part(group, group_offsets, held[0], temperature)
+            for pieces in cut(group, max_nodes):
+                part = _chunk_part(model, group, group_offsets, pieces, held_cache, temperature)
+                if part is not None:
+                    yield part
+            received = [(x, h.grad) for x, h in zip(outputs, held, strict=True) if h.grad is not None]
+            if received:
+                torch.autograd.backward([x for x, _ in received], [g for _, g in received])
+
+
+def _chunk_part(
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    offsets: NDArray[np.int64],
+    pieces: list[Piece],
+    cache: PromptCache,
+    temperature: float,
+) -> Part | None:
+    """Compute the log-probs of the nodes that a chunk owns below the first level; None if it owns none."""
+    batch = TreeBatch(trees, offsets, pieces, cache)
+    if not batch.target_index.numel():
+        return None
+    with tree_attention(model):
+        logits_RV = packed_logits(model, batch.token_F, batch.position_F, batch.context(cache), batch.logit_rows)
+    return Part(batch.target_index, _logprob(logits_RV, batch.target_row, batch.target_token, temperature))
+
+
+def _root_part(
+    trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, temperature: float
+) -> Part:
+    """Compute the log-probs of the first tokens after the prompts."""
+    roots = [np.flatnonzero(t.parent < 0) for t in trees]
+    row = np.repeat(np.arange(len(trees)), [r.size for r in roots])
+    token = np.concatenate([t.token[r] for t, r in zip(trees, roots, strict=True)])
+    index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
+    row, token, index = (torch.from_numpy(a).to(logits_PV.device) for a in (row, token, index))
+    return Part(index, _logprob(logits_PV, row, token, temperature))
+
+
+def _logprob(logits_RV: Tensor, row_K: Tensor, token_K: Tensor, temperature: float) -> Tensor:
+    """Log-softmax at (row, token), in float32 at least."""
+    if logits_RV.dtype in (torch.bfloat16, torch.float16):
+        logits_RV = logits_RV.float()
+    if temperature != 1.0:
+        logits_RV = logits_RV / temperature
+    return logits_RV[row_K, token_K] - logits_RV.logsumexp(1)[row_K]
+
+
+def _offsets(trees: Sequence[RolloutTree]) -> NDArray[np.int64]:
+    sizes = [t.num_unique_tokens for t in trees]
+    return np.cumsum([0, *sizes])[:-1]
+
+
+def _prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Split trees into runs whose prompts hold about `max_tokens` tokens together."""
+    start, tokens = 0, 0
+    for i, tree in enumerate(trees):
+        tokens += len(tree.prompt_ids)
+        if tokens > max_tokens and i > start:
+            yield start, i
+            start, tokens = i, len(tree.prompt_ids)
+    yield start, len(trees)

@@ -1,0 +1,310 @@
+"""Attention over trees, hooked into Hugging Face decoder models without changing them.
+
+In: a causal LM, packed tokens [1, T] with explicit positions, and a context that knows how these tokens attend. Out: what
+the model's own forward pass gives, with every token attending to its prompt and its own prefix. It refuses models whose
+attention it cannot replace (recurrent layers, sliding windows that bite, soft-capping, attention sinks): `check_hooks`
+compares one forward pass with the model's own attention and names the architecture.
+
+Notation: H query heads, K key-value heads, G = H / K, D head dimension, S prompt length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+_NAME = "brorl_tree"
+_NEUTRAL_ARGUMENTS = frozenset(
+    {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict",
+     "logits_to_keep", "is_causal", "position_embeddings", "layer_idx", "output_router_logits"}
+)  # fmt: skip
+
+
+class HooksError(RuntimeError):
+    """The model's attention cannot be replaced by tree attention."""
+
+
+class AttentionContext(Protocol):
+    """How packed tokens attend; one call per layer, in the order of the layers."""
+
+    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+        """Return the attention output, shape [T, H, D]; the query is already scaled."""
+        ...
+
+    @property
+    def longest(self) -> int:
+        """Length in tokens of the longest context that a token attends to."""
+        ...
+
+
+def _tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    brorl_context: AttentionContext,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Replace a layer's attention; query is [1, H, T, D], key and value are [1, K, T, D]."""
+    unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
+    if unknown or dropout or attention_mask is not None:
+        what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
+        raise HooksError(f"{type(module).__name__} asks its attention for {what}, which tree attention does not compute")
+    if sliding_window is not None and brorl_context.longest > sliding_window:
+        raise HooksError(
+            f"{type(module).__name__} has a sliding window of {sliding_window} tokens and this context has "
+            f"{brorl_context.longest}; shorten prompts or max_new_tokens"
+        )
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    # [1, H, T, D] views of [T, H, D] memory: these transposes copy nothing.
+    output = brorl_context.attend(
+        layer, query[0].transpose(0, 1) * scale, key[0].transpose(0, 1), value[0].transpose(0, 1)
+    )
+    return output[None].to(query.dtype), None
+
+
+AttentionInterface.register(_NAME, _tree_attention)
+AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)
+
+
+@contextmanager
+def tree_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let `model` attend through contexts inside the block; its own attention is back afterwards."""
+    previous = model.config._attn_implementation
+    model.config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = previous
+
+
+def packed_logits(
+    model: PreTrainedModel, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor
+) -> Tensor:
+    """Run the model on packed tokens and return the logits of some of them.
+
+    Args:
+        model: A causal LM, inside `tree_attention(model)`.
+        token_T: Token ids, shape [T].
+        position_T: Position of each token in its own sequence, shape [T].
+        context: How the tokens attend.
+        rows: Indices of the tokens whose logits are wanted, shape [R].
+
+    Returns:
+        Logits, shape [R, V].
+    """
+    output = model(
+        input_ids=token_T[None],
+        position_ids=position_T[None],
+        use_cache=False,
+        logits_to_keep=rows,
+        brorl_context=context,
+    )
+    logits: Tensor = output.logits[0]
+    return logits
+
+
+class PromptCache(NamedTuple):
+    """Keys and values of P prompts, padded on the right to the longest.
+
+    Attributes:
+        key: Per layer, shape [P, K, S, D].
+        value: Per layer, shape [P, K, S, D].
+        bias: 0 for a prompt's tokens and -inf for padding, shape [P, 1, S]; None if nothing is padded.
+        length: Prompt lengths in tokens, shape [P].
+    """
+
+    key: list[Tensor]
+    value: list[Tensor]
+    bias: Tensor | None
+    length: Tensor
+
+    def select(self, prompts: Tensor) -> PromptCache:
+        """Return the cache of some prompts, in the given order."""
+        return PromptCache(
+            [k[prompts] for k in self.key],
+            [v[prompts] for v in self.value],
+            None if self.bias is None else self.bias[prompts],
+            self.length[prompts],
+        )
+
+
+class PromptContext:
+    """Causal attention inside each of P packed prompts; keeps their keys and values."""
+
+    def __init__(self, length_P: Tensor) -> None:
+        self.longest = int(length_P.max())
+        column = torch.arange(self.longest, device=length_P.device)
+        real_PS = column < length_P[:, None]
+        self._ragged = not bool(real_PS.all())
+        self._packed = real_PS.flatten().nonzero()[:, 0]
+        self._shape = real_PS.shape
+        bias = torch.zeros(real_PS.shape, device=length_P.device).masked_fill(~real_PS, float("-inf"))
+        self._bias = bias[:, None] if self._ragged else None
+        self._length = length_P
+        self._key: list[Tensor] = []
+        self._value: list[Tensor] = []
+
+    def cache(self) -> PromptCache:
+        """Return the keys and values of all layers seen."""
+        bias = None if self._bias is None else self._bias.to(self._key[0].dtype)
+        return PromptCache(self._key, self._value, bias, self._length)
+
+    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+        """Attend causally within each prompt; padding on the right is never attended to by a real token."""
+        q, k, v = (self._padded(x) for x in (query_THD, key_TKD, value_TKD))
+        assert layer == len(self._key)
+        self._key.append(k)
+        self._value.append(v)
+        output = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
+        return output.transpose(1, 2).flatten(0, 1)[self._packed] if self._ragged else output.transpose(1, 2).flatten(0, 1)
+
+    def _padded(self, x_TKD: Tensor) -> Tensor:
+        if self._ragged:
+            padded = x_TKD.new_zeros(self._shape[0] * self._shape[1], *x_TKD.shape[1:])
+            x_TKD = padded.index_copy(0, self._packed, x_TKD)
+        return x_TKD.unflatten(0, self._shape).transpose(1, 2)
+
+
+def prefill(model: PreTrainedModel, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
+    """Compute the prompts' keys and values once.
+
+    Args:
+        model: A causal LM, inside `tree_attention(model)`.
+        prompts: Token ids of P prompts, none empty.
+
+    Returns:
+        The cache, and the logits after each prompt's last token, shape [P, V].
+    """
+    length_P = torch.tensor([len(p) for p in prompts], device=model.device)
+    context = PromptContext(length_P)
+    token_T = torch.tensor([t for p in prompts for t in p], device=model.device)
+    start_P = length_P.cumsum(0) - length_P
+    position_T = torch.arange(token_T.numel(), device=model.device) - start_P.repeat_interleave(length_P)
+    logits_PV = packed_logits(model, token_T, position_T, context, start_P + length_P - 1)
+    return context.cache(), logits_PV
+
+
+class Grouping:
+    """Places T packed tokens of P prompts on a padded [P, R] grid and back, so that one matmul serves all prompts."""
+
+    def __init__(self, prompt_T: Tensor, num_prompts: int) -> None:
+        count_P = torch.bincount(prompt_T, minlength=num_prompts)
+        order = torch.argsort(prompt_T, stable=True)
+        width = int(count_P.max())
+        rank = torch.arange(order.numel(), device=order.device) - (count_P.cumsum(0) - count_P)[prompt_T[order]]
+        self.shape = (num_prompts, width)
+        cell = torch.empty_like(order)
+        cell[order] = prompt_T[order] * width + rank
+        self.cell_T = None if num_prompts == 1 else cell  # of each token
+        if self.cell_T is not None:
+            self.token = torch.zeros(num_prompts * width, dtype=torch.long, device=order.device)  # of each cell
+            self.token[cell] = torch.arange(order.numel(), device=order.device)
+
+    def spread(self, x_T: Tensor) -> Tensor:
+        """[T, ...] -> [P, R, ...]; padding holds some token's value."""
+        return (x_T if self.cell_T is None else x_T[self.token]).unflatten(0, self.shape)
+
+    def gather(self, x_PR: Tensor) -> Tensor:
+        """[P, R, ...] -> [T, ...]."""
+        flat = x_PR.flatten(0, 1)
+        return flat if self.cell_T is None else flat[self.cell_T]
+
+
+class PartialAttention(NamedTuple):
+    """Attention over a part of the keys, before the softmax is normalised (so that parts can be merged).
+
+    Attributes:
+        output: Sum of exp(score - maximum) * value, shape [..., D].
+        total: Sum of exp(score - maximum), shape [..., 1].
+        maximum: Largest score, shape [..., 1]; a constant for autograd, since it cancels.
+    """
+
+    output: Tensor
+    total: Tensor
+    maximum: Tensor
+
+    @classmethod
+    def over(cls, score: Tensor, value: Tensor) -> PartialAttention:
+        """Attend with scores [..., Q, S] (overwritten) to values [..., S, D]."""
+        if score.dtype in (torch.bfloat16, torch.float16):
+            score = score.float()
+        maximum = score.detach().amax(-1, keepdim=True)
+        weight = score.sub_(maximum).exp_()
+        return cls(weight.to(value.dtype) @ value, weight.sum(-1, keepdim=True), maximum)
+
+    def merged(self, other: PartialAttention) -> Tensor:
+        """Return the attention over the union of two disjoint sets of keys."""
+        maximum = torch.maximum(self.maximum, other.maximum)
+        mine, others = (self.maximum - maximum).exp_(), (other.maximum - maximum).exp_()
+        return (self.output * mine + other.output * others) / (self.total * mine + other.total * others)
+
+
+def attend_prompt(query_THD: Tensor, cache: PromptCache, layer: int, grouping: Grouping) -> PartialAttention:
+    """Attend from tokens to their prompts.
+
+    Args:
+        query_THD: Scaled queries, shape [T, H, D].
+        cache: The prompts' keys and values.
+        layer: Which layer.
+        grouping: Which prompt each token belongs to.
+
+    Returns:
+        The attention over the prompt part, leading shape [T, H].
+    """
+    key_PKSD, value_PKSD = cache.key[layer], cache.value[layer]
+    num_kv_heads, head_dim = key_PKSD.shape[1], key_PKSD.shape[3]
+    q = grouping.spread(query_THD).unflatten(2, (num_kv_heads, -1))  # [P, R, K, G, D]
+    rows, groups = q.shape[1], q.shape[3]
+    q = q.permute(0, 2, 1, 3, 4).reshape(q.shape[0], num_kv_heads, rows * groups, head_dim)
+    score = q @ key_PKSD.transpose(2, 3)  # [P, K, R * G, S]
+    if cache.bias is not None:
+        score += cache.bias[:, None]
+    part = PartialAttention.over(score, value_PKSD)
+
+    def packed(x: Tensor) -> Tensor:  # [P, K, R * G, .] -> [T, H, .]
+        return grouping.gather(x.unflatten(2, (rows, groups)).permute(0, 2, 1, 3, 4).flatten(2, 3))
+
+    return PartialAttention(packed(part.output), packed(part.total), packed(part.maximum))
+
+
+def check_hooks(model: PreTrainedModel) -> None:
+    """Refuse a model whose forward pass tree attention does not reproduce.
+
+    Raises:
+        HooksError: Naming the architecture and what it needs instead.
+    """
+    name = type(model).__name__
+    advice = f"{name} cannot be hooked: {{}}. brorl needs a decoder-only model with full attention (Llama, Qwen, Mistral, ...)"
+    vocabulary = model.config.get_text_config().vocab_size
+    tokens = torch.arange(12, device=model.device) * 7 % vocabulary
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            expected = model(input_ids=tokens[None], use_cache=False).logits[0, -1]
+            with tree_attention(model):
+                context = PromptContext(torch.tensor([12], device=model.device))
+                logits = packed_logits(model, tokens, torch.arange(12, device=model.device), context, tokens.new_tensor([11]))
+            if len(context.cache().key) != model.config.get_text_config().num_hidden_layers:
+                raise HooksError(advice.format("not all of its layers are attention layers"))
+    except HooksError:
+        raise
+    except Exception as error:  # whatever an exotic forward pass raises, the user needs the architecture's name
+        raise HooksError(advice.format(f"{type(error).__name__}: {error}")) from error
+    finally:
+        model.train(was_training)
+    tolerance = 0.1 if expected.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    if not torch.allclose(logits[0], expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
+        raise HooksError(advice.format("its logits change under tree attention"))

@@ -1,0 +1,212 @@
+"""Cuts trees into chunks that fit in memory, and lays each chunk out for one packed forward pass.
+
+In: the trees whose prompts share a `PromptCache`. Out: chunks of consecutive distinct responses. A chunk owns the nodes that
+no earlier chunk owns, and computes again the few ancestors of its first response. Only nodes that have children are fed to
+the model: a response's last token needs no forward pass.
+
+Within a chunk the fed nodes form chains (a node, its first child, that one's first child, ...). A chain of at most W nodes
+is a row of queries, and the keys of its row are the path from the prompt to its end.
+
+Dimensions: F fed nodes, C chains, W queries per chain, T longest path, K owned nodes of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
+from brorl.tree import RolloutTree
+
+IntArray = NDArray[np.int64]
+_KEYS_PER_NODE = 64  # a chunk gathers at most this many keys per owned node, on average
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The distinct responses [start, stop) of one tree."""
+
+    tree: int
+    start: int
+    stop: int
+
+
+def cut(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[Piece]]:
+    """Cut trees into chunks of consecutive responses that own about `max_nodes` nodes at most.
+
+    A single response longer than that is a chunk of its own.
+    """
+    chunk: list[Piece] = []
+    room, keys = max_nodes, 0
+    for number, tree in enumerate(trees):
+        new_L = np.diff(tree.leaf, prepend=-1)
+        path_L = tree.length
+        start = 0
+        for leaf in range(tree.num_responses):
+            keys += int(path_L[leaf])
+            full = new_L[leaf] > room or keys > max_nodes * _KEYS_PER_NODE
+            if full and (leaf > start or chunk):
+                yield [*chunk, Piece(number, start, leaf)] if leaf > start else chunk
+                chunk, start, room, keys = [], leaf, max_nodes, int(path_L[leaf])
+            room -= int(new_L[leaf])
+        chunk.append(Piece(number, start, tree.num_responses))
+    if chunk:
+        yield chunk
+
+
+@dataclass(frozen=True)
+class FedNodes:
+    """The nodes of one piece that go through the model, ancestors first, in preorder.
+
+    Attributes:
+        node_F: Their indices in the tree, shape [F].
+        parent_F: Their parents as positions in `node_F`, shape [F]; -1 for the first token after the prompt.
+        owned: The slice of tree nodes that the piece owns.
+    """
+
+    node_F: IntArray
+    parent_F: IntArray
+    owned: slice
+
+    @classmethod
+    def of(cls, tree: RolloutTree, piece: Piece) -> FedNodes:
+        """Find the fed nodes of a piece."""
+        begin = int(tree.leaf[piece.start - 1]) + 1 if piece.start else 0
+        stop = int(tree.leaf[piece.stop - 1]) + 1
+        has_child = tree.parent[begin + 1 : stop] == np.arange(begin, stop - 1)
+        inner = begin + np.flatnonzero(has_child)
+        above = int(tree.parent[begin]) if begin < stop else -1
+        node_F = np.concatenate([tree.path(above), inner]) if above >= 0 else inner
+        parent_F = np.searchsorted(node_F, tree.parent[node_F])
+        return cls(node_F, np.where(tree.parent[node_F] >= 0, parent_F, -1), slice(begin, stop))
+
+
+class TreeBatch:
+    """One chunk, laid out: what is fed, how it attends, and which log-probs come out.
+
+    Attributes:
+        token_F: Token ids that are fed, shape [F].
+        position_F: Their positions, prompt included, shape [F].
+        logit_rows: Fed nodes whose logits are needed, shape [R].
+        target_row: For each owned node below the first level, the entry of `logit_rows` that predicts it, shape [K].
+        target_token: Its token id, shape [K].
+        target_index: Its number among the nodes of all trees, shape [K].
+    """
+
+    def __init__(
+        self, trees: Sequence[RolloutTree], offsets: IntArray, pieces: Sequence[Piece], cache: PromptCache
+    ) -> None:
+        device = cache.length.device
+        tokens, positions, prompts, parents, depths = [], [], [], [], []
+        rows, targets, indices = [], [], []
+        fed_before = 0
+        for piece in pieces:
+            tree = trees[piece.tree]
+            fed = FedNodes.of(tree, piece)
+            owned = np.arange(fed.owned.start, fed.owned.stop)
+            owned = owned[tree.parent[owned] >= 0]
+            rows.append(fed_before + np.searchsorted(fed.node_F, tree.parent[owned]))
+            targets.append(tree.token[owned])
+            indices.append(offsets[piece.tree] + owned)
+            tokens.append(tree.token[fed.node_F])
+            depths.append(tree.depth[fed.node_F])
+            positions.append(len(tree.prompt_ids) + depths[-1])
+            prompts.append(np.full(fed.node_F.size, piece.tree))
+            parents.append(np.where(fed.parent_F >= 0, fed.parent_F + fed_before, -1))
+            fed_before += fed.node_F.size
+
+        row_K = np.concatenate(rows)
+        logit_rows = np.unique(row_K)
+        self.token_F = torch.from_numpy(np.concatenate(tokens)).to(device)
+        self.position_F = torch.from_numpy(np.concatenate(positions)).to(device)
+        self.logit_rows = torch.from_numpy(logit_rows).to(device)
+        self.target_row = torch.from_numpy(np.searchsorted(logit_rows, row_K)).to(device)
+        self.target_token = torch.from_numpy(np.concatenate(targets)).to(device)
+        self.target_index = torch.from_numpy(np.concatenate(indices)).to(device)
+        self._prompt_F = np.concatenate(prompts)
+        self._depth_F, self._parent_F = np.concatenate(depths), np.concatenate(parents)
+
+    def context(self, cache: PromptCache) -> TreeContext:
+        """Return how the fed nodes attend, given the prompts' keys and values."""
+        first, stop = int(self._prompt_F[0]), int(self._prompt_F[-1]) + 1
+        part = PromptCache(
+            [k[first:stop] for k in cache.key],
+            [v[first:stop] for v in cache.value],
+            None if cache.bias is None else cache.bias[first:stop],
+            cache.length[first:stop],
+        )
+        prompt_F = torch.from_numpy(self._prompt_F - first).to(cache.length.device)
+        return TreeContext(part, prompt_F, self._depth_F, self._parent_F)
+
+
+class TreeContext:
+    """Fed nodes attend to their prompt and to their ancestors, chain by chain."""
+
+    def __init__(self, prompts: PromptCache, prompt_F: Tensor, depth_F: IntArray, parent_F: IntArray) -> None:
+        start_C, length_C, width = _chains(parent_F)
+        path_CT = _paths(start_C, length_C, depth_F, parent_F)
+        offset_W = np.arange(width)
+        query_CW = start_C[:, None] + np.minimum(offset_W, length_C[:, None] - 1)
+        chain_F = np.repeat(np.arange(start_C.size), length_C)
+        cell_F = chain_F * width + np.arange(depth_F.size) - start_C[chain_F]
+        unseen_CWT = np.arange(path_CT.shape[1]) > depth_F[query_CW][:, :, None]
+
+        device, dtype = prompt_F.device, prompts.key[0].dtype
+        self.longest = int(prompts.key[0].shape[2]) + path_CT.shape[1]
+        self._prompts = prompts
+        self._grouping = Grouping(prompt_F, prompts.length.numel())
+        self._query_CW, self._path_CT, self._cell_F = (torch.from_numpy(a).to(device) for a in (query_CW, path_CT, cell_F))
+        bias = torch.zeros(unseen_CWT.shape, dtype=dtype, device=device)
+        self._bias = bias.masked_fill_(torch.from_numpy(unseen_CWT).to(device), float("-inf"))[:, None, :, None]
+
+    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+        """Attend to the prompt and to the path, and merge."""
+        num_kv_heads = key_TKD.shape[1]
+        key = key_TKD[self._path_CT].transpose(1, 2)  # [C, K, T, D]
+        value = value_TKD[self._path_CT].transpose(1, 2)
+        query = query_THD[self._query_CW].unflatten(2, (num_kv_heads, -1))  # [C, W, K, G, D]
+        width, groups = query.shape[1], query.shape[3]
+        query = query.transpose(1, 2).flatten(2, 3)  # [C, K, W * G, D]
+        score = query @ key.transpose(2, 3)
+        score = (score.unflatten(2, (width, groups)) + self._bias).flatten(2, 3)
+        part = PartialAttention.over(score, value)
+
+        def packed(x: Tensor) -> Tensor:  # [C, K, W * G, .] -> [F, H, .]
+            return x.unflatten(2, (width, groups)).transpose(1, 2).flatten(2, 3).flatten(0, 1)[self._cell_F]
+
+        own = PartialAttention(packed(part.output), packed(part.total), packed(part.maximum))
+        return own.merged(attend_prompt(query_THD, self._prompts, layer, self._grouping))
+
+
+def _chains(parent_F: IntArray) -> tuple[IntArray, IntArray, int]:
+    """Split preorder nodes into chains; return their first nodes [C], lengths [C], and the largest length W.
+
+    Long chains are split at the power of two next above the mean length, so that padding stays bounded.
+    """
+    num_nodes = parent_F.size
+    start = np.flatnonzero((parent_F < 0) | (parent_F != np.arange(num_nodes) - 1))
+    length = np.diff(np.append(start, num_nodes))
+    limit = 1 << max(2, int(np.ceil(length.mean()) - 1).bit_length())
+    parts = -(-length // limit)
+    within = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+    start_C = np.repeat(start, parts) + within * limit
+    length_C = np.minimum(limit, np.repeat(length, parts) - within * limit)
+    return start_C, length_C, int(length_C.max())
+
+
+def _paths(start_C: IntArray, length_C: IntArray, depth_F: IntArray, parent_F: IntArray) -> IntArray:
+    """Return the nodes from the prompt to the end of each chain, padded with 0, shape [C, T]."""
+    chain_F = np.repeat(np.arange(start_C.size), length_C)
+    path_CT = np.zeros((start_C.size, int(depth_F.max()) + 1), np.int64)
+    above_C = parent_F[start_C]
+    starts, lengths, depths = start_C.tolist(), length_C.tolist(), depth_F[start_C].tolist()
+    for row, (start, length, depth, above) in enumerate(zip(starts, lengths, depths, above_C.tolist(), strict=True)):
+        if above >= 0:
+            path_CT[row, :depth] = path_CT[chain_F[above], :depth]
+        path_CT[row, depth : depth + length] = np.arange(start, start + length)
+    return path_CT

@@ -1,0 +1,361 @@
+"""Prompts: what the model is asked, where the questions come from, and in which order.
+
+In: a built-in puzzle task (countdown) and an encoder from text to token ids. Out: `Prompt` values
+and a `PromptStream` over them whose order is a pure function of (seed, epoch), so that a resumed
+run sees what the uninterrupted one would have seen. This module never samples a response and never
+judges one; the verifiers read `Prompt.reference`.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import combinations, combinations_with_replacement
+from math import gcd
+from typing import NamedTuple, Self
+
+import numpy as np
+
+COUNTDOWN_DOMAIN = "countdown"
+
+# A rational number as (numerator, denominator): reduced, denominator positive. Ten times faster
+# than fractions.Fraction.
+_Rational = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question put to the model.
+
+    Args:
+        id: Unique name of the prompt; it stays the same over runs.
+        text: What the model reads.
+        token_ids: `text` as token ids, at least one.
+        reference: What the verifier of `domain` needs to judge a response.
+        domain: Which verifier judges the responses.
+
+    Raises:
+        ValueError: If there is no token.
+    """
+
+    id: str
+    text: str
+    token_ids: tuple[int, ...]
+    reference: str
+    domain: str
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            raise ValueError(
+                f"prompt {self.id!r} has no tokens (text {self.text!r}); "
+                "give it a text that the tokenizer turns into at least one token"
+            )
+
+
+class PromptStream:
+    """Endless, seeded, resumable order of prompts; every prompt comes once an epoch.
+
+    The prompts are reshuffled every epoch. The order of an epoch is a pure function of (seed,
+    epoch, number of prompts); the whole state is two integers.
+
+    Args:
+        prompts: The prompts, with distinct ids, at least one.
+        seed: Non-negative seed of the shuffles.
+
+    Raises:
+        ValueError: If there are no prompts, ids repeat, or the seed is negative.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+        if not prompts:
+            raise ValueError("a prompt stream needs at least one prompt, got none; widen the task")
+        if seed < 0:
+            raise ValueError(f"the stream's seed must be 0 or more, got {seed}")
+        ids: set[str] = set()
+        for prompt in prompts:
+            if prompt.id in ids:
+                raise ValueError(
+                    f"two prompts have the id {prompt.id!r}; give every prompt its own"
+                )
+            ids.add(prompt.id)
+        self._prompts = tuple(prompts)
+        self._seed = seed
+        self._epoch = 0
+        self._position = 0
+        self._order = self._order_of(0)
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts in one epoch."""
+        return len(self._prompts)
+
+    def take(self, n: int) -> list[Prompt]:
+        """Return the next `n` prompts and move on, over the ends of epochs where need be.
+
+        Args:
+            n: How many, 0 or more.
+
+        Raises:
+            ValueError: If `n` is negative.
+        """
+        if n < 0:
+            raise ValueError(f"cannot take {n} prompts; ask for 0 or more")
+        taken: list[Prompt] = []
+        while len(taken) < n:
+            if self._position == self.num_prompts:
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._order_of(self._epoch)
+            end = min(self._position + n - len(taken), self.num_prompts)
+            taken += [self._prompts[i] for i in self._order[self._position : end]]
+            self._position = end
+        return taken
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the state: `epoch` and `position`, the number of its prompts already taken."""
+        return {"epoch": self._epoch, "position": self._position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue where the stream with this state stood; prompts and seed must be the same.
+
+        Args:
+            state: What `state_dict` gave.
+
+        Raises:
+            ValueError: If the state has other keys, or lies outside of the epoch.
+        """
+        if set(state) != {"epoch", "position"}:
+            raise ValueError(
+                f"a stream's state has the keys epoch and position, got {sorted(state)}; "
+                "pass what state_dict() returned"
+            )
+        epoch, position = state["epoch"], state["position"]
+        if epoch < 0 or not 0 <= position <= self.num_prompts:
+            raise ValueError(
+                f"epoch {epoch}, position {position} is no place in a stream of "
+                f"{self.num_prompts} prompts; resume with the prompts that the run began with"
+            )
+        self._epoch, self._position = epoch, position
+        self._order = self._order_of(epoch)
+
+    def _order_of(self, epoch: int) -> list[int]:
+        order: list[int] = (
+            np.random.default_rng((self._seed, epoch)).permutation(self.num_prompts).tolist()
+        )
+        return order
+
+
+@dataclass(frozen=True)
+class CountdownPuzzle:
+    """Make `target` from `numbers`, every one used exactly once, with + - * / and parentheses.
+
+    Division is exact: intermediate results are rational numbers (8 / (3 - 8 / 3) = 24 is a
+    solution).
+
+    Args:
+        numbers: Positive integers in ascending order; repeats allowed.
+        target: The integer to reach, 0 or more.
+
+    Raises:
+        ValueError: If the numbers are none, not positive or not ascending, or the target is
+            negative.
+    """
+
+    numbers: tuple[int, ...]
+    target: int
+
+    def __post_init__(self) -> None:
+        if not self.numbers or min(self.numbers) < 1 or self.target < 0:
+            raise ValueError(
+                "a countdown puzzle has positive numbers and a target of 0 or more, "
+                f"got numbers {self.numbers} and target {self.target}"
+            )
+        if tuple(sorted(self.numbers)) != self.numbers:
+            raise ValueError(
+                f"the numbers must ascend; pass {tuple(sorted(self.numbers))}, not {self.numbers}"
+            )
+
+    @property
+    def reference(self) -> str:
+        """The puzzle in one line, as `from_reference` reads it: `3 5 7 -> 22`."""
+        return f"{' '.join(map(str, self.numbers))} -> {self.target}"
+
+    @property
+    def text(self) -> str:
+        """What the model reads: `3 5 7 -> 22:`; the response follows directly."""
+        return f"{self.reference}:"
+
+    @classmethod
+    def from_reference(cls, reference: str) -> Self:
+        """Read a puzzle back from its one-line form.
+
+        Raises:
+            ValueError: If the line has another form.
+        """
+        numbers, arrow, target = reference.partition(" -> ")
+        try:
+            if not arrow:
+                raise ValueError
+            return cls(tuple(int(number) for number in numbers.split(" ")), int(target))
+        except ValueError as error:
+            raise ValueError(
+                f"{reference!r} is no countdown reference; "
+                "write ascending numbers and the target like '3 5 7 -> 22'"
+            ) from error
+
+
+class CountdownSplit(NamedTuple):
+    """Puzzles for training and puzzles that training never sees, not even their numbers."""
+
+    train: list[CountdownPuzzle]
+    held_out: list[CountdownPuzzle]
+
+
+def countdown_puzzles(
+    num_numbers: int, max_number: int, targets: range, min_number: int = 1
+) -> list[CountdownPuzzle]:
+    """List every solvable puzzle of a size.
+
+    A puzzle is a multiset of numbers and a target that some expression over all of them reaches.
+
+    Args:
+        num_numbers: How many numbers a puzzle has, 1 to 5 (the time grows about a hundredfold with
+            each).
+        max_number: Largest number.
+        targets: Wanted targets, 0 or more, such as `range(1, 100)`.
+        min_number: Smallest number, 1 or more.
+
+    Returns:
+        The puzzles, ordered by numbers, then by target.
+
+    Raises:
+        ValueError: If a size is outside of its range.
+    """
+    if not 1 <= num_numbers <= 5:
+        raise ValueError(f"num_numbers must be 1 to 5, got {num_numbers}")
+    if not 1 <= min_number <= max_number:
+        raise ValueError(f"need 1 <= min_number <= max_number, got {min_number} and {max_number}")
+    if not targets or min(targets) < 0:
+        raise ValueError(
+            f"targets must be a range of integers from 0 up, such as range(1, 100), got {targets}"
+        )
+    reachable: dict[tuple[int, ...], frozenset[_Rational]] = {}
+    puzzles: list[CountdownPuzzle] = []
+    for numbers in combinations_with_replacement(range(min_number, max_number + 1), num_numbers):
+        values = _reachable_values(numbers, reachable)
+        reached = sorted(
+            value for value, denominator in values if denominator == 1 and value in targets
+        )
+        puzzles += [CountdownPuzzle(numbers, target) for target in reached]
+    return puzzles
+
+
+def _reachable_values(
+    numbers: tuple[int, ...], memo: dict[tuple[int, ...], frozenset[_Rational]]
+) -> frozenset[_Rational]:
+    """Values of all expressions that use each number once, by dynamic programming in `memo`."""
+    if len(numbers) == 1:
+        return frozenset({(numbers[0], 1)})
+    if numbers in memo:
+        return memo[numbers]
+    values: set[_Rational] = set()
+    for left, right in _two_parts(numbers):
+        right_values = _reachable_values(right, memo)
+        for a, b in _reachable_values(left, memo):
+            for c, d in right_values:
+                ad, bc, bd = a * d, b * c, b * d
+                candidates = [(ad + bc, bd), (ad - bc, bd), (bc - ad, bd), (a * c, bd)]
+                if c:
+                    candidates.append((ad, bc))
+                if a:
+                    candidates.append((bc, ad))
+                for numerator, denominator in candidates:
+                    divisor = gcd(numerator, denominator)
+                    if denominator < 0:
+                        divisor = -divisor
+                    values.add((numerator // divisor, denominator // divisor))
+    memo[numbers] = frozenset(values)
+    return memo[numbers]
+
+
+def _two_parts(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Distinct ways to cut a multiset in two, neither empty; the first number is on the left."""
+    rest = range(1, len(numbers))
+    parts: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+    for size in range(len(numbers) - 1):
+        for chosen in combinations(rest, size):
+            left = (numbers[0], *(numbers[i] for i in chosen))
+            right = tuple(numbers[i] for i in rest if i not in chosen)
+            parts.add((left, right))
+    return parts
+
+
+def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed: int) -> bool:
+    """Say whether a multiset of numbers belongs to the held-out side of the split.
+
+    A pure function of the multiset and the seed, on any machine and in any version of Python: the
+    order of the numbers, the target and what other puzzles exist play no part, so whoever asks here
+    keeps training and held-out numbers apart.
+
+    Args:
+        numbers: The multiset, in any order.
+        held_out_fraction: Expected share of multisets that are held out, 0 to 1.
+        seed: Which split.
+
+    Raises:
+        ValueError: If the fraction is outside 0 to 1.
+    """
+    if not 0 <= held_out_fraction <= 1:
+        raise ValueError(f"held_out_fraction must be 0 to 1, got {held_out_fraction}")
+    key = f"countdown split {seed}: {' '.join(map(str, sorted(numbers)))}"
+    draw = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
+    return draw < held_out_fraction * 2**64
+
+
+def split_countdown(
+    puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int
+) -> CountdownSplit:
+    """Split puzzles by their multiset of numbers: training never sees held-out numbers.
+
+    Args:
+        puzzles: Distinct puzzles.
+        held_out_fraction: Expected share of multisets (not of puzzles) that are held out, 0 to 1.
+        seed: Non-negative seed of the split and of the order of the held-out puzzles.
+
+    Returns:
+        Training puzzles in the order given, and held-out puzzles in a seeded shuffle: its first k
+        are a uniform sample.
+
+    Raises:
+        ValueError: If the fraction is outside 0 to 1 or the seed is negative.
+    """
+    train: list[CountdownPuzzle] = []
+    held_out: list[CountdownPuzzle] = []
+    for puzzle in puzzles:
+        side = held_out if numbers_are_held_out(puzzle.numbers, held_out_fraction, seed) else train
+        side.append(puzzle)
+    order = np.random.default_rng(seed).permutation(len(held_out))
+    return CountdownSplit(train, [held_out[i] for i in order])
+
+
+def countdown_prompts(
+    puzzles: Iterable[CountdownPuzzle], encode: Callable[[str], list[int]]
+) -> list[Prompt]:
+    """Turn puzzles into prompts, in order.
+
+    Args:
+        puzzles: The puzzles.
+        encode: Text to token ids, with whatever special tokens the model expects at the beginning
+            and none at the end.
+
+    Returns:
+        One prompt a puzzle, of the domain `countdown`.
+    """
+    return [
+        Prompt(
+            id=f"countdown-{'-'.join(map(str, puzzle.numbers))}-to-{puzzle.target}",
+            text=puzzle.text,
+            token_ids=tuple(encode(puzzle.text)),
+            reference=puzzle.reference,
+            domain=COUNTDOWN_DOMAIN,
+        )
+        for puzzle in puzzles
+    ]

@@ -1,0 +1,1 @@
+"""Prompts to trees: the engines that sample."""

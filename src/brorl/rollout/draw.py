@@ -1,0 +1,115 @@
+"""Logits to tokens: truncation, and one inverse-CDF draw per rollout.
+
+Each rollout brings one uniform number per position, addressed by (seed, prompt, rollout, position). The token is the
+inverse of the cumulative distribution at that number, so it depends neither on which rows share a batch nor on how the
+batch was split, and the rollouts of a node draw exactly what they would have drawn alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from brorl.sampling import SamplingParams
+
+_POSITIONS_PER_BLOCK = 16
+
+
+class Uniforms:
+    """Uniform numbers in [0, 1), addressed by prompt, rollout and position (counter-based, so any order will do)."""
+
+    def __init__(self, seed: int, num_prompts: int, num_rollouts: int) -> None:
+        self._seed = seed % 2**64
+        self._table = np.empty((num_prompts, _POSITIONS_PER_BLOCK, num_rollouts))
+        self._filled_P = np.zeros(num_prompts, np.bool_)
+        self._block = 0
+
+    def at(self, position: int, prompt_K: NDArray[np.int64], rollout_K: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the numbers of K rollouts (prompt index, index within the prompt) at a position, shape [K]."""
+        block, row = divmod(position, _POSITIONS_PER_BLOCK)
+        if block != self._block:
+            self._block = block
+            self._filled_P[:] = False
+        missing = np.zeros_like(self._filled_P)
+        missing[prompt_K] = True
+        for prompt in np.flatnonzero(missing & ~self._filled_P).tolist():
+            key = self._seed << 64 | prompt << 32 | block
+            np.random.Generator(np.random.Philox(key=key)).random(out=self._table[prompt])
+            self._filled_P[prompt] = True
+        return self._table[prompt_K, row, rollout_K]
+
+
+def truncate(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
+    """Set the logits outside the top-k, then outside the nucleus of mass top_p, to -inf (each row keeps at least one).
+
+    Args:
+        logits_RV: Logits, already divided by the temperature, shape [R, V].
+        top_p: Mass to keep, in (0, 1].
+        top_k: Number of tokens to keep; 0 for all. Ties with the last one are kept.
+
+    Returns:
+        Logits, shape [R, V].
+
+    Source: nucleus sampling, arXiv 1904.09751; the order (top-k first) is that of Hugging Face transformers.
+    """
+    if 0 < top_k < logits_RV.shape[1]:
+        smallest = logits_RV.topk(top_k, dim=1).values[:, -1:]
+        logits_RV = logits_RV.masked_fill(logits_RV < smallest, float("-inf"))
+    if top_p < 1:
+        ordered, index = logits_RV.sort(dim=1, descending=True)
+        probability = ordered.softmax(1)
+        mass_before = probability.cumsum(1) - probability
+        outside = torch.zeros_like(index, dtype=torch.bool).scatter_(1, index, mass_before >= top_p)
+        logits_RV = logits_RV.masked_fill(outside, float("-inf"))
+    return logits_RV
+
+
+def draw_tokens(
+    logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
+) -> tuple[Tensor, Tensor]:
+    """Draw one token for each of K rollouts that stand on R rows.
+
+    Args:
+        logits_RV: The model's logits of the rows, shape [R, V].
+        row_K: Row of each rollout, shape [K].
+        uniform_K: A float64 number in [0, 1) for each rollout, shape [K].
+        sampling: Temperature, top-p and top-k.
+
+    Returns:
+        Token ids [K], and their log-probs [K] in nats at the sampling temperature (at 1 if it is 0), before truncation.
+    """
+    if logits_RV.dtype in (torch.bfloat16, torch.float16):
+        logits_RV = logits_RV.float()
+    if sampling.temperature not in (0.0, 1.0):
+        logits_RV = logits_RV / sampling.temperature
+    if sampling.temperature == 0:
+        token_K = logits_RV.argmax(1)[row_K]
+    else:
+        token_K = _inverse_cdf(truncate(logits_RV, sampling.top_p, sampling.top_k), row_K, uniform_K)
+    return token_K, logits_RV[row_K, token_K] - logits_RV.logsumexp(1)[row_K]
+
+
+def _inverse_cdf(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
+    """Invert softmax's cumulative distribution in two levels: first among blocks of tokens, then inside one block."""
+    vocabulary = logits_RV.shape[1]
+    block_size = 1 << (vocabulary.bit_length() + 1) // 2
+    mass_RV = (logits_RV - logits_RV.max(1, keepdim=True).values).exp_()
+    if vocabulary % block_size:
+        mass_RV = torch.nn.functional.pad(mass_RV, (0, block_size - vocabulary % block_size))
+    mass_RBC = mass_RV.unflatten(1, (-1, block_size))
+    edge_RB = mass_RBC.sum(2, dtype=torch.float64).cumsum(1)
+
+    edge_KB = edge_RB[row_K]
+    target_K = _strictly_below(uniform_K * edge_KB[:, -1], edge_KB[:, -1])
+    block_K = (edge_KB <= target_K[:, None]).sum(1)
+    before_K = torch.where(block_K > 0, edge_KB.gather(1, (block_K[:, None] - 1).clamp(min=0))[:, 0], 0.0)
+    inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)
+    inside_K = _strictly_below(target_K - before_K, inner_KC[:, -1])
+    return block_K * block_size + (inner_KC <= inside_K[:, None]).sum(1)
+
+
+def _strictly_below(value: Tensor, limit: Tensor) -> Tensor:
+    """Guard against rounding: a target that reaches the total mass would select a token of probability 0."""
+    return torch.minimum(value, torch.nextafter(limit, torch.zeros_like(limit)))

@@ -1,0 +1,34 @@
+"""How a token is drawn: the only definition of temperature, top-p, top-k, length limit and stop tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Settings of one sampling run.
+
+    Attributes:
+        temperature: Divisor of the logits; 0 is greedy decoding (all rollouts of a prompt agree).
+        top_p: Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all.
+        top_k: Keep this many most probable tokens (and ties with the last of them); 0 keeps all.
+        max_new_tokens: Length limit of a response in tokens, stop token included; a response that reaches it is cut.
+        stop_token_ids: Tokens that end a response, besides the engine's end-of-sequence tokens.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 256
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature must be a finite number >= 0, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be >= 0 (0 switches it off), not {self.top_k}")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be >= 1, not {self.max_new_tokens}")

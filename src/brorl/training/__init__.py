@@ -1,0 +1,1 @@
+"""Loss to update: the loop, the learner, checkpoints, metrics."""

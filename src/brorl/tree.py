@@ -1,0 +1,309 @@
+"""The rollout tree: N rollouts of one prompt, stored once per distinct prefix, with counts.
+
+In: the responses of one prompt, or the nodes that an engine grew. Out: a frozen `RolloutTree`, on which sampling,
+verifying and learning all work. It refuses empty responses, and it never holds a token twice where rollouts agree.
+
+A node is a distinct token prefix of a response. Its count says how many of the N rollouts pass through it. Nodes stand in
+depth-first preorder with siblings sorted by token, so that a tree has one representation: two trees are equal exactly when
+their rollouts are equal as multisets. Preorder also makes every subtree, and every consecutive run of responses, a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+_DTYPES: dict[str, type[np.generic]] = {
+    "token": np.int64,
+    "parent": np.int64,
+    "count": np.int64,
+    "logprob": np.float64,
+    "leaf": np.int64,
+    "leaf_count": np.int64,
+    "finished": np.bool_,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutTree:
+    """All rollouts of one prompt as a prefix tree with counts (M nodes, L distinct responses, N rollouts).
+
+    Attributes:
+        prompt_ids: Token ids of the prompt; they are not nodes.
+        token: Token id of each node, shape [M].
+        parent: Index of each node's parent, shape [M]; -1 for the first token after the prompt. Parents come first.
+        count: Number of rollouts that pass through each node, shape [M].
+        logprob: Log-probability (nats) of the node's token given its prefix, under the policy that sampled it at the
+            sampling temperature, before any top-p or top-k truncation, shape [M]; NaN where it is unknown.
+        leaf: Node of the last token of each distinct response, in preorder, shape [L].
+        leaf_count: Number of rollouts that gave each distinct response, shape [L].
+        finished: Whether the response ended with a stop token (its last node) and was not cut, shape [L].
+    """
+
+    prompt_ids: tuple[int, ...]
+    token: IntArray
+    parent: IntArray
+    count: IntArray
+    logprob: FloatArray
+    leaf: IntArray
+    leaf_count: IntArray
+    finished: BoolArray
+
+    def __post_init__(self) -> None:
+        for name, dtype in _DTYPES.items():
+            array = np.ascontiguousarray(getattr(self, name), dtype=dtype)
+            if array.base is not None or array.flags.writeable:
+                array = array.view()
+                array.flags.writeable = False
+            object.__setattr__(self, name, array)
+        nodes, leaves = self.token.shape, self.leaf.shape
+        if len(nodes) != 1 or any(getattr(self, n).shape != nodes for n in ("parent", "count", "logprob")):
+            raise ValueError("token, parent, count and logprob must be one-dimensional and of one length")
+        if len(leaves) != 1 or any(getattr(self, n).shape != leaves for n in ("leaf_count", "finished")):
+            raise ValueError("leaf, leaf_count and finished must be one-dimensional and of one length")
+        if not self.leaf.size:
+            raise ValueError("a tree needs at least one response")
+
+    @classmethod
+    def from_responses(
+        cls,
+        prompt_ids: Sequence[int],
+        responses: Sequence[Sequence[int]],
+        logprobs: Sequence[Sequence[float]] | None = None,
+        finished: Sequence[bool] | None = None,
+    ) -> RolloutTree:
+        """Merge N responses (duplicates welcome) into their prefix tree.
+
+        Args:
+            prompt_ids: Token ids of the prompt.
+            responses: N non-empty sequences of token ids, the stop token included where there is one.
+            logprobs: Per token log-probabilities (nats) of each response. Where rollouts share a node, the value of
+                the response that sorts first is kept.
+            finished: Whether each response ended by itself; all True if not given.
+
+        Returns:
+            The tree in its canonical order.
+
+        Raises:
+            ValueError: If there is no response, one is empty, a token is negative or lengths do not match.
+        """
+        token_NT, length_N = _padded(responses)
+        logprob_NT = _padded_like(logprobs, length_N, token_NT.shape)
+        finished_N = np.ones(len(responses), np.bool_) if finished is None else np.asarray(finished, np.bool_)
+        if finished_N.shape != length_N.shape:
+            raise ValueError(f"finished has {finished_N.size} entries for {length_N.size} responses")
+
+        # Big-endian bytes of (token + 1) sort as the tokens do, with the padding 0 before every token.
+        rows = (token_NT + 1).astype(">u8")
+        keys = [(row.tobytes(), bool(done)) for row, done in zip(rows, finished_N, strict=True)]
+        order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+        token_NT, logprob_NT, length_N = token_NT[order], logprob_NT[order], length_N[order]
+        finished_N = finished_N[order]
+
+        valid_NT = token_NT >= 0
+        new_NT = valid_NT.copy()
+        new_NT[1:] &= np.logical_or.accumulate(token_NT[1:] != token_NT[:-1], axis=1)
+        node_NT = np.where(new_NT, np.cumsum(new_NT).reshape(new_NT.shape) - 1, -1)
+        node_NT = np.maximum.accumulate(node_NT, axis=0)
+        parent_NT = np.concatenate([np.full_like(node_NT[:, :1], -1), node_NT[:, :-1]], axis=1)
+
+        leaf_N = node_NT[np.arange(len(order)), length_N - 1]
+        first_N = np.ones(len(order), np.bool_)
+        first_N[1:] = (leaf_N[1:] != leaf_N[:-1]) | (finished_N[1:] != finished_N[:-1])
+        starts = np.flatnonzero(first_N)
+        return cls(
+            prompt_ids=tuple(int(t) for t in prompt_ids),
+            token=token_NT[new_NT],
+            parent=parent_NT[new_NT],
+            count=np.bincount(node_NT[valid_NT]),
+            logprob=logprob_NT[new_NT],
+            leaf=leaf_N[starts],
+            leaf_count=np.diff(np.append(starts, len(order))),
+            finished=finished_N[starts],
+        )
+
+    @property
+    def num_rollouts(self) -> int:
+        """Number of rollouts N, duplicates counted."""
+        return int(self.leaf_count.sum())
+
+    @property
+    def num_responses(self) -> int:
+        """Number of distinct responses L."""
+        return self.leaf.size
+
+    @property
+    def num_unique_tokens(self) -> int:
+        """Number of nodes M: the tokens that were computed."""
+        return self.token.size
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Number of tokens of all N rollouts, had they been sampled one by one."""
+        return int(self.count.sum())
+
+    @cached_property
+    def depth(self) -> IntArray:
+        """Number of ancestors of each node, shape [M]; 0 for the first token after the prompt."""
+        depth_M = (self.parent >= 0).astype(np.int64)
+        jump_M = self.parent.copy()
+        while (far := np.flatnonzero(jump_M >= 0)).size:  # pointer doubling: log2(depth) rounds
+            depth_M[far] += depth_M[jump_M[far]]
+            jump_M[far] = jump_M[jump_M[far]]
+        return depth_M
+
+    @cached_property
+    def end(self) -> IntArray:
+        """End of each node's subtree, shape [M]: node i and its descendants are the slice [i, end[i])."""
+        num_nodes = self.token.size
+        end_M = np.empty(num_nodes, np.int64)
+        starts = np.flatnonzero(np.append(True, self.parent[1:] != np.arange(num_nodes - 1)))
+        depths, ends = [-1], [num_nodes]  # starts of later chains that can close a subtree, nearest last
+        for start, stop in zip(starts[::-1], np.append(starts[1:], num_nodes)[::-1], strict=True):
+            closing = np.searchsorted(depths, self.depth[start:stop], side="right") - 1
+            end_M[start:stop] = np.asarray(ends)[closing]
+            while depths[-1] >= self.depth[start]:
+                depths.pop(), ends.pop()
+            depths.append(int(self.depth[start])), ends.append(int(start))
+        return end_M
+
+    @cached_property
+    def length(self) -> IntArray:
+        """Number of tokens of each distinct response, shape [L]."""
+        return self.depth[self.leaf] + 1
+
+    def responses(self) -> list[tuple[tuple[int, ...], int]]:
+        """Return the distinct responses as (token ids, count), in the order of `leaf`."""
+        token_LT = np.zeros((self.leaf.size, int(self.length.max())), np.int64)
+        row, node = np.arange(self.leaf.size), self.leaf
+        while row.size:  # one step towards the prompt for all responses at once
+            token_LT[row, self.depth[node]] = self.token[node]
+            node = self.parent[node]
+            row, node = row[node >= 0], node[node >= 0]
+        lengths, counts = self.length.tolist(), self.leaf_count.tolist()
+        rows = token_LT.tolist()
+        return [(tuple(r[:n]), c) for r, n, c in zip(rows, lengths, counts, strict=True)]
+
+    def path(self, node: int) -> IntArray:
+        """Return the nodes from the first token down to `node`, shape [depth + 1]."""
+        nodes = np.empty(self.depth[node] + 1, np.int64)
+        for i in range(nodes.size - 1, -1, -1):
+            nodes[i] = node
+            node = int(self.parent[node])
+        return nodes
+
+    def sum_below(self, value_L: NDArray[Any]) -> FloatArray:
+        """Sum a value of the responses over the responses that pass through each node.
+
+        Args:
+            value_L: One number per distinct response, shape [L].
+
+        Returns:
+            Sums, shape [M].
+        """
+        node_M = np.arange(self.token.size)
+        first_M = np.searchsorted(self.leaf, node_M)
+        stop_M = np.searchsorted(self.leaf, self.end)
+        padded = np.append(np.asarray(value_L, np.float64), 0.0)
+        # Not a difference of cumulative sums: a node below which every value is 0 must get exactly 0.
+        return np.add.reduceat(padded, np.stack([first_M, stop_M], axis=1).ravel())[::2]
+
+    def select(self, leaves: IntArray) -> tuple[RolloutTree, IntArray]:
+        """Keep only some distinct responses.
+
+        Args:
+            leaves: Indices into `leaf` of the responses to keep, ascending, shape [K], K >= 1.
+
+        Returns:
+            The smaller tree, and for each of its nodes the index of that node in this tree.
+        """
+        kept_L = np.zeros(self.leaf.size, np.bool_)
+        kept_L[leaves] = True
+        count_M = self.sum_below(np.where(kept_L, self.leaf_count, 0)).astype(np.int64)
+        node_index = np.flatnonzero(count_M)
+        renumber = np.append(np.cumsum(count_M > 0) - 1, -1)  # the last entry serves parent -1
+        tree = RolloutTree(
+            prompt_ids=self.prompt_ids,
+            token=self.token[node_index],
+            parent=renumber[self.parent[node_index]],
+            count=count_M[node_index],
+            logprob=self.logprob[node_index],
+            leaf=renumber[self.leaf[kept_L]],
+            leaf_count=self.leaf_count[kept_L],
+            finished=self.finished[kept_L],
+        )
+        return tree, node_index
+
+    def validate(self) -> None:
+        """Check every invariant of the representation.
+
+        Raises:
+            ValueError: Naming the first invariant that does not hold.
+        """
+        node_M = np.arange(self.token.size)
+        inner = np.flatnonzero(self.parent >= 0)
+        own_M = np.bincount(self.leaf, weights=self.leaf_count, minlength=node_M.size)
+        children_M = np.bincount(self.parent[inner], weights=self.count[inner], minlength=node_M.size)
+        siblings = np.lexsort((node_M, self.parent))
+        same_parent = self.parent[siblings[1:]] == self.parent[siblings[:-1]]
+        ascending = self.token[siblings[1:]] > self.token[siblings[:-1]]
+        leaf_key = self.leaf * 2 + self.finished
+        checks = {
+            "parents before children": bool((self.parent < node_M).all() and (self.parent >= -1).all()),
+            "depth-first preorder": bool((inner < self.end[self.parent[inner]]).all()),
+            "siblings sorted by token, none twice": bool(ascending[same_parent].all()),
+            "tokens not negative": bool((self.token >= 0).all()),
+            "leaves in preorder, none twice": bool((np.diff(leaf_key) > 0).all()),
+            "leaves are nodes": bool((self.leaf >= 0).all() and (self.leaf < node_M.size).all()),
+            "leaf counts positive": bool((self.leaf_count > 0).all()),
+            "count = rollouts that end here + counts of the children": bool((self.count == own_M + children_M).all()),
+            "log-probs at most 0": not bool((self.logprob > 1e-6).any()),
+        }
+        for invariant, holds in checks.items():
+            if not holds:
+                raise ValueError(f"not a rollout tree: violates '{invariant}'")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RolloutTree):
+            return NotImplemented
+        return self.prompt_ids == other.prompt_ids and all(
+            np.array_equal(getattr(self, n), getattr(other, n), equal_nan=n == "logprob") for n in _DTYPES
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _padded(responses: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
+    """Return tokens padded with -1, shape [N, T], and lengths, shape [N]."""
+    length_N = np.array([len(r) for r in responses], np.int64)
+    if not length_N.size or not length_N.all():
+        raise ValueError("every prompt needs at least one response, and every response at least one token")
+    token_NT = np.full((length_N.size, int(length_N.max())), -1, np.int64)
+    for row, response in zip(token_NT, responses, strict=True):
+        row[: len(response)] = response
+    if (token_NT[np.arange(token_NT.shape[1]) < length_N[:, None]] < 0).any():
+        raise ValueError("token ids must not be negative")
+    return token_NT, length_N
+
+
+def _padded_like(
+    values: Sequence[Sequence[float]] | None, length_N: IntArray, shape: tuple[int, ...]
+) -> FloatArray:
+    """Return values padded with NaN to `shape` [N, T]; all NaN if there are none."""
+    padded = np.full(shape, np.nan)
+    if values is None:
+        return padded
+    if [len(v) for v in values] != length_N.tolist():
+        raise ValueError("logprobs must hold one number per token of every response")
+    for row, value in zip(padded, values, strict=True):
+        row[: len(value)] = value
+    return padded

@@ -1,0 +1,1 @@
+"""Verifiers: responses in, verdicts out. One file per domain; `grade` judges whole trees."""

@@ -1,0 +1,133 @@
+"""Grading: verdicts aligned with leaves, one call of the verifier per distinct text."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brorl.prompts import CountdownPuzzle, Prompt, countdown_prompts
+from brorl.tree import RolloutTree
+from brorl.verify.countdown import CountdownVerifier
+from brorl.verify.grade import grade
+from brorl.verify.verifier import Verdict
+
+EOS = 0
+
+
+def decode(tokens: tuple[int, ...]) -> str:
+    return "".join(chr(token) for token in tokens if token != EOS)
+
+
+def prompt_named(name: str, domain: str = "even") -> Prompt:
+    return Prompt(name, name, tuple(name.encode()), name, domain)
+
+
+class EvenLength:
+    """Correct when the text has an even number of characters; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[tuple[str, str]] = Counter()
+
+    def verify(self, prompt: Prompt, response: str) -> Verdict:
+        self.asked[prompt.id, response] += 1
+        even = len(response) % 2 == 0
+        return Verdict(even, float(even), response, "even" if even else "odd", 0.0)
+
+
+responses_lists = st.lists(
+    st.tuples(st.lists(st.integers(97, 99), max_size=4), st.booleans()), min_size=1, max_size=30
+)
+
+
+@given(st.lists(responses_lists, min_size=1, max_size=3))
+def test_every_leaf_gets_the_verdict_of_its_own_text(
+    rollouts: list[list[tuple[list[int], bool]]],
+) -> None:
+    prompts = [prompt_named(f"prompt {i}") for i in range(len(rollouts))]
+    sequences = [
+        [(*tokens, EOS) if done else (*tokens, 97) for tokens, done in group] for group in rollouts
+    ]
+    trees = [
+        RolloutTree.from_responses(
+            prompt.token_ids, group, finished=[tokens[-1] == EOS for tokens in group]
+        )
+        for prompt, group in zip(prompts, sequences, strict=True)
+    ]
+    verifier = EvenLength()
+    graded = grade(prompts, trees, {"even": verifier}, decode)
+
+    assert len(graded) == len(trees)
+    for group, tree, verdicts in zip(sequences, trees, graded, strict=True):
+        assert len(verdicts) == tree.num_responses
+        # Weighted with the counts, the verdicts are those of grading every rollout by itself.
+        tree_outcomes: Counter[str] = Counter()
+        for verdict, count in zip(verdicts, tree.leaf_count.tolist(), strict=True):
+            tree_outcomes[f"{verdict.extracted} {verdict.reason}"] += count
+        flat_outcomes = Counter(
+            "None truncated"
+            if tokens[-1] != EOS
+            else f"{decode(tokens)} {'even' if len(decode(tokens)) % 2 == 0 else 'odd'}"
+            for tokens in group
+        )
+        assert tree_outcomes == flat_outcomes
+        for leaf, verdict in zip(tree.leaf.tolist(), verdicts, strict=True):
+            path: list[int] = []
+            node = leaf
+            while node >= 0:
+                path.append(int(tree.token[node]))
+                node = int(tree.parent[node])
+            assert verdict.extracted in (None, decode(tuple(reversed(path))))
+    assert all(times == 1 for times in verifier.asked.values())
+
+
+def test_a_text_is_verified_once_however_it_is_spelled() -> None:
+    """Tokens 1 and 2 are two spellings of the same letter."""
+    prompt, verifier = prompt_named("p"), EvenLength()
+    tree = RolloutTree.from_responses(prompt.token_ids, [(1, EOS), (2, EOS), (1, EOS), (1, 2, EOS)])
+    (verdicts,) = grade([prompt], [tree], {"even": verifier}, lambda t: "x" * (len(t) - 1))
+    assert verifier.asked == {("p", "x"): 1, ("p", "xx"): 1}
+    assert [v.extracted for v in verdicts] == ["x", "xx", "x"]
+
+
+def test_truncated_responses_are_incorrect_unless_accepted() -> None:
+    prompt = countdown_prompts([CountdownPuzzle((3, 5), 8)], lambda text: list(text.encode()))[0]
+    tree = RolloutTree.from_responses(
+        prompt.token_ids, [tuple(b"3+5"), (*b"5+3", EOS)], finished=[False, True]
+    )
+    verifiers = {"countdown": CountdownVerifier()}
+    (strict,) = grade([prompt], [tree], verifiers, decode)
+    assert [(v.correct, v.score, v.reason) for v in strict] == [
+        (False, 0.0, "truncated"),
+        (True, 1.0, "correct"),
+    ]
+    (lenient,) = grade([prompt], [tree], verifiers, decode, accept_truncated=True)
+    assert [v.reason for v in lenient] == ["correct", "correct"]
+
+
+def test_each_prompt_is_judged_by_its_domain() -> None:
+    prompts = [prompt_named("a"), prompt_named("b", "other")]
+    trees = [RolloutTree.from_responses(p.token_ids, [(97, EOS)]) for p in prompts]
+    first, second = EvenLength(), EvenLength()
+    grade(prompts, trees, {"even": first, "other": second}, decode)
+    assert first.asked == {("a", "a"): 1}
+    assert second.asked == {("b", "a"): 1}
+
+
+def test_mistakes_of_the_caller_are_named() -> None:
+    prompt = prompt_named("p")
+    tree = RolloutTree.from_responses(prompt.token_ids, [(97, EOS)])
+    with pytest.raises(ValueError, match="1 prompts and 2 trees"):
+        grade([prompt], [tree, tree], {"even": EvenLength()}, decode)
+    with pytest.raises(ValueError, match=r"domain 'even'.*there are: math"):
+        grade([prompt], [tree], {"math": EvenLength()}, decode)
+    with pytest.raises(ValueError, match="same order"):
+        grade([prompt_named("q")], [tree], {"even": EvenLength()}, decode)
+
+
+@pytest.mark.parametrize(
+    ("score", "seconds"), [(float("nan"), 0.0), (float("inf"), 0.0), (1.0, -1.0)]
+)
+def test_a_verdict_refuses_numbers_that_would_poison_a_mean(score: float, seconds: float) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Verdict(True, score, None, "correct", seconds)
