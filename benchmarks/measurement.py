@@ -24,7 +24,7 @@ class Workload:
         name: `full`, `low`, `shipped` or `trained`.
         folder: Holds `model/` (Hugging Face format with tokenizer) and this, as `workload.json`.
         domain: Which reward: `parity` (of the sum of the response's token ids) or `countdown`.
-        prompts: One prompt per turn: `id`, `text`, `token_ids`, `reference`.
+        prompts: `id`, `text`, `token_ids`, `reference` of every prompt, in the order of use.
         max_new_tokens: Length limit of a response; exactly its length where `eos_token_id` lies
             outside of the vocabulary and so is never drawn.
         eos_token_id: The end-of-sequence token.
@@ -51,6 +51,10 @@ class Workload:
     def model_dir(self) -> Path:
         """The Hugging Face folder."""
         return Path(self.folder) / "model"
+
+    def prompts_of(self, turn: int, prompts_per_step: int) -> list[dict[str, Any]]:
+        """Return the prompts of a turn."""
+        return self.prompts[turn * prompts_per_step : (turn + 1) * prompts_per_step]
 
     def write(self) -> None:
         """Write `workload.json` into the folder."""
@@ -79,15 +83,25 @@ class Workload:
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement, made in a process of its own."""
+    """One measurement, made in a process of its own.
+
+    Attributes:
+        peer: Who is measured.
+        quantity: What: sampling alone, or a whole training step.
+        workload_folder: Where the workload lies.
+        num_rollouts: Rollouts per prompt, N.
+        prompts_per_step: Prompts per turn, P.
+        num_turns: Runs, warm-up included.
+        micro_batch: TRL's per-device batch size.
+    """
 
     peer: Peer
     quantity: Quantity
     workload_folder: str
     num_rollouts: int
+    prompts_per_step: int
     num_turns: int
     micro_batch: int
-    max_responses: int | None = None
 
 
 @dataclass(frozen=True)
@@ -141,7 +155,7 @@ class Cell:
     @property
     def rollouts_per_s(self) -> float:
         """Median rollouts per second."""
-        return self.job.num_rollouts / self.seconds
+        return self.job.num_rollouts * self.job.prompts_per_step / self.seconds
 
     @property
     def unique_fraction(self) -> float | None:

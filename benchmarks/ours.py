@@ -1,56 +1,124 @@
-"""The peer `ours`: the native engine, and a whole training step as `brorl train` makes it."""
+"""The peer `ours`: the native engine, and a whole training step from the package's own parts."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from measurement import Job, Run, Workload
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from worker import Turns
 
+from brorl.algorithms.advantages import grpo
+from brorl.algorithms.groups import Group
 from brorl.prompts import Prompt
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
+from brorl.training.learner import LearnerSettings, TreeLearner
 from brorl.tree import RolloutTree
+from brorl.verify.countdown import CountdownVerifier
+from brorl.verify.grade import grade
+from brorl.verify.verifier import Verdict, Verifier
+
+# As for TRL: every step is to see the model that the workload describes.
+LEARNING_RATE = 1e-7
+
+
+class ParityVerifier:
+    """Calls a response of the random models correct if its token ids sum to an even number.
+
+    Their tokenizer writes token 17 as `t17`, so the text says the ids.
+    """
+
+    def verify(self, prompt: Prompt, response: str) -> Verdict:  # noqa: ARG002
+        """Judge one response, which is never wrong for its form."""
+        correct = sum(int(word[1:]) for word in response.split()) % 2 == 0
+        return Verdict(correct, float(correct), None, "parity", 0.0)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The parts of a training step, put together once and used in every step."""
+
+    engine: NativeEngine
+    sampling: SamplingParams
+    verifier: Verifier
+    decode: Callable[[tuple[int, ...]], str]
+    accept_truncated: bool
+    learner: TreeLearner
 
 
 def measure(job: Job, workload: Workload, turns: Turns) -> None:
-    """Sample, or sample and train on, one prompt per turn."""
+    """Sample, or sample and train on, the prompts of each turn."""
     model = AutoModelForCausalLM.from_pretrained(workload.model_dir, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(workload.model_dir)
     turns.ready()
-    engine = NativeEngine(model, workload.eos_token_id)
-    sampling = SamplingParams(max_new_tokens=workload.max_new_tokens)
+    step = Step(
+        engine=NativeEngine(model, workload.eos_token_id),
+        sampling=SamplingParams(max_new_tokens=workload.max_new_tokens),
+        verifier=ParityVerifier() if workload.domain == "parity" else CountdownVerifier(),
+        decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        accept_truncated=workload.domain == "parity",  # where no response ever ends
+        learner=TreeLearner(model, LearnerSettings(LEARNING_RATE)),
+    )
+    measured = our_generation if job.quantity == "generation" else our_step
     for turn in range(job.num_turns):
-        prompt = _prompt(workload, turn)
+        prompts = [
+            Prompt(**(entry | {"token_ids": tuple(entry["token_ids"]), "domain": workload.domain}))
+            for entry in workload.prompts_of(turn, job.prompts_per_step)
+        ]
         turns.wait()
-        if job.quantity == "generation":
-            start = time.perf_counter()
-            trees = engine.sample([prompt.token_ids], job.num_rollouts, sampling, seed=turn)
-            turns.reply(_run(time.perf_counter() - start, trees[0]))
-        else:
-            raise NotImplementedError("the learner is not there yet")
+        turns.reply(measured(step, prompts, job.num_rollouts, turn))
 
 
-def _prompt(workload: Workload, turn: int) -> Prompt:
-    entry: dict[str, Any] = workload.prompts[turn]
-    return Prompt(**{**entry, "token_ids": tuple(entry["token_ids"]), "domain": workload.domain})
+def our_generation(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) -> Run:
+    """Sample one tree per prompt."""
+    start = time.perf_counter()
+    trees = step.engine.sample([p.token_ids for p in prompts], num_rollouts, step.sampling, seed)
+    return _run({"generation": time.perf_counter() - start}, trees, {})
 
 
-def _run(
-    seconds: float,
-    tree: RolloutTree,
-    parts: dict[str, float] | None = None,
-    facts: dict[str, float] | None = None,
-) -> Run:
-    position_M = tree.depth + 1 + len(tree.prompt_ids)
+def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) -> Run:
+    """Sample the trees, verify them, learn from them.
+
+    As in TRL, advantages are normalised within the group, and a group whose outcomes are not mixed
+    (which dynamic sampling would drop) goes through the update all the same.
+    """
+    times = [time.perf_counter()]
+    trees = step.engine.sample([p.token_ids for p in prompts], num_rollouts, step.sampling, seed)
+    times.append(time.perf_counter())
+    verifiers = {prompts[0].domain: step.verifier}
+    graded = grade(prompts, trees, verifiers, step.decode, step.accept_truncated)
+    times.append(time.perf_counter())
+    groups = [
+        Group(prompt, tree, np.array([v.correct for v in vs]), np.array([v.score for v in vs]))
+        for prompt, tree, vs in zip(prompts, trees, graded, strict=True)
+    ]
+    update = step.learner.step(groups, grpo(groups), seed)
+    step.engine.load_weights(step.learner.weights())
+    times.append(time.perf_counter())
+    parts = dict(zip(("generation", "verification", "training"), np.diff(times), strict=True))
+    facts = {
+        "mean_reward": sum(g.num_correct for g in groups) / (num_rollouts * len(groups)),
+        "loss": update.loss,
+        "grad_norm": update.grad_norm,
+        "entropy_nats": update.entropy,
+    }
+    return _run({name: float(seconds) for name, seconds in parts.items()}, trees, facts)
+
+
+def _run(parts: dict[str, float], trees: list[RolloutTree], facts: dict[str, float]) -> Run:
+    count_M = np.concatenate([tree.count for tree in trees])
+    context_M = np.concatenate([tree.depth + 1 + len(tree.prompt_ids) for tree in trees])
     return Run(
-        seconds=seconds,
-        sampled_tokens=tree.num_sampled_tokens,
-        sampled_context=int((position_M * tree.count).sum()),
-        unique_tokens=tree.num_unique_tokens,
-        unique_context=int(position_M.sum()),
-        parts=parts or {},
-        facts=facts or {},
+        seconds=sum(parts.values()),
+        sampled_tokens=int(count_M.sum()),
+        sampled_context=int((context_M * count_M).sum()),
+        unique_tokens=count_M.size,
+        unique_context=int(context_M.sum()),
+        parts=parts,
+        facts=facts,
     )

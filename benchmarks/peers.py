@@ -106,9 +106,10 @@ def _build_workload(name: str, args: argparse.Namespace, folder: Path) -> Worklo
     spec = {
         "name": name,
         "folder": str(folder),
-        "num_prompts": args.warmups + args.runs,
+        "num_prompts": (args.warmups + args.runs) * args.prompts_per_step,
         "big": args.big,
         "model": {"shipped": args.model, "trained": args.trained}.get(name),
+        "recipe": args.recipe,
         "seed": args.seed,
     }
     log = folder / "workload.log"
@@ -122,7 +123,10 @@ def _build_workload(name: str, args: argparse.Namespace, folder: Path) -> Worklo
 
 
 def _jobs(
-    workload: Workload, quantity: Quantity, num_rollouts: int, args: argparse.Namespace
+    workload: Workload,
+    quantity: Quantity,
+    num_rollouts: int,
+    args: argparse.Namespace,
 ) -> list[Job]:
     """List who takes part in one comparison."""
     largest = max((n for n in args.num_rollouts if n <= args.peer_limit), default=0)
@@ -140,6 +144,7 @@ def _jobs(
                 quantity=quantity,
                 workload_folder=workload.folder,
                 num_rollouts=num_rollouts,
+                prompts_per_step=args.prompts_per_step,
                 num_turns=args.warmups + args.runs,
                 micro_batch=args.micro_batch,
             )
@@ -175,12 +180,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quantities", default=["generation", "step"], **listed)
     parser.add_argument("--peers", default=list(PEERS), **listed, help=", ".join(PEERS))
     parser.add_argument("--num-rollouts", default=[16, 64, 256, 512, 2048], **numbers)
+    parser.add_argument("--prompts-per-step", type=int, default=1)
     parser.add_argument("--peer-limit", type=int, default=512, help="largest N for the peers")
     parser.add_argument("--runs", type=int, default=5, help="runs that count; medians of these")
     parser.add_argument("--warmups", type=int, default=1, help="runs before them, dropped")
     parser.add_argument("--micro-batch", type=int, default=32, help="TRL's per-device batch")
     parser.add_argument("--model", help="the setting shipped: a checkpoint folder (built-in one)")
     parser.add_argument("--trained", help="the setting trained: a checkpoint of `brorl train`")
+    parser.add_argument("--recipe", default="quickstart", help="whose puzzles these two are asked")
     parser.add_argument("--big", action="store_true", help="a larger random model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))

@@ -41,11 +41,7 @@ class Results:
     def rollouts(self, workload: str, quantity: str) -> list[int]:
         """Return the N that were asked for, ascending."""
         return sorted(
-            {
-                cell.job.num_rollouts
-                for name, cell in self.cells
-                if (name, cell.job.quantity) == (workload, quantity)
-            }
+            {cell.job.num_rollouts for name, cell in self.cells if (name, cell.job.quantity) == (workload, quantity)}
         )
 
 
@@ -55,7 +51,9 @@ def markdown(results: Results) -> str:
     for workload in results.workloads:
         title = f"### {workload.name}: {workload.entropy_nats:.3f} nats/token"
         parts += [title, _generation_table(results, workload), _step_table(results, workload)]
-    parts += ["### Floors", _floor_table(results)]
+    floors = _floor_table(results)
+    if floors:
+        parts += ["### Floors", floors]
     errors = [
         f"- {name} {cell.job.quantity} {cell.job.peer} N={cell.job.num_rollouts}: {cell.error}"
         for name, cell in results.cells

@@ -1,4 +1,4 @@
-"""The peers `trl` and `trl-checkpointing`: a real GRPOTrainer.train(), one prompt a step.
+"""The peers `trl` and `trl-checkpointing`: a real GRPOTrainer.train().
 
 Set for speed where TRL leaves a choice: no reference model (beta 0), no vLLM, fp32, one optimizer
 step per generation, so that TRL needs no second forward pass for old log-probs. TRL's own default
@@ -26,11 +26,10 @@ LEARNING_RATE = 1e-7
 class StepTimer(TrainerCallback):  # type: ignore[misc]
     """Starts each optimizer step when the scheduler says so, and reports how long it took."""
 
-    def __init__(self, turns: Turns, workload: Workload) -> None:
+    def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._num_prompt_tokens = [len(prompt["token_ids"]) for prompt in workload.prompts]
         self._start = 0.0
-        self.lengths: list[int] = []
+        self.lengths: list[tuple[int, int]] = []
         self.rewards: list[float] = []
         self.generation_s = 0.0
 
@@ -43,13 +42,12 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Called after the optimizer's step."""
         seconds = time.perf_counter() - self._start
-        num_prompt = self._num_prompt_tokens.pop(0)
-        context = sum(num_prompt * n + n * (n + 1) // 2 for n in self.lengths)
+        context = sum(prompt * n + n * (n + 1) // 2 for prompt, n in self.lengths)
         mean_reward = sum(self.rewards) / max(1, len(self.rewards))
         self._turns.reply(
             Run(
                 seconds=seconds,
-                sampled_tokens=sum(self.lengths),
+                sampled_tokens=sum(n for _, n in self.lengths),
                 sampled_context=context,
                 parts={"generation": self.generation_s},
                 facts={"mean_reward": mean_reward},
@@ -69,13 +67,15 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
     tokenizer = AutoTokenizer.from_pretrained(workload.model_dir, padding_side="left")
     _check_tokens(tokenizer, workload)
     turns.ready()
-    timer = StepTimer(turns, workload)
-    rows = [{"prompt": p["text"], "reference": p["reference"]} for p in workload.prompts]
+    timer = StepTimer(turns)
+    rows = [
+        {"prompt": p["text"], "reference": p["reference"], "num_tokens": len(p["token_ids"])} for p in workload.prompts
+    ]
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=_reward(workload, timer),
         args=_config(job, workload),
-        train_dataset=Dataset.from_list(rows[: job.num_turns]),
+        train_dataset=Dataset.from_list(rows[: job.num_turns * job.prompts_per_step]),
         processing_class=tokenizer,
         callbacks=[timer],
     )
@@ -84,7 +84,8 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
 
 
 def _config(job: Job, workload: Workload) -> GRPOConfig:
-    micro_batch = min(job.micro_batch, job.num_rollouts)
+    num_rollouts = job.num_rollouts * job.prompts_per_step
+    micro_batch = min(job.micro_batch, num_rollouts)
     return GRPOConfig(
         output_dir=str(Path(workload.folder) / f"trl-{job.peer}-{job.num_rollouts}"),
         use_cpu=True,
@@ -92,7 +93,7 @@ def _config(job: Job, workload: Workload) -> GRPOConfig:
         fp16=False,
         num_generations=job.num_rollouts,
         per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=job.num_rollouts // micro_batch,
+        gradient_accumulation_steps=num_rollouts // micro_batch,
         gradient_checkpointing=job.peer == "trl-checkpointing",
         max_steps=job.num_turns,
         max_completion_length=workload.max_new_tokens,
@@ -136,8 +137,8 @@ def _reward(workload: Workload, timer: StepTimer) -> Callable[..., list[float]]:
 def _parity(timer: StepTimer) -> Callable[..., list[float]]:
     """Return a reward that makes nearly every group mixed: 1 where the token ids sum to even."""
 
-    def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        timer.lengths = [len(ids) for ids in completion_ids]
+    def parity(completion_ids: list[list[int]], num_tokens: list[int], **_: Any) -> list[float]:
+        timer.lengths = _lengths(num_tokens, completion_ids)
         timer.rewards = [float(sum(ids) % 2 == 0) for ids in completion_ids]
         return timer.rewards
 
@@ -154,19 +155,24 @@ def _countdown(eos_token_id: int, timer: StepTimer) -> Callable[..., list[float]
     def countdown(
         completions: list[str],
         completion_ids: list[list[int]],
-        prompts: list[str],
         reference: list[str],
+        num_tokens: list[int],
         **_: Any,
     ) -> list[float]:
-        prompt = Prompt("prompt", prompts[0], (0,), reference[0], "countdown")
-        timer.lengths = [len(ids) for ids in completion_ids]
+        prompts = {line: Prompt(line, line, (0,), line, "countdown") for line in set(reference)}
+        timer.lengths = _lengths(num_tokens, completion_ids)
         timer.rewards = [
-            verifier.verify(prompt, text).score if ids[-1] == eos_token_id else 0.0
-            for text, ids in zip(completions, completion_ids, strict=True)
+            verifier.verify(prompts[line], text).score if ids[-1] == eos_token_id else 0.0
+            for line, text, ids in zip(reference, completions, completion_ids, strict=True)
         ]
         return timer.rewards
 
     return countdown
+
+
+def _lengths(num_tokens: list[int], completion_ids: list[list[int]]) -> list[tuple[int, int]]:
+    """Return (prompt tokens, response tokens) of every rollout."""
+    return [(n, len(ids)) for n, ids in zip(num_tokens, completion_ids, strict=True)]
 
 
 def _check_tokens(tokenizer: Any, workload: Workload) -> None:

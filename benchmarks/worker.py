@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, TextIO
 
 from measurement import Job, Run, Workload
@@ -28,8 +29,7 @@ class Turns:
 
     def ready(self) -> None:
         """Report the resident set now: libraries imported, model loaded, nothing measured yet."""
-        with open("/proc/self/statm", encoding="ascii") as statm:
-            pages = int(statm.read().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         self._answer({"baseline_bytes": pages * resource.getpagesize()})
 
     def wait(self) -> None:

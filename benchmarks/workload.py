@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ class Spec:
         num_prompts: Prompts to choose, one per turn.
         big: The larger random model (hidden 512, 8 layers, vocabulary 8192).
         model: Checkpoint folder, for `shipped` and `trained`.
+        recipe: The recipe whose puzzles these are asked, a built-in name or a file.
         seed: Of weights, prompts and trial samples.
     """
 
@@ -42,6 +42,7 @@ class Spec:
     num_prompts: int
     big: bool = False
     model: str | None = None
+    recipe: str = "quickstart"
     seed: int = 0
 
 
@@ -78,10 +79,7 @@ def _of_random_model(spec: Spec) -> Workload:
     vocab_size = 8192 if spec.big else 256
     model = _random_llama(spec.big, vocab_size)
     tokenizer = _word_tokenizer(vocab_size)
-    prompts = [
-        _random_prompt(f"random-{i}", vocab_size, spec.seed + 1 + i)
-        for i in range(spec.num_prompts)
-    ]
+    prompts = [_random_prompt(i, vocab_size, spec.seed) for i in range(spec.num_prompts)]
     token_ids = [prompt["token_ids"] for prompt in prompts]
     rollouts = 4 if spec.big else 32
     scale = 1.0
@@ -120,11 +118,11 @@ def _word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     )
 
 
-def _random_prompt(name: str, vocab_size: int, seed: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
+def _random_prompt(number: int, vocab_size: int, seed: int) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(1000 * seed + number)
     ids = torch.randint(vocab_size, (PROMPT_TOKENS,), generator=generator).tolist()
     text = " ".join(f"t{i}" for i in ids)
-    return {"id": name, "text": text, "token_ids": ids, "reference": ""}
+    return {"id": f"random-{number}", "text": text, "token_ids": ids, "reference": ""}
 
 
 def _scale_for(
@@ -194,16 +192,32 @@ def _of_checkpoint(spec: Spec) -> Workload:
     assert spec.model is not None
     model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
-    max_new_tokens, candidates = _puzzles(tokenizer, 16 * spec.num_prompts)
+    max_new_tokens, candidates = _puzzles(tokenizer, spec)
     kept, trial = _with_both_verdicts(
-        model, tokenizer, candidates, max_new_tokens, spec.num_prompts
+        model,
+        tokenizer,
+        candidates,
+        max_new_tokens,
+        spec.num_prompts,
     )
     return _write_model(spec, model, tokenizer, kept, trial, "countdown", max_new_tokens, 1.0)
 
 
-def _puzzles(tokenizer: Any, num_prompts: int) -> tuple[int, list[dict[str, Any]]]:
-    """Return the response limit and the first training prompts of the built-in puzzle task."""
-    raise NotImplementedError
+def _puzzles(tokenizer: Any, spec: Spec) -> tuple[int, list[dict[str, Any]]]:
+    """Return a recipe's response limit, and the prompts that its training sees first."""
+    from brorl.config import make_config, read_recipe
+    from brorl.prompts import PromptStream, countdown_prompts, countdown_puzzles, split_countdown
+
+    config = make_config(read_recipe(spec.recipe), {}, spec.recipe)
+    data = config.data
+    targets = range(data.min_target, data.max_target + 1)
+    puzzles = countdown_puzzles(data.num_numbers, data.max_number, targets)
+    train = split_countdown(puzzles, data.held_out_share, data.split_seed).train
+    prompts = countdown_prompts(train, lambda text: list(tokenizer(text)["input_ids"]))
+    taken = PromptStream(prompts, spec.seed).take(min(len(prompts), 16 * spec.num_prompts))
+    fields = ("id", "text", "token_ids", "reference")
+    entries = [{name: getattr(prompt, name) for name in fields} for prompt in taken]
+    return config.sampling.max_new_tokens, [e | {"token_ids": list(e["token_ids"])} for e in entries]
 
 
 def _with_both_verdicts(
@@ -220,34 +234,31 @@ def _with_both_verdicts(
     the rest.
     """
     eos = int(tokenizer.eos_token_id)
-    trial = _sample(model, [p["token_ids"] for p in candidates], 64, max_new_tokens, eos)
-    share = [
-        sum(correct) / len(correct)
-        for correct in _verdicts(tokenizer, candidates, trial.response_ids, eos)
-    ]
-    order = [i for i, s in enumerate(share) if 1 / 8 <= s <= 7 / 8]
-    order += sorted(set(range(len(share))) - set(order), key=lambda i: abs(share[i] - 0.5))
-    chosen = order[:num_prompts]
-    shares = ", ".join(f"{share[i]:.2f}" for i in chosen)
-    print(f"  share correct on the prompts chosen: {shares}", file=sys.stderr)
-    kept = [candidates[i] for i in chosen]
-    return kept, _sample(model, [p["token_ids"] for p in kept], 64, max_new_tokens, eos)
+    kept: list[tuple[float, dict[str, Any]]] = []
+    others: list[tuple[float, dict[str, Any]]] = []
+    for candidate in candidates:
+        trial = _sample(model, [candidate["token_ids"]], 64, max_new_tokens, eos)
+        share = _share_correct(tokenizer, candidate, trial.response_ids[0], eos)
+        (kept if 1 / 8 <= share <= 7 / 8 else others).append((share, candidate))
+        if len(kept) == num_prompts:
+            break
+    others.sort(key=lambda entry: abs(entry[0] - 0.5))
+    kept += others[: num_prompts - len(kept)]
+    shares = ", ".join(f"{share:.2f}" for share, _ in kept[:32])
+    print(f"  share correct on the (first) prompts chosen: {shares}", file=sys.stderr)
+    prompts = [prompt for _, prompt in kept]
+    trial = _sample(model, [p["token_ids"] for p in prompts], 64, max_new_tokens, eos)
+    return prompts, trial
 
 
-def _verdicts(
-    tokenizer: Any, prompts: list[dict[str, Any]], responses: list[list[list[int]]], eos: int
-) -> Iterator[list[bool]]:
+def _share_correct(tokenizer: Any, entry: dict[str, Any], responses: list[list[int]], eos: int) -> float:
     from brorl.prompts import Prompt
     from brorl.verify.countdown import CountdownVerifier
 
     verifier = CountdownVerifier()
-    for entry, rows in zip(prompts, responses, strict=True):
-        prompt = Prompt(**{**entry, "token_ids": tuple(entry["token_ids"])}, domain="countdown")
-        yield [
-            row[-1] == eos
-            and verifier.verify(prompt, tokenizer.decode(row, skip_special_tokens=True)).correct
-            for row in rows
-        ]
+    prompt = Prompt(**(entry | {"token_ids": tuple(entry["token_ids"]), "domain": "countdown"}))
+    texts = [tokenizer.decode(r, skip_special_tokens=True) for r in responses if r[-1] == eos]
+    return sum(verifier.verify(prompt, text).correct for text in texts) / len(responses)
 
 
 def _write_model(

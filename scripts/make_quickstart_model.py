@@ -1,35 +1,58 @@
 """Make the small model that the `quickstart` recipe starts from.
 
-In: a seed. Out: a Hugging Face folder with a character-level tokenizer and a Llama-type model that has read random arithmetic expressions
-and so writes well-formed answers to countdown puzzles, but finds the target only sometimes. It has never been shown how to search for a
-solution, and never any numbers of the held-out puzzles.
+In: a seed and sizes. Out: a Hugging Face folder with a character-level tokenizer and a Llama-type
+model. The model reads random arithmetic expressions next to a target; the target is the
+expression's value in some of the examples (three in ten by default), and drawn at random in the
+rest. So it writes well-formed answers and has an idea of which of them fit, but seldom gives one
+that does: a start that reinforcement learning can improve. It sees no solver's output and never
+the numbers of a held-out puzzle.
+
+    python scripts/make_quickstart_model.py --output src/brorl/quickstart_model
 """
 
 import argparse
+import math
 import random
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from torch.nn import functional
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
-from brorl.prompts import CountdownPuzzle, countdown_puzzles, split_countdown
+from brorl.prompts import (
+    CountdownPuzzle,
+    CountdownSplit,
+    countdown_prompts,
+    countdown_puzzles,
+    split_countdown,
+)
+from brorl.rollout.native import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.verify.countdown import CountdownVerifier
+from brorl.verify.grade import grade
 
 CHARACTERS = "0123456789+-*/() >:"
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
+PAD, BOS, EOS, UNK = range(4)
+VOCABULARY = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS))}
+IGNORED = -100  # label of the positions that are not learned
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Return the tokenizer: one token a character, `<bos>` before every text."""
-    special = ["<pad>", "<bos>", "<eos>", "<unk>"]
-    vocabulary = {token: index for index, token in enumerate([*special, *CHARACTERS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", vocabulary["<bos>"])]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", BOS)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -41,31 +64,212 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(vocab_size: int, hidden: int, layers: int, heads: int, kv_heads: int) -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=vocab_size, hidden_size=hidden, intermediate_size=hidden * 3, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=128,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2, tie_word_embeddings=True,
+def build_model(vocab_size: int, hidden_size: int, num_layers: int) -> LlamaForCausalLM:
+    """Return an untrained model with 4 heads that share 2 key-value heads."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
         initializer_range=0.05,
-    ))
+        tie_word_embeddings=True,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        dtype="float32",
+    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        do_sample=True, max_new_tokens=16, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS
+    )
+    return model
 
 
-def random_expression(numbers, rng):
-    """Random expression over all numbers in random order; returns text, (p, q)."""
-    items = [(str(n), n, 1, 9) for n in numbers]
-    while len(items) > 1:
-        i = rng.randrange(len(items)); a = items.pop(i)
-        j = rng.randrange(len(items)); b = items.pop(j)
-        op = rng.choice("+-*/")
-        (s, p, q, pr), (t, r, u, ps) = a, b
-        level = 1 if op in "+-" else 2
-        if pr < level: s = f"({s})"
-        if ps < level or (ps == level and op in "-/"): t = f"({t})"
-        if op == "+": v = (p * u + r * q, q * u)
-        elif op == "-": v = (p * u - r * q, q * u)
-        elif op == "*": v = (p * r, q * u)
-        else:
-            if r == 0: return None
-            v = (p * u, q * r)
-        items.append((f"{s}{op}{t}", v[0], v[1], level))
-    return items[0][0], items[0][1], items[0][2]
+def random_expression(numbers: tuple[int, ...], rng: random.Random) -> tuple[str, int] | None:
+    """Join the numbers in random order by random operators; None if the value is no integer.
+
+    Returns:
+        The expression with as few parentheses as its structure needs, and its value.
+    """
+    terms = [(str(number), number, 1, 3) for number in numbers]
+    while len(terms) > 1:
+        left, a, b, left_level = terms.pop(rng.randrange(len(terms)))
+        right, c, d, right_level = terms.pop(rng.randrange(len(terms)))
+        operator = rng.choice("+-*/")
+        level = 1 if operator in "+-" else 2
+        if left_level < level:
+            left = f"({left})"
+        if right_level < level or (right_level == level and operator in "-/"):
+            right = f"({right})"
+        match operator:
+            case "+":
+                value = a * d + c * b, b * d
+            case "-":
+                value = a * d - c * b, b * d
+            case "*":
+                value = a * c, b * d
+            case _:
+                value = a * d, b * c
+        if value[1] == 0:
+            return None
+        terms.append((f"{left}{operator}{right}", *value, level))
+    text, numerator, denominator, _ = terms[0]
+    return None if numerator % denominator else (text, numerator // denominator)
+
+
+def random_batch(
+    multisets: list[tuple[int, ...]],
+    targets: range,
+    wrong_targets: float,
+    batch_size: int,
+    rng: random.Random,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw puzzles with an expression each; return token ids and labels, both [B, T].
+
+    Only the expression and the end token after it are learned.
+    """
+    rows: list[tuple[list[int], int]] = []
+    while len(rows) < batch_size:
+        numbers = rng.choice(multisets)
+        drawn = random_expression(numbers, rng)
+        if drawn is None or drawn[1] not in targets:
+            continue
+        expression, value = drawn
+        target = rng.choice(targets) if rng.random() < wrong_targets else value
+        question = CountdownPuzzle(numbers, target).text
+        tokens = [VOCABULARY[character] for character in question + expression]
+        rows.append(([BOS, *tokens, EOS], 1 + len(question)))
+    length = max(len(tokens) for tokens, _ in rows)
+    ids = torch.tensor([tokens + [PAD] * (length - len(tokens)) for tokens, _ in rows])
+    labels = torch.tensor(
+        [[IGNORED] * start + tokens[start:] + [IGNORED] * (length - len(tokens)) for tokens, start in rows]
+    )
+    return ids, labels
+
+
+def train(
+    model: LlamaForCausalLM,
+    split: CountdownSplit,
+    targets: range,
+    arguments: argparse.Namespace,
+) -> None:
+    """Train on fresh random expressions over the numbers of the training puzzles."""
+    rng = random.Random(arguments.seed)
+    multisets = sorted({puzzle.numbers for puzzle in split.train})
+    optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    start = time.monotonic()
+    for step in range(arguments.steps):
+        ids, labels = random_batch(multisets, targets, arguments.wrong_targets, arguments.batch_size, rng)
+        cosine = 0.525 + 0.475 * math.cos(math.pi * step / arguments.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = arguments.learning_rate * cosine * min(1.0, (step + 1) / 30)
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+        loss = functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % 100 == 0:
+            seconds = time.monotonic() - start
+            print(f"step {step + 1:5d}  loss {loss.item():.3f}  {seconds:4.0f} s", flush=True)
+
+
+def measure(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    puzzles: list[CountdownPuzzle],
+    num_rollouts: int,
+    seed: int,
+) -> dict[int, float]:
+    """Return pass@k at temperature 1 for k = 1, 16 and N, by the unbiased estimator."""
+    prompts = countdown_prompts(puzzles, tokenizer.encode)
+    engine = NativeEngine(model, eos_token_id=EOS)
+    trees = engine.sample(
+        [list(prompt.token_ids) for prompt in prompts],
+        num_rollouts,
+        SamplingParams(max_new_tokens=16),
+        seed=seed,
+    )
+    graded = grade(
+        prompts,
+        trees,
+        {"countdown": CountdownVerifier()},
+        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+    )
+    num_correct = [
+        sum(count for count, verdict in zip(tree.leaf_count.tolist(), verdicts, strict=True) if verdict.correct)
+        for tree, verdicts in zip(trees, graded, strict=True)
+    ]
+    return {
+        k: sum(1 - math.comb(num_rollouts - c, k) / math.comb(num_rollouts, k) for c in num_correct) / len(num_correct)
+        for k in (1, 16, num_rollouts)
+    }
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
+    """Write the folder and check that the Auto classes read back what was written.
+
+    Raises:
+        RuntimeError: If what is read differs.
+    """
+    model.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+    for file in output.iterdir():
+        file.chmod(0o644)
+    loaded_model = AutoModelForCausalLM.from_pretrained(output)
+    loaded_tokenizer = AutoTokenizer.from_pretrained(output)
+    for name, weight in model.state_dict().items():
+        if not torch.equal(weight, loaded_model.state_dict()[name]):
+            raise RuntimeError(f"{output}: the weight {name} did not survive saving")
+    ids = loaded_tokenizer.encode(CHARACTERS)
+    if ids != tokenizer.encode(CHARACTERS) or (loaded_tokenizer.decode(ids, skip_special_tokens=True) != CHARACTERS):
+        raise RuntimeError(f"{output}: the tokenizer did not survive saving")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--output", type=Path, required=True, help="folder to write")
+    add("--seed", type=int, default=0, help="seed of weights and examples")
+    add("--steps", type=int, default=3500, help="gradient steps")
+    add("--batch-size", type=int, default=64, help="expressions a step")
+    add("--learning-rate", type=float, default=4e-3, help="peak; cosine to a twentieth")
+    add("--wrong-targets", type=float, default=0.7, help="share of examples with a random target")
+    add("--hidden-size", type=int, default=64)
+    add("--num-layers", type=int, default=3)
+    add("--num-numbers", type=int, default=3, help="numbers in a puzzle")
+    add("--max-number", type=int, default=12, help="largest number")
+    add("--max-target", type=int, default=99, help="largest target; the smallest is 1")
+    add("--held-out-fraction", type=float, default=0.2, help="share of multisets of numbers")
+    add("--split-seed", type=int, default=0)
+    add("--num-threads", type=int, default=1, help="the weights depend on it in the last bits")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, save and measure."""
+    arguments = parse_arguments()
+    torch.set_num_threads(arguments.num_threads)
+    torch.manual_seed(arguments.seed)
+    targets = range(1, arguments.max_target + 1)
+    puzzles = countdown_puzzles(arguments.num_numbers, arguments.max_number, targets)
+    split = split_countdown(puzzles, arguments.held_out_fraction, arguments.split_seed)
+    tokenizer = build_tokenizer()
+    model = build_model(len(tokenizer), arguments.hidden_size, arguments.num_layers)
+    print(
+        f"{len(split.train)} training and {len(split.held_out)} held-out puzzles, "
+        f"{sum(p.numel() for p in model.parameters())} parameters",
+        flush=True,
+    )
+    train(model, split, targets, arguments)
+    save(model, tokenizer, arguments.output)
+    for k, value in measure(model, tokenizer, split.held_out[:256], 256, arguments.seed).items():
+        print(f"held-out pass@{k}: {value:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -6,12 +6,15 @@ import sys
 from collections import Counter
 from fractions import Fraction
 from itertools import combinations_with_replacement, permutations, product
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoTokenizer
 
+import brorl.prompts
 from brorl.prompts import (
     CountdownPuzzle,
     Prompt,
@@ -49,7 +52,7 @@ def brute_force_values(numbers: tuple[int, ...]) -> set[Fraction]:
 class TestCountdownPuzzles:
     @pytest.mark.parametrize(("num_numbers", "max_number"), [(1, 9), (2, 12), (3, 6), (4, 3)])
     def test_lists_exactly_the_solvable_puzzles(self, num_numbers: int, max_number: int) -> None:
-        targets = range(0, 60)
+        targets = range(60)
         expected = [
             CountdownPuzzle(numbers, target)
             for numbers in combinations_with_replacement(range(1, max_number + 1), num_numbers)
@@ -78,9 +81,7 @@ class TestCountdownPuzzles:
             ((3, 9, range(-1, 10)), "range"),
         ],
     )
-    def test_refuses_impossible_sizes(
-        self, arguments: tuple[int, int, range], message: str
-    ) -> None:
+    def test_refuses_impossible_sizes(self, arguments: tuple[int, int, range], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             countdown_puzzles(*arguments)
 
@@ -94,16 +95,12 @@ class TestCountdownPuzzle:
     def test_text_is_as_documented(self) -> None:
         assert CountdownPuzzle((3, 5, 7), 22).text == "3 5 7 -> 22:"
 
-    @pytest.mark.parametrize(
-        "reference", ["", "3 5 7", "3 5 7 = 22", "5 3 -> 8", "3 x -> 8", " -> 8"]
-    )
+    @pytest.mark.parametrize("reference", ["", "3 5 7", "3 5 7 = 22", "5 3 -> 8", "3 x -> 8", " -> 8"])
     def test_malformed_references_name_the_form(self, reference: str) -> None:
         with pytest.raises(ValueError, match="3 5 7 -> 22"):
             CountdownPuzzle.from_reference(reference)
 
-    @pytest.mark.parametrize(
-        ("numbers", "target"), [((), 3), ((0, 2), 3), ((3, 2), 5), ((1, 2), -1)]
-    )
+    @pytest.mark.parametrize(("numbers", "target"), [((), 3), ((0, 2), 3), ((3, 2), 5), ((1, 2), -1)])
     def test_refuses_what_is_no_puzzle(self, numbers: tuple[int, ...], target: int) -> None:
         with pytest.raises(ValueError, match="numbers"):
             CountdownPuzzle(numbers, target)
@@ -114,9 +111,7 @@ class TestSplit:
 
     @given(st.floats(0, 1), st.integers(0, 2**32))
     @settings(max_examples=30, deadline=None)
-    def test_no_multiset_is_on_both_sides_and_no_puzzle_is_lost(
-        self, fraction: float, seed: int
-    ) -> None:
+    def test_no_multiset_is_on_both_sides_and_no_puzzle_is_lost(self, fraction: float, seed: int) -> None:
         train, held_out = split_countdown(self.PUZZLES, fraction, seed)
         assert {p.numbers for p in train}.isdisjoint({p.numbers for p in held_out})
         assert Counter(train + held_out) == Counter(self.PUZZLES)
@@ -133,6 +128,12 @@ class TestSplit:
             assert numbers_are_held_out(numbers[::-1], 0.3, 1) == (numbers in held_out)
         half = split_countdown(self.PUZZLES[::2], 0.3, 1)
         assert {p.numbers for p in half.held_out} <= held_out
+
+    @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 9))
+    @settings(max_examples=30, deadline=None)
+    def test_a_larger_fraction_holds_out_all_that_a_smaller_one_does(self, one: float, other: float, seed: int) -> None:
+        less, more = (set(split_countdown(self.PUZZLES, f, seed).held_out) for f in sorted((one, other)))
+        assert less <= more
 
     def test_side_is_the_same_in_another_process_with_another_hash_seed(self) -> None:
         code = (
@@ -157,11 +158,7 @@ class TestSplit:
         assert held_out != self.PUZZLES
         assert held_out == split_countdown(self.PUZZLES, 1.0, 0).held_out
         everything = [p.target for p in self.PUZZLES]
-        firsts = [
-            p.target
-            for seed in range(100)
-            for p in split_countdown(self.PUZZLES, 1.0, seed)[1][:20]
-        ]
+        firsts = [p.target for seed in range(100) for p in split_countdown(self.PUZZLES, 1.0, seed)[1][:20]]
         standard_error = np.std(everything) / np.sqrt(len(firsts))
         assert abs(np.mean(firsts) - np.mean(everything)) < 4 * standard_error
 
@@ -197,9 +194,7 @@ class TestPrompts:
 
 class TestPromptStream:
     @given(st.integers(1, 30), st.lists(st.integers(0, 50), max_size=8), st.integers(0, 2**63))
-    def test_every_prompt_comes_once_an_epoch(
-        self, num_prompts: int, takes: list[int], seed: int
-    ) -> None:
+    def test_every_prompt_comes_once_an_epoch(self, num_prompts: int, takes: list[int], seed: int) -> None:
         prompts = some_prompts(num_prompts)
         stream = PromptStream(prompts, seed)
         taken = [prompt for n in takes for prompt in stream.take(n)]
@@ -270,3 +265,22 @@ class TestPromptStream:
             PromptStream(some_prompts(1), -1)
         with pytest.raises(ValueError, match="-1"):
             PromptStream(some_prompts(1), 0).take(-1)
+
+
+class TestQuickstartModel:
+    """The model folder that ships in the package, as far as the prompts go."""
+
+    FOLDER = Path(brorl.prompts.__file__).parent / "quickstart_model"
+
+    def test_its_tokenizer_reads_and_writes_every_countdown_text(self) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(self.FOLDER)
+        text = "0123456789 -> 0123456789:(1+2)*3-4/5"
+        ids = tokenizer.encode(text)
+        assert ids[0] == tokenizer.bos_token_id
+        assert len(ids) == 1 + len(text)
+        assert tokenizer.unk_token_id not in ids
+        assert tokenizer.eos_token_id not in ids
+        assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+
+    def test_it_is_small(self) -> None:
+        assert sum(file.stat().st_size for file in self.FOLDER.iterdir()) < 3_000_000

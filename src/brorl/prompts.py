@@ -73,9 +73,7 @@ class PromptStream:
         ids: set[str] = set()
         for prompt in prompts:
             if prompt.id in ids:
-                raise ValueError(
-                    f"two prompts have the id {prompt.id!r}; give every prompt its own"
-                )
+                raise ValueError(f"two prompts have the id {prompt.id!r}; give every prompt its own")
             ids.add(prompt.id)
         self._prompts = tuple(prompts)
         self._seed = seed
@@ -137,9 +135,7 @@ class PromptStream:
         self._order = self._order_of(epoch)
 
     def _order_of(self, epoch: int) -> list[int]:
-        order: list[int] = (
-            np.random.default_rng((self._seed, epoch)).permutation(self.num_prompts).tolist()
-        )
+        order: list[int] = np.random.default_rng((self._seed, epoch)).permutation(self.num_prompts).tolist()
         return order
 
 
@@ -169,9 +165,7 @@ class CountdownPuzzle:
                 f"got numbers {self.numbers} and target {self.target}"
             )
         if tuple(sorted(self.numbers)) != self.numbers:
-            raise ValueError(
-                f"the numbers must ascend; pass {tuple(sorted(self.numbers))}, not {self.numbers}"
-            )
+            raise ValueError(f"the numbers must ascend; pass {tuple(sorted(self.numbers))}, not {self.numbers}")
 
     @property
     def reference(self) -> str:
@@ -197,8 +191,7 @@ class CountdownPuzzle:
             return cls(tuple(int(number) for number in numbers.split(" ")), int(target))
         except ValueError as error:
             raise ValueError(
-                f"{reference!r} is no countdown reference; "
-                "write ascending numbers and the target like '3 5 7 -> 22'"
+                f"{reference!r} is no countdown reference; write ascending numbers and the target like '3 5 7 -> 22'"
             ) from error
 
 
@@ -209,9 +202,7 @@ class CountdownSplit(NamedTuple):
     held_out: list[CountdownPuzzle]
 
 
-def countdown_puzzles(
-    num_numbers: int, max_number: int, targets: range, min_number: int = 1
-) -> list[CountdownPuzzle]:
+def countdown_puzzles(num_numbers: int, max_number: int, targets: range, min_number: int = 1) -> list[CountdownPuzzle]:
     """List every solvable puzzle of a size.
 
     A puzzle is a multiset of numbers and a target that some expression over all of them reaches.
@@ -234,16 +225,12 @@ def countdown_puzzles(
     if not 1 <= min_number <= max_number:
         raise ValueError(f"need 1 <= min_number <= max_number, got {min_number} and {max_number}")
     if not targets or min(targets) < 0:
-        raise ValueError(
-            f"targets must be a range of integers from 0 up, such as range(1, 100), got {targets}"
-        )
+        raise ValueError(f"targets must be a range of integers from 0 up, such as range(1, 100), got {targets}")
     reachable: dict[tuple[int, ...], frozenset[_Rational]] = {}
     puzzles: list[CountdownPuzzle] = []
     for numbers in combinations_with_replacement(range(min_number, max_number + 1), num_numbers):
         values = _reachable_values(numbers, reachable)
-        reached = sorted(
-            value for value, denominator in values if denominator == 1 and value in targets
-        )
+        reached = sorted(value for value, denominator in values if denominator == 1 and value in targets)
         puzzles += [CountdownPuzzle(numbers, target) for target in reached]
     return puzzles
 
@@ -291,9 +278,9 @@ def _two_parts(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int
 def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed: int) -> bool:
     """Say whether a multiset of numbers belongs to the held-out side of the split.
 
-    A pure function of the multiset and the seed, on any machine and in any version of Python: the
-    order of the numbers, the target and what other puzzles exist play no part, so whoever asks here
-    keeps training and held-out numbers apart.
+    A pure function of the multiset and the seed, on any machine and in any version of Python: the order of the
+    numbers, the target and what other puzzles exist play no part, so whoever asks here keeps training and held-out
+    numbers apart. With one seed, a larger fraction holds out all that a smaller one does.
 
     Args:
         numbers: The multiset, in any order.
@@ -310,9 +297,7 @@ def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed:
     return draw < held_out_fraction * 2**64
 
 
-def split_countdown(
-    puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int
-) -> CountdownSplit:
+def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int) -> CountdownSplit:
     """Split puzzles by their multiset of numbers: training never sees held-out numbers.
 
     Args:
@@ -336,9 +321,7 @@ def split_countdown(
     return CountdownSplit(train, [held_out[i] for i in order])
 
 
-def countdown_prompts(
-    puzzles: Iterable[CountdownPuzzle], encode: Callable[[str], list[int]]
-) -> list[Prompt]:
+def countdown_prompts(puzzles: Iterable[CountdownPuzzle], encode: Callable[[str], list[int]]) -> list[Prompt]:
     """Turn puzzles into prompts, in order.
 
     Args:

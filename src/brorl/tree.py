@@ -3,9 +3,10 @@
 In: the responses of one prompt, or the nodes that an engine grew. Out: a frozen `RolloutTree`, on which sampling,
 verifying and learning all work. It refuses empty responses, and it never holds a token twice where rollouts agree.
 
-A node is a distinct token prefix of a response. Its count says how many of the N rollouts pass through it. Nodes stand in
-depth-first preorder with siblings sorted by token, so that a tree has one representation: two trees are equal exactly when
-their rollouts are equal as multisets. Preorder also makes every subtree, and every consecutive run of responses, a slice.
+A node is a distinct token prefix of a response. Its count says how many of the N rollouts pass through it. Nodes
+stand in depth-first preorder with siblings sorted by token, so that a tree has one representation: two trees are equal
+exactly when their rollouts are equal as multisets. Preorder also makes every subtree, and every consecutive run of
+responses, a slice.
 """
 
 from __future__ import annotations
@@ -172,8 +173,10 @@ class RolloutTree:
             closing = np.searchsorted(depths, self.depth[start:stop], side="right") - 1
             end_M[start:stop] = np.asarray(ends)[closing]
             while depths[-1] >= self.depth[start]:
-                depths.pop(), ends.pop()
-            depths.append(int(self.depth[start])), ends.append(int(start))
+                depths.pop()
+                ends.pop()
+            depths.append(int(self.depth[start]))
+            ends.append(int(start))
         return end_M
 
     @cached_property
@@ -295,9 +298,7 @@ def _padded(responses: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:
     return token_NT, length_N
 
 
-def _padded_like(
-    values: Sequence[Sequence[float]] | None, length_N: IntArray, shape: tuple[int, ...]
-) -> FloatArray:
+def _padded_like(values: Sequence[Sequence[float]] | None, length_N: IntArray, shape: tuple[int, ...]) -> FloatArray:
     """Return values padded with NaN to `shape` [N, T]; all NaN if there are none."""
     padded = np.full(shape, np.nan)
     if values is None:

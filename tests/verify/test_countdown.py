@@ -67,9 +67,7 @@ class TestAgainstPython:
         used, value = reference_numbers_and_value(text)
         if min(used) < 1:
             return
-        target = (
-            value if value is not None and value >= 0 and value.denominator == 1 else Fraction(77)
-        )
+        target = value if value is not None and value >= 0 and value.denominator == 1 else Fraction(77)
         verdict = CountdownVerifier().verify(prompt_of(tuple(used), int(target)), text)
         if value is None:
             expected = "division by zero"
@@ -201,9 +199,7 @@ class TestBounds:
     def test_numbers_of_many_digits_are_never_converted(self) -> None:
         """Python refuses to convert more than 4300 digits; the digits are compared as text."""
         verifier = CountdownVerifier(max_characters=10_000)
-        assert (
-            verifier.verify(prompt_of((3, 5), 8), "9" * 9_000).reason == "numbers used do not match"
-        )
+        assert verifier.verify(prompt_of((3, 5), 8), "9" * 9_000).reason == "numbers used do not match"
 
     def test_bounds_are_checked(self) -> None:
         with pytest.raises(ValueError, match="max_characters"):

@@ -35,9 +35,7 @@ class EvenLength:
         return Verdict(even, float(even), response, "even" if even else "odd", 0.0)
 
 
-responses_lists = st.lists(
-    st.tuples(st.lists(st.integers(97, 99), max_size=4), st.booleans()), min_size=1, max_size=30
-)
+responses_lists = st.lists(st.tuples(st.lists(st.integers(97, 99), max_size=4), st.booleans()), min_size=1, max_size=30)
 
 
 @given(st.lists(responses_lists, min_size=1, max_size=3))
@@ -45,13 +43,9 @@ def test_every_leaf_gets_the_verdict_of_its_own_text(
     rollouts: list[list[tuple[list[int], bool]]],
 ) -> None:
     prompts = [prompt_named(f"prompt {i}") for i in range(len(rollouts))]
-    sequences = [
-        [(*tokens, EOS) if done else (*tokens, 97) for tokens, done in group] for group in rollouts
-    ]
+    sequences = [[(*tokens, EOS) if done else (*tokens, 97) for tokens, done in group] for group in rollouts]
     trees = [
-        RolloutTree.from_responses(
-            prompt.token_ids, group, finished=[tokens[-1] == EOS for tokens in group]
-        )
+        RolloutTree.from_responses(prompt.token_ids, group, finished=[tokens[-1] == EOS for tokens in group])
         for prompt, group in zip(prompts, sequences, strict=True)
     ]
     verifier = EvenLength()
@@ -92,9 +86,7 @@ def test_a_text_is_verified_once_however_it_is_spelled() -> None:
 
 def test_truncated_responses_are_incorrect_unless_accepted() -> None:
     prompt = countdown_prompts([CountdownPuzzle((3, 5), 8)], lambda text: list(text.encode()))[0]
-    tree = RolloutTree.from_responses(
-        prompt.token_ids, [tuple(b"3+5"), (*b"5+3", EOS)], finished=[False, True]
-    )
+    tree = RolloutTree.from_responses(prompt.token_ids, [tuple(b"3+5"), (*b"5+3", EOS)], finished=[False, True])
     verifiers = {"countdown": CountdownVerifier()}
     (strict,) = grade([prompt], [tree], verifiers, decode)
     assert [(v.correct, v.score, v.reason) for v in strict] == [
@@ -125,9 +117,7 @@ def test_mistakes_of_the_caller_are_named() -> None:
         grade([prompt_named("q")], [tree], {"even": EvenLength()}, decode)
 
 
-@pytest.mark.parametrize(
-    ("score", "seconds"), [(float("nan"), 0.0), (float("inf"), 0.0), (1.0, -1.0)]
-)
+@pytest.mark.parametrize(("score", "seconds"), [(float("nan"), 0.0), (float("inf"), 0.0), (1.0, -1.0)])
 def test_a_verdict_refuses_numbers_that_would_poison_a_mean(score: float, seconds: float) -> None:
     with pytest.raises(ValueError, match="must be"):
         Verdict(True, score, None, "correct", seconds)

@@ -1,8 +1,8 @@
 """Advantages: how much better each response did than its group, from rewards and counts.
 
-All rollouts that gave the same response have the same reward, hence the same advantage: one number per distinct response,
-weighted by its count wherever the formula sums over rollouts. x_i below is the reward of rollout i, sums run over the N
-rollouts of the group, and all standard deviations divide by the number of entries.
+All rollouts that gave the same response have the same reward, hence the same advantage: one number per distinct
+response, weighted by its count wherever the formula sums over rollouts. x_i below is the reward of rollout i, sums
+run over the N rollouts of the group, and all standard deviations divide by the number of entries.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def reinforce_pp_baseline(
 
     Args:
         groups: The batch.
-        normalise_over: Whether a rollout enters the batch statistics once ("trajectories", as BroRL states it) or once for
-            each of its tokens ("tokens", as public implementations do).
+        normalise_over: Whether a rollout enters the batch statistics once ("trajectories", as BroRL states it) or
+            once for each of its tokens ("tokens", as public implementations do).
 
     Returns:
         For each group the advantage of each distinct response, shape [L].
@@ -37,9 +37,7 @@ def reinforce_pp_baseline(
     Source: REINFORCE++ (arXiv 2501.03262, its baseline variant); BroRL (arXiv 2510.01180), section 4.
     """
     centred = [group.reward_L - _mean(group.reward_L, group) for group in groups]
-    weights = [
-        group.tree.leaf_count * (group.tree.length if normalise_over == "tokens" else 1) for group in groups
-    ]
+    weights = [group.tree.leaf_count * (group.tree.length if normalise_over == "tokens" else 1) for group in groups]
     value, weight = np.concatenate(centred), np.concatenate(weights).astype(np.float64)
     mean = np.average(value, weights=weight)
     std = np.sqrt(np.average((value - mean) ** 2, weights=weight))

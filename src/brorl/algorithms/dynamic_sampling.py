@@ -1,7 +1,7 @@
 """Dynamic sampling: which groups carry a learning signal.
 
-Source: BroRL (arXiv 2510.01180) keeps a group only if 0 < number correct < N; the idea is DAPO's (arXiv 2503.14476, Eq. 11).
-The raw verdict decides, before any shaping of rewards.
+Source: BroRL (arXiv 2510.01180) keeps a group only if 0 < number correct < N; the idea is DAPO's (arXiv 2503.14476,
+Eq. 11). The raw verdict decides, before any shaping of rewards.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The policy loss on trees: PPO's clipped objective from two weights per node.
 
 Rollouts that share a prefix share the ratio r of each of its tokens. PPO's term for a rollout with advantage A is
-A min(r, 1 + clip_high) if A > 0 and A max(r, 1 - clip_low) if A < 0, so a node needs only the sum of the positive and the
-sum of the negative advantages of the rollouts that pass through it, and the loss equals that of the N x T batch.
+A min(r, 1 + clip_high) if A > 0 and A max(r, 1 - clip_low) if A < 0, so a node needs only the sum of the positive
+and the sum of the negative advantages of the rollouts that pass through it, and the loss equals that of the N x T
+batch.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def clipped_policy_loss(
     Returns:
         The loss and the clipped weight.
 
-    Source: PPO (arXiv 1707.06347, Eq. 7), decoupled clip and token-level mean of DAPO (arXiv 2503.14476, Eq. 10 and 12).
+    Source: PPO (arXiv 1707.06347, Eq. 7), decoupled clip and token-level mean of DAPO (arXiv 2503.14476, Eq. 10 and
+        12).
     """
     ratio_K = (logprob_K - old_logprob_K).exp()
     gain_K = positive_K * ratio_K.clamp(max=1 + clip_high) + negative_K * ratio_K.clamp(min=1 - clip_low)

@@ -1,8 +1,8 @@
 """Learning from a subset of a group's distinct responses, without bias.
 
 At large N most of the gradient's weight lies on few responses. Back-propagating at most k of the correct and k of the
-incorrect distinct responses, chosen with probability pi proportional to their weight and weighted by 1 / pi, gives a gradient
-whose mean is that of all responses (the loss is linear in the responses' weights).
+incorrect distinct responses, chosen with probability pi proportional to their weight and weighted by 1 / pi, gives a
+gradient whose mean is that of all responses (the loss is linear in the responses' weights).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ FloatArray = NDArray[np.float64]
 
 
 def inclusion_probabilities(weight_L: FloatArray, size: int) -> FloatArray:
-    """Return pi_l = min(1, c * weight_l) with c such that the pi add up to `size` (or to the number of positive weights).
+    """Return pi_l = min(1, c * weight_l), with c such that they add up to `size`, or all 1 if there are fewer.
 
     Args:
         weight_L: Weights >= 0, shape [L].

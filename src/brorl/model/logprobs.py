@@ -1,9 +1,9 @@
 """Log-probabilities of every tree node under a model: exact, differentiable, chunked.
 
-In: a causal LM and trees. Out: one log-prob (nats) per node, given its prompt and prefix. `tree_logprobs` returns them as
-tensors that can be differentiated; `tree_parts` hands them out part by part, each of which is back-propagated before the
-next is computed, which is how the learner keeps memory independent of N. In both, a prompt is computed once, and its
-keys and values collect the gradient of all parts before it flows through the prompt.
+In: a causal LM and trees. Out: one log-prob (nats) per node, given its prompt and prefix. `tree_logprobs` returns
+them as tensors that can be differentiated; `tree_parts` hands them out part by part, each of which is
+back-propagated before the next is computed, which is how the learner keeps memory independent of N. In both, a
+prompt is computed once, and its keys and values collect the gradient of all parts before it flows through the prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Part:
 
 def default_max_nodes(model: PreTrainedModel) -> int:
     """Return how many nodes to put in a chunk: 2048, or fewer where the vocabulary makes the logits large."""
-    return max(128, min(2048, _LOGITS_PER_CHUNK // model.config.get_text_config().vocab_size))
+    vocabulary: int = model.config.get_text_config().vocab_size
+    return max(128, min(2048, _LOGITS_PER_CHUNK // vocabulary))
 
 
 def tree_logprobs(
@@ -72,7 +73,15 @@ def tree_logprobs(
     for pieces in cut(trees, max_nodes or default_max_nodes(model)):
         if torch.is_grad_enabled():
             chunk = checkpoint(
-                _chunk_part, model, trees, offsets, pieces, cache, temperature, use_reentrant=False, preserve_rng_state=False
+                _chunk_part,
+                model,
+                trees,
+                offsets,
+                pieces,
+                cache,
+                temperature,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
         else:
             chunk = _chunk_part(model, trees, offsets, pieces, cache, temperature)
@@ -138,16 +147,15 @@ def _chunk_part(
     return Part(batch.target_index, _logprob(logits_RV, batch.target_row, batch.target_token, temperature))
 
 
-def _root_part(
-    trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, temperature: float
-) -> Part:
+def _root_part(trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, temperature: float) -> Part:
     """Compute the log-probs of the first tokens after the prompts."""
     roots = [np.flatnonzero(t.parent < 0) for t in trees]
     row = np.repeat(np.arange(len(trees)), [r.size for r in roots])
     token = np.concatenate([t.token[r] for t, r in zip(trees, roots, strict=True)])
     index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
-    row, token, index = (torch.from_numpy(a).to(logits_PV.device) for a in (row, token, index))
-    return Part(index, _logprob(logits_PV, row, token, temperature))
+    device = logits_PV.device
+    row_K, token_K, index_K = (torch.from_numpy(a).to(device) for a in (row, token, index))
+    return Part(index_K, _logprob(logits_PV, row_K, token_K, temperature))
 
 
 def _logprob(logits_RV: Tensor, row_K: Tensor, token_K: Tensor, temperature: float) -> Tensor:

@@ -1,9 +1,9 @@
 """Attention over trees, hooked into Hugging Face decoder models without changing them.
 
-In: a causal LM, packed tokens [1, T] with explicit positions, and a context that knows how these tokens attend. Out: what
-the model's own forward pass gives, with every token attending to its prompt and its own prefix. It refuses models whose
-attention it cannot replace (recurrent layers, sliding windows that bite, soft-capping, attention sinks): `check_hooks`
-compares one forward pass with the model's own attention and names the architecture.
+In: a causal LM, packed tokens [1, T] with explicit positions, and a context that knows how these tokens attend. Out:
+what the model's own forward pass gives, with every token attending to its prompt and its own prefix. It refuses
+models whose attention it cannot replace (recurrent layers, sliding windows that bite, soft-capping, attention
+sinks): `check_hooks` compares one forward pass with the model's own attention and names the architecture.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension, S prompt length.
 """
@@ -59,7 +59,9 @@ def _tree_attention(
     unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
     if unknown or dropout or attention_mask is not None:
         what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
-        raise HooksError(f"{type(module).__name__} asks its attention for {what}, which tree attention does not compute")
+        raise HooksError(
+            f"{type(module).__name__} asks its attention for {what}, which tree attention does not compute"
+        )
     if sliding_window is not None and brorl_context.longest > sliding_window:
         raise HooksError(
             f"{type(module).__name__} has a sliding window of {sliding_window} tokens and this context has "
@@ -75,7 +77,7 @@ def _tree_attention(
 
 
 AttentionInterface.register(_NAME, _tree_attention)
-AttentionMaskInterface.register(_NAME, lambda *args, **kwargs: None)
+AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
 
 
 @contextmanager
@@ -168,13 +170,16 @@ class PromptContext:
         self._key.append(k)
         self._value.append(v)
         output = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
-        return output.transpose(1, 2).flatten(0, 1)[self._packed] if self._ragged else output.transpose(1, 2).flatten(0, 1)
+        return (
+            output.transpose(1, 2).flatten(0, 1)[self._packed] if self._ragged else output.transpose(1, 2).flatten(0, 1)
+        )
 
     def _padded(self, x_TKD: Tensor) -> Tensor:
         if self._ragged:
             padded = x_TKD.new_zeros(self._shape[0] * self._shape[1], *x_TKD.shape[1:])
             x_TKD = padded.index_copy(0, self._packed, x_TKD)
-        return x_TKD.unflatten(0, self._shape).transpose(1, 2)
+        x_PSKD: Tensor = x_TKD.unflatten(0, self._shape)
+        return x_PSKD.transpose(1, 2)
 
 
 def prefill(model: PreTrainedModel, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
@@ -214,7 +219,8 @@ class Grouping:
 
     def spread(self, x_T: Tensor) -> Tensor:
         """[T, ...] -> [P, R, ...]; padding holds some token's value."""
-        return (x_T if self.cell_T is None else x_T[self.token]).unflatten(0, self.shape)
+        x_PR: Tensor = (x_T if self.cell_T is None else x_T[self.token]).unflatten(0, self.shape)
+        return x_PR
 
     def gather(self, x_PR: Tensor) -> Tensor:
         """[P, R, ...] -> [T, ...]."""
@@ -286,7 +292,7 @@ def check_hooks(model: PreTrainedModel) -> None:
         HooksError: Naming the architecture and what it needs instead.
     """
     name = type(model).__name__
-    advice = f"{name} cannot be hooked: {{}}. brorl needs a decoder-only model with full attention (Llama, Qwen, Mistral, ...)"
+    advice = f"{name} cannot be hooked: {{}}; brorl needs a decoder with full attention (Llama, Qwen, Mistral, ...)"
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.arange(12, device=model.device) * 7 % vocabulary
     was_training = model.training
@@ -296,7 +302,9 @@ def check_hooks(model: PreTrainedModel) -> None:
             expected = model(input_ids=tokens[None], use_cache=False).logits[0, -1]
             with tree_attention(model):
                 context = PromptContext(torch.tensor([12], device=model.device))
-                logits = packed_logits(model, tokens, torch.arange(12, device=model.device), context, tokens.new_tensor([11]))
+                logits = packed_logits(
+                    model, tokens, torch.arange(12, device=model.device), context, tokens.new_tensor([11])
+                )
             if len(context.cache().key) != model.config.get_text_config().num_hidden_layers:
                 raise HooksError(advice.format("not all of its layers are attention layers"))
     except HooksError:

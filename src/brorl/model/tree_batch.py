@@ -1,11 +1,11 @@
 """Cuts trees into chunks that fit in memory, and lays each chunk out for one packed forward pass.
 
-In: the trees whose prompts share a `PromptCache`. Out: chunks of consecutive distinct responses. A chunk owns the nodes that
-no earlier chunk owns, and computes again the few ancestors of its first response. Only nodes that have children are fed to
-the model: a response's last token needs no forward pass.
+In: the trees whose prompts share a `PromptCache`. Out: chunks of consecutive distinct responses. A chunk owns the
+nodes that no earlier chunk owns, and computes again the few ancestors of its first response. Only nodes that have
+children are fed to the model: a response's last token needs no forward pass.
 
-Within a chunk the fed nodes form chains (a node, its first child, that one's first child, ...). A chain of at most W nodes
-is a row of queries, and the keys of its row are the path from the prompt to its end.
+Within a chunk the fed nodes form chains (a node, its first child, that one's first child, ...). A chain of at most W
+nodes is a row of queries, and the keys of its row are the path from the prompt to its end.
 
 Dimensions: F fed nodes, C chains, W queries per chain, T longest path, K owned nodes of a chunk.
 """
@@ -160,7 +160,9 @@ class TreeContext:
         self.longest = int(prompts.key[0].shape[2]) + path_CT.shape[1]
         self._prompts = prompts
         self._grouping = Grouping(prompt_F, prompts.length.numel())
-        self._query_CW, self._path_CT, self._cell_F = (torch.from_numpy(a).to(device) for a in (query_CW, path_CT, cell_F))
+        self._query_CW, self._path_CT, self._cell_F = (
+            torch.from_numpy(a).to(device) for a in (query_CW, path_CT, cell_F)
+        )
         bias = torch.zeros(unseen_CWT.shape, dtype=dtype, device=device)
         self._bias = bias.masked_fill_(torch.from_numpy(unseen_CWT).to(device), float("-inf"))[:, None, :, None]
 
@@ -177,7 +179,8 @@ class TreeContext:
         part = PartialAttention.over(score, value)
 
         def packed(x: Tensor) -> Tensor:  # [C, K, W * G, .] -> [F, H, .]
-            return x.unflatten(2, (width, groups)).transpose(1, 2).flatten(2, 3).flatten(0, 1)[self._cell_F]
+            x_CKWGD: Tensor = x.unflatten(2, (width, groups))
+            return x_CKWGD.transpose(1, 2).flatten(2, 3).flatten(0, 1)[self._cell_F]
 
         own = PartialAttention(packed(part.output), packed(part.total), packed(part.maximum))
         return own.merged(attend_prompt(query_THD, self._prompts, layer, self._grouping))

@@ -1,7 +1,7 @@
 """Keys and values of the rows that are being decoded, and the attention of one decoding step.
 
-A row is a distinct live prefix. Its keys and values lie in one slot of preallocated memory; slots 0 .. R-1 are in use. When
-a prefix splits, its first child keeps the slot and only the others are copied.
+A row is a distinct live prefix. Its keys and values lie in one slot of preallocated memory; slots 0 .. R-1 are in
+use. When a prefix splits, its first child keeps the slot and only the others are copied.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.errors import OutOfMemoryError
 from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
 
 IntArray = NDArray[np.int64]
@@ -24,31 +25,32 @@ class RowCache:
 
     def __init__(self, model: PreTrainedModel, memory_bytes: int, max_tokens: int) -> None:
         config = model.config.get_text_config()
-        self._heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._options = {"dtype": model.dtype, "device": model.device}
+        self._heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._dtype, self._device = model.dtype, model.device
         self._memory_bytes = memory_bytes
         self._max_tokens = max_tokens
-        num_layers = config.num_hidden_layers
+        num_layers: int = config.num_hidden_layers
         self._bytes_per_token = 2 * num_layers * self._heads * self._head_dim * model.dtype.itemsize
         # The logits of a row, their exponentials, and one temporary of the same size.
-        self._bytes_per_row = 3 * config.vocab_size * max(4, model.dtype.itemsize)
-        self.key = [torch.empty(0, self._heads, 0, self._head_dim, **self._options) for _ in range(num_layers)]
+        self._bytes_per_row: int = 3 * config.vocab_size * max(4, model.dtype.itemsize)
+        self.key = [self._empty(0, 0) for _ in range(num_layers)]
         self.value = [k.clone() for k in self.key]
 
     def rows_that_fit(self, num_tokens: int) -> int:
         """Return how many rows of `num_tokens` tokens the memory limit allows.
 
         Raises:
-            MemoryError: If not even one does.
+            OutOfMemoryError: If not even one does.
         """
         row_bytes = self._tokens_reserved(num_tokens) * self._bytes_per_token + self._bytes_per_row
         if row_bytes > self._memory_bytes:
-            raise MemoryError(
+            raise OutOfMemoryError(
                 f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.1f} MiB and the engine may use "
                 f"{self._memory_bytes / 2**20:.1f} MiB; raise engine.memory_gib or lower sampling.max_new_tokens"
             )
-        return self._memory_bytes // row_bytes
+        fits: int = self._memory_bytes // row_bytes
+        return fits
 
     def place(self, source_R: IntArray, num_tokens: int, new_tokens: int) -> None:
         """Let slot r continue the row in slot source_R[r], and make room for one set of new tokens.
@@ -62,17 +64,20 @@ class RowCache:
         num_rows = source_R.size
         grows = num_rows > slots or new_tokens > tokens
         if grows:
-            tokens = max(tokens, self._tokens_reserved(new_tokens))
+            tokens = self._tokens_reserved(new_tokens)
             slots = max(num_rows, min(2 * slots, self.rows_that_fit(tokens)))
         target_R = np.arange(num_rows) if grows else np.flatnonzero(source_R != np.arange(num_rows))
-        source = torch.from_numpy(source_R[target_R]).to(self._options["device"])
-        target = torch.from_numpy(target_R).to(self._options["device"])
+        source = torch.from_numpy(source_R[target_R]).to(self._device)
+        target = torch.from_numpy(target_R).to(self._device)
         for store in (self.key, self.value):
             for layer, old in enumerate(store):
                 if grows:  # layer by layer, so that at most one layer lies there twice
-                    store[layer] = torch.empty(slots, self._heads, tokens, self._head_dim, **self._options)
+                    store[layer] = self._empty(slots, tokens)
                 if num_tokens and target_R.size:
                     store[layer][target, :, :num_tokens] = old[source, :, :num_tokens]
+
+    def _empty(self, slots: int, tokens: int) -> Tensor:
+        return torch.empty(slots, self._heads, tokens, self._head_dim, dtype=self._dtype, device=self._device)
 
     def _tokens_reserved(self, num_tokens: int) -> int:
         reserved = _FIRST_TOKENS

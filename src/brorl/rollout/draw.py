@@ -38,7 +38,8 @@ class Uniforms:
             key = self._seed << 64 | prompt << 32 | block
             np.random.Generator(np.random.Philox(key=key)).random(out=self._table[prompt])
             self._filled_P[prompt] = True
-        return self._table[prompt_K, row, rollout_K]
+        uniform_K: NDArray[np.float64] = self._table[prompt_K, row, rollout_K]
+        return uniform_K
 
 
 def truncate(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
@@ -66,9 +67,7 @@ def truncate(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
     return logits_RV
 
 
-def draw_tokens(
-    logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
-) -> tuple[Tensor, Tensor]:
+def draw_tokens(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """Draw one token for each of K rollouts that stand on R rows.
 
     Args:
@@ -107,7 +106,8 @@ def _inverse_cdf(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
     before_K = torch.where(block_K > 0, edge_KB.gather(1, (block_K[:, None] - 1).clamp(min=0))[:, 0], 0.0)
     inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)
     inside_K = _strictly_below(target_K - before_K, inner_KC[:, -1])
-    return block_K * block_size + (inner_KC <= inside_K[:, None]).sum(1)
+    token_K: Tensor = block_K * block_size + (inner_KC <= inside_K[:, None]).sum(1)
+    return token_K
 
 
 def _strictly_below(value: Tensor, limit: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+from torch import Tensor
 
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -16,4 +18,8 @@ class Engine(Protocol):
         self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
     ) -> list[RolloutTree]:
         """Return one tree per prompt, in order, each with `num_rollouts` rollouts."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Sample with these weights from now on."""
         ...

@@ -1,7 +1,7 @@
 """Growing trees: records nodes as an engine draws them, and hands out one `RolloutTree` per prompt.
 
-Nodes arrive in any order with parents before children. The trees leave in canonical preorder, found level by level for all
-prompts at once, so the work is a few vector operations per token position.
+Nodes arrive in any order with parents before children. The trees leave in canonical preorder, found level by level
+for all prompts at once, so the work is a few vector operations per token position.
 """
 
 from __future__ import annotations

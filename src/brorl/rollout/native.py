@@ -1,15 +1,15 @@
 """The native engine: samples N rollouts of each prompt as a tree, on any Hugging Face decoder, on CPU or GPU.
 
-In: prompts as token ids, N, sampling parameters, a seed. Out: one `RolloutTree` per prompt. The decoding batch has one row
-per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at once. It refuses models whose
-attention cannot be hooked, and it never uses more memory than it was given: rows that do not fit wait, and are decoded
-afterwards from their prefix, with the same draws.
+In: prompts as token ids, N, sampling parameters, a seed. Out: one `RolloutTree` per prompt. The decoding batch has
+one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at once. It refuses
+models whose attention cannot be hooked, and it never uses more memory than it was given: rows that do not fit wait,
+and are decoded afterwards from their prefix, with the same draws.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +72,8 @@ class NativeEngine:
         model: A Hugging Face causal LM; it is used as it is, so training it in place is visible at once.
         eos_token_id: Token or tokens that end a response.
         memory_bytes: Limit for the keys, values and logits of the rows that are decoded together.
-        share_prefixes: False decodes every rollout as a row of its own, for tests and for measuring what the tree saves.
+        share_prefixes: False decodes every rollout as a row of its own, for tests and for measuring what the tree
+            saves.
 
     Raises:
         HooksError: If the model's attention cannot be hooked.
@@ -92,6 +93,14 @@ class NativeEngine:
         self._share_prefixes = share_prefixes
 
     @torch.no_grad()
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy weights into the engine's model; those that it shares with the learner are left alone."""
+        own = dict(self.model.named_parameters())
+        for name, tensor in weights:
+            if own[name] is not tensor:
+                own[name].copy_(tensor)
+
+    @torch.no_grad()
     def sample(
         self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
     ) -> list[RolloutTree]:
@@ -108,7 +117,7 @@ class NativeEngine:
 
         Raises:
             ValueError: If a prompt is empty, or N < 1.
-            MemoryError: If the memory limit does not hold a single row.
+            OutOfMemoryError: If the memory limit does not hold a single row.
         """
         if num_rollouts < 1 or not all(len(p) for p in prompts):
             raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
@@ -141,7 +150,12 @@ class _Growth:
     """One call of `sample`: the forest, the row cache and the draws that its waves share."""
 
     def __init__(
-        self, engine: NativeEngine, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
+        self,
+        engine: NativeEngine,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int,
+        sampling: SamplingParams,
+        seed: int,
     ) -> None:
         self._model = engine.model
         self._share = engine._share_prefixes

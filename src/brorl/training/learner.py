@@ -1,7 +1,7 @@
 """The learner: groups and advantages in, an updated model out, with the exact gradient of the tree.
 
-Each step makes M mini-batch updates of AdamW. Parts of the trees go through the model one after the other, so memory does
-not depend on N. It refuses nothing silently: a loss that is not finite stops the run before the weights change.
+Each step makes M mini-batch updates of AdamW. Parts of the trees go through the model one after the other, so memory
+does not depend on N. It refuses nothing silently: a loss that is not finite stops the run before the weights change.
 """
 
 from __future__ import annotations
@@ -201,7 +201,10 @@ class TreeLearner:
             tree = group.tree
             if self._settings.responses_per_verdict:
                 chosen, factor_K = choose_responses(
-                    tree.leaf_count * advantage_L, group.correct_L, self._settings.responses_per_verdict, generator
+                    tree.leaf_count * advantage_L,
+                    group.correct_L,
+                    self._settings.responses_per_verdict,
+                    generator,
                 )
                 tree, _ = tree.select(chosen)
                 advantage_L = advantage_L[chosen] * factor_K
@@ -212,12 +215,18 @@ class TreeLearner:
         if self._settings.recompute_old_logprobs:
             with torch.no_grad(), self._autocast():
                 old = tree_logprobs(
-                    self.model, trees, temperature=self._settings.temperature, max_nodes=self._settings.max_nodes
+                    self.model,
+                    trees,
+                    temperature=self._settings.temperature,
+                    max_nodes=self._settings.max_nodes,
                 )
             trees = [replace(t, logprob=o.double().cpu().numpy()) for t, o in zip(trees, old, strict=True)]
         return MiniBatch(
-            trees,
-            *(self._tensor(a) for a in ([t.logprob for t in trees], positive, negative, [t.count for t in trees])),
+            trees=trees,
+            old_logprob_K=self._tensor([t.logprob for t in trees]),
+            positive_K=self._tensor(positive),
+            negative_K=self._tensor(negative),
+            count_K=self._tensor([t.count for t in trees]),
             num_tokens=sum(g.tree.num_sampled_tokens for g in groups),
         )
 
@@ -240,13 +249,13 @@ class TreeLearner:
                     clip_high=settings.clip_high,
                     num_tokens=batch.num_tokens,
                 )
-                result.loss.backward()  # type: ignore[no-untyped-call]
+                result.loss.backward()
                 kl = (batch.count_K[part.index] * (old_logprob_K - part.logprob.detach())).sum()
                 sums += torch.stack([result.loss.detach(), result.clipped_weight, kl])
         grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, settings.max_grad_norm)
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
             raise FloatingPointError(
-                f"loss {float(sums[0])} with gradient norm {float(grad_norm)}; lower optimizer.learning_rate, and resume"
+                f"loss {float(sums[0])} with gradient norm {float(grad_norm)}; lower optimizer.learning_rate"
             )
         self._updates += 1
         for parameters in self._optimizer.param_groups:

@@ -41,8 +41,7 @@ def grade(
     """
     if len(prompts) != len(trees):
         raise ValueError(
-            f"got {len(prompts)} prompts and {len(trees)} trees; "
-            "pass one tree per prompt, in the same order"
+            f"got {len(prompts)} prompts and {len(trees)} trees; pass one tree per prompt, in the same order"
         )
     graded: list[list[Verdict]] = []
     for prompt, tree in zip(prompts, trees, strict=True):

@@ -1,0 +1,235 @@
+"""Config to objects: the only place that turns settings into engines, learners, streams and runs.
+
+In: a checked `TrainConfig` and a run directory. Out: a `TrainingRun` and the state to start from. What can be wrong
+with a model or its data is found here, before any training.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import assert_never
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from brorl.algorithms import advantages
+from brorl.algorithms.learning_rate import scaled_learning_rate
+from brorl.config import DataConfig, TrainConfig
+from brorl.errors import UserError
+from brorl.evaluation.benchmark import Benchmark
+from brorl.model.load import LoadedModel, choose_device, end_tokens, load_model, load_tokenizer
+from brorl.model.tree_attention import HooksError
+from brorl.prompts import Prompt, PromptStream, countdown_prompts, countdown_puzzles, split_countdown
+from brorl.rollout.native import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.training.checkpoint import START, TrainerState, discard_unfinished, last_checkpoint, load_state
+from brorl.training.collect import Collector
+from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.training.loop import EstimateAdvantages, TrainingRun
+from brorl.training.run_directory import Record, RunDirectory
+from brorl.verify.countdown import CountdownVerifier
+from brorl.verify.verifier import Verifier
+
+_EVALUATION_SEED = 1_000_003
+
+
+def build_run(
+    config: TrainConfig, directory: RunDirectory, report: Callable[[Record], None]
+) -> tuple[TrainingRun, TrainerState]:
+    """Make the parts of a run, at its last checkpoint or at its start.
+
+    Args:
+        config: The run's settings.
+        directory: The run's files.
+        report: Told every line of the metrics.
+
+    Returns:
+        The run, and the state that its parts hold.
+
+    Raises:
+        UserError: If the model, the tokenizer or the data do not work.
+    """
+    torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
+    torch.manual_seed(config.seed)
+    discard_unfinished(directory.checkpoints)
+    checkpoint = last_checkpoint(directory.checkpoints)
+    loaded, engine = build_engine(config, str(checkpoint) if checkpoint else config.model)
+    train_prompts, held_out = build_prompts(config, loaded)
+    decode = build_decode(loaded.tokenizer)
+    verifiers: dict[str, Verifier] = {"countdown": CountdownVerifier()}
+    collector = Collector(
+        engine=engine,
+        stream=PromptStream(train_prompts, config.seed),
+        verifiers=verifiers,
+        decode=decode,
+        sampling=_training_sampling(config),
+        rollouts_per_prompt=config.rollouts_per_prompt,
+        prompts_per_step=config.prompts_per_step,
+        dynamic_sampling=config.dynamic_sampling.enabled,
+        max_tries=config.dynamic_sampling.max_tries,
+        seed=config.seed,
+    )
+    run = TrainingRun(
+        collector=collector,
+        estimate_advantages=build_advantages(config),
+        learner=TreeLearner(loaded.model, build_learner_settings(config)),
+        engine=engine,
+        benchmark=_benchmark(config, held_out, verifiers, decode),
+        evaluate_every=config.evaluation.every,
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        directory=directory,
+        steps=config.steps,
+        checkpoint_every=config.checkpoint_every,
+        keep_checkpoints=config.keep_checkpoints,
+        store_rollouts_every=config.store_rollouts_every,
+        seed=config.seed,
+        report=report,
+    )
+    return run, _restore(run, checkpoint)
+
+
+def build_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    """Return the function from a response's token ids to its text, without special tokens."""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    return decode
+
+
+def build_engine(config: TrainConfig, source: str) -> tuple[LoadedModel, NativeEngine]:
+    """Load the model to train and the engine that samples with it.
+
+    The engine shares the learner's weights, except with bfloat16, where it has a copy of its own.
+    """
+    device = choose_device(config.device)
+    dtype = torch.float64 if config.dtype == "float64" else torch.float32
+    tokenizer = load_tokenizer(source)
+    model = load_model(source, device, dtype)
+    sampler = load_model(source, device, torch.bfloat16) if config.dtype == "bfloat16" else model
+    try:
+        engine = NativeEngine(sampler, end_tokens(model, tokenizer), int(config.engine.memory_gib * 2**30))
+    except HooksError as error:
+        raise UserError(str(error)) from error
+    return LoadedModel(model, tokenizer), engine
+
+
+def build_prompts(config: TrainConfig, loaded: LoadedModel) -> tuple[list[Prompt], list[Prompt]]:
+    """Make the training prompts, and the held-out prompts that are evaluated."""
+    longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    match config.data.task:
+        case "countdown":
+            train, held_out = _countdown(config.data, loaded, config.evaluation.num_prompts)
+        case _:
+            assert_never(config.data.task)
+    for prompt in (*train, *held_out):
+        unknown = loaded.tokenizer.unk_token_id is not None and loaded.tokenizer.unk_token_id in prompt.token_ids
+        if not prompt.token_ids or unknown:
+            raise UserError(
+                f"the tokenizer of {config.model} cannot spell the prompt {prompt.text!r}; "
+                "choose another model or data.task"
+            )
+        if longest and len(prompt.token_ids) + config.sampling.max_new_tokens > longest:
+            raise UserError(
+                f"prompt {prompt.id} ({len(prompt.token_ids)} tokens) and sampling.max_new_tokens = "
+                f"{config.sampling.max_new_tokens} exceed the {longest} positions of {config.model}; "
+                "lower sampling.max_new_tokens"
+            )
+    return train, held_out
+
+
+def build_advantages(config: TrainConfig) -> EstimateAdvantages:
+    """Return the advantage estimator."""
+    match config.advantage.estimator:
+        case "reinforce_pp_baseline":
+            return partial(advantages.reinforce_pp_baseline, normalise_over=config.advantage.normalise_over)
+        case "grpo":
+            return advantages.grpo
+        case "rloo":
+            return advantages.rloo
+        case _:
+            assert_never(config.advantage.estimator)
+
+
+def build_learner_settings(config: TrainConfig) -> LearnerSettings:
+    """Return the learner's settings, with the learning rate scaled for the batch."""
+    optimizer = config.optimizer
+    learning_rate = optimizer.learning_rate
+    if optimizer.reference_batch:
+        learning_rate = scaled_learning_rate(learning_rate, config.samples_per_step, optimizer.reference_batch)
+    return LearnerSettings(
+        learning_rate=learning_rate,
+        mini_batches=optimizer.mini_batches,
+        clip_low=config.loss.clip_low,
+        clip_high=config.loss.clip_high,
+        temperature=config.sampling.temperature,
+        betas=optimizer.betas,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        warmup_updates=optimizer.warmup_updates,
+        responses_per_verdict=optimizer.responses_per_verdict,
+        recompute_old_logprobs=optimizer.old_logprobs == "recompute" or config.dtype == "bfloat16",
+        max_nodes=config.engine.nodes_per_pass,
+        autocast=config.dtype == "bfloat16",
+    )
+
+
+def _countdown(data: DataConfig, loaded: LoadedModel, num_held_out: int) -> tuple[list[Prompt], list[Prompt]]:
+    puzzles = countdown_puzzles(data.num_numbers, data.max_number, range(data.min_target, data.max_target + 1))
+    train, held_out = split_countdown(puzzles, data.held_out_share, data.split_seed)
+    if not train or len(held_out) < num_held_out:
+        raise UserError(
+            f"data gives {len(train)} training and {len(held_out)} held-out puzzles, and evaluation.num_prompts is "
+            f"{num_held_out}; raise data.max_number or data.held_out_share, or lower evaluation.num_prompts"
+        )
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = loaded.tokenizer(text)["input_ids"]
+        return ids
+
+    return countdown_prompts(train, encode), countdown_prompts(held_out[:num_held_out], encode)
+
+
+def _benchmark(
+    config: TrainConfig,
+    held_out: Sequence[Prompt],
+    verifiers: dict[str, Verifier],
+    decode: Callable[[Sequence[int]], str],
+) -> Benchmark | None:
+    if not held_out:
+        return None
+    evaluation = config.evaluation
+    sampling = SamplingParams(
+        temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
+        max_new_tokens=config.sampling.max_new_tokens,
+    )
+    return Benchmark(
+        held_out,
+        verifiers,
+        decode,
+        sampling,
+        evaluation.num_samples,
+        evaluation.ks,
+        config.seed + _EVALUATION_SEED,
+    )
+
+
+def _training_sampling(config: TrainConfig) -> SamplingParams:
+    sampling = config.sampling
+    return SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens)
+
+
+def _restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
+    """Put the parts into the state of a checkpoint, and the files of the run with them."""
+    state = load_state(checkpoint) if checkpoint else START
+    if state.learner is not None:
+        run.learner.load_state_dict(state.learner)
+    if state.stream is not None:
+        run.collector.stream.load_state_dict(state.stream)
+    run.directory.rewind(state.step if checkpoint else -1)
+    return state

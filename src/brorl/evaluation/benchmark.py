@@ -1,0 +1,86 @@
+"""Evaluation: samples held-out prompts as trees, verifies them, and reports pass@k."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from brorl.evaluation.pass_at_k import Estimate, mean_with_interval, pass_at_k
+from brorl.prompts import Prompt
+from brorl.rollout.engine import Engine
+from brorl.sampling import SamplingParams
+from brorl.verify.grade import grade
+from brorl.verify.verifier import Verifier
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of one evaluation.
+
+    Attributes:
+        pass_at: Estimate of pass@k for each k asked for.
+        num_prompts: Number of prompts.
+        num_samples: Responses per prompt.
+        solved: Prompts with at least one correct response.
+        truncated_share: Share of responses that were cut.
+        unique_tokens: Tokens computed.
+        sampled_tokens: Tokens of all responses.
+        seconds: Wall time.
+    """
+
+    pass_at: dict[int, Estimate]
+    num_prompts: int
+    num_samples: int
+    solved: int
+    truncated_share: float
+    unique_tokens: int
+    sampled_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A set of held-out prompts and how to evaluate on it.
+
+    Attributes:
+        prompts: The prompts.
+        verifiers: Verifier of each domain.
+        decode: Token ids to text.
+        sampling: How responses are sampled.
+        num_samples: Responses per prompt, n.
+        ks: Which pass@k to report, each at most n.
+        seed: Seed of the sampling, the same for every evaluation.
+    """
+
+    prompts: Sequence[Prompt]
+    verifiers: Mapping[str, Verifier]
+    decode: Callable[[Sequence[int]], str]
+    sampling: SamplingParams
+    num_samples: int
+    ks: tuple[int, ...]
+    seed: int
+
+    def evaluate(self, engine: Engine) -> Evaluation:
+        """Sample, verify and summarise."""
+        started = perf_counter()
+        token_ids = [p.token_ids for p in self.prompts]
+        trees = engine.sample(token_ids, self.num_samples, self.sampling, self.seed)
+        verdicts = grade(self.prompts, trees, self.verifiers, self.decode)
+        correct_P = np.array([
+            sum(int(count) for count, v in zip(t.leaf_count, vs, strict=True) if v.correct)
+            for t, vs in zip(trees, verdicts, strict=True)
+        ])  # fmt: skip
+        truncated = sum(int(t.leaf_count[~t.finished].sum()) for t in trees)
+        return Evaluation(
+            pass_at={k: mean_with_interval(pass_at_k(correct_P, self.num_samples, k)) for k in self.ks},
+            num_prompts=len(self.prompts),
+            num_samples=self.num_samples,
+            solved=int((correct_P > 0).sum()),
+            truncated_share=truncated / (len(self.prompts) * self.num_samples),
+            unique_tokens=sum(t.num_unique_tokens for t in trees),
+            sampled_tokens=sum(t.num_sampled_tokens for t in trees),
+            seconds=perf_counter() - started,
+        )

@@ -1,0 +1,1 @@
+"""Built-in recipes, by name: `brorl train quickstart`."""

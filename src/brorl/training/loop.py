@@ -1,0 +1,157 @@
+"""The training loop: sample the tree, verify the tree, learn from the tree.
+
+In: the parts of a run, made elsewhere, and the state to start from. Out: a trained model in a run directory. There
+is one loop; whether the engine and the learner are local or remote is not its concern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from brorl.algorithms.groups import Group
+from brorl.evaluation.benchmark import Benchmark
+from brorl.rollout.engine import Engine
+from brorl.training.checkpoint import TrainerState, save_checkpoint
+from brorl.training.collect import Collected, Collector, NoMixedGroupsError
+from brorl.training.learner import Learner
+from brorl.training.run_directory import Record, RunDirectory
+from brorl.training.stop_request import StopRequest
+from brorl.training.stopwatch import Stopwatch
+
+EstimateAdvantages = Callable[[Sequence[Group]], list[NDArray[np.float64]]]
+
+
+class Ending(Enum):
+    """Why a run ended."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    NO_MIXED_GROUPS = "no mixed groups"
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """The parts of a run.
+
+    Attributes:
+        collector: Prompts to groups.
+        estimate_advantages: Groups to advantages.
+        learner: Groups and advantages to an updated model.
+        engine: Samples with the updated weights.
+        benchmark: Held-out prompts; None evaluates nothing.
+        evaluate_every: Evaluate after every so many steps (and at the start and the end).
+        model: What is saved.
+        tokenizer: Saved beside it.
+        directory: The run's files.
+        steps: Number of steps of the whole run.
+        checkpoint_every: Save after every so many steps (and at the end).
+        keep_checkpoints: How many to keep; 0 for all.
+        store_rollouts_every: Store every so many steps' rollouts; 0 for none.
+        seed: Seed of the run.
+        report: Told every line of the metrics as it is written.
+    """
+
+    collector: Collector
+    estimate_advantages: EstimateAdvantages
+    learner: Learner
+    engine: Engine
+    benchmark: Benchmark | None
+    evaluate_every: int
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    directory: RunDirectory
+    steps: int
+    checkpoint_every: int
+    keep_checkpoints: int
+    store_rollouts_every: int
+    seed: int
+    report: Callable[[Record], None]
+
+
+def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
+    """Train from `state` to the end of the run.
+
+    Args:
+        run: The parts.
+        state: Where to start; the model, learner and stream already hold it.
+
+    Returns:
+        Why the run ended, and a sentence about it.
+    """
+    if state.step == 0:
+        record_metrics(run, {"step": 0, **evaluation_record(run)})
+    carried = list(state.carried)
+    with StopRequest() as stop:
+        for step in range(state.step + 1, run.steps + 1):
+            clock = Stopwatch()
+            try:
+                groups, carried, collected = run.collector.collect(step, carried, clock)
+            except NoMixedGroupsError as error:
+                save(run, step - 1, error.kept)
+                return Ending.NO_MIXED_GROUPS, str(error)
+
+            with clock("training"):
+                advantages = run.estimate_advantages(groups)
+                update = run.learner.step(groups, advantages, seed=seed_of(run, step))
+            run.engine.load_weights(run.learner.weights())
+
+            with clock("storing"):
+                store_rollouts(run, step, collected)
+            record = {
+                "step": step,
+                "sampling": collected.summary(),
+                "update": asdict(update),
+                "seconds": clock.seconds(),
+            }
+            record |= {"kept": {"groups": len(groups), "carried": len(carried), "samples": num_rollouts(groups)}}
+            if step % run.evaluate_every == 0 or step == run.steps:
+                record |= evaluation_record(run)
+            record_metrics(run, record)
+
+            if step % run.checkpoint_every == 0 or step == run.steps or stop.requested:
+                save(run, step, carried)
+            if stop.requested and step < run.steps:
+                return Ending.INTERRUPTED, f"stopped after step {step}"
+    return Ending.FINISHED, f"finished {run.steps} steps"
+
+
+def num_rollouts(groups: Sequence[Group]) -> int:
+    """Return the number of rollouts in groups."""
+    return sum(g.tree.num_rollouts for g in groups)
+
+
+def seed_of(run: TrainingRun, step: int) -> int:
+    """Return the seed of a step's learner, a pure function of the run's seed and the step."""
+    return int(np.random.SeedSequence([run.seed, step]).generate_state(1, np.uint64)[0])
+
+
+def evaluation_record(run: TrainingRun) -> Record:
+    """Evaluate on held-out prompts, if there are any."""
+    return {} if run.benchmark is None else {"evaluation": asdict(run.benchmark.evaluate(run.engine))}
+
+
+def record_metrics(run: TrainingRun, record: dict[str, Any]) -> None:
+    """Write a line of the metrics and report it."""
+    run.directory.append_metrics(record)
+    run.report(record)
+
+
+def store_rollouts(run: TrainingRun, step: int, collected: Collected) -> None:
+    """Store what a step sampled, if it is its turn."""
+    if run.store_rollouts_every and step % run.store_rollouts_every == 0:
+        decode = run.collector.decode
+        texts = [[decode(tokens) for tokens, _ in g.tree.responses()] for g in collected.groups]
+        run.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
+
+
+def save(run: TrainingRun, step: int, carried: Sequence[Group]) -> None:
+    """Write a checkpoint of the run after a step."""
+    state = TrainerState(step, run.learner.state_dict(), run.collector.stream.state_dict(), tuple(carried))
+    save_checkpoint(run.directory.checkpoints, state, run.model, run.tokenizer, run.keep_checkpoints)

@@ -1,0 +1,172 @@
+"""The files of a run: metrics, rollouts, environment, log; written so that a kill at any instant leaves them readable.
+
+A line of `metrics.jsonl` is on disk before the checkpoint that follows it. A file of rollouts has its final name
+only when it is complete. Going back to a checkpoint removes what was written after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brorl.algorithms.groups import Group
+from brorl.errors import StorageError
+from brorl.verify.verifier import Verdict
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of a run and the writing of its files.
+
+    Attributes:
+        path: The directory; it exists.
+    """
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a line; step 0 is the start, before any update."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder a checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def rollouts(self) -> Path:
+        """One Parquet file a step."""
+        return self.path / "rollouts"
+
+    def append_metrics(self, record: Record) -> None:
+        """Add a line to the metrics; it is on disk when this returns."""
+        with storing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[Record]:
+        """Return all complete lines of the metrics."""
+        if not self.metrics_file.exists():
+            return []
+        return [json.loads(line) for line in self.metrics_file.read_text("utf-8").split("\n")[:-1]]
+
+    def rewind(self, step: int) -> None:
+        """Remove metrics and rollouts of steps after `step`, and what a kill left half written."""
+        kept = [r for r in self.read_metrics() if r["step"] <= step]
+        with storing(self.metrics_file):
+            replace_file(self.metrics_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
+            for file in self.rollouts.glob("*"):
+                if file.suffix != ".parquet" or int(file.stem.removeprefix("step-")) > step:
+                    file.unlink()
+
+    def write_rollouts(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        texts: Sequence[Sequence[str]],
+    ) -> None:
+        """Store every distinct response that a step sampled.
+
+        Args:
+            step: The step.
+            groups: The groups sampled, kept or not.
+            verdicts: For each group the verdict of each distinct response.
+            texts: For each group the text of each distinct response.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows: list[Record] = []
+        for group, group_verdicts, group_texts in zip(groups, verdicts, texts, strict=True):
+            tree = group.tree
+            for i, (leaf, (token_ids, count)) in enumerate(zip(tree.leaf, tree.responses(), strict=True)):
+                verdict = group_verdicts[i]
+                rows.append({
+                    "step": step, "prompt_id": group.prompt.id, "domain": group.prompt.domain, "prompt":
+                    group.prompt.text, "response": group_texts[i], "token_ids": token_ids, "logprobs":
+                    tree.logprob[tree.path(int(leaf))], "count": count, "num_rollouts": tree.num_rollouts,
+                    "finished": bool(tree.finished[i]), "correct": verdict.correct, "score": verdict.score,
+                    "extracted": verdict.extracted, "reason": verdict.reason, "reward": float(group.reward_L[i]),
+                })  # fmt: skip
+        schema = pa.schema([
+            ("step", pa.int32()), ("prompt_id", pa.string()), ("domain", pa.string()), ("prompt", pa.string()),
+            ("response", pa.string()), ("token_ids", pa.list_(pa.int32())), ("logprobs", pa.list_(pa.float32())),
+            ("count", pa.int32()), ("num_rollouts", pa.int32()), ("finished", pa.bool_()), ("correct", pa.bool_()),
+            ("score", pa.float64()), ("extracted", pa.string()), ("reason", pa.string()), ("reward", pa.float64()),
+        ])  # fmt: skip
+        target = self.rollouts / f"step-{step:06d}.parquet"
+        with storing(target):
+            self.rollouts.mkdir(exist_ok=True)
+            sink = pa.BufferOutputStream()
+            pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink, compression="zstd")
+            replace_file(target, sink.getvalue().to_pybytes())
+
+    def write_environment(self) -> None:
+        """Write `env.json`: versions, machine, threads."""
+        environment = {
+            "command": sys.argv,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "processor": _processor(),
+            "threads": torch.get_num_threads(),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "packages": {name: version(name) for name in ("brorl", "torch", "transformers", "numpy")},
+        }
+        target = self.path / "env.json"
+        with storing(target):
+            replace_file(target, json.dumps(environment, indent=2).encode())
+
+
+@contextmanager
+def storing(target: Path) -> Iterator[None]:
+    """Turn what goes wrong with the disk into a `StorageError` that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"could not write {target}: {error.strerror or error}; "
+            "free some space or fix the permissions, then resume the run"
+        ) from error
+
+
+def replace_file(target: Path, content: bytes) -> None:
+    """Write a file under a temporary name, force it to disk, then give it its name."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

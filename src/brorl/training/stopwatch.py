@@ -1,0 +1,28 @@
+"""Wall time by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+
+class Stopwatch:
+    """Adds up the seconds spent in named phases: `with clock("generation"): ...`."""
+
+    def __init__(self) -> None:
+        self._started = perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Time a block."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + perf_counter() - started
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase, and in all since the start."""
+        return {**self._seconds, "total": perf_counter() - self._started}

@@ -1,0 +1,27 @@
+"""Fresh random inputs for every run, reproducible from the seed that a failing test reports."""
+
+import os
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)  # the models are tiny; threads only cost
+settings.register_profile("brorl", deadline=None, print_blob=True)  # no timed assertions
+settings.load_profile("brorl")
+
+_SEED = int(os.environ.get("BRORL_TEST_SEED", int.from_bytes(os.urandom(3))))
+
+
+def pytest_report_header() -> str:
+    return f"inputs from BRORL_TEST_SEED={_SEED} (set it to repeat a run)"
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> Iterator[np.random.Generator]:
+    """A generator of its own for each test: new numbers in every run, the same ones for the same seed."""
+    print(f"repeat with BRORL_TEST_SEED={_SEED}")
+    return np.random.default_rng([_SEED, zlib.crc32(request.node.nodeid.encode())])

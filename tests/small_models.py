@@ -1,0 +1,147 @@
+"""Tiny random models, random trees, and the plain reference: N x T rows, padded on the right, no tree and no hooks."""
+
+from collections.abc import Iterator, Sequence
+from types import MethodType
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from brorl.tree import RolloutTree
+
+ARCHITECTURES = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 6}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 12, "sliding_window": None}),
+}
+
+
+def small_model(
+    architecture: str = "llama",
+    *,
+    vocab_size: int = 17,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+    scale: float = 0.25,
+    **overrides: object,
+) -> PreTrainedModel:
+    """Build a grouped-query model (4 query heads, 2 key-value heads) with every parameter random, biases and norms too.
+
+    Its RMSNorms compute in the model's own dtype. (Those of transformers round to float32, which would hide
+    errors up to 1e-7.)
+    """
+    config_class, model_class, options = ARCHITECTURES[architecture]
+    config = config_class(**{
+        "vocab_size": vocab_size,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "tie_word_embeddings": False,
+        **options,
+        **overrides,
+    })  # fmt: skip
+    model = model_class(config).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            centre = 1.0 if parameter.dim() == 1 else 0.0
+            parameter.copy_(centre + scale * noise)
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = MethodType(_exact_rms_norm, module)
+    return model.eval()
+
+
+def _exact_rms_norm(self: torch.nn.Module, x: Tensor) -> Tensor:
+    return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def random_tree(
+    rng: np.random.Generator,
+    *,
+    prompt_length: int | None = None,
+    num_rollouts: int = 12,
+    max_length: int = 7,
+    vocab_size: int = 17,
+    branching: int = 3,
+    eos: int = 0,
+) -> RolloutTree:
+    """Random rollouts that share prefixes: ragged, with duplicates, some finished by `eos`, some truncated."""
+    prompt = rng.integers(1, vocab_size, prompt_length or rng.integers(1, 10)).tolist()
+    alphabet = rng.choice(np.arange(1, vocab_size), branching, replace=False)
+    responses = []
+    for _ in range(num_rollouts):
+        body = rng.choice(alphabet, rng.integers(0, max_length)).tolist()
+        responses.append(body + [eos] if rng.random() < 0.6 or not body else body)
+    responses += [responses[i] for i in rng.integers(0, num_rollouts, num_rollouts // 2)]
+    return RolloutTree.from_responses(prompt, responses, finished=[r[-1] == eos for r in responses])
+
+
+def rollouts(tree: RolloutTree) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (distinct response, its nodes) once for each of the N rollouts."""
+    for leaf in range(tree.num_responses):
+        for _ in range(tree.leaf_count[leaf]):
+            yield leaf, tree.path(int(tree.leaf[leaf]))
+
+
+def plain_logprobs(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    responses: Sequence[Sequence[int]],
+    temperature: float = 1.0,
+) -> list[Tensor]:
+    """Log-probs of each response's tokens from one right-padded batch through the model as Hugging Face wrote it."""
+    rows = [list(p) + list(r) for p, r in zip(prompts, responses, strict=True)]
+    width = max(map(len, rows))
+    ids = torch.tensor([r + [0] * (width - len(r)) for r in rows])
+    mask = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r in rows])
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    logprob = torch.log_softmax(logits / temperature, dim=-1)
+    found = []
+    for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        predicting = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
+        found.append(logprob[i, predicting, torch.tensor(list(response))])
+    return found
+
+
+def flattened_logprobs(
+    model: PreTrainedModel, trees: Sequence[RolloutTree], temperature: float = 1.0
+) -> list[list[Tensor]]:
+    """Log-probs of all N rollouts of each tree, duplicates computed again, in the order of `rollouts(tree)`."""
+    prompts = [t.prompt_ids for t in trees for _ in range(t.num_rollouts)]
+    responses = [t.token[path].tolist() for t in trees for _, path in rollouts(t)]
+    flat = iter(plain_logprobs(model, prompts, responses, temperature))
+    return [[next(flat) for _ in range(t.num_rollouts)] for t in trees]
+
+
+def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Copies of all parameter gradients; zeros where there is none."""
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_same_gradients(got: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-10) -> None:
+    """Compare each parameter's gradient, relative to its own norm (and refuse a reference that is all zero)."""
+    total = float(torch.stack([g.norm() for g in expected.values()]).norm())
+    assert total > 1e-6
+    for name, gradient in expected.items():
+        error = float((got[name] - gradient).norm())
+        assert error <= tolerance * max(float(gradient.norm()), 1e-3 * total), (name, error, float(gradient.norm()))

@@ -1,0 +1,286 @@
+"""The rollout tree against plain loops over the rollouts it stands for."""
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brorl.tree import RolloutTree
+
+EOS = 0
+ARRAYS = [f.name for f in fields(RolloutTree) if f.name != "prompt_ids"]
+Responses = list[tuple[int, ...]]
+
+tokens = st.integers(0, 3)
+responses_of_one_prompt = st.lists(st.lists(tokens, min_size=1, max_size=6).map(tuple), min_size=1, max_size=20)
+
+
+@st.composite
+def rollouts_with_flags(draw: st.DrawFn) -> tuple[Responses, list[bool]]:
+    responses = draw(responses_of_one_prompt)
+    return responses, draw(st.lists(st.booleans(), min_size=len(responses), max_size=len(responses)))
+
+
+def logprob_of(prefix: tuple[int, ...]) -> float:
+    """Some log-prob that depends on the whole prefix, as a model's does."""
+    return -1.0 - (hash(prefix) % 1000) / 1000
+
+
+def all_prefixes(responses: Responses) -> list[tuple[int, ...]]:
+    """Distinct prefixes; Python sorts tuples so that a prefix comes right before what extends it: preorder."""
+    return sorted({r[:i] for r in responses for i in range(1, len(r) + 1)})
+
+
+def build(responses: Responses, finished: list[bool] | None = None) -> RolloutTree:
+    logprobs = [[logprob_of(r[: i + 1]) for i in range(len(r))] for r in responses]
+    return RolloutTree.from_responses((7, 8), responses, logprobs, finished)
+
+
+@given(rollouts_with_flags())
+def test_round_trip_keeps_counts_and_finish_flags(rollouts: tuple[Responses, list[bool]]) -> None:
+    responses, finished = rollouts
+    tree = build(responses, finished)
+    tree.validate()
+    found = [(r, bool(f), c) for (r, c), f in zip(tree.responses(), tree.finished, strict=True)]
+    assert Counter({(r, f): c for r, f, c in found}) == Counter(zip(responses, finished, strict=True))
+    assert [(r, f) for r, f, _ in found] == sorted(set(zip(responses, finished, strict=True)))
+    assert tree.prompt_ids == (7, 8)
+
+
+@given(rollouts_with_flags())
+def test_nodes_are_the_distinct_prefixes_in_order_with_their_counts(rollouts: tuple[Responses, list[bool]]) -> None:
+    responses, finished = rollouts
+    tree = build(responses, finished)
+    prefixes = all_prefixes(responses)
+    place = {prefix: i for i, prefix in enumerate(prefixes)} | {(): -1}
+    assert tree.token.tolist() == [p[-1] for p in prefixes]
+    assert tree.parent.tolist() == [place[p[:-1]] for p in prefixes]
+    assert tree.count.tolist() == [sum(r[: len(p)] == p for r in responses) for p in prefixes]
+    assert tree.logprob.tolist() == [logprob_of(p) for p in prefixes]
+    assert tree.depth.tolist() == [len(p) - 1 for p in prefixes]
+    below = [[q for q in prefixes if q[: len(p)] == p] for p in prefixes]
+    assert tree.end.tolist() == [place[b[-1]] + 1 for b in below]
+    assert tree.num_rollouts == len(responses)
+    assert tree.num_sampled_tokens == sum(map(len, responses))
+    assert tree.num_unique_tokens == len(prefixes)
+    assert tree.num_responses == len(set(zip(responses, finished, strict=True)))
+    for i, prefix in enumerate(prefixes):
+        assert tree.path(i).tolist() == [place[prefix[:n]] for n in range(1, len(prefix) + 1)]
+
+
+@given(rollouts_with_flags(), st.randoms(use_true_random=False))
+def test_order_of_the_rollouts_does_not_matter(rollouts: tuple[Responses, list[bool]], random: Random) -> None:
+    pairs = list(zip(*rollouts, strict=True))
+    shuffled = list(pairs)
+    random.shuffle(shuffled)
+    first, second = (build([r for r, _ in p], [f for _, f in p]) for p in (pairs, shuffled))
+    assert first == second
+    assert first != build([*rollouts[0], (1, 2, 3)], [*rollouts[1], True])  # one rollout more
+    assert first != replace(first, prompt_ids=(7, 9))
+
+
+@given(rollouts_with_flags(), st.data())
+def test_sum_below_equals_a_loop_over_responses(rollouts: tuple[Responses, list[bool]], data: st.DataObject) -> None:
+    tree = build(*rollouts)
+    size = tree.num_responses
+    value_L = data.draw(st.lists(st.integers(-50, 50), min_size=size, max_size=size))
+    expected = np.zeros(tree.num_unique_tokens)
+    for leaf, value in zip(tree.leaf, value_L, strict=True):
+        for node in tree.path(int(leaf)):
+            expected[node] += value
+    np.testing.assert_array_equal(tree.sum_below(np.array(value_L)), expected)
+    np.testing.assert_array_equal(tree.sum_below(tree.leaf_count), tree.count)
+    assert tree.length.tolist() == [len(tree.path(int(leaf))) for leaf in tree.leaf]
+
+
+def test_sum_below_is_exactly_zero_where_all_responses_have_value_zero(rng: np.random.Generator) -> None:
+    responses = [tuple(r) for r in rng.integers(0, 9, (200, 3)).tolist()]
+    tree = RolloutTree.from_responses((1,), responses)
+    value_L = np.where(rng.random(tree.num_responses) < 0.5, 0.0, rng.normal(size=tree.num_responses) * 1e9)
+    alone = tree.leaf[value_L == 0]
+    assert (tree.sum_below(value_L)[alone] == 0).all()
+
+
+@given(rollouts_with_flags(), st.data())
+def test_select_equals_rebuilding_from_the_kept_responses(
+    rollouts: tuple[Responses, list[bool]], data: st.DataObject
+) -> None:
+    tree = build(*rollouts)
+    kept = sorted(data.draw(st.sets(st.integers(0, tree.num_responses - 1), min_size=1)))
+    smaller, node_index = tree.select(np.array(kept))
+    smaller.validate()
+    repeated = [
+        (r, f)
+        for i, ((r, c), f) in enumerate(zip(tree.responses(), tree.finished.tolist(), strict=True))
+        for _ in range(c)
+        if i in kept
+    ]
+    assert smaller == build([r for r, _ in repeated], [f for _, f in repeated])
+    for name in ("token", "logprob"):
+        np.testing.assert_array_equal(getattr(smaller, name), getattr(tree, name)[node_index])
+
+
+def test_known_tree_with_a_prefix_that_is_a_response_and_the_end_token_as_a_node() -> None:
+    responses = [(5, 3, EOS), (5, 3), (5, EOS), (5, 3, EOS), (2, EOS)]
+    tree = RolloutTree.from_responses([9], responses, finished=[r[-1] == EOS for r in responses])
+    assert tree.token.tolist() == [2, EOS, 5, EOS, 3, EOS]
+    assert tree.parent.tolist() == [-1, 0, -1, 2, 2, 4]
+    assert tree.count.tolist() == [1, 1, 4, 1, 3, 2]
+    assert tree.leaf.tolist() == [1, 3, 4, 5]
+    assert tree.leaf_count.tolist() == [1, 1, 1, 2]
+    assert tree.finished.tolist() == [True, True, False, True]
+    assert np.isnan(tree.logprob).all()  # nobody gave any
+    assert tree.end.tolist() == [2, 2, 6, 4, 6, 6]
+
+
+def test_a_shared_node_keeps_the_log_prob_of_the_response_that_sorts_first() -> None:
+    tree = RolloutTree.from_responses((1,), [(2, 4), (2, 3)], [[-0.5, -0.6], [-0.7, -0.8]])
+    assert tree.logprob.tolist() == [-0.7, -0.8, -0.6]
+
+
+def test_large_random_tree_agrees_with_loops(rng: np.random.Generator) -> None:
+    """Deep and wide: chains longer than hypothesis draws, so that pointer doubling and subtree ends are exercised."""
+    responses = [
+        tuple((rng.random(rng.integers(1, 120)) < 0.05).astype(int).tolist()) + (int(rng.integers(2, 50_000)),)
+        for _ in range(300)
+    ]
+    tree = RolloutTree.from_responses((1,), responses)
+    tree.validate()
+    prefixes = all_prefixes(responses)
+    assert tree.depth.tolist() == [len(p) - 1 for p in prefixes]
+    end = list(range(1, len(prefixes) + 1))
+    for node in range(len(prefixes) - 1, -1, -1):
+        if tree.parent[node] >= 0:
+            end[tree.parent[node]] = max(end[tree.parent[node]], end[node])
+    assert tree.end.tolist() == end
+    assert Counter(dict(tree.responses())) == Counter(responses)
+
+
+def test_arrays_are_read_only() -> None:
+    tree = build([(1, 2), (1, 3)])
+    for name in ARRAYS:
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(tree, name)[0] = 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"responses": []}, "at least one response"),
+        ({"responses": [(1,), ()]}, "at least one token"),
+        ({"responses": [(1, -1)]}, "negative"),
+        ({"responses": [(1, 2)], "logprobs": [[-1.0]]}, "one number per token"),
+        ({"responses": [(1, 2)], "logprobs": []}, "one number per token"),
+        ({"responses": [(1, 2)], "finished": [True, False]}, "2 entries for 1 response"),
+    ],
+)
+def test_from_responses_refuses(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RolloutTree.from_responses((1,), **arguments)
+
+
+# The tree of (1, 2), (1, 3), (1, 3), (4): nodes 1, 1-2, 1-3, 4.
+VALID = {
+    "prompt_ids": (9,),
+    "token": [1, 2, 3, 4],
+    "parent": [-1, 0, 0, -1],
+    "count": [3, 1, 2, 1],
+    "logprob": [-0.1, -0.2, np.nan, -0.4],
+    "leaf": [1, 2, 3],
+    "leaf_count": [1, 2, 1],
+    "finished": [True, True, False],
+}
+
+
+def test_the_tree_that_the_next_tests_break_is_valid() -> None:
+    RolloutTree(**VALID).validate()
+    assert RolloutTree(**VALID).responses() == [((1, 2), 1), ((1, 3), 2), ((4,), 1)]
+
+
+@pytest.fixture
+def watchdog() -> Iterator[None]:
+    """Turn an endless loop into a failure; a parent cycle must not cause one."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("validate() did not return")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.usefixtures("watchdog")
+@pytest.mark.parametrize(
+    ("invariant", "change"),
+    [
+        ("parents before children", {"parent": [-1, 2, 0, -1]}),
+        ("parents before children", {"parent": [-1, 0, 0, 3]}),
+        ("parents before children", {"parent": [-2, 0, 0, -1]}),
+        ("parents before children", {"parent": [-1, 0, 0, 9]}),
+        ("depth-first preorder", {"token": [1, 4, 2, 3], "parent": [-1, -1, 0, 0], "count": [3, 1, 1, 2], "leaf": [2, 3, 1]}),
+        ("siblings sorted", {"token": [1, 3, 2, 4]}),
+        ("siblings sorted", {"token": [1, 3, 3, 4]}),
+        ("siblings sorted", {"token": [4, 2, 3, 1]}),
+        ("tokens not negative", {"token": [-1, 2, 3, 4]}),
+        ("leaves in preorder", {"leaf": [2, 1, 3], "leaf_count": [2, 1, 1]}),
+        ("leaves in preorder", {"leaf": [1, 2, 2, 3], "leaf_count": [1, 1, 1, 1], "finished": [True] * 4}),
+        ("leaves are nodes", {"leaf": [1, 2, 4]}),
+        ("leaves are nodes", {"leaf": [-1, 2, 3]}),
+        ("leaf counts positive", {"leaf_count": [1, 2, 0], "count": [3, 1, 2, 0]}),
+        ("count", {"count": [4, 1, 2, 1]}),
+        ("count", {"count": [3, 1, 1, 1]}),
+        ("count", {"leaf_count": [2, 2, 1]}),
+        ("count", {"token": [1, 2, 3, 5], "count": [3, 1, 2, 0], "leaf": [1, 2], "leaf_count": [1, 2], "finished": [True, True]}),
+        ("log-probs at most 0", {"logprob": [-0.1, 0.5, np.nan, -0.4]}),
+    ],
+)  # fmt: skip
+def test_validate_names_the_broken_invariant(invariant: str, change: dict) -> None:
+    tree = RolloutTree(**{**VALID, **change})
+    with pytest.raises(ValueError, match=f"not a rollout tree: violates '{invariant}"):
+        tree.validate()
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_lengths_must_agree(name: str) -> None:
+    with pytest.raises(ValueError, match="of one length"):
+        RolloutTree(**{**VALID, name: VALID[name][:-1]})
+    with pytest.raises(ValueError, match="one-dimensional"):
+        RolloutTree(**{**VALID, name: [VALID[name]]})
+
+
+def test_a_tree_without_responses_is_refused() -> None:
+    empty: dict = {name: [] for name in ARRAYS}
+    with pytest.raises(ValueError, match="at least one response"):
+        RolloutTree(prompt_ids=(1,), **empty)
+
+
+@given(rollouts_with_flags(), st.data())
+def test_whatever_validate_accepts_is_the_canonical_tree_of_its_rollouts(
+    rollouts: tuple[Responses, list[bool]], data: st.DataObject
+) -> None:
+    """Break a tree at random (parents stay before children); if it still passes, it must be somebody's tree."""
+    tree = build(*rollouts)
+    name = data.draw(st.sampled_from(["token", "parent", "count", "leaf", "leaf_count"]))
+    array = getattr(tree, name).copy()
+    place = data.draw(st.integers(0, array.size - 1))
+    limits = {"parent": (-1, place - 1), "leaf": (0, tree.num_unique_tokens - 1), "token": (0, 4)}
+    array[place] = data.draw(st.integers(*limits.get(name, (0, 9))))
+    changed = replace(tree, **{name: array})
+    try:
+        changed.validate()
+    except ValueError:
+        assert changed != tree
+        return
+    repeated = [
+        (r, f) for (r, c), f in zip(changed.responses(), changed.finished.tolist(), strict=True) for _ in range(c)
+    ]
+    again = RolloutTree.from_responses((7, 8), [r for r, _ in repeated], None, [f for _, f in repeated])
+    assert again == replace(changed, logprob=np.full(tree.num_unique_tokens, np.nan))
