@@ -110,6 +110,7 @@ class Run:
 
     Attributes:
         seconds: Wall time.
+        cpu_seconds: Time of the processor in this process, which other processes do not stretch.
         sampled_tokens: Tokens of all N rollouts.
         sampled_context: Sum over them of the positions attended to, the prompt included.
         unique_tokens: The same over distinct prefixes; None for peers, which know none.
@@ -119,6 +120,7 @@ class Run:
     """
 
     seconds: float
+    cpu_seconds: float
     sampled_tokens: int = 0
     sampled_context: int = 0
     unique_tokens: int | None = None
@@ -151,6 +153,11 @@ class Cell:
     def seconds(self) -> float:
         """Median seconds of a run."""
         return median(run.seconds for run in self.runs)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Median processor seconds of a run."""
+        return median(run.cpu_seconds for run in self.runs)
 
     @property
     def rollouts_per_s(self) -> float:

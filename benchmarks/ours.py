@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from worker import Turns
 
 from brorl.algorithms.advantages import grpo
+from brorl.algorithms.dynamic_sampling import keep_mixed_outcomes
 from brorl.algorithms.groups import Group
 from brorl.prompts import Prompt
 from brorl.rollout.native import NativeEngine
@@ -76,9 +77,10 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
 
 def our_generation(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) -> Run:
     """Sample one tree per prompt."""
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     trees = step.engine.sample([p.token_ids for p in prompts], num_rollouts, step.sampling, seed)
-    return _run({"generation": time.perf_counter() - start}, trees, {})
+    parts = {"generation": time.perf_counter() - start}
+    return _run(parts, time.process_time() - cpu_start, trees, {})
 
 
 def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) -> Run:
@@ -87,6 +89,7 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
     As in TRL, advantages are normalised within the group, and a group whose outcomes are not mixed
     (which dynamic sampling would drop) goes through the update all the same.
     """
+    cpu_start = time.process_time()
     times = [time.perf_counter()]
     trees = step.engine.sample([p.token_ids for p in prompts], num_rollouts, step.sampling, seed)
     times.append(time.perf_counter())
@@ -100,21 +103,30 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
     update = step.learner.step(groups, grpo(groups), seed)
     step.engine.load_weights(step.learner.weights())
     times.append(time.perf_counter())
-    parts = dict(zip(("generation", "verification", "training"), np.diff(times), strict=True))
+    cpu_seconds = time.process_time() - cpu_start
+    names = ("generation", "verification", "training")
+    parts = dict(zip(names, np.diff(times).tolist(), strict=True))
     facts = {
+        "mixed_groups": len(keep_mixed_outcomes(groups)) / len(groups),
         "mean_reward": sum(g.num_correct for g in groups) / (num_rollouts * len(groups)),
         "loss": update.loss,
         "grad_norm": update.grad_norm,
         "entropy_nats": update.entropy,
     }
-    return _run({name: float(seconds) for name, seconds in parts.items()}, trees, facts)
+    return _run(parts, cpu_seconds, trees, facts)
 
 
-def _run(parts: dict[str, float], trees: list[RolloutTree], facts: dict[str, float]) -> Run:
+def _run(
+    parts: dict[str, float],
+    cpu_seconds: float,
+    trees: list[RolloutTree],
+    facts: dict[str, float],
+) -> Run:
     count_M = np.concatenate([tree.count for tree in trees])
     context_M = np.concatenate([tree.depth + 1 + len(tree.prompt_ids) for tree in trees])
     return Run(
         seconds=sum(parts.values()),
+        cpu_seconds=cpu_seconds,
         sampled_tokens=int(count_M.sum()),
         sampled_context=int((context_M * count_M).sum()),
         unique_tokens=count_M.size,

@@ -27,8 +27,10 @@ from table import Results, markdown
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src"
 PEERS: tuple[Peer, ...] = ("ours", "transformers", "trl", "trl-checkpointing")
-QUANTITIES: dict[Peer, tuple[Quantity, ...]] = {
-    "ours": ("generation", "step"),
+SETTINGS = ("full", "low", "shipped", "trained")
+QUANTITIES: tuple[Quantity, ...] = ("generation", "step")
+MEASURES: dict[Peer, tuple[Quantity, ...]] = {
+    "ours": QUANTITIES,
     "transformers": ("generation",),
     "trl": ("step",),
     "trl-checkpointing": ("step",),
@@ -67,7 +69,7 @@ class Worker:
     def _receive(self) -> None:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        message = json.loads(line) if line else {"error": f"ended early; see {self._log}"}
+        message = json.loads(line) if line else {"error": "the process ended early"}
         self.baseline_bytes = message.get("baseline_bytes", self.baseline_bytes)
         self.peak_bytes = message.get("peak_bytes", self.peak_bytes)
         if "run" in message:
@@ -110,6 +112,7 @@ def _build_workload(name: str, args: argparse.Namespace, folder: Path) -> Worklo
         "big": args.big,
         "model": {"shipped": args.model, "trained": args.trained}.get(name),
         "recipe": args.recipe,
+        "balanced": args.balanced,
         "seed": args.seed,
     }
     log = folder / "workload.log"
@@ -132,7 +135,7 @@ def _jobs(
     largest = max((n for n in args.num_rollouts if n <= args.peer_limit), default=0)
     jobs = []
     for peer in args.peers:
-        if quantity not in QUANTITIES[peer]:
+        if quantity not in MEASURES[peer]:
             continue
         if peer != "ours" and num_rollouts > args.peer_limit:
             continue
@@ -176,8 +179,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     listed = {"type": lambda text: text.split(",")}
     numbers = {"type": lambda text: sorted(int(n) for n in text.split(","))}
-    parser.add_argument("--settings", default=["full", "low", "shipped", "trained"], **listed)
-    parser.add_argument("--quantities", default=["generation", "step"], **listed)
+    parser.add_argument("--settings", default=list(SETTINGS), **listed)
+    parser.add_argument("--quantities", default=list(QUANTITIES), **listed)
     parser.add_argument("--peers", default=list(PEERS), **listed, help=", ".join(PEERS))
     parser.add_argument("--num-rollouts", default=[16, 64, 256, 512, 2048], **numbers)
     parser.add_argument("--prompts-per-step", type=int, default=1)
@@ -185,22 +188,28 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=5, help="runs that count; medians of these")
     parser.add_argument("--warmups", type=int, default=1, help="runs before them, dropped")
     parser.add_argument("--micro-batch", type=int, default=32, help="TRL's per-device batch")
-    parser.add_argument("--model", help="the setting shipped: a checkpoint folder (built-in one)")
+    parser.add_argument(
+        "--model",
+        default=str(SOURCE / "brorl" / "quickstart_model"),
+        help="the setting shipped: a checkpoint folder (by default the model in the package)",
+    )
     parser.add_argument("--trained", help="the setting trained: a checkpoint of `brorl train`")
     parser.add_argument("--recipe", default="quickstart", help="whose puzzles these two are asked")
+    parser.add_argument("--balanced", action="store_true", help="of these, those neither too easy nor too hard")
     parser.add_argument("--big", action="store_true", help="a larger random model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path, help="JSON file with every run")
     parser.add_argument("--keep", type=Path, help="empty folder for models and logs (temporary)")
     args = parser.parse_args()
-    args.model = args.model or str(SOURCE / "brorl" / "quickstart_model")
+    for flag, known in (("settings", SETTINGS), ("quantities", QUANTITIES), ("peers", PEERS)):
+        if unknown := set(getattr(args, flag)) - set(known):
+            parser.error(f"--{flag}: no {sorted(unknown)}; choose from {', '.join(known)}")
+    if args.keep and args.keep.exists() and any(args.keep.iterdir()):
+        parser.error(f"--keep {args.keep} is not empty; name a new folder")
     if "trained" in args.settings and not args.trained:
         _say("no --trained CHECKPOINT given: the setting trained is left out")
         args.settings = [name for name in args.settings if name != "trained"]
-    unknown = set(args.peers) - set(PEERS)
-    if unknown:
-        parser.error(f"unknown peers {sorted(unknown)}; choose from {', '.join(PEERS)}")
     return args
 
 
@@ -221,13 +230,22 @@ def _record(args: argparse.Namespace, probes: list[dict[str, Any]], results: Res
         "matmul_gflops": [probe["matmul_gflops"] for probe in probes],
         "arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
         "workloads": [asdict(workload) for workload in results.workloads],
-        "cells": [
-            {"workload": name, **asdict(cell), "median_s": cell.seconds if cell.runs else None}
-            for name, cell in results.cells
-        ],
+        "cells": [{"workload": name, **asdict(cell), "medians": _medians(cell)} for name, cell in results.cells],
         "markdown": markdown(results),
     }
     return json.dumps(record, indent=1) + "\n"
+
+
+def _medians(cell: Cell) -> dict[str, float | None]:
+    if not cell.runs:
+        return {}
+    return {
+        "seconds": cell.seconds,
+        "cpu_seconds": cell.cpu_seconds,
+        "rollouts_per_s": cell.rollouts_per_s,
+        "unique_fraction": cell.unique_fraction,
+        "above_baseline_bytes": float(cell.above_baseline_bytes),
+    }
 
 
 @contextmanager

@@ -28,7 +28,7 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self._start = 0.0
+        self._start = self._cpu_start = 0.0
         self.lengths: list[tuple[int, int]] = []
         self.rewards: list[float] = []
         self.generation_s = 0.0
@@ -37,16 +37,18 @@ class StepTimer(TrainerCallback):  # type: ignore[misc]
         """Called before the step's prompts are sampled."""
         self.lengths, self.rewards, self.generation_s = [], [], 0.0
         self._turns.wait()
-        self._start = time.perf_counter()
+        self._start, self._cpu_start = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Called after the optimizer's step."""
         seconds = time.perf_counter() - self._start
+        cpu_seconds = time.process_time() - self._cpu_start
         context = sum(prompt * n + n * (n + 1) // 2 for prompt, n in self.lengths)
         mean_reward = sum(self.rewards) / max(1, len(self.rewards))
         self._turns.reply(
             Run(
                 seconds=seconds,
+                cpu_seconds=cpu_seconds,
                 sampled_tokens=sum(n for _, n in self.lengths),
                 sampled_context=context,
                 parts={"generation": self.generation_s},
@@ -69,13 +71,14 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
     turns.ready()
     timer = StepTimer(turns)
     rows = [
-        {"prompt": p["text"], "reference": p["reference"], "num_tokens": len(p["token_ids"])} for p in workload.prompts
+        {"prompt": p["text"], "reference": p["reference"], "num_tokens": len(p["token_ids"])}
+        for p in workload.prompts[: job.num_turns * job.prompts_per_step]
     ]
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=_reward(workload, timer),
         args=_config(job, workload),
-        train_dataset=Dataset.from_list(rows[: job.num_turns * job.prompts_per_step]),
+        train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
         callbacks=[timer],
     )

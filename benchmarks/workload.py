@@ -34,6 +34,7 @@ class Spec:
         big: The larger random model (hidden 512, 8 layers, vocabulary 8192).
         model: Checkpoint folder, for `shipped` and `trained`.
         recipe: The recipe whose puzzles these are asked, a built-in name or a file.
+        balanced: Take only puzzles on which the model is neither lost nor perfect.
         seed: Of weights, prompts and trial samples.
     """
 
@@ -43,6 +44,7 @@ class Spec:
     big: bool = False
     model: str | None = None
     recipe: str = "quickstart"
+    balanced: bool = False
     seed: int = 0
 
 
@@ -188,19 +190,21 @@ def _sample(
 
 
 def _of_checkpoint(spec: Spec) -> Workload:
-    """A trained model on its own puzzles; prompts on which it is neither lost nor perfect."""
+    """A trained model on the puzzles that its recipe trains on."""
     assert spec.model is not None
     model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
-    max_new_tokens, candidates = _puzzles(tokenizer, spec)
-    kept, trial = _with_both_verdicts(
-        model,
-        tokenizer,
-        candidates,
-        max_new_tokens,
-        spec.num_prompts,
-    )
-    return _write_model(spec, model, tokenizer, kept, trial, "countdown", max_new_tokens, 1.0)
+    max_new_tokens, prompts = _puzzles(tokenizer, spec)
+    eos = int(tokenizer.eos_token_id)
+    if spec.balanced:
+        prompts = _balanced(model, tokenizer, prompts, max_new_tokens, spec.num_prompts)
+    prompts = prompts[: spec.num_prompts]
+    trial = _sample(model, [p["token_ids"] for p in prompts], 64, max_new_tokens, eos)
+    rows = zip(prompts, trial.response_ids, strict=True)
+    shares = [_share_correct(tokenizer, prompt, responses, eos) for prompt, responses in rows]
+    listed = ", ".join(f"{share:.2f}" for share in shares[:32])
+    print(f"  share correct on the (first) prompts: {listed}", file=sys.stderr)
+    return _write_model(spec, model, tokenizer, prompts, trial, "countdown", max_new_tokens, 1.0)
 
 
 def _puzzles(tokenizer: Any, spec: Spec) -> tuple[int, list[dict[str, Any]]]:
@@ -217,41 +221,42 @@ def _puzzles(tokenizer: Any, spec: Spec) -> tuple[int, list[dict[str, Any]]]:
     taken = PromptStream(prompts, spec.seed).take(min(len(prompts), 16 * spec.num_prompts))
     fields = ("id", "text", "token_ids", "reference")
     entries = [{name: getattr(prompt, name) for name in fields} for prompt in taken]
-    return config.sampling.max_new_tokens, [e | {"token_ids": list(e["token_ids"])} for e in entries]
+    entries = [entry | {"token_ids": list(entry["token_ids"])} for entry in entries]
+    return config.sampling.max_new_tokens, entries
 
 
-def _with_both_verdicts(
+def _balanced(
     model: PreTrainedModel,
     tokenizer: Any,
     candidates: list[dict[str, Any]],
     max_new_tokens: int,
     num_prompts: int,
-) -> tuple[list[dict[str, Any]], Trial]:
+) -> list[dict[str, Any]]:
     """Keep the first prompts with between 1/8 and 7/8 of 64 responses correct.
 
-    Only mixed groups are learned from. Groups that are all right or all wrong share more prefixes
-    and would flatter the tree. Where there are too few such prompts, those nearest to one half fill
-    the rest.
+    Groups that are nearly all right or all wrong share more prefixes. Where there are too few of
+    the wanted kind, those nearest to one half fill the rest.
     """
     eos = int(tokenizer.eos_token_id)
     kept: list[tuple[float, dict[str, Any]]] = []
     others: list[tuple[float, dict[str, Any]]] = []
     for candidate in candidates:
-        trial = _sample(model, [candidate["token_ids"]], 64, max_new_tokens, eos)
+        trial = _sample(model, [candidate["token_ids"]], 64, max_new_tokens, eos, seed=1)
         share = _share_correct(tokenizer, candidate, trial.response_ids[0], eos)
         (kept if 1 / 8 <= share <= 7 / 8 else others).append((share, candidate))
         if len(kept) == num_prompts:
             break
     others.sort(key=lambda entry: abs(entry[0] - 0.5))
     kept += others[: num_prompts - len(kept)]
-    shares = ", ".join(f"{share:.2f}" for share, _ in kept[:32])
-    print(f"  share correct on the (first) prompts chosen: {shares}", file=sys.stderr)
-    prompts = [prompt for _, prompt in kept]
-    trial = _sample(model, [p["token_ids"] for p in prompts], 64, max_new_tokens, eos)
-    return prompts, trial
+    return [prompt for _, prompt in kept]
 
 
-def _share_correct(tokenizer: Any, entry: dict[str, Any], responses: list[list[int]], eos: int) -> float:
+def _share_correct(
+    tokenizer: Any,
+    entry: dict[str, Any],
+    responses: list[list[int]],
+    eos: int,
+) -> float:
     from brorl.prompts import Prompt
     from brorl.verify.countdown import CountdownVerifier
 

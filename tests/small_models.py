@@ -91,7 +91,7 @@ def random_tree(
     responses = []
     for _ in range(num_rollouts):
         body = rng.choice(alphabet, rng.integers(0, max_length)).tolist()
-        responses.append(body + [eos] if rng.random() < 0.6 or not body else body)
+        responses.append([*body, eos] if rng.random() < 0.6 or not body else body)
     responses += [responses[i] for i in rng.integers(0, num_rollouts, num_rollouts // 2)]
     return RolloutTree.from_responses(prompt, responses, finished=[r[-1] == eos for r in responses])
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from brorl.model.softmax import softmax_lse
 from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
 from brorl.model.tree_batch import Piece, TreeBatch, cut
 from brorl.tree import RolloutTree
@@ -164,7 +165,7 @@ def _logprob(logits_RV: Tensor, row_K: Tensor, token_K: Tensor, temperature: flo
         logits_RV = logits_RV.float()
     if temperature != 1.0:
         logits_RV = logits_RV / temperature
-    return logits_RV[row_K, token_K] - logits_RV.logsumexp(1)[row_K]
+    return logits_RV[row_K, token_K] - softmax_lse(logits_RV)[1][row_K]
 
 
 def _offsets(trees: Sequence[RolloutTree]) -> NDArray[np.int64]:

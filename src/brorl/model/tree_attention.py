@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from brorl.model.softmax import softmax_lse
+
 _NAME = "brorl_tree"
 _NEUTRAL_ARGUMENTS = frozenset(
     {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "return_dict",
@@ -229,32 +231,28 @@ class Grouping:
 
 
 class PartialAttention(NamedTuple):
-    """Attention over a part of the keys, before the softmax is normalised (so that parts can be merged).
+    """Attention over a part of the keys, with what is needed to merge parts.
 
     Attributes:
-        output: Sum of exp(score - maximum) * value, shape [..., D].
-        total: Sum of exp(score - maximum), shape [..., 1].
-        maximum: Largest score, shape [..., 1]; a constant for autograd, since it cancels.
+        output: Attention over this part alone, shape [..., D].
+        lse: Log-sum-exp of this part's scores, shape [...].
     """
 
     output: Tensor
-    total: Tensor
-    maximum: Tensor
+    lse: Tensor
 
     @classmethod
     def over(cls, score: Tensor, value: Tensor) -> PartialAttention:
-        """Attend with scores [..., Q, S] (overwritten) to values [..., S, D]."""
+        """Attend with scores [..., Q, S] to values [..., S, D]."""
         if score.dtype in (torch.bfloat16, torch.float16):
             score = score.float()
-        maximum = score.detach().amax(-1, keepdim=True)
-        weight = score.sub_(maximum).exp_()
-        return cls(weight.to(value.dtype) @ value, weight.sum(-1, keepdim=True), maximum)
+        weight, lse = softmax_lse(score)
+        return cls(weight.to(value.dtype) @ value, lse)
 
     def merged(self, other: PartialAttention) -> Tensor:
         """Return the attention over the union of two disjoint sets of keys."""
-        maximum = torch.maximum(self.maximum, other.maximum)
-        mine, others = (self.maximum - maximum).exp_(), (other.maximum - maximum).exp_()
-        return (self.output * mine + other.output * others) / (self.total * mine + other.total * others)
+        share = torch.sigmoid(other.lse - self.lse)[..., None]
+        return torch.lerp(self.output, other.output, share.to(self.output.dtype))
 
 
 def attend_prompt(query_THD: Tensor, cache: PromptCache, layer: int, grouping: Grouping) -> PartialAttention:
@@ -279,10 +277,10 @@ def attend_prompt(query_THD: Tensor, cache: PromptCache, layer: int, grouping: G
         score += cache.bias[:, None]
     part = PartialAttention.over(score, value_PKSD)
 
-    def packed(x: Tensor) -> Tensor:  # [P, K, R * G, .] -> [T, H, .]
-        return grouping.gather(x.unflatten(2, (rows, groups)).permute(0, 2, 1, 3, 4).flatten(2, 3))
+    def packed(x: Tensor) -> Tensor:  # [P, K, R * G, ...] -> [T, H, ...]
+        return grouping.gather(x.unflatten(2, (rows, groups)).transpose(1, 2).flatten(2, 3))
 
-    return PartialAttention(packed(part.output), packed(part.total), packed(part.maximum))
+    return PartialAttention(packed(part.output), packed(part.lse))
 
 
 def check_hooks(model: PreTrainedModel) -> None:

@@ -178,11 +178,11 @@ class TreeContext:
         score = (score.unflatten(2, (width, groups)) + self._bias).flatten(2, 3)
         part = PartialAttention.over(score, value)
 
-        def packed(x: Tensor) -> Tensor:  # [C, K, W * G, .] -> [F, H, .]
-            x_CKWGD: Tensor = x.unflatten(2, (width, groups))
-            return x_CKWGD.transpose(1, 2).flatten(2, 3).flatten(0, 1)[self._cell_F]
+        def packed(x: Tensor) -> Tensor:  # [C, K, W * G, ...] -> [F, H, ...]
+            x_CKWG: Tensor = x.unflatten(2, (width, groups))
+            return x_CKWG.transpose(1, 2).flatten(2, 3).flatten(0, 1)[self._cell_F]
 
-        own = PartialAttention(packed(part.output), packed(part.total), packed(part.maximum))
+        own = PartialAttention(packed(part.output), packed(part.lse))
         return own.merged(attend_prompt(query_THD, self._prompts, layer, self._grouping))
 
 

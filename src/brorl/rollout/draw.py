@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from brorl.model.softmax import softmax_lse
 from brorl.sampling import SamplingParams
 
 _POSITIONS_PER_BLOCK = 16
@@ -83,18 +84,20 @@ def draw_tokens(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: S
         logits_RV = logits_RV.float()
     if sampling.temperature not in (0.0, 1.0):
         logits_RV = logits_RV / sampling.temperature
+    mass_RV, lse_R = softmax_lse(logits_RV)
     if sampling.temperature == 0:
         token_K = logits_RV.argmax(1)[row_K]
     else:
-        token_K = _inverse_cdf(truncate(logits_RV, sampling.top_p, sampling.top_k), row_K, uniform_K)
-    return token_K, logits_RV[row_K, token_K] - logits_RV.logsumexp(1)[row_K]
+        if sampling.top_p < 1 or sampling.top_k:
+            mass_RV = truncate(logits_RV, sampling.top_p, sampling.top_k).softmax(1)
+        token_K = _inverse_cdf(mass_RV, row_K, uniform_K)
+    return token_K, logits_RV[row_K, token_K] - lse_R[row_K]
 
 
-def _inverse_cdf(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
-    """Invert softmax's cumulative distribution in two levels: first among blocks of tokens, then inside one block."""
-    vocabulary = logits_RV.shape[1]
+def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
+    """Invert a cumulative distribution in two levels: first among blocks of tokens, then inside one block."""
+    vocabulary = mass_RV.shape[1]
     block_size = 1 << (vocabulary.bit_length() + 1) // 2
-    mass_RV = (logits_RV - logits_RV.max(1, keepdim=True).values).exp_()
     if vocabulary % block_size:
         mass_RV = torch.nn.functional.pad(mass_RV, (0, block_size - vocabulary % block_size))
     mass_RBC = mass_RV.unflatten(1, (-1, block_size))

@@ -1,0 +1,46 @@
+"""Softmax together with its log-sum-exp, in one pass over the scores.
+
+PyTorch's `exp` and `logsumexp` become many times slower on CPUs where results underflow, as they do for masked scores and for
+confident models; its `softmax` does not. Since the largest weight is exp(0) / Z, the log-sum-exp follows from the softmax.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _SoftmaxLse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, score: Tensor) -> tuple[Tensor, Tensor]:
+        weight = score.softmax(-1)
+        lse = score.amax(-1) - weight.amax(-1).log()
+        ctx.save_for_backward(weight)
+        ctx.set_materialize_grads(False)
+        return weight, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
+        (weight,) = ctx.saved_tensors
+        grad_weight, grad_lse = grads
+        if grad_weight is None:
+            return None if grad_lse is None else weight * grad_lse[..., None]
+        inner = (grad_weight * weight).sum(-1)
+        if grad_lse is not None:
+            inner = inner - grad_lse
+        return weight * (grad_weight - inner[..., None])
+
+
+def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
+    """Return softmax over the last dimension and the log-sum-exp of it.
+
+    Args:
+        score: Scores, shape [..., S], each row with at least one finite entry; -inf gets a weight of exactly 0.
+
+    Returns:
+        Weights, shape [..., S], and log-sum-exp, shape [...]; both differentiable.
+    """
+    weight, lse = _SoftmaxLse.apply(score)
+    return weight, lse

@@ -1,0 +1,75 @@
+"""pass@k of a benchmark whose verdicts are known beforehand, against counting all subsets."""
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+
+import pytest
+from torch import Tensor
+
+from brorl.evaluation.benchmark import Benchmark
+from brorl.prompts import Prompt
+from brorl.sampling import SamplingParams
+from brorl.tree import RolloutTree
+from brorl.verify.verifier import Verdict
+
+SAMPLING = SamplingParams(temperature=0.7, max_new_tokens=4)
+SEED = 99
+# Responses to each of three prompts; 5 is the right answer, 1 ends, and what does not end is truncated.
+ROLLOUTS = [
+    [[5, 1], [5, 1], [6, 1], [6, 6, 1], [6, 1], [6, 6, 6, 6]],
+    [[6, 1], [6, 1], [6, 1], [6, 1], [6, 1], [6, 1]],
+    [[5, 1], [5, 6, 1], [5, 1], [5, 1], [6, 1], [5, 6, 6, 6]],
+]
+FINISHED = [[r[-1] == 1 for r in rollouts] for rollouts in ROLLOUTS]
+CORRECT = [[r[0] == 5 and r[-1] == 1 for r in rollouts] for rollouts in ROLLOUTS]
+
+
+class FixedEngine:
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
+    ) -> list[RolloutTree]:
+        assert [tuple(p) for p in prompts] == [(10,), (11,), (12,)]
+        assert (num_rollouts, sampling, seed) == (6, SAMPLING, SEED)
+        return [
+            RolloutTree.from_responses(p, r, finished=f) for p, r, f in zip(prompts, ROLLOUTS, FINISHED, strict=True)
+        ]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        raise AssertionError("an evaluation changes no weights")
+
+
+class FirstNumberVerifier:
+    def verify(self, prompt: Prompt, response: str) -> Verdict:
+        correct = response.startswith(prompt.reference)
+        return Verdict(correct, float(correct), None, "correct" if correct else "wrong", 0.0)
+
+
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
+    benchmark = Benchmark(
+        prompts=[Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)],
+        verifiers={"first": FirstNumberVerifier()},
+        decode=lambda tokens: " ".join(map(str, tokens)),
+        sampling=SAMPLING,
+        num_samples=6,
+        ks=(1, 2, 3, 6),
+        seed=SEED,
+    )
+    result = benchmark.evaluate(FixedEngine())
+    assert list(result.pass_at) == [1, 2, 3, 6]
+    for k, estimate in result.pass_at.items():
+        shares = []
+        for verdicts in CORRECT:
+            subsets = [any(chosen) for chosen in combinations(verdicts, k)]
+            shares.append(sum(subsets) / len(subsets))
+        assert estimate.value == pytest.approx(sum(shares) / 3)
+        assert estimate.low <= estimate.value <= estimate.high
+    assert result.pass_at[1].value == pytest.approx((2 / 6 + 0 + 4 / 6) / 3)
+    assert result.num_prompts == 3
+    assert result.num_samples == 6
+    assert result.solved == 2
+    assert result.truncated_share == pytest.approx(2 / 18)
+    assert result.sampled_tokens == sum(len(r) for rollouts in ROLLOUTS for r in rollouts)
+    distinct_prefixes = [
+        {tuple(r[:i]) for r in rollouts for i in range(1, len(r) + 1)} for rollouts in ROLLOUTS
+    ]
+    assert result.unique_tokens == sum(map(len, distinct_prefixes))

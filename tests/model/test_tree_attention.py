@@ -1,0 +1,250 @@
+"""Attention pieces against dense softmax written out, and which architectures the hooks refuse."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from small_models import ARCHITECTURES, random_tree, small_model
+from torch import Tensor
+
+from brorl.model.tree_attention import (
+    Grouping,
+    HooksError,
+    PartialAttention,
+    PromptCache,
+    attend_prompt,
+    check_hooks,
+    prefill,
+    tree_attention,
+)
+from brorl.model.tree_batch import Piece, TreeBatch, cut
+from brorl.tree import RolloutTree
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.normal(size=shape))
+
+
+def dense_attention(query_HD: Tensor, key_SKD: Tensor, value_SKD: Tensor) -> Tensor:
+    """One query token against all keys, head by head; query heads share key-value heads in consecutive groups."""
+    heads, kv_heads = query_HD.shape[0], key_SKD.shape[1]
+    rows = []
+    for h in range(heads):
+        k = h // (heads // kv_heads)
+        weight = torch.softmax(key_SKD[:, k] @ query_HD[h], dim=0)
+        rows.append(weight @ value_SKD[:, k])
+    return torch.stack(rows)
+
+
+def test_merged_parts_equal_one_softmax_over_all_keys(rng: np.random.Generator) -> None:
+    score, value = normal(rng, 6, 3, 20) * 40, normal(rng, 6, 20, 5)
+    score[:2, :, :7] -= 900.0  # one part outweighs the other beyond the range of exp
+    score[2:4, :, 8:] -= 900.0
+    score[4, :, 1:12] = -torch.inf
+    expected = torch.softmax(score, dim=-1) @ value
+    for split in (1, 8, 19):
+        first, second = (PartialAttention.over(score[..., s].clone(), value[:, s]) for s in split_at(split))
+        torch.testing.assert_close(first.merged(second), expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(second.merged(first), expected, rtol=1e-12, atol=1e-12)
+
+
+def split_at(place: int) -> tuple[slice, slice]:
+    return slice(0, place), slice(place, None)
+
+
+@pytest.mark.parametrize("num_prompts", [1, 4])
+def test_grouping_places_every_token_with_its_prompt_and_brings_it_back(
+    num_prompts: int, rng: np.random.Generator
+) -> None:
+    prompt_T = torch.from_numpy(rng.integers(0, num_prompts, 25))
+    grouping = Grouping(prompt_T, num_prompts)
+    x_T = normal(rng, 25, 3)
+    grid = grouping.spread(x_T)
+    torch.testing.assert_close(grouping.gather(grid), x_T, rtol=0, atol=0)
+    for p in range(num_prompts):
+        cells = {tuple(row) for row in grid[p].tolist()}
+        assert {tuple(row) for row in x_T[prompt_T == p].tolist()} <= cells
+
+
+def random_cache(rng: np.random.Generator, lengths: list[int], kv_heads: int, head_dim: int) -> PromptCache:
+    """Prompts of ragged lengths; the padding holds large numbers that must not matter."""
+    longest = max(lengths)
+    key, value = (normal(rng, len(lengths), kv_heads, longest, head_dim) for _ in range(2))
+    bias = torch.zeros(len(lengths), 1, longest, dtype=torch.float64)
+    for p, length in enumerate(lengths):
+        key[p, :, length:], value[p, :, length:], bias[p, :, length:] = 50.0, 50.0, -torch.inf
+    return PromptCache([key], [value], bias if min(lengths) < longest else None, torch.tensor(lengths))
+
+
+@pytest.mark.parametrize("lengths", [[4], [3, 1, 6], [2, 2]])
+def test_attention_to_prompts_equals_dense_attention(lengths: list[int], rng: np.random.Generator) -> None:
+    cache = random_cache(rng, lengths, kv_heads=2, head_dim=3)
+    prompt_T = rng.integers(0, len(lengths), 12)
+    query = normal(rng, 12, 4, 3)
+    part = attend_prompt(query, cache, 0, Grouping(torch.from_numpy(prompt_T), len(lengths)))
+    got = part.output / part.total
+    for t, p in enumerate(prompt_T):
+        key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (cache.key, cache.value))
+        torch.testing.assert_close(got[t], dense_attention(query[t], key, value), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("max_nodes", [1, 6, 1000])
+def test_fed_nodes_attend_to_their_prompt_and_their_path(max_nodes: int, rng: np.random.Generator) -> None:
+    """Every chunk of random trees; queries, keys and values are random, the reference walks up the tree."""
+    trees = [random_tree(rng, prompt_length=n, branching=4) for n in (3, 1, 5)]
+    cache = random_cache(rng, [3, 1, 5], kv_heads=2, head_dim=3)
+    offsets = np.cumsum([0] + [t.num_unique_tokens for t in trees])[:-1]
+    for pieces in cut(trees, max_nodes):
+        batch = TreeBatch(trees, offsets, pieces, cache)
+        if not batch.target_index.numel():
+            continue
+        fed = [(piece.tree, node) for piece in pieces for node in nodes_to_feed(trees[piece.tree], piece)]
+        assert batch.token_F.tolist() == [int(trees[p].token[node]) for p, node in fed]
+        assert batch.position_F.tolist() == [len(trees[p].prompt_ids) + int(trees[p].depth[node]) for p, node in fed]
+        query, key, value = normal(rng, len(fed), 4, 3), normal(rng, len(fed), 2, 3), normal(rng, len(fed), 2, 3)
+        got = batch.context(cache).attend(0, query, key, value)
+        place = {pair: i for i, pair in enumerate(fed)}
+        for i, (p, node) in enumerate(fed):
+            path = [place[p, int(n)] for n in trees[p].path(node)]
+            own = [x[p, :, : len(trees[p].prompt_ids)].transpose(0, 1) for x in (cache.key[0], cache.value[0])]
+            expected = dense_attention(query[i], torch.cat([own[0], key[path]]), torch.cat([own[1], value[path]]))
+            torch.testing.assert_close(got[i], expected, rtol=1e-12, atol=1e-12)
+
+
+def nodes_to_feed(tree: RolloutTree, piece: Piece) -> list[int]:
+    """Nodes with children that responses [start, stop) pass through and no earlier response's chunk has owned..."""
+    mine = [set(tree.path(int(leaf)).tolist()) for leaf in tree.leaf[piece.start : piece.stop]]
+    earlier = {n for leaf in tree.leaf[: piece.start] for n in tree.path(int(leaf)).tolist()}
+    owned = set().union(*mine) - earlier
+    inner = {int(tree.parent[n]) for n in owned if tree.parent[n] >= 0}
+    above = {int(a) for n in inner for a in tree.path(n)}  # ...and all of their ancestors
+    return sorted(above)
+
+
+@pytest.mark.parametrize("max_nodes", [1, 3, 10, 40, 10_000])
+def test_cut_hands_out_every_response_once_and_in_order(max_nodes: int, rng: np.random.Generator) -> None:
+    trees = [random_tree(rng, num_rollouts=int(rng.integers(1, 30)), branching=6) for _ in range(5)]
+    chunks = list(cut(trees, max_nodes))
+    pieces = [piece for chunk in chunks for piece in chunk]
+    handed_out = [(piece.tree, leaf) for piece in pieces for leaf in range(piece.start, piece.stop)]
+    assert handed_out == [(p, leaf) for p, tree in enumerate(trees) for leaf in range(tree.num_responses)]
+    assert all(piece.start < piece.stop for piece in pieces)
+    sizes, responses = [], []
+    for chunk in chunks:
+        sizes.append(0)
+        responses.append(sum(piece.stop - piece.start for piece in chunk))
+        for piece in chunk:
+            leaf = trees[piece.tree].leaf
+            sizes[-1] += int(leaf[piece.stop - 1] - (leaf[piece.start - 1] if piece.start else -1))
+    assert sum(sizes) == sum(t.num_unique_tokens for t in trees)
+    assert all(size <= max_nodes or count == 1 for size, count in zip(sizes, responses, strict=True))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_prefill_equals_the_models_own_cache_and_logits(architecture: str, rng: np.random.Generator) -> None:
+    model = small_model(architecture, seed=int(rng.integers(1 << 30)))
+    prompts = [rng.integers(0, 17, n).tolist() for n in (5, 1, 9, 9)]
+    with torch.no_grad():
+        with tree_attention(model):
+            cache, logits = prefill(model, prompts)
+        for cached, order in ((cache, range(4)), (cache.select(torch.tensor([2, 0])), (2, 0))):
+            for row, p in enumerate(order):
+                plain = model(input_ids=torch.tensor([prompts[p]]), use_cache=True)
+                torch.testing.assert_close(logits[p], plain.logits[0, -1], rtol=1e-11, atol=1e-12)
+                assert int(cached.length[row]) == len(prompts[p])
+                for layer, (key, value) in enumerate(zip(cached.key, cached.value, strict=True)):
+                    own = plain.past_key_values.layers[layer]
+                    torch.testing.assert_close(key[row][:, : len(prompts[p])], own.keys[0], rtol=1e-11, atol=1e-12)
+                    torch.testing.assert_close(value[row][:, : len(prompts[p])], own.values[0], rtol=1e-11, atol=1e-12)
+
+
+def test_the_models_own_attention_is_back_afterwards_even_after_an_error(rng: np.random.Generator) -> None:
+    model, ids = small_model(), torch.from_numpy(rng.integers(0, 17, (1, 6)))
+    before = model(input_ids=ids).logits
+    with pytest.raises(RuntimeError, match="on purpose"), tree_attention(model):
+        raise RuntimeError("on purpose")
+    torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=0)
+    with pytest.raises(TypeError, match="brorl_context"), tree_attention(model):
+        model(input_ids=ids)  # inside, a forward pass without a context is a mistake
+
+
+# -- architectures ---------------------------------------------------------------------------------------------------
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+GEMMA = {**GROUPED, "head_dim": 8}
+
+
+def tiny(name: str, config_name: str, **settings: object) -> transformers.PreTrainedModel:
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = getattr(transformers, config_name)(**{"vocab_size": 17, **ids, **settings})
+        return getattr(transformers, name)(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "settings", "reason"),
+    [
+        ("MambaForCausalLM", "MambaConfig", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "layers"),
+        ("BloomForCausalLM", "BloomConfig", {"hidden_size": 32, "n_layer": 2, "n_head": 4}, "layers"),
+        (
+            "T5ForConditionalGeneration",
+            "T5Config",
+            {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+            "decoder",
+        ),
+        ("MptForCausalLM", "MptConfig", {"d_model": 32, "n_heads": 4, "n_layers": 2}, "cannot be hooked"),
+        ("FalconForCausalLM", "FalconConfig", SIZES, "cannot be hooked"),
+        ("BertLMHeadModel", "BertConfig", {**SIZES, "intermediate_size": 48, "is_decoder": False}, "logits change"),
+        ("Gemma2ForCausalLM", "Gemma2Config", {**GEMMA, "attn_logit_softcapping": 50.0}, "softcap"),
+        ("Gemma2ForCausalLM", "Gemma2Config", {**GEMMA, "attn_logit_softcapping": None, "sliding_window": 8}, "window"),
+        ("MistralForCausalLM", "MistralConfig", {**GROUPED, "sliding_window": 8}, "sliding window of 8"),
+        (
+            "GptOssForCausalLM",
+            "GptOssConfig",
+            {**GEMMA, "num_local_experts": 2, "num_experts_per_tok": 1},
+            "s_aux",
+        ),
+    ],
+)
+def test_architectures_that_are_refused_by_name(name: str, config: str, settings: dict, reason: str) -> None:
+    model = tiny(name, config, **settings)
+    model.train()
+    implementation = model.config._attn_implementation
+    with pytest.raises(HooksError, match=reason) as caught:
+        check_hooks(model)
+    assert name.removesuffix("ForCausalLM") in str(caught.value)
+    assert model.training
+    assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "settings"),
+    [
+        ("GPT2LMHeadModel", "GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+        ("GPTNeoXForCausalLM", "GPTNeoXConfig", {**SIZES, "intermediate_size": 48}),
+        ("Gemma2ForCausalLM", "Gemma2Config", {**GEMMA, "attn_logit_softcapping": None}),
+        ("Olmo2ForCausalLM", "Olmo2Config", GROUPED),
+        ("MixtralForCausalLM", "MixtralConfig", {**GROUPED, "num_local_experts": 2}),
+    ],
+)
+def test_other_decoders_that_pass_the_check_compute_the_same_logits(
+    name: str, config: str, settings: dict, rng: np.random.Generator
+) -> None:
+    model = tiny(name, config, **settings).eval()
+    check_hooks(model)
+    prompts = [rng.integers(0, 17, n).tolist() for n in (4, 7)]
+    with torch.no_grad(), tree_attention(model):
+        _, logits = prefill(model, prompts)
+    for p in range(2):
+        plain = model(input_ids=torch.tensor([prompts[p]]), use_cache=False).logits[0, -1]
+        torch.testing.assert_close(logits[p], plain, rtol=1e-4, atol=1e-5)
+
+
+def test_training_mode_dropout_in_the_attention_is_refused(rng: np.random.Generator) -> None:
+    model = small_model(attention_dropout=0.5).train()
+    with pytest.raises(HooksError, match="LlamaAttention asks its attention for dropout"), tree_attention(model):
+        prefill(model, [rng.integers(0, 17, 4).tolist()])

@@ -1,0 +1,187 @@
+"""Dynamic sampling with refill, on a scripted engine: what is sampled is trained on once and in order."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from brorl.prompts import Prompt, PromptStream
+from brorl.sampling import SamplingParams
+from brorl.training.collect import Collector, NoMixedGroupsError
+from brorl.training.stopwatch import Stopwatch
+from brorl.tree import RolloutTree
+from brorl.verify.verifier import Verdict
+
+NUM_ROLLOUTS = 6
+RIGHT, WRONG, END = 7, 8, 9
+
+
+class ScriptedEngine:
+    """Gives the i-th prompt that it is ever asked for as many correct rollouts as the script says."""
+
+    def __init__(self, num_correct: Iterable[int]) -> None:
+        self._num_correct = iter(num_correct)
+        self.calls: list[tuple[int, int]] = []  # prompts and seed of each call
+        self.trees: list[tuple[RolloutTree, int]] = []  # every tree with its number of correct rollouts
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
+    ) -> list[RolloutTree]:
+        assert num_rollouts == NUM_ROLLOUTS
+        assert sampling == SamplingParams(max_new_tokens=3)
+        self.calls.append((len(prompts), seed))
+        trees = []
+        for prompt in prompts:
+            correct = next(self._num_correct)
+            responses = [[RIGHT, END]] * correct + [[WRONG, WRONG, END]] * (num_rollouts - correct)
+            trees.append(RolloutTree.from_responses(prompt, responses))
+            self.trees.append((trees[-1], correct))
+        return trees
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        raise AssertionError("collecting loads no weights")
+
+
+class RightVerifier:
+    def verify(self, prompt: Prompt, response: str) -> Verdict:
+        correct = response.startswith(str(RIGHT))
+        return Verdict(correct, 1.0 if correct else 0.0, None, "correct" if correct else "wrong", 0.0)
+
+
+def prompts(number: int) -> list[Prompt]:
+    return [Prompt(f"p{i}", str(i), (100 + i,), "", "scripted") for i in range(number)]
+
+
+def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True, max_tries: int = 3) -> Collector:
+    return Collector(
+        engine=engine,
+        stream=PromptStream(prompts(10), seed=0),
+        verifiers={"scripted": RightVerifier()},
+        decode=lambda tokens: " ".join(map(str, tokens)),
+        sampling=SamplingParams(max_new_tokens=3),
+        rollouts_per_prompt=NUM_ROLLOUTS,
+        prompts_per_step=per_step,
+        dynamic_sampling=dynamic,
+        max_tries=max_tries,
+        seed=0,
+    )
+
+
+def test_refills_until_the_step_is_full() -> None:
+    engine = ScriptedEngine([0, 3, 6, 0, 0, 6, 2, 1, 5, 4, 3, 3, 3])
+    groups, surplus, collected = collector(engine).collect(1, [], Stopwatch())
+    assert [g.num_correct for g in groups + surplus] == [c for _, c in engine.trees if 0 < c < NUM_ROLLOUTS]
+    assert len(groups) == 4
+    assert collected.rounds == len(engine.calls) > 1
+    assert len(collected.groups) == len(engine.trees)  # kept or not
+    assert collected.all_correct == sum(c == NUM_ROLLOUTS for _, c in engine.trees)
+    assert collected.mixed == len(groups) + len(surplus)
+
+
+def test_no_more_is_sampled_than_a_step_needs_when_all_groups_are_mixed() -> None:
+    engine = ScriptedEngine([3] * 4)
+    groups, surplus, _ = collector(engine).collect(1, [], Stopwatch())
+    assert len(groups) == 4
+    assert not surplus
+    assert [number for number, _ in engine.calls] == [4]
+
+
+@pytest.mark.parametrize("per_step", [1, 2, 5])
+def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int) -> None:
+    """Over many steps, with the surplus of each carried to the next."""
+    chance = np.random.default_rng(per_step)
+    script = chance.choice([0, 0, 0, 2, 3, NUM_ROLLOUTS], 2000)
+    engine = ScriptedEngine(script.tolist())
+    one = collector(engine, per_step=per_step, max_tries=100)
+    carried, trained, ever_carried = [], [], 0
+    for step in range(1, 31):
+        before = list(carried)
+        groups, carried, collected = one.collect(step, carried, Stopwatch())
+        assert len(groups) == per_step
+        assert groups[: len(before)] == before[:per_step]  # the oldest first
+        trained += groups
+        ever_carried += len(carried)
+        assert sum(g.tree.num_rollouts for g in collected.groups) == collected.summary()["samples"]
+    expected = [tree for tree, correct in engine.trees if 0 < correct < NUM_ROLLOUTS]
+    seen = [g.tree for g in trained + carried]
+    assert len(seen) == len(expected)
+    assert all(a is b for a, b in zip(seen, expected, strict=True))
+    assert ever_carried or per_step == 1
+    assert len({seed for _, seed in engine.calls}) == len(engine.calls)  # no round repeats another's draws
+
+
+def test_surplus_that_fills_a_step_samples_nothing() -> None:
+    engine = ScriptedEngine([3] * 8)
+    carried, _, _ = collector(engine, per_step=8).collect(1, [], Stopwatch())
+    engine.calls.clear()
+    groups, surplus, collected = collector(engine, per_step=3).collect(2, carried, Stopwatch())
+    assert groups == carried[:3]
+    assert surplus == carried[3:]
+    assert not engine.calls
+    assert collected.rounds == 0
+    summary = collected.summary()
+    assert summary["samples"] == summary["sampled_tokens"] == summary["reward"] == 0
+
+
+def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() -> None:
+    engine = ScriptedEngine([3, 0, 0, 6] + [0] * 100)
+    with pytest.raises(NoMixedGroupsError, match=r"in 3 rounds in a row \(no rollout was correct\)") as caught:
+        collector(engine, max_tries=3).collect(1, [], Stopwatch())
+    assert [g.num_correct for g in caught.value.kept] == [3]
+    assert caught.value.kept[0].tree is engine.trees[0][0]
+    assert len(engine.calls) == 1 + 3
+    assert "rollouts_per_prompt" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("script", "state"),
+    [([NUM_ROLLOUTS] * 100, "all rollouts were correct"), ([0, NUM_ROLLOUTS] * 50, "in 2 of the last 4 groups")],
+)
+def test_message_says_why_nothing_is_mixed(script: list[int], state: str) -> None:
+    with pytest.raises(NoMixedGroupsError, match=state):
+        collector(ScriptedEngine(script)).collect(1, [], Stopwatch())
+
+
+def test_tries_count_rounds_in_a_row() -> None:
+    """One mixed group starts the count afresh: there are more than `max_tries` rounds without one in all."""
+    script = ([0] * 8 + [3, 0, 0, 0]) * 4
+    engine = ScriptedEngine(script)
+    groups, _, collected = collector(engine, max_tries=3).collect(1, [], Stopwatch())
+    assert len(groups) == 4
+    assert collected.rounds - 4 > 3
+
+
+def test_without_dynamic_sampling_every_group_is_kept() -> None:
+    engine = ScriptedEngine([0, 6, 0, 3])
+    groups, surplus, collected = collector(engine, dynamic=False).collect(1, [], Stopwatch())
+    assert [g.num_correct for g in groups] == [0, 6, 0, 3]
+    assert not surplus
+    assert collected.rounds == 1
+    assert collected.mixed == 1
+
+
+def test_summary_counts_rollouts_not_responses() -> None:
+    engine = ScriptedEngine([0, 6, 4, 3])
+    _, _, collected = collector(engine, dynamic=False).collect(1, [], Stopwatch())
+    rollouts = [  # length and correctness of each single rollout
+        rollout
+        for correct in (0, 6, 4, 3)
+        for rollout in [(2, 1)] * correct + [(3, 0)] * (NUM_ROLLOUTS - correct)
+    ]
+    assert collected.summary() == {
+        "rounds": 1,
+        "groups": 4,
+        "groups_mixed": 2,
+        "groups_all_correct": 1,
+        "samples": 24,
+        "sampled_tokens": sum(length for length, _ in rollouts),
+        "unique_tokens": 3 + 2 + 5 + 5,
+        "distinct_responses": 1 + 1 + 2 + 2,
+        "mean_length": pytest.approx(sum(length for length, _ in rollouts) / 24),
+        "reward": pytest.approx(13 / 24),
+        "share_correct": pytest.approx(13 / 24),
+        "share_truncated": 0.0,
+        "responses_truncated": 0,
+        "verifier_timeouts": 0,
+    }

@@ -1,0 +1,276 @@
+"""A run that was killed, interrupted or out of disk space at any instant goes on as if nothing had happened."""
+
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from run_support import (
+    SMALL,
+    ChildRuns,
+    Harm,
+    Outcome,
+    assert_identical,
+    assert_same_run,
+    leftovers,
+    metrics_without_times,
+)
+
+STEPS, EVERY = 4, 2
+PLAIN = (*SMALL, f"--steps={STEPS}", f"--checkpoint_every={EVERY}", "--keep_checkpoints=1")
+KILLED = -9
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildRuns]:
+    runs = ChildRuns(tmp_path_factory.mktemp("runs"))
+    yield runs
+    runs.close()
+
+
+class Reference(NamedTuple):
+    """A run that nothing happened to, and its settings."""
+
+    path: Path
+    settings: tuple[str, ...]
+    calls: int
+
+
+@pytest.fixture(scope="module")
+def reference(child: ChildRuns) -> Reference:
+    """The run of the first seed that carries groups over the checkpoint in its middle."""
+    for seed in range(20):
+        path = child.folder / f"reference-{seed}"
+        settings = (*PLAIN, f"--seed={seed}")
+        outcome = child("train", *settings, "--output_dir", path, count_calls=True)
+        assert outcome.code == 0, outcome.err
+        if metrics_without_times(path)[EVERY]["kept"]["carried"]:
+            return Reference(path, settings, outcome.calls)
+    raise AssertionError("no seed carries groups over the checkpoint")
+
+
+@pytest.fixture
+def run(child: ChildRuns) -> Iterator[Path]:
+    folder = child.folder / "run"
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def last_complete(run: Path) -> str | None:
+    names = sorted(p.parent.name for p in run.glob("checkpoints/step-*/COMMIT"))
+    return names[-1] if names else None
+
+
+def go_on(child: ChildRuns, run: Path, reference: Reference, *harms: Harm) -> Outcome:
+    """Resume, or begin again if the run was killed before it had a config."""
+    if (run / "config.yaml").exists():
+        return child("resume", run, harms=harms)
+    return child("train", *reference.settings, "--output_dir", run, harms=harms)
+
+
+def test_the_reference_carries_groups_and_learns(reference: Reference) -> None:
+    """Otherwise the tests below would prove little."""
+    records = metrics_without_times(reference.path)
+    assert records[EVERY]["kept"]["carried"] > 0
+    assert [r["step"] for r in records] == list(range(STEPS + 1))
+    assert all(r["update"]["grad_norm"] > 0 for r in records[1:])
+    assert [p.name for p in (reference.path / "checkpoints").iterdir()] == [f"step-{STEPS:06d}"]
+
+
+# How a run is killed, and the last checkpoint then. Updates 5 and 6 are those of step 3.
+INSTANTS = {
+    "in the first evaluation": (Harm("kill", r"open a .*metrics\.jsonl"), None),
+    "in the first step": (Harm("kill", r"update 1$"), None),
+    "between two updates of a step": (Harm("kill", r"update 5$"), "step-000002"),
+    "after the last update of a step": (Harm("kill", r"update 6$"), "step-000002"),
+    "before rollouts have their name": (Harm("kill", r"rename .*step-000003\.parquet"), "step-000002"),
+    "in a line of the metrics": (Harm("tear", r"open a .*metrics\.jsonl", nth=4), "step-000002"),
+    "in the middle of the trainer's state": (Harm("kill", r"half .*step-000004"), "step-000002"),
+    "before COMMIT": (Harm("kill", r"open w .*step-000004.*COMMIT"), "step-000002"),
+    "before a checkpoint has its name": (Harm("kill", r"rename .*step-000004$"), "step-000002"),
+    "before an old checkpoint is withdrawn": (Harm("kill", r"unlink .*step-000002/COMMIT"), "step-000004"),
+    "after an old checkpoint is withdrawn": (Harm("kill", r"unlink (?!.*COMMIT)(?!.*tmp)"), "step-000004"),
+    "in the first checkpoint": (Harm("kill", r"open w .*step-000002.*COMMIT"), None),
+}
+
+
+@pytest.mark.parametrize("instant", INSTANTS)
+def test_killed_run_resumes_bitwise(instant: str, child: ChildRuns, run: Path, reference: Reference) -> None:
+    harm, checkpoint = INSTANTS[instant]
+    assert child("train", *reference.settings, "--output_dir", run, harms=[harm]).code == KILLED
+    assert last_complete(run) == checkpoint
+    outcome = child("resume", run)
+    assert outcome.code == 0, outcome.err
+    assert_same_run(run, reference.path)
+
+
+def test_killed_at_any_instant_and_killed_again_while_resuming(
+    child: ChildRuns, run: Path, reference: Reference
+) -> None:
+    """Instants are counted in calls of Python functions: the same in every run, and as fine as Python goes."""
+    calls = reference.calls
+    assert calls > 10_000
+    chance = random.Random(0)
+    for _ in range(3):
+        shutil.rmtree(run, ignore_errors=True)
+        first = Harm("kill", f"call {chance.randrange(calls)}")
+        assert child("train", *reference.settings, "--output_dir", run, harms=[first]).code == KILLED
+        again = Harm("kill", f"call {chance.randrange(calls // 3)}")
+        assert go_on(child, run, reference, again).code in (KILLED, 0)
+        outcome = go_on(child, run, reference)
+        assert outcome.code == 0, (first, again, outcome.err)
+        assert_same_run(run, reference.path)
+
+
+@pytest.mark.parametrize("event", [r"rename .*metrics\.jsonl", r"unlink .*step-00000[34]\.parquet"])
+def test_killed_while_going_back_to_a_checkpoint(event: str, child: ChildRuns, run: Path, reference: Reference) -> None:
+    killed = child(
+        "train", *reference.settings, "--output_dir", run, harms=[Harm("kill", r"open w .*step-000004.*COMMIT")]
+    )
+    assert killed.code == KILLED
+    assert child("resume", run, harms=[Harm("kill", event)]).code == KILLED
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+@pytest.mark.parametrize("action", ["interrupt", "terminate"])
+def test_one_signal_finishes_the_step(action: str, child: ChildRuns, run: Path, reference: Reference) -> None:
+    stopped = child("train", *reference.settings, "--output_dir", run, harms=[Harm(action, r"update 5$")])
+    assert stopped.code == 130
+    assert f"brorl resume {run}" in stopped.said
+    assert "stopped after step 3" in stopped.said
+    assert last_complete(run) == "step-000003"
+    assert [r["step"] for r in metrics_without_times(run)] == [0, 1, 2, 3]
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+@pytest.mark.parametrize("second", [r"update 6$", r"open w .*step-000003.*COMMIT"])
+def test_two_signals_discard_the_step(second: str, child: ChildRuns, run: Path, reference: Reference) -> None:
+    harms = [Harm("interrupt", r"update 5$"), Harm("interrupt", second)]
+    stopped = child("train", *reference.settings, "--output_dir", run, harms=harms)
+    assert stopped.code == 130
+    assert "Traceback" not in stopped.said
+    assert f"brorl resume {run}" in stopped.said
+    assert last_complete(run) == "step-000002"
+    kept = torch.load(run / "checkpoints/step-000002/trainer_state.pt", weights_only=True)
+    assert kept["step"] == 2
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+def test_signal_in_the_last_step_lets_the_run_finish(child: ChildRuns, run: Path, reference: Reference) -> None:
+    harms = [Harm("interrupt", rf"update {2 * STEPS}$")]
+    assert child("train", *reference.settings, "--output_dir", run, harms=harms).code == 0
+    assert_same_run(run, reference.path)
+
+
+@pytest.mark.parametrize(
+    ("what", "event", "size"),
+    [
+        ("rollouts", r"open .*step-000003\.parquet\.tmp", 1000),
+        ("metrics", r"open a .*metrics\.jsonl", 0),
+        ("weights", r"open .*step-000003\.parquet\.tmp", 300_000),
+        ("trainer's state", r"open .*step-000003\.parquet\.tmp", 900_000),
+    ],
+)
+def test_full_disk_stops_with_a_message_and_an_intact_checkpoint(
+    what: str, event: str, size: int, child: ChildRuns, run: Path, reference: Reference
+) -> None:
+    """Writes beyond a size fail in the kernel, in the middle of a file."""
+    if what == "metrics":  # room for half of the fourth line
+        lines = (reference.path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        size = sum(map(len, lines[:3])) + len(lines[3]) // 2
+    harm = Harm("limit", event, nth=4 if what == "metrics" else 1, size=size)
+    stopped = child("train", *reference.settings, "--output_dir", run, harms=[harm])
+    assert stopped.code == 1, stopped.err
+    assert "could not write" in stopped.err
+    assert len(stopped.err.splitlines()) == 1
+    assert "Traceback" not in stopped.said
+    assert last_complete(run) == "step-000002"
+    assert not leftovers(run)
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+def test_full_disk_at_the_log(child: ChildRuns, run: Path, reference: Reference) -> None:
+    harm = Harm("limit", r"open a .*run\.log", nth=8, size=400)
+    stopped = child("train", *reference.settings, "--output_dir", run, harms=[harm])
+    assert stopped.code == 1, stopped.err
+    assert "could not write" in stopped.err
+    assert "Traceback" not in stopped.said
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+def test_resume_on_a_full_disk_changes_nothing(child: ChildRuns, run: Path, reference: Reference) -> None:
+    killed = child("train", *reference.settings, "--output_dir", run, harms=[Harm("kill", r"update 5$")])
+    assert killed.code == KILLED
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != "run.log"}
+    stopped = child("resume", run, harms=[Harm("limit", r"open r .*config\.yaml", size=100)])
+    assert stopped.code == 1, stopped.err
+    assert "could not write" in stopped.err
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != "run.log"} == before
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+def test_more_steps_go_on_bitwise(child: ChildRuns, run: Path, reference: Reference) -> None:
+    """A run of 2 steps that is resumed with 4 equals a run of 4 steps: it forgets nothing at its end."""
+    assert child("train", *reference.settings, "--steps=2", "--output_dir", run).code == 0
+    outcome = child("resume", run, f"--steps={STEPS}")
+    assert outcome.code == 0
+    assert f"finished {STEPS} steps" in outcome.said
+    assert_same_run(run, reference.path)
+
+
+def test_resume_of_a_finished_run_changes_nothing(child: ChildRuns, run: Path, reference: Reference) -> None:
+    shutil.copytree(reference.path, run)
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name not in ("run.log", "env.json")}
+    outcome = child("resume", run)
+    assert outcome.code == 0
+    assert f"finished {STEPS} steps" in outcome.said
+    after = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name not in ("run.log", "env.json")}
+    assert after == before
+
+
+def test_other_settings_cannot_change_on_resume(child: ChildRuns, reference: Reference) -> None:
+    outcome = child("resume", reference.path, "--loss.clip_high=0.3")
+    assert outcome.code == 2
+    assert "cannot be changed on resume" in outcome.err
+    assert "steps" in outcome.err
+
+
+def test_checkpoint_without_commit_is_no_checkpoint(child: ChildRuns, run: Path, reference: Reference) -> None:
+    assert child("train", *reference.settings, "--keep_checkpoints=0", "--output_dir", run).code == 0
+    older, newest = sorted((run / "checkpoints").iterdir())
+    states = [torch.load(p / "trainer_state.pt", weights_only=True) for p in (older, newest)]
+    with pytest.raises(AssertionError):  # the comparison that the tests above rest on does see a difference
+        assert_identical(states[0], states[1])
+    assert states[0]["carried"]
+
+    (newest / "COMMIT").unlink()
+    (newest / "trainer_state.pt").write_bytes(b"broken")
+    outcome = child("resume", run)
+    assert outcome.code == 0
+    assert f"resuming after step {EVERY}" in outcome.said
+    assert_same_run(run, reference.path)
+
+
+def test_step_0_is_recorded_once_although_the_first_step_found_nothing(
+    child: ChildRuns, run: Path, reference: Reference
+) -> None:
+    """At a temperature of almost 0 all rollouts of a group agree, so that no group is mixed."""
+    cold = (*reference.settings, "--sampling.temperature=1e-6", "--dynamic_sampling.max_tries=2")
+    stopped = child("train", *cold, "--output_dir", run)
+    assert stopped.code == 0
+    assert "no group had both correct and incorrect rollouts in 2 rounds in a row" in stopped.said
+    assert last_complete(run) == "step-000000"
+    assert child("resume", run).code == 0
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [0]
