@@ -26,8 +26,13 @@ from brorl.cli import main
 SMALL = (  # the shipped model on easy puzzles: about 0.1 s a step, and about half of the groups are mixed
     "--rollouts_per_prompt=16",
     "--prompts_per_step=4",
+    "--optimizer.learning_rate=3e-4",
+    "--optimizer.reference_batch=null",
     "--optimizer.mini_batches=2",
+    "--optimizer.warmup_updates=5",
+    "--data.num_numbers=3",
     "--data.max_number=7",
+    "--sampling.max_new_tokens=16",
     "--evaluation.num_prompts=2",
     "--evaluation.num_samples=4",
     "--evaluation.ks=[1, 4]",
@@ -114,6 +119,43 @@ class ChildRuns:
         self._server.stdin.close()
         self._server.wait()
         self._server.stdout.close()
+
+
+def save_tiny_model(
+    folder: Path, *, end_token: bool = True, characters: str = "0123456789+-*/() >:", max_positions: int = 64
+) -> Path:
+    """Save a random Llama with a tokenizer of one token a character; about 3,000 weights."""
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate(("<pad>", "<eos>", "<unk>", *characters))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", clean_up_tokenization_spaces=False
+    )
+    if end_token:
+        wrapped.eos_token = "<eos>"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=len(vocabulary),
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                max_position_embeddings=max_positions,
+                bos_token_id=None,
+                eos_token_id=1 if end_token else None,
+                pad_token_id=0,
+            )
+        )
+    model.save_pretrained(folder)
+    wrapped.save_pretrained(folder)
+    return folder
 
 
 def metrics_without_times(run: Path) -> list[dict[str, Any]]:

@@ -90,7 +90,7 @@ def _train(recipe: str, overrides: dict[str, Any]) -> int:
         directory.config_file.write_text(dump_yaml(config), "utf-8")
     except OSError as error:
         raise UserError(f"could not write {directory.config_file}: {error.strerror}; set output_dir") from error
-    return _go(config, directory)
+    return _go(config, directory, recipe)
 
 
 def _resume(path: Path, overrides: dict[str, Any]) -> int:
@@ -107,7 +107,7 @@ def _resume(path: Path, overrides: dict[str, Any]) -> int:
     return _go(config, directory)
 
 
-def _go(config: TrainConfig, directory: RunDirectory) -> int:
+def _go(config: TrainConfig, directory: RunDirectory, recipe: str | None = None) -> int:
     """Train to the end, or to the next interruption."""
     from brorl.build import build_run
     from brorl.console import Progress
@@ -133,7 +133,7 @@ def _go(config: TrainConfig, directory: RunDirectory) -> int:
     hints = {
         Ending.FINISHED: [
             f"train longer: brorl resume {directory.path} --steps {2 * config.steps}",
-            f"compare with few rollouts: brorl train --rollouts_per_prompt 16 --steps {config.steps}",
+            *([f"see what few rollouts give: brorl train {recipe} --rollouts_per_prompt 16"] if recipe else []),
         ],
         Ending.INTERRUPTED: [f"go on with: [bold]{resume}[/bold]"],
         Ending.NO_MIXED_GROUPS: [],

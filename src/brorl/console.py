@@ -10,12 +10,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from brorl.training.run_directory import Record
 
-_HEADER = "  step  reward   held-out pass@1   groups kept  unique/sampled  samples/s   sample/verify/train s    ETA"
+_HEADER = "  step  reward   held-out pass@1   kept/sampled  unique/sampled  samples/s   sample/verify/train s    ETA"
 
 
 class Progress:
@@ -63,8 +65,8 @@ class Progress:
         groups = f"{kept['groups']}/{sampling['groups']}"
         rate = sampling["samples"] / seconds["total"]
         return (
-            f"{record['step']:>6}  {sampling['reward']:>6.3f}   [bold green]{held_out:<18}[/bold green]"
-            f"{groups:>11}  {share:>14.3f}  {rate:>9,.0f}   {phases:>21}  {self._eta(record['step']):>7}"
+            f"{record['step']:>6}  {sampling['reward']:>6.3f}  [bold green]{escape(held_out.ljust(18))}[/bold green]"
+            f"{groups:>13}  {share:>14.3f}  {rate:>9,.0f}  {phases:>21}  {self._eta(record['step']):>6}"
         )
 
     def _eta(self, step: int) -> str:
@@ -76,13 +78,15 @@ class Progress:
 
     def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
         """Print what the run bought, from all its metrics."""
-        table = summary_table(records)
-        self._console.print()
-        self._console.print(table)
+        tables = [outcome_table(records), cost_table(records)]
         with self._log_file.open("a", encoding="utf-8") as file:
-            Console(file=file, width=120, no_color=True).print(table)
-        self.say(f"{ending}; run directory: [bold]{run_path}[/bold]")
-        for hint in hints:
+            for console in (self._console, Console(file=file, width=100, no_color=True)):
+                for table in tables:
+                    if table.row_count:
+                        console.print()
+                        console.print(table)
+        self.say(f"\n{ending}; run directory: [bold]{run_path}[/bold]")
+        for hint in [*coverage_hints(records), *hints]:
             self.say(hint)
 
     def _log(self, text: str) -> None:
@@ -90,54 +94,61 @@ class Progress:
             file.write(text + "\n")
 
 
-def summary_table(records: Sequence[Record]) -> Table:
-    """Make the table of the end: pass@k before and after, what was sampled, what sharing saved, where the time went."""
-    table = Table(title="What this run did", title_justify="left", show_header=True, header_style="bold")
-    for column in ("", "before", "after", "change"):
-        table.add_column(column, justify="left" if not column else "right")
+def outcome_table(records: Sequence[Record]) -> Table:
+    """Make the table of held-out results before and after, with 95% intervals over prompts."""
+    table = Table(title="On puzzles held out from training", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for column in ("before", "after", "change"):
+        table.add_column(column, justify="right", no_wrap=True)
     evaluations = [r["evaluation"] for r in records if "evaluation" in r]
-    if len(evaluations) > 1:
-        first, last = evaluations[0], evaluations[-1]
-        for k in first["pass_at"]:
-            before, after = first["pass_at"][k], last["pass_at"][k]
-            table.add_row(
-                f"held-out pass@{k}",
-                _interval(before),
-                _interval(after),
-                f"{after['value'] - before['value']:+.3f}",
-            )
-        table.add_row(
-            f"prompts solved of {last['num_prompts']} (n={last['num_samples']})",
-            str(first["solved"]), str(last["solved"]), f"{last['solved'] - first['solved']:+d}",
-        )  # fmt: skip
-        table.add_section()
-    steps = [r for r in records if "sampling" in r]
-    if steps:
-        _add_costs(table, steps)
+    if len(evaluations) < 2:
+        return table
+    first, last = evaluations[0], evaluations[-1]
+    for k, before in first["pass_at"].items():
+        after = last["pass_at"][k]
+        table.add_row(f"pass@{k}", _interval(before), _interval(after), f"{after['value'] - before['value']:+.3f}")
+    solved = f"{last['solved'] - first['solved']:+d}"
+    table.add_row(f"solved of {last['num_prompts']}", str(first["solved"]), str(last["solved"]), solved)
     return table
 
 
-def _add_costs(table: Table, steps: Sequence[Record]) -> None:
+def cost_table(records: Sequence[Record]) -> Table:
+    """Make the table of what was sampled, what sharing saved, and where the time went."""
+    table = Table(title="What it cost", title_justify="left", box=box.SIMPLE, show_header=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("", justify="right", no_wrap=True)
+    table.add_column("")
+    steps = [r for r in records if "sampling" in r]
+    if not steps:
+        return table
+
     def total(section: str, name: str) -> float:
         return float(sum(r[section].get(name, 0) for r in steps))
 
     samples, sampled, unique = (total("sampling", n) for n in ("samples", "sampled_tokens", "unique_tokens"))
-    table.add_row("steps", "", f"{len(steps):,}", "")
-    table.add_row("samples (rollouts)", "", f"{samples:,.0f}", "")
-    table.add_row(
-        "groups kept of sampled",
-        "",
-        f"{total('kept', 'groups'):,.0f} of {total('sampling', 'groups'):,.0f}",
-        "",
-    )
-    table.add_row("tokens sampled", "", f"{sampled:,.0f}", "")
-    table.add_row("tokens computed (unique)", "", f"{unique:,.0f}", "")
-    table.add_row("sharing saved", "", f"{1 - unique / sampled:.1%} of sampling", f"{sampled / unique:.1f}x fewer")
     distinct = total("sampling", "distinct_responses")
-    table.add_row("responses verified", "", f"{distinct:,.0f}", f"{samples / distinct:.1f}x fewer")
-    phases = ", ".join(f"{p} {total('seconds', p):.1f}" for p in ("generation", "verification", "training"))
-    table.add_row("seconds", "", f"{total('seconds', 'total'):.1f}", "")
-    table.add_row("  of which", "", phases, "")
+    kept, groups = total("kept", "groups"), total("sampling", "groups")
+    phases = ", ".join(f"{p} {total('seconds', p):.1f}" for p in ("generation", "verification", "training", "storing"))
+    table.add_row("steps", f"{len(steps):,}", f"{kept:,.0f} groups kept of {groups:,.0f}")
+    table.add_row("samples", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer")
+    table.add_row("tokens", f"{sampled:,.0f}", f"{unique:,.0f} computed: {sampled / unique:.1f}x fewer")
+    table.add_row("seconds", f"{total('seconds', 'total'):.1f}", phases)
+    return table
+
+
+def coverage_hints(records: Sequence[Record]) -> list[str]:
+    """Say so where training sharpened the model at the price of coverage, beyond the intervals."""
+    evaluations = [r["evaluation"] for r in records if "evaluation" in r]
+    if len(evaluations) < 2:
+        return []
+    k = max(evaluations[0]["pass_at"], key=int)
+    before, after = evaluations[0]["pass_at"][k], evaluations[-1]["pass_at"][k]
+    if int(k) == 1 or after["high"] >= before["low"]:
+        return []
+    return [
+        f"coverage fell: pass@{k} went from {before['value']:.3f} to {after['value']:.3f}; "
+        "a lower optimizer.learning_rate or fewer steps keep more of it"
+    ]
 
 
 def pass_at(evaluation: Record, k: int) -> Any:
@@ -163,4 +174,4 @@ def duration(seconds: float) -> str:
 
 
 def _interval(estimate: Record) -> str:
-    return f"{estimate['value']:.3f} \\[{estimate['low']:.3f}, {estimate['high']:.3f}]"
+    return escape(f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]")

@@ -69,7 +69,5 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
     assert result.solved == 2
     assert result.truncated_share == pytest.approx(2 / 18)
     assert result.sampled_tokens == sum(len(r) for rollouts in ROLLOUTS for r in rollouts)
-    distinct_prefixes = [
-        {tuple(r[:i]) for r in rollouts for i in range(1, len(r) + 1)} for rollouts in ROLLOUTS
-    ]
+    distinct_prefixes = [{tuple(r[:i]) for r in rollouts for i in range(1, len(r) + 1)} for rollouts in ROLLOUTS]
     assert result.unique_tokens == sum(map(len, distinct_prefixes))

@@ -1,8 +1,13 @@
-"""Log-probs and gradients on trees against the plain model on the flattened N x T batch, padded on the right (float64)."""
+"""Log-probs and gradients on trees against the plain model on the flattened, right-padded N x T batch (float64)."""
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from brorl.model.logprobs import default_max_nodes, tree_logprobs, tree_parts
+from brorl.tree import RolloutTree
 from small_models import (
     ARCHITECTURES,
     assert_same_gradients,
@@ -12,11 +17,6 @@ from small_models import (
     rollouts,
     small_model,
 )
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from brorl.model.logprobs import default_max_nodes, tree_logprobs, tree_parts
-from brorl.tree import RolloutTree
 
 EOS = 0
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from small_models import ARCHITECTURES, random_tree, small_model
 from torch import Tensor
 
 from brorl.model.tree_attention import (
@@ -21,6 +20,7 @@ from brorl.model.tree_attention import (
 )
 from brorl.model.tree_batch import Piece, TreeBatch, cut
 from brorl.tree import RolloutTree
+from small_models import ARCHITECTURES, random_tree, small_model
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:
@@ -48,6 +48,16 @@ def test_merged_parts_equal_one_softmax_over_all_keys(rng: np.random.Generator) 
         first, second = (PartialAttention.over(score[..., s].clone(), value[:, s]) for s in split_at(split))
         torch.testing.assert_close(first.merged(second), expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(second.merged(first), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_merged_parts_equal_finite_differences(rng: np.random.Generator) -> None:
+    inputs = [normal(rng, 2, 3, 4), normal(rng, 2, 3, 5), normal(rng, 2, 4, 2), normal(rng, 2, 5, 2)]
+    inputs[0][0, :, 2:] = -20.0
+
+    def merged(score_a: Tensor, score_b: Tensor, value_a: Tensor, value_b: Tensor) -> Tensor:
+        return PartialAttention.over(score_a * 1.0, value_a).merged(PartialAttention.over(score_b * 1.0, value_b))
+
+    assert torch.autograd.gradcheck(merged, [x.requires_grad_() for x in inputs], rtol=1e-6, atol=1e-8)
 
 
 def split_at(place: int) -> tuple[slice, slice]:
@@ -83,11 +93,15 @@ def test_attention_to_prompts_equals_dense_attention(lengths: list[int], rng: np
     cache = random_cache(rng, lengths, kv_heads=2, head_dim=3)
     prompt_T = rng.integers(0, len(lengths), 12)
     query = normal(rng, 12, 4, 3)
-    part = attend_prompt(query, cache, 0, Grouping(torch.from_numpy(prompt_T), len(lengths)))
-    got = part.output / part.total
+    own_key, own_value = normal(rng, 12, 3, 2, 3), normal(rng, 12, 3, 2, 3)  # three keys of its own for each token
+    own_score = torch.einsum("thd,tshd->ths", query, own_key.repeat_interleave(2, dim=2))[:, :, None]
+    own = PartialAttention.over(own_score.clone(), own_value.transpose(1, 2).repeat_interleave(2, dim=1))
+    own = PartialAttention(*(x.flatten(1, 2) for x in own))
+    got = attend_prompt(query, cache, 0, Grouping(torch.from_numpy(prompt_T), len(lengths))).merged(own)
     for t, p in enumerate(prompt_T):
         key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (cache.key, cache.value))
-        torch.testing.assert_close(got[t], dense_attention(query[t], key, value), rtol=1e-12, atol=1e-12)
+        expected = dense_attention(query[t], torch.cat([key, own_key[t]]), torch.cat([value, own_value[t]]))
+        torch.testing.assert_close(got[t], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("max_nodes", [1, 6, 1000])
@@ -182,7 +196,11 @@ def tiny(name: str, config_name: str, **settings: object) -> transformers.PreTra
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = getattr(transformers, config_name)(**{"vocab_size": 17, **ids, **settings})
-        return getattr(transformers, name)(config)
+        model = getattr(transformers, name)(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(float(parameter.dim() == 1), 0.25)
+    return model
 
 
 @pytest.mark.parametrize(

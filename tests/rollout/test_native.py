@@ -5,7 +5,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from small_models import ARCHITECTURES, plain_logprobs, rollouts, small_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -15,6 +14,7 @@ from brorl.rollout.cache import RowCache
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
+from small_models import ARCHITECTURES, plain_logprobs, rollouts, small_model
 
 EOS = 0
 every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
-from small_models import plain_logprobs, small_model
 from transformers import PreTrainedModel
 
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
+from small_models import plain_logprobs, small_model
 
 EOS, VOCABULARY, LENGTH = 0, 5, 3
 PROMPT = [2, 4, 1]

@@ -1,7 +1,8 @@
 """Softmax together with its log-sum-exp, in one pass over the scores.
 
-PyTorch's `exp` and `logsumexp` become many times slower on CPUs where results underflow, as they do for masked scores and for
-confident models; its `softmax` does not. Since the largest weight is exp(0) / Z, the log-sum-exp follows from the softmax.
+PyTorch's `exp` and `logsumexp` become many times slower on CPUs where results underflow, as they do for masked
+scores and for confident models; its `softmax` does not. Since the largest weight is exp(0) / Z, the log-sum-exp
+follows from the softmax.
 """
 
 from __future__ import annotations
@@ -22,15 +23,18 @@ class _SoftmaxLse(torch.autograd.Function):
         return weight, lse
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor:
         (weight,) = ctx.saved_tensors
         grad_weight, grad_lse = grads
         if grad_weight is None:
-            return None if grad_lse is None else weight * grad_lse[..., None]
+            assert grad_lse is not None  # autograd calls only with a gradient of one of the two
+            grad_score: Tensor = weight * grad_lse[..., None]
+            return grad_score
         inner = (grad_weight * weight).sum(-1)
         if grad_lse is not None:
             inner = inner - grad_lse
-        return weight * (grad_weight - inner[..., None])
+        grad_score = weight * (grad_weight - inner[..., None])
+        return grad_score
 
 
 def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,5 +46,5 @@ def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Weights, shape [..., S], and log-sum-exp, shape [...]; both differentiable.
     """
-    weight, lse = _SoftmaxLse.apply(score)
-    return weight, lse
+    both: tuple[Tensor, Tensor] = _SoftmaxLse.apply(score)  # type: ignore[no-untyped-call]
+    return both

@@ -164,9 +164,7 @@ class _Growth:
         self._stop_ids = np.array([*engine._stop_ids, *sampling.stop_token_ids])
         self._uniforms = Uniforms(seed, len(prompts), num_rollouts)
         self._forest = Forest(prompts)
-        self._cache = RowCache(
-            engine.model, engine._memory_bytes, len(prompts) * num_rollouts, sampling.max_new_tokens
-        )
+        self._cache = RowCache(engine.model, engine._memory_bytes, len(prompts) * num_rollouts, sampling.max_new_tokens)
 
     def trees(self) -> list[RolloutTree]:
         return self._forest.trees() if self._share else [_merged(t) for t in self._forest.trees()]

@@ -1,0 +1,154 @@
+"""Learning from a subset: systematic sampling depends on one uniform number, so its means are computed exactly."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+import torch
+
+from brorl.algorithms.policy_loss import clipped_policy_loss, node_weights
+from brorl.algorithms.response_subset import choose, choose_responses, inclusion_probabilities
+from brorl.model.logprobs import tree_parts
+from brorl.tree import RolloutTree
+from small_models import assert_same_gradients, gradients, random_tree, small_model
+
+
+class Given:
+    """A generator that hands out given uniform numbers."""
+
+    def __init__(self, *numbers: float) -> None:
+        self._numbers = iter(numbers)
+
+    def random(self) -> float:
+        return next(self._numbers)
+
+
+def intervals(pi_L: np.ndarray) -> Iterator[tuple[float, float]]:
+    """The (middle, length) of each interval of offsets in which the choice cannot change."""
+    edges = np.unique(np.concatenate([[0.0, 1.0], np.cumsum(pi_L) % 1.0]))
+    for low, high in pairwise(edges):
+        if high - low > 1e-13:
+            yield (low + high) / 2, high - low
+
+
+def random_weights(rng: np.random.Generator, size: int) -> np.ndarray:
+    weight = rng.exponential(size=size) ** 3  # heavy tail, so that some are certain
+    weight[rng.random(size) < 0.2] = 0.0
+    return weight
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 5, 12, 100])
+def test_inclusion_probabilities_solve_the_cap_equation(wanted: int, rng: np.random.Generator) -> None:
+    """Reference: bisection on c such that the min(1, c w) add up to the wanted number."""
+    for _ in range(40):
+        weight = random_weights(rng, 20)
+        low, high = 0.0, 1e30
+        for _ in range(400):
+            c = (low + high) / 2 if high < 1e29 else max(2 * low, 1e-12)
+            if np.minimum(1, c * weight).sum() < wanted and c < 1e28:
+                low = c
+            else:
+                high = c
+        pi_L = inclusion_probabilities(weight, wanted)
+        np.testing.assert_allclose(pi_L, np.minimum(1, high * weight), rtol=1e-9, atol=1e-12)
+        assert pi_L.sum() == pytest.approx(min(wanted, np.count_nonzero(weight)), rel=1e-12)
+        assert (pi_L[weight == 0] == 0).all()
+        assert pi_L.max(initial=0) <= 1
+
+
+def test_every_entry_is_chosen_with_exactly_its_probability(rng: np.random.Generator) -> None:
+    for wanted in (1, 3, 7):
+        for _ in range(20):
+            pi_L = inclusion_probabilities(random_weights(rng, 15), wanted)
+            share, total = np.zeros(15), 0.0
+            for offset, length in intervals(pi_L):
+                chosen = choose(pi_L, Given(offset))
+                assert abs(chosen.size - pi_L.sum()) < 1
+                assert (np.diff(chosen) > 0).all()
+                share[chosen] += length
+                total += length
+            assert total == pytest.approx(1, abs=1e-11)
+            np.testing.assert_allclose(share, pi_L, rtol=1e-9, atol=1e-11)
+
+
+def test_empirical_inclusion_frequencies_with_a_real_generator() -> None:
+    generator = np.random.default_rng(7)
+    pi_L = inclusion_probabilities(random_weights(generator, 30), 6)
+    share = sum(np.bincount(choose(pi_L, generator), minlength=30) for _ in range(20_000)) / 20_000
+    assert (np.abs(share - pi_L) <= 5 * np.sqrt(pi_L * (1 - pi_L) / 20_000)).all()
+
+
+def all_choices(
+    tree: RolloutTree, advantage_L: np.ndarray, correct_L: np.ndarray, size: int
+) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
+    """(probability, chosen, factors) of every outcome; the two verdicts draw one uniform number each."""
+    total_L = tree.leaf_count * advantage_L
+    offsets = [
+        list(intervals(inclusion_probabilities(np.abs(total_L[correct_L == verdict]), size)))
+        for verdict in (False, True)
+    ]
+    for (u, p), (v, q) in product(*offsets):
+        yield p * q, *choose_responses(total_L, correct_L, size, Given(u, v))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_node_weights_are_unbiased_and_few(size: int, rng: np.random.Generator) -> None:
+    tree = random_tree(rng, num_rollouts=15)
+    correct_L = rng.random(tree.num_responses) < 0.4
+    advantage_L = np.where(correct_L, 1.0, -1.0) * rng.exponential(size=tree.num_responses)
+    full, mean = node_weights(tree, advantage_L), [np.zeros(tree.num_unique_tokens) for _ in range(2)]
+    outcomes = 0
+    for probability, chosen, factor_K in all_choices(tree, advantage_L, correct_L, size):
+        smaller, node_index = tree.select(chosen)
+        for m, weight in zip(mean, node_weights(smaller, advantage_L[chosen] * factor_K), strict=True):
+            m[node_index] += probability * weight
+        for verdict in (False, True):
+            there = int((correct_L == verdict).sum())
+            assert min(size, there) - 1 < (correct_L[chosen] == verdict).sum() < min(size, there) + 1
+        outcomes += 1
+    assert outcomes > 1
+    for m, weight in zip(mean, full, strict=True):
+        np.testing.assert_allclose(m, weight, rtol=1e-9, atol=1e-10)
+
+
+def test_the_gradient_of_the_clipped_loss_is_unbiased(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
+    tree = random_tree(rng, num_rollouts=8)
+    correct_L = rng.random(tree.num_responses) < 0.5
+    advantage_L = np.where(correct_L, 1.0, -1.0) * rng.exponential(size=tree.num_responses)
+    old_M = rng.uniform(-4, -1, tree.num_unique_tokens)
+
+    def gradient(part_of: RolloutTree, old: np.ndarray, advantage: np.ndarray) -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        weights = [torch.from_numpy(w) for w in node_weights(part_of, advantage)]
+        for part in tree_parts(model, [part_of]):
+            clipped_policy_loss(
+                part.logprob, torch.from_numpy(old)[part.index], *(w[part.index] for w in weights),
+                clip_low=0.2, clip_high=0.28, num_tokens=tree.num_sampled_tokens,
+            ).loss.backward()  # fmt: skip
+        return gradients(model)
+
+    full = gradient(tree, old_M, advantage_L)
+    mean = {name: torch.zeros_like(g) for name, g in full.items()}
+    for probability, chosen, factor_K in all_choices(tree, advantage_L, correct_L, 2):
+        smaller, node_index = tree.select(chosen)
+        one = gradient(smaller, old_M[node_index], advantage_L[chosen] * factor_K)
+        mean = {name: m + probability * one[name] for name, m in mean.items()}
+    assert_same_gradients(mean, full, tolerance=1e-8)
+
+
+def test_factors_are_the_inverse_inclusion_probabilities(rng: np.random.Generator) -> None:
+    total_L, correct_L = rng.normal(size=40), rng.random(40) < 0.3
+    chosen, factor_K = choose_responses(total_L, correct_L, 4, rng)
+    for leaf, factor in zip(chosen, factor_K, strict=True):
+        same = correct_L == correct_L[leaf]
+        pi = inclusion_probabilities(np.abs(total_L) * same, 4)[leaf]
+        assert factor == pytest.approx(1 / pi, rel=1e-12)
+
+
+@pytest.mark.parametrize("correct", [lambda n: np.ones(n, bool), lambda n: np.zeros(n, bool)])
+def test_a_verdict_that_nobody_has_is_no_obstacle(correct: Callable, rng: np.random.Generator) -> None:
+    chosen, factor_K = choose_responses(rng.normal(size=9), correct(9), 3, rng)
+    assert 2 <= chosen.size <= 4
+    assert (factor_K >= 1).all()

@@ -1,0 +1,160 @@
+"""Checkpoints hold everything, load with transformers, and are complete or absent."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from run_support import assert_identical, save_tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from brorl.algorithms.groups import Group
+from brorl.errors import StorageError, UserError
+from brorl.prompts import Prompt
+from brorl.training.checkpoint import (
+    START,
+    TrainerState,
+    complete_checkpoints,
+    discard_unfinished,
+    last_checkpoint,
+    load_state,
+    save_checkpoint,
+)
+from brorl.tree import RolloutTree
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def model(source: Path) -> LlamaForCausalLM:
+    """The model after some training: every weight differs from those it was loaded with."""
+    model = AutoModelForCausalLM.from_pretrained(source)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.fixture
+def tokenizer(source: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(source)
+
+
+def group(seed: int) -> Group:
+    chance = np.random.default_rng(seed)
+    responses = [chance.integers(3, 6, chance.integers(1, 5)).tolist() for _ in range(12)]
+    logprobs = [[-1 / 3 - token / 7 for token in r] for r in responses]
+    tree = RolloutTree.from_responses((3, 4, 5), responses, logprobs, [len(r) < 4 for r in responses])
+    correct = chance.random(tree.num_responses) < 0.5
+    return Group(Prompt(f"id {seed}", "1 2:", (3, 4, 5), "1 2 -> 3", "countdown"), tree, correct, correct / 3)
+
+
+def state_after(step: int) -> TrainerState:
+    learner = {"optimizer": {"state": {0: {"exp_avg": torch.full((3,), 1 / 3)}}}, "updates": 4 * step}
+    return TrainerState(step, learner, {"epoch": 1, "position": step}, (group(step), group(step + 1)))
+
+
+def test_loads_with_transformers_as_the_trained_model(
+    tmp_path: Path, source: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = save_checkpoint(tmp_path, START, model, tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    original = AutoModelForCausalLM.from_pretrained(source)
+    for (name, ours), theirs, before in zip(
+        loaded.named_parameters(), model.parameters(), original.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+        assert not torch.equal(ours, before), name
+    ids = torch.tensor([tokenizer("1 2 -> 3:")["input_ids"]])
+    assert torch.equal(loaded.eval()(ids).logits, model.eval()(ids).logits)
+    again = AutoTokenizer.from_pretrained(folder)
+    assert again("1 2 -> 3:")["input_ids"] == ids[0].tolist()
+    assert again.decode(ids[0]) == "1 2 -> 3:"
+    assert again.eos_token_id == tokenizer.eos_token_id
+
+
+def test_state_comes_back_exactly(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    state = state_after(7)
+    with torch.random.fork_rng():
+        folder = save_checkpoint(tmp_path, state, model, tokenizer)
+        expected_draws = torch.rand(5)
+        torch.rand(100)
+        restored = load_state(folder)
+        assert torch.equal(torch.rand(5), expected_draws)
+    assert (restored.step, restored.stream) == (state.step, state.stream)
+    assert_identical(restored.learner, state.learner)
+    assert len(restored.carried) == 2
+    for ours, theirs in zip(restored.carried, state.carried, strict=True):
+        assert ours.prompt == theirs.prompt
+        ours.tree.validate()
+        for name in ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished"):
+            assert_identical(
+                torch.tensor(getattr(ours.tree, name)), torch.tensor(getattr(theirs.tree, name)), name
+            )
+        assert ours.correct_L.tolist() == theirs.correct_L.tolist()
+        assert ours.reward_L.tobytes() == theirs.reward_L.tobytes()
+
+
+def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    for step in (2, 4, 6):
+        save_checkpoint(tmp_path, state_after(step), model, tokenizer, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000004", "step-000006"]
+    save_checkpoint(tmp_path, state_after(8), model, tokenizer, keep=0)
+    assert [p.name for p in complete_checkpoints(tmp_path)] == ["step-000004", "step-000006", "step-000008"]
+    assert load_state(tmp_path / "step-000006").step == 6
+
+
+def test_folder_without_commit_is_ignored_and_discarded(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    assert last_checkpoint(tmp_path) is None
+    good = save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    torn = save_checkpoint(tmp_path, state_after(4), model, tokenizer)
+    (torn / "COMMIT").unlink()
+    half_written = tmp_path / ".step-000006.tmp"
+    half_written.mkdir()
+    (half_written / "model.safetensors").write_bytes(b"half")
+
+    assert complete_checkpoints(tmp_path) == [good]
+    assert last_checkpoint(tmp_path) == good
+    with pytest.raises(UserError, match="not a complete checkpoint"):
+        load_state(torn)
+    discard_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == [good]
+    assert last_checkpoint(save_checkpoint(tmp_path, state_after(4), model, tokenizer).parent) == torn
+
+
+def test_complete_checkpoint_is_not_written_twice(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    before = {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()}
+    assert save_checkpoint(tmp_path, state_after(2), model, tokenizer) == folder
+    assert {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()} == before
+
+
+def test_failure_to_write_names_the_last_good_checkpoint(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The name of the next checkpoint is taken by a folder that is in use, so that it cannot be renamed to it."""
+    good = save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    (tmp_path / "step-000004").mkdir()
+    (tmp_path / "step-000004/foreign").write_text("not ours")
+    with pytest.raises(StorageError, match=r"could not write checkpoint .*step-000004.*last complete one is .*000002"):
+        save_checkpoint(tmp_path, state_after(4), model, tokenizer)
+    assert last_checkpoint(tmp_path) == good
+    assert load_state(good).step == 2
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_state_without_learner_is_possible(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    assert load_state(save_checkpoint(tmp_path, START, model, tokenizer)) == replace(START)
