@@ -195,7 +195,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--trained", help="the setting trained: a checkpoint of `brorl train`")
     parser.add_argument("--recipe", default="quickstart", help="whose puzzles these two are asked")
-    parser.add_argument("--balanced", action="store_true", help="of these, those neither too easy nor too hard")
+    parser.add_argument("--balanced", action="store_true", help="not too easy, not too hard ones")
     parser.add_argument("--big", action="store_true", help="a larger random model")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
@@ -230,7 +230,7 @@ def _record(args: argparse.Namespace, probes: list[dict[str, Any]], results: Res
         "matmul_gflops": [probe["matmul_gflops"] for probe in probes],
         "arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
         "workloads": [asdict(workload) for workload in results.workloads],
-        "cells": [{"workload": name, **asdict(cell), "medians": _medians(cell)} for name, cell in results.cells],
+        "cells": [{"workload": name} | asdict(cell) | {"medians": _medians(cell)} for name, cell in results.cells],
         "markdown": markdown(results),
     }
     return json.dumps(record, indent=1) + "\n"

@@ -94,8 +94,8 @@ def _train(recipe: str, overrides: dict[str, Any]) -> int:
 
 
 def _resume(path: Path, overrides: dict[str, Any]) -> int:
-    from brorl.config import make_config, parse_yaml
-    from brorl.training.run_directory import RunDirectory
+    from brorl.config import dump_yaml, make_config, parse_yaml
+    from brorl.training.run_directory import RunDirectory, replace_file, storing
 
     directory = RunDirectory(path)
     if not directory.config_file.is_file():
@@ -104,6 +104,9 @@ def _resume(path: Path, overrides: dict[str, Any]) -> int:
         )
     source = str(directory.config_file)
     config = make_config(parse_yaml(directory.config_file.read_text("utf-8"), source), overrides, source)
+    if overrides:  # the next resume must know of them too
+        with storing(directory.config_file):
+            replace_file(directory.config_file, dump_yaml(config).encode())
     return _go(config, directory)
 
 

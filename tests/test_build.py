@@ -1,0 +1,226 @@
+"""From a config to the parts of a run: what cannot work is said before anything runs."""
+
+import json
+from collections.abc import Iterator
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from run_support import save_tiny_model
+
+from brorl.algorithms.groups import Group
+from brorl.build import build_advantages, build_engine, build_learner_settings, build_prompts, build_run
+from brorl.config import TrainConfig, make_config
+from brorl.errors import UserError
+from brorl.prompts import Prompt
+from brorl.training.run_directory import RunDirectory
+from brorl.tree import RolloutTree
+
+SMALL = {"data.max_number": 5, "evaluation.num_prompts": 3, "sampling.max_new_tokens": 8, "engine.threads": 1}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def keep_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng():
+        yield
+    torch.set_num_threads(threads)
+
+
+def config(model: Path, **overrides: Any) -> TrainConfig:
+    return make_config({}, {**SMALL, "model": str(model), **overrides}, "test")
+
+
+def groups() -> list[Group]:
+    """Two groups of 4 rollouts: rewards 1 1 0 0 (lengths 2 2 1 1) and 1 0 0 0 (lengths 3 1 1 1)."""
+    made = []
+    for responses, reward in (([[5, 5], [6]] * 2, {5: 1.0, 6: 0.0}), ([[5, 5, 5]] + [[6]] * 3, {5: 1.0, 6: 0.0})):
+        tree = RolloutTree.from_responses((1,), responses)
+        reward_L = np.array([reward[tokens[0]] for tokens, _ in tree.responses()])
+        made.append(Group(Prompt("p", "t", (1,), "", "d"), tree, reward_L > 0, reward_L))
+    return made
+
+
+def test_each_estimator_is_the_one_that_was_asked_for(tiny: Path) -> None:
+    """By hand: the group means are 1/2 and 1/4."""
+    centred = np.array([0.5, 0.5, -0.5, -0.5, 0.75, -0.25, -0.25, -0.25])
+    lengths = np.array([2, 2, 1, 1, 3, 1, 1, 1])
+    by_token = np.repeat(centred, lengths)
+    expected = {
+        ("grpo", "trajectories"): [1.0, -1.0, 0.75 / np.sqrt(3 / 16), -0.25 / np.sqrt(3 / 16)],
+        ("rloo", "trajectories"): [1 - 1 / 3, 0 - 2 / 3, 1.0, -1 / 3],
+        ("reinforce_pp_baseline", "trajectories"): (np.array([0.5, -0.5, 0.75, -0.25]) - centred.mean())
+        / centred.std(),
+        ("reinforce_pp_baseline", "tokens"): (np.array([0.5, -0.5, 0.75, -0.25]) - by_token.mean()) / by_token.std(),
+    }
+    for (estimator, over), values in expected.items():
+        settings = {"advantage.estimator": estimator, "advantage.normalise_over": over}
+        advantages = build_advantages(config(tiny, **settings))(groups())
+        assert np.concatenate(advantages) == pytest.approx(values, abs=1e-5), (estimator, over)
+
+
+def test_learning_rate_follows_the_square_root_rule_only_if_a_reference_is_given(tiny: Path) -> None:
+    plain = {"rollouts_per_prompt": 64, "prompts_per_step": 8, "optimizer.learning_rate": 1e-4}
+    assert build_learner_settings(config(tiny, **plain)).learning_rate == 1e-4
+    scaled = build_learner_settings(config(tiny, **plain, **{"optimizer.reference_batch": 128}))
+    assert scaled.learning_rate == pytest.approx(1e-4 * sqrt(64 * 8 / 128))
+
+
+def test_learner_gets_every_setting(tiny: Path) -> None:
+    given = {
+        "optimizer.mini_batches": 3,
+        "loss.clip_low": 0.11,
+        "loss.clip_high": 0.33,
+        "sampling.temperature": 0.7,
+        "optimizer.betas": [0.8, 0.85],
+        "optimizer.weight_decay": 0.01,
+        "optimizer.max_grad_norm": 0.5,
+        "optimizer.warmup_updates": 6,
+        "optimizer.responses_per_verdict": 7,
+        "engine.nodes_per_pass": 99,
+    }
+    settings = build_learner_settings(config(tiny, **given))
+    assert settings.mini_batches == 3
+    assert (settings.clip_low, settings.clip_high) == (0.11, 0.33)
+    assert settings.temperature == 0.7
+    assert settings.betas == (0.8, 0.85)
+    assert (settings.weight_decay, settings.max_grad_norm, settings.warmup_updates) == (0.01, 0.5, 6)
+    assert (settings.responses_per_verdict, settings.max_nodes) == (7, 99)
+    assert (settings.recompute_old_logprobs, settings.autocast) == (False, False)
+    assert build_learner_settings(config(tiny, **{"optimizer.old_logprobs": "recompute"})).recompute_old_logprobs
+    low = build_learner_settings(config(tiny, dtype="bfloat16"))
+    assert low.autocast
+    assert low.recompute_old_logprobs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_dtype_of_the_trained_weights(tiny: Path, dtype: str) -> None:
+    loaded, _ = build_engine(config(tiny, dtype=dtype), str(tiny))
+    expected = torch.float64 if dtype == "float64" else torch.float32
+    assert {p.dtype for p in loaded.model.parameters()} == {expected}
+
+
+def test_training_and_held_out_prompts_share_no_numbers(tiny: Path) -> None:
+    settings = config(tiny)
+    loaded, _ = build_engine(settings, str(tiny))
+    train, held_out = build_prompts(settings, loaded)
+    numbers = [{p.text.split(" -> ")[0] for p in prompts} for prompts in (train, held_out)]
+    assert len(held_out) == 3
+    assert not numbers[0] & numbers[1]
+    assert len({p.id for p in (*train, *held_out)}) == len(train) + len(held_out)
+    for prompt in (train[0], held_out[-1]):
+        assert loaded.tokenizer.decode(prompt.token_ids) == prompt.text
+
+
+def test_run_has_the_parts_of_its_config(tiny: Path, tmp_path: Path) -> None:
+    given = {"steps": 9, "checkpoint_every": 4, "keep_checkpoints": 2, "store_rollouts_every": 3, "seed": 5}
+    given |= {"evaluation.every": 6, "prompts_per_step": 7, "rollouts_per_prompt": 11, "optimizer.mini_batches": 2}
+    given |= {"dynamic_sampling.enabled": False, "dynamic_sampling.max_tries": 13}
+    run, state = build_run(config(tiny, **given), RunDirectory(tmp_path), lambda _: None)
+    assert (run.steps, run.checkpoint_every, run.keep_checkpoints, run.store_rollouts_every) == (9, 4, 2, 3)
+    assert (run.evaluate_every, run.seed, run.collector.seed) == (6, 5, 5)
+    collector = run.collector
+    assert (collector.prompts_per_step, collector.rollouts_per_prompt) == (7, 11)
+    assert (collector.dynamic_sampling, collector.max_tries) == (False, 13)
+    assert (state.step, state.carried) == (0, ())
+    assert run.benchmark is not None
+    assert len(run.benchmark.prompts) == 3
+
+
+def test_no_held_out_prompts_no_benchmark(tiny: Path, tmp_path: Path) -> None:
+    run, _ = build_run(config(tiny, **{"evaluation.num_prompts": 0}), RunDirectory(tmp_path), lambda _: None)
+    assert run.benchmark is None
+
+
+def changed(source: Path, target: Path, **changes: Any) -> Path:
+    """Copy a model folder and change its config.json."""
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(settings | changes))
+    return target
+
+
+def message_of(model: Path, tmp_path: Path, **overrides: Any) -> str:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(UserError) as caught:
+        build_run(config(model, **overrides), RunDirectory(folder), lambda _: None)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_model_folder(tmp_path: Path) -> None:
+    assert "does not exist" in message_of(tmp_path / "none", tmp_path)
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "no config.json" in message_of(tmp_path / "empty", tmp_path)
+
+
+def test_tokenizer_without_end_token(tmp_path: Path) -> None:
+    message = message_of(save_tiny_model(tmp_path / "endless", end_token=False), tmp_path)
+    assert "no end-of-sequence token" in message
+    assert "eos_token" in message
+
+
+def test_tokenizer_that_cannot_spell_the_prompts(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "wordless", characters="0123456789+-*/() ")
+    assert "cannot spell the prompt '1 1 1 -> " in message_of(model, tmp_path)
+
+
+def test_longer_than_the_positions_of_the_model(tiny: Path, tmp_path: Path) -> None:
+    message = message_of(tiny, tmp_path, **{"sampling.max_new_tokens": 60})
+    assert "64 positions" in message
+    assert "max_new_tokens = 60" in message
+
+
+def test_longest_that_fits_is_accepted(tiny: Path) -> None:
+    """The boundary: the longest prompt and its response take all 64 positions."""
+    loaded, _ = build_engine(config(tiny), str(tiny))
+    longest = max(len(p.token_ids) for prompts in build_prompts(config(tiny), loaded) for p in prompts)
+    build_prompts(config(tiny, **{"sampling.max_new_tokens": 64 - longest}), loaded)
+    with pytest.raises(UserError, match="64 positions"):
+        build_prompts(config(tiny, **{"sampling.max_new_tokens": 65 - longest}), loaded)
+
+
+def test_weights_that_are_damaged(tiny: Path, tmp_path: Path) -> None:
+    model = changed(tiny, tmp_path / "damaged")
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:100])
+    assert "could not load the model" in message_of(model, tmp_path)
+
+
+def test_architecture_without_a_place_for_hooks(tmp_path: Path) -> None:
+    """GPT-2 keeps positions in a table and computes attention in its own way."""
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    model = tmp_path / "gpt2"
+    tokenizer = AutoTokenizer.from_pretrained(save_tiny_model(tmp_path / "tiny"))
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64, "bos_token_id": None, "eos_token_id": 1}
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **sizes)).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    assert "GPT2" in message_of(model, tmp_path)
+
+
+def test_too_few_puzzles(tiny: Path, tmp_path: Path) -> None:
+    message = message_of(tiny, tmp_path, **{"evaluation.num_prompts": 100_000})
+    assert "evaluation.num_prompts is 100000" in message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device(tiny: Path, tmp_path: Path) -> None:
+    assert "torch sees no CUDA device; set device: cpu" in message_of(tiny, tmp_path, device="cuda")
+
+
+def test_prompt_of_unknown_model_name_is_not_looked_up_when_it_is_a_path(tmp_path: Path) -> None:
+    assert "does not exist" in message_of(Path("./nowhere/at/all"), tmp_path)

@@ -1,0 +1,271 @@
+"""Recipes are checked before any work: every message names the setting and the fix."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brorl.config import (
+    TrainConfig,
+    builtin_recipes,
+    dump_yaml,
+    make_config,
+    parse_yaml,
+    read_recipe,
+    settings_of,
+    unknown_setting,
+)
+from brorl.errors import UserError
+
+NAMES = [name for name, _ in settings_of(TrainConfig)]
+
+
+def test_every_setting_of_every_section_is_listed_and_described() -> None:
+    written = dump_yaml(TrainConfig())
+    tree = parse_yaml(written, "dump")
+    flat = [f"{k}.{inner}" if isinstance(v, dict) else k for k, v in tree.items() for inner in (v if isinstance(v, dict) else [k])]
+    assert sorted(NAMES) == sorted(flat)
+    assert {"model", "rollouts_per_prompt", "prompts_per_step", "steps", "checkpoint_every", "seed"} <= set(NAMES)
+    assert {"output_dir", "device", "dtype"} <= set(NAMES)
+    for name, info in settings_of(TrainConfig):
+        assert info.description, name
+
+
+@pytest.mark.parametrize("recipe", builtin_recipes())
+def test_builtin_recipes_are_valid(recipe: str) -> None:
+    config = make_config(read_recipe(recipe), {}, recipe)
+    assert config.samples_per_step == config.prompts_per_step * config.rollouts_per_prompt
+
+
+def test_quickstart_is_built_in_and_samples_512_rollouts() -> None:
+    assert "quickstart" in builtin_recipes()
+    config = make_config(read_recipe("quickstart"), {}, "quickstart")
+    assert (config.model, config.rollouts_per_prompt) == ("quickstart", 512)
+
+
+def test_dumped_config_reads_back_the_same() -> None:
+    overrides = {"optimizer.learning_rate": 1e-6, "evaluation.ks": [1, 2], "output_dir": "yes", "optimizer.betas": [0.5, 0.9]}
+    config = make_config({}, overrides, "test")
+    assert make_config(parse_yaml(dump_yaml(config), "dump"), {}, "dump") == config
+    assert config.output_dir == "yes"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-6", 1e-6), ("3E-4", 3e-4), ("1e3", 1000.0), (".5", 0.5), ("2", 2), ("null", None), ("true", True), ("no", "no")],
+)
+def test_values_are_yaml_1_2(text: str, value: Any) -> None:
+    parsed = parse_yaml(f"a: {text}", "test")["a"]
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_whole_numbers_are_fine_where_fractions_are_wanted_but_not_the_other_way_round() -> None:
+    assert make_config({}, {"optimizer.max_grad_norm": 2}, "test").optimizer.max_grad_norm == 2.0
+    with pytest.raises(UserError, match=r"^steps: .*integer, not 1000\.0 "):
+        make_config({}, {"steps": 1e3}, "test")
+
+
+def test_file_beats_defaults_and_command_line_beats_file(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("steps: 7\nseed: 3\nloss: {clip_high: 0.4, clip_low: 0.1}\n")
+    config = make_config(read_recipe(str(file)), {"steps": 8, "loss.clip_low": 0.05, "data.max_number": 5}, "file")
+    assert (config.steps, config.seed) == (8, 3)
+    assert (config.loss.clip_high, config.loss.clip_low) == (0.4, 0.05)
+    assert config.data.max_number == 5
+    assert config.prompts_per_step == TrainConfig().prompts_per_step
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stpes": 4}, "stpes is not a setting; did you mean steps?"),
+        ({"rollout_per_prompt": 4}, "rollout_per_prompt is not a setting; did you mean rollouts_per_prompt?"),
+        ({"models": "x"}, "models is not a setting; did you mean model?"),
+        ({"los": {"clip_high": 0.2}}, "los is not a setting; did you mean loss?"),
+        ({"loss": {"clip_hihg": 0.2}}, "loss.clip_hihg is not a setting; did you mean loss.clip_high?"),
+        ({"optimizer": {"lerning_rate": 0.2}}, "optimizer.lerning_rate is not a setting; did you mean optimizer.learning_rate?"),
+        ({"clip_high": 0.2}, "clip_high is not a setting; did you mean loss.clip_high?"),
+        ({"learning_rate": 0.2}, "learning_rate is not a setting; did you mean optimizer.learning_rate?"),
+        ({"xyzzy": 1}, "xyzzy is not a setting; see brorl train --help"),
+    ],
+)
+def test_unknown_key_names_the_nearest(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_config(settings, {}, "my.yaml")
+    assert str(caught.value) == f"{message} (in my.yaml)"
+
+
+def test_every_key_without_its_last_letter_leads_back_to_it() -> None:
+    lost = [name for name in NAMES if len(name.rpartition(".")[2]) > 4 and f"did you mean {name}?" not in unknown_setting(name[:-1])]
+    assert not lost
+
+
+WRONG = [
+    ("steps", 0),
+    ("steps", -3),
+    ("steps", 2.5),
+    ("steps", "many"),
+    ("steps", True),
+    ("steps", None),
+    ("rollouts_per_prompt", 1),
+    ("prompts_per_step", 0),
+    ("checkpoint_every", 0),
+    ("keep_checkpoints", -1),
+    ("store_rollouts_every", -1),
+    ("seed", -1),
+    ("model", 5),
+    ("device", "gpu"),
+    ("device", "cuda:x"),
+    ("dtype", "float16"),
+    ("data.task", "chess"),
+    ("data.num_numbers", 1),
+    ("data.num_numbers", 6),
+    ("data.held_out_share", 0),
+    ("data.held_out_share", 1.0),
+    ("data.min_target", -1),
+    ("sampling.temperature", 0),
+    ("sampling.temperature", -1.0),
+    ("sampling.temperature", float("nan")),
+    ("sampling.top_p", 0),
+    ("sampling.top_p", 1.5),
+    ("sampling.top_k", -1),
+    ("sampling.max_new_tokens", 0),
+    ("advantage.estimator", "ppo"),
+    ("advantage.normalise_over", "words"),
+    ("dynamic_sampling.enabled", "yes"),
+    ("dynamic_sampling.max_tries", 0),
+    ("loss.clip_low", 0),
+    ("loss.clip_low", 1),
+    ("loss.clip_high", -0.1),
+    ("optimizer.learning_rate", 0),
+    ("optimizer.learning_rate", "1e-6"),
+    ("optimizer.mini_batches", 0),
+    ("optimizer.betas", 0.9),
+    ("optimizer.betas", [0.9]),
+    ("optimizer.betas", [0.9, 0.95, 0.99]),
+    ("optimizer.weight_decay", -0.1),
+    ("optimizer.max_grad_norm", 0),
+    ("optimizer.warmup_updates", -1),
+    ("optimizer.reference_batch", 0),
+    ("optimizer.old_logprobs", "guess"),
+    ("evaluation.every", 0),
+    ("evaluation.num_prompts", -1),
+    ("evaluation.num_samples", 0),
+    ("evaluation.ks", 5),
+    ("evaluation.ks", []),
+    ("evaluation.ks", [0, 1]),
+    ("evaluation.ks", [1, 1000]),
+    ("evaluation.ks", [1.5]),
+    ("evaluation.temperature", -1),
+    ("engine.memory_gib", 0),
+    ("engine.nodes_per_pass", 1),
+    ("engine.threads", -1),
+    ("loss", 3),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        make_config({}, {name: value}, "my.yaml")
+    message = str(caught.value)
+    assert message.startswith(name)
+    assert "\n" not in message
+    assert message.endswith("(in my.yaml)")
+    if value != []:
+        shown = str(tuple(value)) if name == "evaluation.ks" and isinstance(value, list) else repr(value)
+        assert shown in message or repr(value) in message or str(value[-1]) in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        ({"prompts_per_step": 4, "optimizer.mini_batches": 5}, ["optimizer.mini_batches = 5", "prompts_per_step = 4"]),
+        ({"data.min_target": 9, "data.max_target": 8}, ["data.min_target = 9", "data.max_target = 8"]),
+        ({"evaluation.ks": [1, 9], "evaluation.num_samples": 8}, ["evaluation.ks", "evaluation.num_samples = 8", "9"]),
+    ],
+)
+def test_values_that_do_not_fit_together(settings: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        make_config({}, settings, "my.yaml")
+    assert all(part in str(caught.value) for part in parts)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("optimizer.betas", [2.0, 0.9]),
+        ("optimizer.betas", [0.9, 1.0]),
+        ("sampling.temperature", float("inf")),
+        ("engine.memory_gib", float("inf")),
+        ("optimizer.learning_rate", float("inf")),
+        ("seed", 10**30),
+    ],
+)
+def test_impossible_number_is_found_before_torch_finds_it(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=f"^{name}"):
+        make_config({}, {name: value}, "my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("steps: 3\nloss: {clip_high: 0.2\nseed: 1\n", "line 3"),
+        ("steps: 3\n\tseed: 1\n", "line 2"),
+        ("steps: 3\nsteps: 4\n", "line 2"),
+        ("a: &x 1\nb: *y\n", "line 2"),
+    ],
+)
+def test_malformed_yaml_names_the_line(text: str, where: str, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_recipe(str(file))
+    assert f"{file} {where}, column " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "- steps\n", "steps\n", "5\n"])
+def test_file_without_settings(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match="does not hold settings"):
+        read_recipe(str(file))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00steps", b"steps: \x01 4\n"])
+def test_file_that_is_no_text(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "model.bin"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=r"model\.bin"):
+        read_recipe(str(file))
+
+
+def test_missing_recipe_names_the_nearest_and_the_built_in_ones(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'quickstrat' is neither a file nor a built-in name \(.*quickstart.*did you mean quickstart\?"):
+        read_recipe("quickstrat")
+    with pytest.raises(UserError, match="neither a file nor a built-in name"):
+        read_recipe(str(tmp_path / "none.yaml"))
+    with pytest.raises(UserError, match="neither a file nor a built-in name"):
+        read_recipe(str(tmp_path))
+
+
+def test_section_that_is_no_section_cannot_be_overridden() -> None:
+    with pytest.raises(UserError, match=r"loss in my\.yaml must hold settings"):
+        make_config({"loss": 5}, {"loss.clip_high": 0.2}, "my.yaml")
+
+
+def test_config_does_not_change() -> None:
+    config = TrainConfig()
+    with pytest.raises(ValueError, match="frozen"):
+        config.steps = 5
+    with pytest.raises(ValueError, match="frozen"):
+        config.loss.clip_high = 0.5
+
+
+def test_make_config_leaves_the_recipe_alone() -> None:
+    recipe = {"loss": {"clip_high": 0.4}}
+    make_config(recipe, {"loss.clip_high": 0.3, "steps": 2}, "test")
+    assert recipe == {"loss": {"clip_high": 0.4}}

@@ -1,0 +1,156 @@
+"""The live lines and the final tables, against numbers computed here from the same metrics."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brorl.console import Progress, coverage_hints, duration
+
+
+def step(number: int, *, samples: int, sampled: int, unique: int, distinct: int, groups: int) -> dict[str, Any]:
+    return {
+        "step": number,
+        "sampling": {
+            "reward": number / 16,
+            "groups": groups,
+            "samples": samples,
+            "sampled_tokens": sampled,
+            "unique_tokens": unique,
+            "distinct_responses": distinct,
+        },
+        "kept": {"groups": 2, "samples": 2 * samples // groups},
+        "seconds": {"generation": 1.5, "verification": 0.25, "training": 2.0, "storing": 0.5, "total": 5.0},
+    }
+
+
+def evaluation(one: float, eight: float, solved: int, *, key: type = int) -> dict[str, Any]:
+    estimates = {1: (one, one - 0.01, one + 0.02), 8: (eight, eight - 0.03, eight + 0.04)}
+    return {
+        "pass_at": {key(k): {"value": v, "low": low, "high": high} for k, (v, low, high) in estimates.items()},
+        "num_prompts": 50,
+        "num_samples": 8,
+        "solved": solved,
+    }
+
+
+@pytest.fixture(autouse=True)
+def wide_console(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def records() -> list[dict[str, Any]]:
+    return [
+        {"step": 0, "evaluation": evaluation(0.125, 0.5, 25)},
+        step(1, samples=1000, sampled=9000, unique=1800, distinct=300, groups=5),
+        step(2, samples=600, sampled=5400, unique=200, distinct=100, groups=3)
+        | {"evaluation": evaluation(0.2, 0.55, 27)},
+        step(3, samples=400, sampled=1600, unique=1000, distinct=100, groups=2)
+        | {"evaluation": evaluation(0.25, 0.625, 30)},
+    ]
+
+
+@pytest.mark.parametrize("key", [int, str])
+def test_final_tables(
+    key: type, records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for record in records:  # as numbers in memory, as text when read from the file
+        if "evaluation" in record:
+            estimates = record["evaluation"]["pass_at"]
+            record["evaluation"]["pass_at"] = {key(k): v for k, v in estimates.items()}
+    progress = Progress(3, tmp_path / "run.log")
+    progress.finish(records, tmp_path, "finished 3 steps", ["try this"])
+    for text in (capsys.readouterr().out, (tmp_path / "run.log").read_text()):
+        lines = [" ".join(line.split()) for line in text.splitlines()]
+        assert "pass@1 0.125 [0.115, 0.145] 0.250 [0.240, 0.270] +0.125" in lines
+        assert "pass@8 0.500 [0.470, 0.540] 0.625 [0.595, 0.665] +0.125" in lines
+        assert "solved of 50 25 30 +5" in lines
+        table = "\n".join(lines)
+        assert re.search(r"^steps 3 6 groups kept of 10\b", table, re.MULTILINE)
+        assert re.search(rf"^samples {1000 + 600 + 400:,} {300 + 100 + 100} verified: 4\.0x", table, re.MULTILINE)
+        assert re.search(rf"^tokens {16000:,} {3000:,} computed: {16000 / 3000:.1f}x", table, re.MULTILINE)
+        assert re.search(r"^seconds 15\.0 generation 4\.5, verification 0\.8, training 6\.0", table, re.MULTILINE)
+        assert "finished 3 steps" in table
+        assert "try this" in table
+
+
+def test_line_of_a_step(records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(3, tmp_path / "run.log")
+    for record in records:
+        progress.show(record)
+    out = capsys.readouterr().out
+    assert out == (tmp_path / "run.log").read_text()
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0].startswith("held out, before training: pass@1 0.125 [0.115, 0.145], pass@8 0.500 [0.470, 0.540]")
+    assert lines[2].startswith("1 0.062 2/5 0.200 200 1.50/0.25/2.00")
+    assert lines[3].startswith("2 0.125 0.200 [0.19, 0.22] 2/3 0.037 120 1.50/0.25/2.00")
+    assert lines[4].startswith("3 0.188 0.250 [0.24, 0.27] 2/2 0.625 80 1.50/0.25/2.00")
+    assert lines[4].endswith("0s")  # nothing is left to do after the last step
+
+
+def test_columns_stand_under_their_heads(
+    records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = Progress(3, tmp_path / "run.log")
+    for record in records[1:]:
+        progress.show(record)
+    header, *lines = capsys.readouterr().out.splitlines()
+    for record, line in zip(records[1:], lines, strict=True):
+        rate = f"{record['sampling']['samples'] / 5:,.0f}"
+        for head, value in (("step", str(record["step"])), ("samples/s", rate)):
+            assert line[: header.index(head) + len(head)].endswith(f" {value}")
+
+
+def test_a_step_that_sampled_nothing_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The surplus of earlier steps filled it."""
+    empty = step(1, samples=0, sampled=0, unique=0, distinct=0, groups=1)
+    empty["sampling"]["groups"] = 0
+    progress = Progress(3, tmp_path / "run.log")
+    progress.show(empty)
+    assert "2/0" in capsys.readouterr().out
+
+
+def test_without_evaluations_only_the_cost_is_shown(
+    records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for record in records:
+        record.pop("evaluation", None)
+    Progress(3, tmp_path / "run.log").finish(records, tmp_path, "finished", [])
+    out = capsys.readouterr().out
+    assert "pass@" not in out
+    assert "2,000" in out
+
+
+def test_nothing_done_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Progress(3, tmp_path / "run.log").finish([], tmp_path, "stopped", ["go on"])
+    out = capsys.readouterr().out
+    assert out.split("\n")[1].startswith("stopped")
+    assert "go on" in out
+
+
+def test_hint_if_coverage_fell_beyond_the_intervals() -> None:
+    def hints(before: float, after: float) -> list[str]:
+        return coverage_hints([
+            {"step": 0, "evaluation": evaluation(0.1, before, 5)},
+            {"step": 9, "evaluation": evaluation(0.3, after, 5)},
+        ])  # fmt: skip
+
+    assert hints(0.5, 0.6) == []
+    assert hints(0.5, 0.45) == []  # 0.45 + 0.04 is still above 0.5 - 0.03
+    (hint,) = hints(0.5, 0.4)
+    assert "pass@8 went from 0.500 to 0.400" in hint
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0s"), (45, "45s"), (59.6, "1m00s"), (185, "3m05s"), (3599.7, "1h00m"), (7620, "2h07m"), (90000, "25h00m")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Progress(3, tmp_path / "run.log").finish([], Path("runs/a[lr=1]"), "stopped", [])
+    assert "runs/a[lr=1]" in capsys.readouterr().out

@@ -1,0 +1,270 @@
+"""The learner against plain PyTorch: PPO over N x T rows, clip_grad_norm_, torch.optim.AdamW (float64)."""
+
+from copy import deepcopy
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from brorl.algorithms.groups import Group
+from brorl.prompts import Prompt
+from brorl.rollout.native import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.tree import RolloutTree
+from small_models import flattened_logprobs, random_tree, rollouts, small_model
+
+SETTINGS = LearnerSettings(learning_rate=1e-3, clip_low=0.2, clip_high=0.28, temperature=0.9, max_nodes=20)
+Batch = tuple[list[Group], list[np.ndarray]]
+
+
+def group_of(tree: RolloutTree, rng: np.random.Generator) -> Group:
+    correct_L = rng.random(tree.num_responses) < 0.5
+    return Group(Prompt("id", "text", tree.prompt_ids, "answer", "domain"), tree, correct_L, correct_L.astype(float))
+
+
+def sampled_batch(model: PreTrainedModel, rng: np.random.Generator, num_groups: int = 4, noise: float = 0.4) -> Batch:
+    """Random trees whose old log-probs differ from the model's, so that ratios reach both bounds."""
+    trees = [random_tree(rng, num_rollouts=8) for _ in range(num_groups)]
+    with torch.no_grad():
+        flat = flattened_logprobs(model, trees, SETTINGS.temperature)
+    for i, tree in enumerate(trees):
+        old = np.zeros(tree.num_unique_tokens)
+        for (_, path), row in zip(rollouts(tree), flat[i], strict=True):
+            old[path] = row.numpy()
+        trees[i] = replace(tree, logprob=np.minimum(old + noise * rng.normal(size=old.shape), -1e-3))
+    return [group_of(t, rng) for t in trees], [rng.normal(size=t.num_responses) for t in trees]
+
+
+def plain_update(
+    model: PreTrainedModel, optimizer: torch.optim.AdamW, batch: Batch, max_grad_norm: float
+) -> tuple[float, float, float, float]:
+    """One update on all rollouts, row by row; returns loss, gradient norm, clip share and mean old - new log-prob."""
+    groups, advantages = batch
+    flat = flattened_logprobs(model, [g.tree for g in groups], SETTINGS.temperature)
+    gain, clipped, weight, log_ratio, num_tokens = torch.zeros((), dtype=torch.float64), 0.0, 0.0, 0.0, 0
+    for group, advantage_L, rows in zip(groups, advantages, flat, strict=True):
+        for (leaf, path), row in zip(rollouts(group.tree), rows, strict=True):
+            ratio = torch.exp(row - torch.from_numpy(group.tree.logprob[path]))
+            free, bounded = ratio * advantage_L[leaf], ratio.clamp(0.8, 1.28) * advantage_L[leaf]
+            gain = gain + torch.minimum(free, bounded).sum()
+            clipped += abs(advantage_L[leaf]) * int((bounded < free).sum())
+            weight += abs(advantage_L[leaf]) * path.size
+            log_ratio += torch.log(ratio).sum().item()
+            num_tokens += path.size
+    loss = -gain / num_tokens
+    optimizer.zero_grad()
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    optimizer.step()
+    return loss.item(), norm.item(), clipped / weight, -log_ratio / num_tokens
+
+
+def plain_adamw(model: PreTrainedModel, settings: LearnerSettings) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay,
+        foreach=False,
+    )  # fmt: skip
+
+
+def assert_same_weights(
+    got: PreTrainedModel, expected: PreTrainedModel, start: PreTrainedModel, tolerance: float
+) -> None:
+    """Compare the changes of the weights, not the weights, which hardly change."""
+    for (name, a), b, s in zip(got.named_parameters(), expected.parameters(), start.parameters(), strict=True):
+        change = (b - s).abs().max()
+        assert change > 0, name
+        assert (a - b).abs().max() <= tolerance * change, (name, (a - b).abs().max(), change)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("max_grad_norm", [1e9, 0.01])
+def test_one_update_equals_adamw_on_the_flattened_batch(
+    architecture: str, max_grad_norm: float, rng: np.random.Generator
+) -> None:
+    model = small_model(architecture, seed=int(rng.integers(1 << 30)))
+    start, plain = deepcopy(model), deepcopy(model)
+    settings = replace(SETTINGS, max_grad_norm=max_grad_norm, weight_decay=0.1)
+    batch = sampled_batch(model, rng)
+    update = TreeLearner(model, settings).step(*batch, seed=0)
+    loss, norm, clip_share, kl = plain_update(plain, plain_adamw(plain, settings), batch, max_grad_norm)
+    assert_same_weights(model, plain, start, 1e-7)
+    assert update.loss == pytest.approx(loss, rel=1e-9)
+    assert update.grad_norm == pytest.approx(norm, rel=1e-9)
+    assert update.clip_share == pytest.approx(clip_share, rel=1e-9)
+    assert 0.05 < clip_share < 0.8
+    assert update.old_policy_kl == pytest.approx(kl, rel=1e-9)
+    assert update.trained_nodes == sum(g.tree.num_unique_tokens for g in batch[0])
+    tokens = [lp for g in batch[0] for _, path in rollouts(g.tree) for lp in g.tree.logprob[path]]
+    assert update.entropy == pytest.approx(-np.mean(tokens), rel=1e-12)
+
+
+def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(rng: np.random.Generator) -> None:
+    """Every group trains once a step; update u of a warm-up over 5 has u/5 of the learning rate."""
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    start, plain = deepcopy(model), deepcopy(model)
+    settings = replace(SETTINGS, mini_batches=3, warmup_updates=5)
+    learner, optimizer = TreeLearner(model, settings), plain_adamw(plain, settings)
+    dealt = []
+    original = learner._mini_batch
+    learner._mini_batch = lambda groups, *rest: dealt.append(groups) or original(groups, *rest)
+    updates = 0
+    for step in range(2):
+        groups, advantages = sampled_batch(model, rng, num_groups=7)
+        dealt.clear()
+        update = learner.step(groups, advantages, seed=step)
+        assert sorted(id(g) for part in dealt for g in part) == sorted(id(g) for g in groups)
+        assert sorted(len(part) for part in dealt) == [2, 2, 3]
+        assert [id(g) for part in dealt for g in part] != [id(g) for g in groups]  # 1 in 5040 by chance
+        means = []
+        for part in dealt:
+            updates += 1
+            optimizer.param_groups[0]["lr"] = 1e-3 * min(updates / 5, 1)
+            places = [next(i for i, g in enumerate(groups) if g is mine) for mine in part]
+            means.append(plain_update(plain, optimizer, (part, [advantages[i] for i in places]), 1.0))
+        expected = np.mean(means, axis=0)
+        got = [update.loss, update.grad_norm, update.clip_share, update.old_policy_kl]
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+        assert update.learning_rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-15)
+    assert_same_weights(model, plain, start, 1e-5)  # rounding of tiny gradients grows in Adam's quotient
+
+
+def test_the_seed_decides_how_groups_are_dealt(rng: np.random.Generator) -> None:
+    model = small_model(seed=1)
+    batch = sampled_batch(model, rng, num_groups=6)
+    losses = []
+    for seed in (0, 0, 1):
+        learner = TreeLearner(deepcopy(model), replace(SETTINGS, mini_batches=3))
+        learner.step(*batch, seed=seed)
+        losses.append({name: p.detach().clone() for name, p in learner.weights()})
+    assert all(torch.equal(losses[0][name], losses[1][name]) for name in losses[0])
+    assert any(not torch.equal(losses[0][name], losses[2][name]) for name in losses[0])
+
+
+def test_a_restored_learner_continues_bitwise(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), dtype=torch.float32)
+    settings = replace(SETTINGS, mini_batches=2, warmup_updates=10, weight_decay=0.1)
+    learner = TreeLearner(model, settings)
+    batches = [sampled_batch(model, rng) for _ in range(3)]
+    learner.step(*batches[0], seed=0)
+
+    file = BytesIO()
+    torch.save(learner.state_dict(), file)
+    copy = deepcopy(model)
+    file.seek(0)
+    restored, forgetful = TreeLearner(copy, settings), TreeLearner(deepcopy(model), settings)
+    restored.load_state_dict(torch.load(file, weights_only=True))
+    for seed in (1, 2):
+        assert learner.step(*batches[seed], seed=seed) == restored.step(*batches[seed], seed=seed)
+        forgetful.step(*batches[seed], seed=seed)
+    for (_, a), (_, b) in zip(learner.weights(), restored.weights(), strict=True):
+        assert torch.equal(a, b)
+    assert any(not torch.equal(a, c) for (_, a), (_, c) in zip(learner.weights(), forgetful.weights(), strict=True))
+
+
+@pytest.mark.parametrize("broken", ["old log-prob", "advantage", "weights"])
+def test_a_loss_that_is_not_finite_changes_nothing(broken: str, rng: np.random.Generator) -> None:
+    model = small_model(seed=1)
+    groups, advantages = sampled_batch(model, rng)
+    if broken == "old log-prob":  # the new policy finds a token infinitely more likely, and it was bad
+        old = groups[0].tree.logprob.copy()
+        old[0], advantages[0][:] = -1e4, -1.0
+        groups[0] = replace(groups[0], tree=replace(groups[0].tree, logprob=old))
+    elif broken == "advantage":
+        advantages[1][0] = np.nan
+    else:
+        with torch.no_grad():
+            model.model.norm.weight[0] = torch.inf
+    learner = TreeLearner(model, SETTINGS)
+    before = deepcopy(model.state_dict())
+    with pytest.raises(FloatingPointError, match=r"gradient norm .*; lower optimizer.learning_rate"):
+        learner.step(groups, advantages, seed=0)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert learner.state_dict()["updates"] == 0
+    assert learner.state_dict()["optimizer"]["state"] == {}
+
+
+def test_a_later_mini_batch_that_is_not_finite_keeps_the_earlier_updates(rng: np.random.Generator) -> None:
+    model = small_model(seed=1)
+    groups, advantages = sampled_batch(model, rng, num_groups=2)
+    reference = TreeLearner(deepcopy(model), SETTINGS)
+    last = int(np.random.default_rng(0).permutation(2)[1])
+    good = 1 - last
+    reference.step([groups[good]], [advantages[good]], seed=0)
+    advantages[last][:] = np.inf
+    learner = TreeLearner(model, replace(SETTINGS, mini_batches=2))
+    with pytest.raises(FloatingPointError):
+        learner.step(groups, advantages, seed=0)
+    for (_, a), (_, b) in zip(learner.weights(), reference.weights(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+    assert learner.state_dict()["updates"] == 1
+
+
+def test_old_log_probs_can_be_recomputed_instead_of_taken_from_the_engine(rng: np.random.Generator) -> None:
+    """On-policy both are the same numbers; with wrong ones from the engine, recomputing gives the on-policy update."""
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    prompts = [rng.integers(1, 17, 4).tolist() for _ in range(3)]
+    trees = NativeEngine(model, 0).sample(prompts, 30, SamplingParams(temperature=0.9, max_new_tokens=6), seed=0)
+    groups = [group_of(t, rng) for t in trees]
+    advantages = [rng.normal(size=t.num_responses) for t in trees]
+    wrong = [replace(g, tree=replace(g.tree, logprob=g.tree.logprob - 1.0)) for g in groups]
+    changes = []
+    for batch, recompute in ((groups, False), (groups, True), (wrong, True)):
+        learner = TreeLearner(deepcopy(model), replace(SETTINGS, recompute_old_logprobs=recompute))
+        update = learner.step(batch, advantages, seed=0)
+        assert update.clip_share == 0  # the ratio is 1 everywhere
+        assert update.old_policy_kl == pytest.approx(0, abs=1e-12)
+        changes.append(learner.model)
+    for other in changes[1:]:
+        assert_same_weights(other, changes[0], model, 1e-6)
+    off_policy = TreeLearner(deepcopy(model), SETTINGS).step(wrong, advantages, seed=0)
+    assert off_policy.clip_share > 0.3
+
+
+def test_responses_per_verdict_trains_fewer_nodes_and_all_of_them_when_they_fit(rng: np.random.Generator) -> None:
+    model = small_model(seed=1)
+    trees = [random_tree(rng, num_rollouts=60, branching=8) for _ in range(2)]
+    trees = [replace(t, logprob=np.full(t.num_unique_tokens, -1.0)) for t in trees]
+    batch = [group_of(t, rng) for t in trees], [rng.normal(size=t.num_responses) for t in trees]
+    few, all_of_them, full = (
+        TreeLearner(deepcopy(model), replace(SETTINGS, responses_per_verdict=k)) for k in (3, 1000, 0)
+    )
+    nodes = few.step(*batch, seed=0).trained_nodes
+    assert nodes <= sum(2 * 4 * int(t.length.max()) for t in trees)
+    assert all_of_them.step(*batch, seed=0) == full.step(*batch, seed=0)
+    assert nodes < sum(t.num_unique_tokens for t in trees) / 2
+
+
+def test_responses_per_verdict_with_a_group_whose_advantages_are_all_zero(rng: np.random.Generator) -> None:
+    """Shaped rewards can be equal in a group of mixed verdicts: it has nothing to teach, and must not stop the step."""
+    model = small_model(seed=1)
+    groups, advantages = sampled_batch(model, rng, num_groups=2)
+    advantages[0][:] = 0.0
+    full, subset = (TreeLearner(deepcopy(model), replace(SETTINGS, responses_per_verdict=k)) for k in (0, 1000))
+    expected, got = full.step(groups, advantages, seed=0), subset.step(groups, advantages, seed=0)
+    assert got.loss == pytest.approx(expected.loss, rel=1e-12)
+    assert_same_weights(subset.model, full.model, model, 1e-9)
+
+
+def test_autocast_gives_nearly_the_same_update_and_keeps_the_weights_dtype(rng: np.random.Generator) -> None:
+    model = small_model(seed=1, dtype=torch.float32)
+    batch = sampled_batch(model, rng, noise=0.0)
+    exact, fast = (
+        TreeLearner(deepcopy(model), replace(SETTINGS, autocast=on, max_grad_norm=1e9)) for on in (False, True)
+    )
+    first, second = exact.step(*batch, seed=0), fast.step(*batch, seed=0)
+    assert second.grad_norm == pytest.approx(first.grad_norm, rel=0.05)
+    assert second.grad_norm != first.grad_norm
+    flat_a, flat_b = (torch.cat([p.grad.flatten() for p in x.model.parameters()]) for x in (exact, fast))
+    assert torch.cosine_similarity(flat_a, flat_b, dim=0) > 0.99
+    assert {p.dtype for _, p in fast.weights()} == {torch.float32}
+
+
+def test_too_few_groups_are_refused(rng: np.random.Generator) -> None:
+    model = small_model(seed=1)
+    learner = TreeLearner(model, replace(SETTINGS, mini_batches=5))
+    with pytest.raises(ValueError, match="5 mini-batches need as many groups, got 4"):
+        learner.step(*sampled_batch(model, rng), seed=0)
