@@ -69,7 +69,7 @@ class Worker:
     def _receive(self) -> None:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        message = json.loads(line) if line else {"error": "the process ended early"}
+        message: dict[str, Any] = json.loads(line) if line else {"error": "the process ended early"}
         self.baseline_bytes = message.get("baseline_bytes", self.baseline_bytes)
         self.peak_bytes = message.get("peak_bytes", self.peak_bytes)
         if "run" in message:
@@ -175,14 +175,20 @@ def _compare(jobs: Sequence[Job], args: argparse.Namespace) -> Iterator[Cell]:
         yield cell
 
 
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _numbers(text: str) -> list[int]:
+    return sorted(int(number) for number in text.split(","))
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    listed = {"type": lambda text: text.split(",")}
-    numbers = {"type": lambda text: sorted(int(n) for n in text.split(","))}
-    parser.add_argument("--settings", default=list(SETTINGS), **listed)
-    parser.add_argument("--quantities", default=list(QUANTITIES), **listed)
-    parser.add_argument("--peers", default=list(PEERS), **listed, help=", ".join(PEERS))
-    parser.add_argument("--num-rollouts", default=[16, 64, 256, 512, 2048], **numbers)
+    parser.add_argument("--settings", type=_words, default=list(SETTINGS))
+    parser.add_argument("--quantities", type=_words, default=list(QUANTITIES))
+    parser.add_argument("--peers", type=_words, default=list(PEERS), help=", ".join(PEERS))
+    parser.add_argument("--num-rollouts", type=_numbers, default=[16, 64, 256, 512, 2048])
     parser.add_argument("--prompts-per-step", type=int, default=1)
     parser.add_argument("--peer-limit", type=int, default=512, help="largest N for the peers")
     parser.add_argument("--runs", type=int, default=5, help="runs that count; medians of these")
@@ -230,21 +236,24 @@ def _record(args: argparse.Namespace, probes: list[dict[str, Any]], results: Res
         "matmul_gflops": [probe["matmul_gflops"] for probe in probes],
         "arguments": {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()},
         "workloads": [asdict(workload) for workload in results.workloads],
-        "cells": [{"workload": name} | asdict(cell) | {"medians": _medians(cell)} for name, cell in results.cells],
+        "cells": [_cell_record(name, cell) for name, cell in results.cells],
         "markdown": markdown(results),
     }
     return json.dumps(record, indent=1) + "\n"
 
 
-def _medians(cell: Cell) -> dict[str, float | None]:
+def _cell_record(workload: str, cell: Cell) -> dict[str, Any]:
+    record: dict[str, Any] = {"workload": workload} | asdict(cell)
     if not cell.runs:
-        return {}
-    return {
-        "seconds": cell.seconds,
-        "cpu_seconds": cell.cpu_seconds,
-        "rollouts_per_s": cell.rollouts_per_s,
-        "unique_fraction": cell.unique_fraction,
-        "above_baseline_bytes": float(cell.above_baseline_bytes),
+        return record
+    return record | {
+        "medians": {
+            "seconds": cell.seconds,
+            "cpu_seconds": cell.cpu_seconds,
+            "rollouts_per_s": cell.rollouts_per_s,
+            "unique_fraction": cell.unique_fraction,
+            "above_baseline_bytes": cell.above_baseline_bytes,
+        }
     }
 
 

@@ -142,13 +142,13 @@ def _step_table(results: Results, workload: Workload) -> str:
 
 def _floor_table(results: Results) -> str:
     rows: list[list[str]] = []
-    for (workload, quantity), floor in FLOORS.items():
-        ours = results.cell(workload, quantity, "ours", FLOOR_ROLLOUTS)
+    for (name, quantity), floor in FLOORS.items():
+        ours = results.cell(name, quantity, "ours", FLOOR_ROLLOUTS)
         for peer in FLOOR_PEERS[quantity]:
-            other = results.cell(workload, quantity, peer, FLOOR_ROLLOUTS)
+            other = results.cell(name, quantity, peer, FLOOR_ROLLOUTS)
             if ours and other:
                 met = _verdict(other.seconds / ours.seconds >= floor)
-                what = f"{workload}: {quantity}, times {peer} (of CPU time)"
+                what = f"{name}: {quantity}, times {peer} (of CPU time)"
                 rows.append([what, f"at least {floor:g}", _ratio(other, ours), met])
     for workload in results.workloads:
         rows += _memory_floor(results, workload.name)

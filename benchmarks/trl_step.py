@@ -23,7 +23,7 @@ from worker import Turns
 LEARNING_RATE = 1e-7
 
 
-class StepTimer(TrainerCallback):  # type: ignore[misc]
+class StepTimer(TrainerCallback):
     """Starts each optimizer step when the scheduler says so, and reports how long it took."""
 
     def __init__(self, turns: Turns) -> None:

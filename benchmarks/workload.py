@@ -49,6 +49,15 @@ class Spec:
 
 
 @dataclass(frozen=True)
+class Task:
+    """What the model is asked; see `Workload` for the fields."""
+
+    domain: str
+    prompts: list[dict[str, Any]]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
 class Trial:
     """Sampled responses and how uncertain the model was in them.
 
@@ -88,7 +97,8 @@ def _of_random_model(spec: Spec) -> Workload:
     if spec.name == "low":
         scale = _scale_for(model, token_ids, vocab_size, LOW_ENTROPY_NATS, rollouts)
     trial = _sample(model, token_ids, rollouts, RESPONSE_TOKENS, vocab_size)
-    return _write_model(spec, model, tokenizer, prompts, trial, "parity", RESPONSE_TOKENS, scale)
+    task = Task("parity", prompts, RESPONSE_TOKENS)
+    return _write_model(spec, model, tokenizer, task, trial, scale)
 
 
 def _random_llama(big: bool, vocab_size: int) -> PreTrainedModel:
@@ -204,7 +214,8 @@ def _of_checkpoint(spec: Spec) -> Workload:
     shares = [_share_correct(tokenizer, prompt, responses, eos) for prompt, responses in rows]
     listed = ", ".join(f"{share:.2f}" for share in shares[:32])
     print(f"  share correct on the (first) prompts: {listed}", file=sys.stderr)
-    return _write_model(spec, model, tokenizer, prompts, trial, "countdown", max_new_tokens, 1.0)
+    task = Task("countdown", prompts, max_new_tokens)
+    return _write_model(spec, model, tokenizer, task, trial, head_scale=1.0)
 
 
 def _puzzles(tokenizer: Any, spec: Spec) -> tuple[int, list[dict[str, Any]]]:
@@ -270,10 +281,8 @@ def _write_model(
     spec: Spec,
     model: PreTrainedModel,
     tokenizer: Any,
-    prompts: list[dict[str, Any]],
+    task: Task,
     trial: Trial,
-    domain: str,
-    max_new_tokens: int,
     head_scale: float,
 ) -> Workload:
     eos_token_id = int(tokenizer.eos_token_id)
@@ -288,9 +297,9 @@ def _write_model(
     return Workload(
         name=spec.name,
         folder=spec.folder,
-        domain=domain,
-        prompts=prompts,
-        max_new_tokens=max_new_tokens,
+        domain=task.domain,
+        prompts=task.prompts,
+        max_new_tokens=task.max_new_tokens,
         eos_token_id=eos_token_id,
         entropy_nats=trial.entropy_nats,
         head_scale=head_scale,

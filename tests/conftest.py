@@ -13,7 +13,7 @@ torch.set_num_threads(1)  # the models are tiny; threads only cost
 settings.register_profile("brorl", deadline=None, print_blob=True)  # no timed assertions
 settings.load_profile("brorl")
 
-_SEED = int(os.environ.get("BRORL_TEST_SEED", int.from_bytes(os.urandom(3))))
+_SEED = int(os.environ.setdefault("BRORL_TEST_SEED", str(int.from_bytes(os.urandom(3)))))  # workers inherit it
 
 
 def pytest_report_header() -> str:

@@ -35,7 +35,7 @@ class FixedEngine:
         ]
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        raise AssertionError("an evaluation changes no weights")
+        raise AssertionError(f"an evaluation changes no weights, not {weights}")
 
 
 class FirstNumberVerifier:

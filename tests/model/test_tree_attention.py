@@ -1,6 +1,7 @@
 """Attention pieces against dense softmax written out, and which architectures the hooks refuse."""
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from brorl.model.softmax import softmax_lse
 from brorl.model.tree_attention import (
     Grouping,
     HooksError,
@@ -57,7 +59,26 @@ def test_gradients_of_merged_parts_equal_finite_differences(rng: np.random.Gener
     def merged(score_a: Tensor, score_b: Tensor, value_a: Tensor, value_b: Tensor) -> Tensor:
         return PartialAttention.over(score_a * 1.0, value_a).merged(PartialAttention.over(score_b * 1.0, value_b))
 
-    assert torch.autograd.gradcheck(merged, [x.requires_grad_() for x in inputs], rtol=1e-6, atol=1e-8)
+    assert_gradients(merged, inputs)
+
+
+def assert_gradients(function: Callable, inputs: list[Tensor]) -> None:
+    leaves = [x.requires_grad_() for x in inputs]
+    assert torch.autograd.gradcheck(function, leaves, rtol=1e-6, atol=1e-8, check_undefined_grad=False)
+
+
+def test_softmax_and_its_log_sum_exp_with_masked_scores(rng: np.random.Generator) -> None:
+    score = normal(rng, 5, 4, 7)
+    score[0] *= 300.0
+    score[1, :, 3:] = -torch.inf
+    score[2, 1] = 2.0  # all equal
+    weight, lse = softmax_lse(score.clone())
+    torch.testing.assert_close(weight, torch.softmax(score, -1), rtol=1e-13, atol=0)
+    torch.testing.assert_close(lse, torch.logsumexp(score, -1), rtol=1e-13, atol=1e-13)
+    assert (weight[1, :, 3:] == 0).all()
+    finite = score[2:].clone()
+    for chosen in (lambda s: softmax_lse(s)[0], lambda s: softmax_lse(s)[1], lambda s: softmax_lse(s)):
+        assert_gradients(chosen, [finite])
 
 
 def split_at(place: int) -> tuple[slice, slice]:

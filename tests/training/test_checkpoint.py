@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from run_support import assert_identical, save_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from brorl.algorithms.groups import Group
@@ -22,6 +21,7 @@ from brorl.training.checkpoint import (
     save_checkpoint,
 )
 from brorl.tree import RolloutTree
+from run_support import assert_identical, save_tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -78,9 +78,7 @@ def test_loads_with_transformers_as_the_trained_model(
     assert again.eos_token_id == tokenizer.eos_token_id
 
 
-def test_state_comes_back_exactly(
-    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
-) -> None:
+def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
     state = state_after(7)
     with torch.random.fork_rng():
         folder = save_checkpoint(tmp_path, state, model, tokenizer)
@@ -95,9 +93,7 @@ def test_state_comes_back_exactly(
         assert ours.prompt == theirs.prompt
         ours.tree.validate()
         for name in ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished"):
-            assert_identical(
-                torch.tensor(getattr(ours.tree, name)), torch.tensor(getattr(theirs.tree, name)), name
-            )
+            assert_identical(torch.tensor(getattr(ours.tree, name)), torch.tensor(getattr(theirs.tree, name)), name)
         assert ours.correct_L.tolist() == theirs.correct_L.tolist()
         assert ours.reward_L.tobytes() == theirs.reward_L.tobytes()
 

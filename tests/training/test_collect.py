@@ -40,17 +40,17 @@ class ScriptedEngine:
         return trees
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        raise AssertionError("collecting loads no weights")
+        raise AssertionError(f"collecting loads no weights, not {weights}")
 
 
 class RightVerifier:
     def verify(self, prompt: Prompt, response: str) -> Verdict:
-        correct = response.startswith(str(RIGHT))
+        correct = response.startswith(prompt.reference)
         return Verdict(correct, 1.0 if correct else 0.0, None, "correct" if correct else "wrong", 0.0)
 
 
 def prompts(number: int) -> list[Prompt]:
-    return [Prompt(f"p{i}", str(i), (100 + i,), "", "scripted") for i in range(number)]
+    return [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "scripted") for i in range(number)]
 
 
 def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True, max_tries: int = 3) -> Collector:
@@ -165,9 +165,7 @@ def test_summary_counts_rollouts_not_responses() -> None:
     engine = ScriptedEngine([0, 6, 4, 3])
     _, _, collected = collector(engine, dynamic=False).collect(1, [], Stopwatch())
     rollouts = [  # length and correctness of each single rollout
-        rollout
-        for correct in (0, 6, 4, 3)
-        for rollout in [(2, 1)] * correct + [(3, 0)] * (NUM_ROLLOUTS - correct)
+        rollout for correct in (0, 6, 4, 3) for rollout in [(2, 1)] * correct + [(3, 0)] * (NUM_ROLLOUTS - correct)
     ]
     assert collected.summary() == {
         "rounds": 1,

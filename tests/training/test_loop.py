@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -13,12 +12,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from run_support import SMALL, Outcome, command, leftovers
 from safetensors.torch import load_file
 
 from brorl.prompts import countdown_puzzles, split_countdown
 from brorl.rollout.native import NativeEngine
 from brorl.tree import RolloutTree
+from run_support import SMALL, Outcome, command, leftovers
 
 STEPS, PER_STEP, N, EVAL_N = 5, 4, 16, 4
 
@@ -32,7 +31,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     path = tmp_path_factory.mktemp("loop") / "run"
     rounds: list[list[RolloutTree]] = []
     evaluated: list[list[RolloutTree]] = []
@@ -55,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         sampled.append([tree for trees in rounds[done:stop] for tree in trees])
         done = stop
     assert done == len(rounds)
-    yield Run(path, outcome, records, sampled, evaluated)
+    return Run(path, outcome, records, sampled, evaluated)
 
 
 def rollouts_of(trees: list[RolloutTree]) -> list[tuple[RolloutTree, tuple[int, ...], bool]]:

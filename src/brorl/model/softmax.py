@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 
+def _softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
+    weight = score.softmax(-1)
+    return weight, score.amax(-1) - weight.amax(-1).log()
+
+
 class _SoftmaxLse(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, score: Tensor) -> tuple[Tensor, Tensor]:
-        weight = score.softmax(-1)
-        lse = score.amax(-1) - weight.amax(-1).log()
+        weight, lse = _softmax_lse(score)
         ctx.save_for_backward(weight)
         ctx.set_materialize_grads(False)
         return weight, lse
@@ -28,13 +32,11 @@ class _SoftmaxLse(torch.autograd.Function):
         grad_weight, grad_lse = grads
         if grad_weight is None:
             assert grad_lse is not None  # autograd calls only with a gradient of one of the two
-            grad_score: Tensor = weight * grad_lse[..., None]
-            return grad_score
+            return weight * grad_lse[..., None]  # type: ignore[no-any-return]
         inner = (grad_weight * weight).sum(-1)
         if grad_lse is not None:
             inner = inner - grad_lse
-        grad_score = weight * (grad_weight - inner[..., None])
-        return grad_score
+        return weight * (grad_weight - inner[..., None])  # type: ignore[no-any-return]
 
 
 def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,5 +48,7 @@ def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Weights, shape [..., S], and log-sum-exp, shape [...]; both differentiable.
     """
+    if not torch.is_grad_enabled():
+        return _softmax_lse(score)
     both: tuple[Tensor, Tensor] = _SoftmaxLse.apply(score)  # type: ignore[no-untyped-call]
     return both

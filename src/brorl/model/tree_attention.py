@@ -134,6 +134,11 @@ class PromptCache(NamedTuple):
     bias: Tensor | None
     length: Tensor
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(x.numel() * x.element_size() for x in (*self.key, *self.value))
+
     def select(self, prompts: Tensor) -> PromptCache:
         """Return the cache of some prompts, in the given order."""
         return PromptCache(

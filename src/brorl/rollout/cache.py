@@ -18,6 +18,7 @@ from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, 
 IntArray = NDArray[np.int64]
 
 _TOKENS_AT_ONCE = 16
+_FIRST_SLOTS = 64
 
 
 class RowCache:
@@ -38,36 +39,48 @@ class RowCache:
         self.key = [self._empty(0, 0) for _ in range(num_layers)]
         self.value = [k.clone() for k in self.key]
 
-    def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of `num_tokens` tokens the memory limit allows.
+    def prompt_tokens_that_fit(self) -> int:
+        """Return how many prompt tokens may be cached together: those that fill half of the memory."""
+        fit: int = self._memory_bytes // (2 * self._bytes_per_token)
+        return fit
+
+    def rows_that_fit(self, num_tokens: int, other_bytes: int) -> int:
+        """Return how many rows the memory limit allows.
+
+        Args:
+            num_tokens: Tokens per row.
+            other_bytes: What the prompts' keys and values take.
 
         Raises:
             OutOfMemoryError: If not even one does.
         """
         row_bytes = self._tokens_reserved(num_tokens) * self._bytes_per_token + self._bytes_per_row
-        if row_bytes > self._memory_bytes:
+        left = self._memory_bytes - other_bytes
+        if row_bytes > left:
             raise OutOfMemoryError(
-                f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.1f} MiB and the engine may use "
-                f"{self._memory_bytes / 2**20:.1f} MiB; raise engine.memory_gib or lower sampling.max_new_tokens"
+                f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.1f} MiB besides {other_bytes / 2**20:.1f} "
+                f"MiB for its prompt, and the engine may use {self._memory_bytes / 2**20:.1f} MiB; raise "
+                "engine.memory_gib or lower sampling.max_new_tokens"
             )
-        fits: int = self._memory_bytes // row_bytes
+        fits: int = left // row_bytes
         return fits
 
-    def place(self, source_R: IntArray, num_tokens: int, new_tokens: int) -> None:
+    def place(self, source_R: IntArray, num_tokens: int, new_tokens: int, other_bytes: int) -> None:
         """Let slot r continue the row in slot source_R[r], and make room for one set of new tokens.
 
         Args:
             source_R: Old slot of each row, shape [R]; a slot that is its own source must stay where it is.
             num_tokens: Number of tokens stored so far in each slot.
             new_tokens: Number of tokens that each slot must be able to hold.
+            other_bytes: As in `rows_that_fit`.
         """
         slots, tokens = self.key[0].shape[0], self.key[0].shape[2]
         num_rows = source_R.size
         grows = num_rows > slots or new_tokens > tokens
         if grows:
             tokens = self._tokens_reserved(new_tokens)
-            wanted = slots if num_rows <= slots else 2 * slots
-            slots = max(num_rows, min(wanted, self._max_rows, self.rows_that_fit(tokens)))
+            wanted = slots if num_rows <= slots else max(2 * slots, _FIRST_SLOTS)
+            slots = max(num_rows, min(wanted, self._max_rows, self.rows_that_fit(tokens, other_bytes)))
         moved_R = np.flatnonzero(source_R != np.arange(num_rows))
         source, target = (torch.from_numpy(r).to(self._device) for r in (source_R[moved_R], moved_R))
         for store in (self.key, self.value):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
 IntArray = NDArray[np.int64]
+_PREFILL_TOKENS = 16384  # bounds the activations of a prefill
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class NativeEngine:
     Args:
         model: A Hugging Face causal LM; it is used as it is, so training it in place is visible at once.
         eos_token_id: Token or tokens that end a response.
-        memory_bytes: Limit for the keys, values and logits of the rows that are decoded together.
+        memory_bytes: Limit for the keys, values and logits of what is decoded together.
         share_prefixes: False decodes every rollout as a row of its own, for tests and for measuring what the tree
             saves.
 
@@ -124,17 +126,7 @@ class NativeEngine:
         if not prompts:
             return []
         growth = _Growth(self, prompts, num_rollouts, sampling, seed)
-        num_prompts = len(prompts)
-        waves = deque([
-            Rows(
-                depth=0,
-                prompt_R=np.arange(num_prompts),
-                node_R=np.full(num_prompts, -1),
-                token_R=np.full(num_prompts, -1),
-                row_K=np.repeat(np.arange(num_prompts), num_rollouts),
-                rollout_K=np.tile(np.arange(num_rollouts), num_prompts),
-            )
-        ])  # fmt: skip
+        waves = deque(growth.first_waves(num_rollouts))
         was_training = self.model.training
         self.model.eval()
         try:
@@ -158,13 +150,36 @@ class _Growth:
         seed: int,
     ) -> None:
         self._model = engine.model
+        self._device = engine.model.device
         self._share = engine._share_prefixes
-        self._prompts = [list(p) for p in prompts]
+        self._prompts = [tuple(p) for p in prompts]
         self._sampling = sampling
         self._stop_ids = np.array([*engine._stop_ids, *sampling.stop_token_ids])
         self._uniforms = Uniforms(seed, len(prompts), num_rollouts)
         self._forest = Forest(prompts)
         self._cache = RowCache(engine.model, engine._memory_bytes, len(prompts) * num_rollouts, sampling.max_new_tokens)
+
+    def first_waves(self, num_rollouts: int) -> list[Rows]:
+        """Split the prompts into runs that are prefilled, and then decoded, together."""
+        limit = min(_PREFILL_TOKENS, self._cache.prompt_tokens_that_fit())
+        starts, longest = [0], 0
+        for index, prompt in enumerate(self._prompts):
+            longest = max(longest, len(prompt))
+            if (index + 1 - starts[-1]) * longest > limit and index > starts[-1]:
+                starts.append(index)
+                longest = len(prompt)
+        runs = [np.arange(a, b) for a, b in pairwise([*starts, len(self._prompts)])]
+        return [
+            Rows(
+                depth=0,
+                prompt_R=run,
+                node_R=np.full(run.size, -1),
+                token_R=np.full(run.size, -1),
+                row_K=np.repeat(np.arange(run.size), num_rollouts),
+                rollout_K=np.tile(np.arange(num_rollouts), run.size),
+            )
+            for run in runs
+        ]
 
     def trees(self) -> list[RolloutTree]:
         return self._forest.trees() if self._share else [_merged(t) for t in self._forest.trees()]
@@ -178,7 +193,7 @@ class _Growth:
             logits_RV = self._replay(rows, prompts, prompt_R)
         while True:
             rows, source_R = self._draw(rows, logits_RV)
-            capacity = self._cache.rows_that_fit(rows.depth)
+            capacity = self._cache.rows_that_fit(rows.depth, prompts.num_bytes)
             if rows.node_R.size > capacity:
                 kept, rest = np.split(np.argsort(rows.prompt_R, kind="stable"), [capacity])
                 waiting += [rows.take(part) for part in np.split(rest, range(capacity, rest.size, capacity))]
@@ -186,7 +201,7 @@ class _Growth:
                 rows, source_R = rows.take(kept), source_R[kept]
             if not rows.node_R.size:
                 return waiting
-            rows = self._place(rows, source_R)
+            rows = self._place(rows, source_R, prompts)
             local = np.searchsorted(live, rows.prompt_R)
             still = np.unique(local)
             if 2 * still.size <= live.size:  # drop the prompts that are done
@@ -218,7 +233,7 @@ class _Growth:
         live = np.flatnonzero(~done_C)
         return children.take(live), source_C[live]
 
-    def _place(self, rows: Rows, source_R: IntArray) -> Rows:
+    def _place(self, rows: Rows, source_R: IntArray, prompts: PromptCache) -> Rows:
         """Give every row a slot: the first child of a row keeps its parent's, the others are copied into free ones."""
         num_rows, stored_tokens = rows.node_R.size, rows.depth - 1
         slot_R = np.arange(num_rows)
@@ -229,12 +244,12 @@ class _Growth:
             slot_R = source_R.copy()
             slot_R[~stays_R] = np.flatnonzero(free)
         order = np.argsort(slot_R)
-        self._cache.place(source_R[order], stored_tokens, rows.depth)
+        self._cache.place(source_R[order], stored_tokens, rows.depth, prompts.num_bytes)
         return rows.take(order)
 
     def _replay(self, rows: Rows, prompts: PromptCache, prompt_R: IntArray) -> Tensor:
         """Compute again the keys and values of rows that waited; return the logits after their last token."""
-        self._cache.place(np.arange(rows.node_R.size), 0, rows.depth)
+        self._cache.place(np.arange(rows.node_R.size), 0, rows.depth, prompts.num_bytes)
         path_RT = self._forest.paths(rows.node_R, rows.depth - 1)
         for position in range(rows.depth):
             logits_RV = self._forward(path_RT[:, position], position, prompts, prompt_R)
@@ -244,11 +259,11 @@ class _Growth:
         """Feed one token per row, at a position after its prompt; return logits, shape [R, V]."""
         local_R = self._tensor(prompt_R)
         context = DecodeContext(self._cache, position, prompts, local_R)
-        every_row = torch.arange(token_R.size, device=self._model.device)
+        every_row = torch.arange(token_R.size, device=self._device)
         return packed_logits(self._model, self._tensor(token_R), prompts.length[local_R] + position, context, every_row)
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.float64]) -> Tensor:
-        return torch.from_numpy(array).to(self._model.device)
+        return torch.from_numpy(array).to(self._device)
 
 
 def _merged(tree: RolloutTree) -> RolloutTree:

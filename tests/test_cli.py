@@ -1,0 +1,235 @@
+"""The command line: help, overrides, and one line with exit code 2 for whatever cannot work, before any work."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import brorl
+from brorl.config import TrainConfig, parse_yaml, settings_of
+from run_support import SMALL, Outcome, command, save_tiny_model
+
+HEAVY = ("torch", "transformers", "tokenizers", "pyarrow")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without output_dir go under the current folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def contents() -> list[Path]:
+    """List the current folder, less the folder that collects run directories."""
+    return sorted(path for path in Path().rglob("*") if path != Path("runs"))
+
+
+def refusal(*arguments: str | Path) -> str:
+    """Run a command that must fail before any work; return what it says."""
+    before = contents()
+    outcome = command(*arguments)
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("brorl: ")
+    assert outcome.err.count("\n") == 1
+    assert contents() == before  # no run directory is left behind
+    return outcome.err
+
+
+def short_run(*arguments: str | Path) -> Outcome:
+    """Train a step on the shipped model."""
+    outcome = command("train", *SMALL, "--steps=1", "--evaluation.num_prompts=0", *arguments)
+    assert outcome.code == 0, outcome
+    return outcome
+
+
+def test_help_and_import_are_light() -> None:
+    """Neither loads torch or its like; one process for all three, in this order."""
+    program = f"""
+import sys
+def heavy(): return sorted(set({HEAVY!r}) & set(sys.modules))
+import brorl
+found = {{"import brorl": heavy()}}
+from brorl.cli import main
+for arguments in (["--help"], ["--version"], ["train", "--help"], ["resume", "--help"]):
+    try: main(arguments)
+    except SystemExit as leaving: assert not leaving.code
+    found["brorl " + " ".join(arguments)] = heavy()
+import json
+print(json.dumps(found))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 5
+    assert not any(found.values()), found
+    assert done.stderr == ""
+
+
+def test_help_of_train_documents_every_setting() -> None:
+    outcome = command("train", "--help")
+    assert outcome.code == 0
+    for name, info in settings_of(TrainConfig):
+        assert f"--{name} " in outcome.said
+        assert " ".join(info.description.split()) in outcome.said, name
+        default = "null" if info.default is None else info.default
+        assert f"(default: {default})" in outcome.said, name
+
+
+def test_help_of_the_program_names_the_commands() -> None:
+    for outcome in (command(), command("--help")):
+        assert outcome.code == 0
+        assert "train" in outcome.said
+        assert "resume" in outcome.said
+    assert command("--version").out.strip() == f"brorl {brorl.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "trian"),
+        (["train", "--stpes", "4"], "stpes is not a setting; did you mean steps?"),
+        (["train", "--loss.clip_hihg=1"], "loss.clip_hihg is not a setting; did you mean loss.clip_high?"),
+        (["train", "--clip-high=1"], "clip_high is not a setting; did you mean loss.clip_high?"),
+        (["train", "--steps"], "--steps: expected one argument"),
+        (["train", "--step=4"], "step is not a setting; did you mean steps?"),
+        (["train", "quickstart", "more"], "unexpected argument 'more'"),
+        (["train", "quickstrat"], "did you mean quickstart?"),
+        (["train", "none.yaml"], "'none.yaml' is neither a file nor a built-in name"),
+        (["train", "--steps=many"], "steps: "),
+        (["train", "--steps=1e3"], "1000.0"),
+        (["train", "--seed", "-1"], "seed: "),
+        (["train", "--rollouts_per_prompt=1"], "rollouts_per_prompt: "),
+        (["train", "--prompts_per_step=2", "--optimizer.mini_batches=3"], "optimizer.mini_batches = 3"),
+        (["train", "--evaluation.num_samples=8", "--evaluation.ks=[1, 9]"], "evaluation.num_samples = 8"),
+        (["train", "--data.min_target=7", "--data.max_target=6"], "data.min_target = 7"),
+        (["train", "--optimizer.betas=[0.9"], "--optimizer.betas line 1"),
+        (["train", "--model=./none"], "./none does not exist"),
+        (["train", "--model=."], "no config.json"),
+        (["train", "--sampling.max_new_tokens=10000"], "lower sampling.max_new_tokens"),
+        (["train", "--evaluation.num_prompts=1000000"], "evaluation.num_prompts is 1000000"),
+        (["resume"], "RUN"),
+        (["resume", "none"], "none is not a run directory"),
+        (["resume", "none", "--seed=3"], "seed cannot be changed on resume"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: list[str], message: str) -> None:
+    assert message in refusal(*arguments)
+
+
+def test_broken_recipe_names_file_and_line() -> None:
+    recipe = Path("mine.yaml")
+    recipe.write_text("steps: 3\nloss: {clip_high: 0.2\n")
+    assert "mine.yaml line 3" in refusal("train", recipe)
+    recipe.write_text("steps: 3\nloss: {clip_hihg: 0.2}\n")
+    assert "did you mean loss.clip_high? (in mine.yaml)" in refusal("train", recipe)
+
+
+def test_models_that_cannot_work(tmp_path: Path) -> None:
+    endless = save_tiny_model(tmp_path / "endless", end_token=False)
+    assert "no end-of-sequence token" in refusal("train", f"--model={endless}")
+    wordless = save_tiny_model(tmp_path / "wordless", characters="0123456789+-*/() ")
+    assert "cannot spell the prompt" in refusal("train", f"--model={wordless}")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device() -> None:
+    assert "set device: cpu" in refusal("train", "--device", "cuda")
+
+
+def test_output_dir_that_is_in_use_is_left_alone() -> None:
+    used = Path("used")
+    used.mkdir()
+    (used / "thesis.txt").write_text("precious")
+    for name, advice in (("used", "brorl resume used"), ("used/thesis.txt", "choose another")):
+        message = refusal("train", f"--output_dir={name}")
+        assert "exists and is not empty" in message
+        assert advice in message
+    assert "could not make output_dir" in refusal("train", "--output_dir=used/thesis.txt/run")
+    assert (used / "thesis.txt").read_text() == "precious"
+
+
+def test_output_dir_that_cannot_be_made() -> None:
+    """/proc takes no folders, not even from root."""
+    if not Path("/proc/self").exists():
+        pytest.skip("there is no /proc")
+    assert "set output_dir to a place you may write to" in refusal("train", "--output_dir=/proc/run")
+
+
+def test_refused_run_can_be_given_again_with_the_same_output_dir() -> None:
+    refusal("train", "--output_dir=run", "--model=./none")
+    short_run("--output_dir=run")
+    assert Path("run/checkpoints/step-000001/COMMIT").exists()
+
+
+def test_empty_output_dir_is_used() -> None:
+    Path("empty").mkdir()
+    short_run("--output_dir=empty")
+    assert Path("empty/metrics.jsonl").exists()
+
+
+def test_options_may_have_equals_signs_spaces_and_dashes() -> None:
+    recipe = Path("mine.yaml")
+    recipe.write_text(
+        "steps: 9\nseed: 4\noptimizer: {learning_rate: 1e-5, max_grad_norm: 0.25}\nsampling: {max_new_tokens: 9}\n"
+    )
+    arguments = [
+        "--output-dir",
+        "a",
+        "--loss.clip-high=0.5",
+        "--loss.clip_low",
+        "0.125",
+        "--optimizer.learning-rate",
+        "1e-6",
+    ]
+    settings = [s for s in SMALL if not s.startswith("--optimizer.learning_rate") and "max_new" not in s]
+    outcome = command("train", recipe, *settings, "--steps=1", *arguments)
+    assert outcome.code == 0, outcome.err
+    written = parse_yaml(Path("a/config.yaml").read_text(), "a")
+    assert written["steps"] == 1  # the command line beats the file
+    assert written["seed"] == 4  # the file beats the default
+    assert written["optimizer"]["learning_rate"] == 1e-6
+    assert written["optimizer"]["max_grad_norm"] == 0.25
+    assert written["loss"] == {"clip_high": 0.5, "clip_low": 0.125}
+    assert written["sampling"]["max_new_tokens"] == 9
+    assert written["dtype"] == "float32"  # the default is written too
+    assert {name for name, _ in settings_of(TrainConfig) if "." not in name} <= set(written)
+
+
+def test_runs_without_output_dir_get_folders_of_their_own() -> None:
+    for _ in range(2):
+        outcome = short_run()
+    folders = sorted(Path("runs").iterdir())
+    assert len(folders) == 2
+    assert all(f.name.startswith("quickstart-") for f in folders)
+    assert str(max(folders, key=lambda f: f.stat().st_mtime_ns)) in outcome.said
+
+
+def test_environment_is_recorded() -> None:
+    short_run("--output_dir=run")
+    environment = json.loads(Path("run/env.json").read_text())
+    assert environment["packages"]["brorl"] == brorl.__version__
+    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["threads"] == 1
+
+
+def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> None:
+    """A random model solves nothing."""
+    arguments = ["--rollouts_per_prompt=4", "--data.max_number=5", "--sampling.max_new_tokens=4", "--output_dir=run"]
+    arguments += ["--evaluation.num_prompts=2", "--evaluation.num_samples=4", "--evaluation.ks=[1]", f"--model={tiny}"]
+    outcome = command("train", *arguments, "--dynamic_sampling.max_tries=2")
+    assert outcome.code == 0, outcome.err
+    assert (
+        "no group had both correct and incorrect rollouts in 2 rounds in a row (no rollout was correct)" in outcome.said
+    )
+    assert "rollouts_per_prompt" in outcome.said
+    assert Path("run/checkpoints/step-000000/COMMIT").exists()
+    assert [json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()] == [0]
