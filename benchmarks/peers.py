@@ -47,29 +47,35 @@ class Worker:
         self.baseline_bytes = self.peak_bytes = 0
         self.error: str | None = None
         self._process = _child("worker.py", json.dumps(asdict(job)), core, log)
-        self._receive()
+        self._receive_until("waiting")
 
     def take_turn(self) -> None:
-        """Ask for one run and wait for it; nothing happens after a failure."""
+        """Ask for one run, and wait until the child idles; nothing happens after a failure.
+
+        What a child does after its run, such as TRL's logging, must not disturb the next child's.
+        """
         if self.error is None:
             assert self._process.stdin is not None
             self._process.stdin.write("go\n")
             self._process.stdin.flush()
-            self._receive()
+            self._receive_until("waiting", "peak_bytes")
 
     def finish(self, num_warmups: int) -> Cell:
-        """Wait for the child's last word and return what was measured."""
-        if self.error is None:
-            self._receive()
+        """Wait for the child's end and return what was measured."""
         self._process.communicate()
         runs = [] if self.error else self.runs
         counted, warmups = runs[num_warmups:], runs[:num_warmups]
         return Cell(self.job, counted, warmups, self.baseline_bytes, self.peak_bytes, self.error)
 
-    def _receive(self) -> None:
+    def _receive_until(self, *keys: str) -> None:
+        message: dict[str, Any] = {}
+        while self.error is None and not any(key in message for key in keys):
+            message = self._receive()
+
+    def _receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        message: dict[str, Any] = json.loads(line) if line else {"error": "the process ended early"}
+        message: dict[str, Any] = json.loads(line or '{"error": "the process ended early"}')
         self.baseline_bytes = message.get("baseline_bytes", self.baseline_bytes)
         self.peak_bytes = message.get("peak_bytes", self.peak_bytes)
         if "run" in message:
@@ -77,6 +83,7 @@ class Worker:
         if "error" in message:
             self.error = message["error"]
             _say(f"  {self.job.peer} N={self.job.num_rollouts} failed: {self.error} ({self._log})")
+        return message
 
 
 def _child(script: str, argument: str, core: int, log: Path) -> subprocess.Popen[str]:

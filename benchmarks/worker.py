@@ -1,8 +1,8 @@
 """One measurement in one fresh process: loads a workload, then makes one run per turn asked for.
 
 In: a job as JSON on the command line, a line on standard input for every turn. Out: one JSON object
-per line on standard output: the baseline memory, then every run, then the peak memory. Everything
-else that a library prints goes to standard error.
+per line on standard output: the baseline memory, then `waiting` and a run for every turn, then the
+peak memory. Everything else that a library prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Turns:
         self._answer({"baseline_bytes": pages * resource.getpagesize()})
 
     def wait(self) -> None:
-        """Block until the scheduler asks for the next run."""
+        """Tell the scheduler that this process is idle, and block until it asks for a run."""
+        self._answer({"waiting": True})
         if not sys.stdin.readline():
             raise EOFError("the scheduler is gone")
 
@@ -42,9 +43,10 @@ class Turns:
         self._answer({"run": asdict(run)})
 
     def finish(self) -> None:
-        """Report the largest resident set of this process's life."""
+        """Report the largest resident set of this process's life, and idle until dismissed."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._answer({"peak_bytes": peak})
+        sys.stdin.read()  # ending takes time on the core that others are measured on
 
     def fail(self, error: BaseException) -> None:
         """Report why there will be no more runs."""

@@ -194,7 +194,6 @@ def test_longest_that_fits_is_accepted(tiny: Path) -> None:
         build_prompts(config(tiny, **{"sampling.max_new_tokens": 65 - longest}), loaded)
 
 
-@pytest.mark.xfail(reason="SafetensorError is not caught")
 def test_weights_that_are_damaged(tiny: Path, tmp_path: Path) -> None:
     model = changed(tiny, tmp_path / "damaged")
     (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:100])

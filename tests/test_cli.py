@@ -105,7 +105,7 @@ def test_help_of_the_program_names_the_commands() -> None:
         (["train", "quickstrat"], "did you mean quickstart?"),
         (["train", "none.yaml"], "'none.yaml' is neither a file nor a built-in name"),
         (["train", "--steps=many"], "steps: "),
-        (["train", "--steps=1e3"], "1000.0"),
+        (["train", "--steps=1.5"], "1.5"),
         (["train", "--seed", "-1"], "seed: "),
         (["train", "--rollouts_per_prompt=1"], "rollouts_per_prompt: "),
         (["train", "--prompts_per_step=2", "--optimizer.mini_batches=3"], "optimizer.mini_batches = 3"),

@@ -80,8 +80,9 @@ def test_values_are_yaml_1_2(text: str, value: Any) -> None:
 
 def test_whole_numbers_are_fine_where_fractions_are_wanted_but_not_the_other_way_round() -> None:
     assert make_config({}, {"optimizer.max_grad_norm": 2}, "test").optimizer.max_grad_norm == 2.0
-    with pytest.raises(UserError, match=r"^steps: .*integer, not 1000\.0 "):
-        make_config({}, {"steps": 1e3}, "test")
+    with pytest.raises(UserError, match=r"^steps: .*integer, not 1000\.5 "):
+        make_config({}, {"steps": 1000.5}, "test")
+    assert make_config({}, {"steps": 1e3}, "test").steps == 1000
 
 
 def test_file_beats_defaults_and_command_line_beats_file(tmp_path: Path) -> None:
@@ -225,7 +226,6 @@ def test_values_that_do_not_fit_together(settings: dict[str, Any], parts: list[s
         ("seed", 10**30),
     ],
 )
-@pytest.mark.xfail(reason="a traceback from torch or Python comes instead")
 def test_impossible_number_is_found_before_torch_finds_it(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^{name}"):
         make_config({}, {name: value}, "my.yaml")
@@ -258,7 +258,6 @@ def test_file_without_settings(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00steps", b"steps: \x01 4\n"])
-@pytest.mark.xfail(reason="UnicodeDecodeError and the ReaderError of ruamel are not caught")
 def test_file_that_is_no_text(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "model.bin"
     file.write_bytes(content)

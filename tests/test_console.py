@@ -151,7 +151,6 @@ def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-@pytest.mark.xfail(reason="rich takes the brackets for markup")
 def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Progress(3, tmp_path / "run.log").finish([], Path("runs/a[lr=1]"), "stopped", [])
     assert "runs/a[lr=1]" in capsys.readouterr().out

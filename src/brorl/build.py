@@ -6,7 +6,6 @@ with a model or its data is found here, before any training.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from brorl.config import DataConfig, TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
 from brorl.model.load import LoadedModel, choose_device, end_tokens, load_model, load_tokenizer
-from brorl.model.tree_attention import HooksError
 from brorl.prompts import Prompt, PromptStream, countdown_prompts, countdown_puzzles, split_countdown
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
@@ -52,7 +50,8 @@ def build_run(
     Raises:
         UserError: If the model, the tokenizer or the data do not work.
     """
-    torch.set_num_threads(config.engine.threads or os.cpu_count() or 1)
+    if config.engine.threads:
+        torch.set_num_threads(config.engine.threads)
     torch.manual_seed(config.seed)
     discard_unfinished(directory.checkpoints)
     checkpoint = last_checkpoint(directory.checkpoints)
@@ -111,10 +110,7 @@ def build_engine(config: TrainConfig, source: str) -> tuple[LoadedModel, NativeE
     tokenizer = load_tokenizer(source)
     model = load_model(source, device, dtype)
     sampler = load_model(source, device, torch.bfloat16) if config.dtype == "bfloat16" else model
-    try:
-        engine = NativeEngine(sampler, end_tokens(model, tokenizer), int(config.engine.memory_gib * 2**30))
-    except HooksError as error:
-        raise UserError(str(error)) from error
+    engine = NativeEngine(sampler, end_tokens(model, tokenizer), int(config.engine.memory_gib * 2**30))
     return LoadedModel(model, tokenizer), engine
 
 
@@ -126,9 +122,10 @@ def build_prompts(config: TrainConfig, loaded: LoadedModel) -> tuple[list[Prompt
             train, held_out = _countdown(config.data, loaded, config.evaluation.num_prompts)
         case _:
             assert_never(config.data.task)
+    vocabulary = loaded.model.config.get_text_config().vocab_size
     for prompt in (*train, *held_out):
         unknown = loaded.tokenizer.unk_token_id is not None and loaded.tokenizer.unk_token_id in prompt.token_ids
-        if not prompt.token_ids or unknown:
+        if not prompt.token_ids or unknown or max(prompt.token_ids) >= vocabulary:
             raise UserError(
                 f"the tokenizer of {config.model} cannot spell the prompt {prompt.text!r}; "
                 "choose another model or data.task"
@@ -181,7 +178,9 @@ def build_learner_settings(config: TrainConfig) -> LearnerSettings:
 def _countdown(data: DataConfig, loaded: LoadedModel, num_held_out: int) -> tuple[list[Prompt], list[Prompt]]:
     puzzles = countdown_puzzles(data.num_numbers, data.max_number, range(data.min_target, data.max_target + 1))
     train, held_out = split_countdown(puzzles, data.held_out_share, data.split_seed)
-    if not train or len(held_out) < num_held_out:
+    if not train:
+        raise UserError("data gives no training puzzle; lower data.held_out_share, or raise data.max_number")
+    if len(held_out) < num_held_out:
         raise UserError(
             f"data gives {len(train)} training and {len(held_out)} held-out puzzles, and evaluation.num_prompts is "
             f"{num_held_out}; raise data.max_number or data.held_out_share, or lower evaluation.num_prompts"
@@ -227,6 +226,15 @@ def _training_sampling(config: TrainConfig) -> SamplingParams:
 def _restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:
     """Put the parts into the state of a checkpoint, and the files of the run with them."""
     state = load_state(checkpoint) if checkpoint else START
+    if state.step > run.steps:
+        raise UserError(f"the run has done {state.step} steps already, more than steps = {run.steps}; raise --steps")
+    if not checkpoint:
+        done = max((record["step"] for record in run.directory.read_metrics()), default=0)
+        if done > run.checkpoint_every:
+            raise UserError(
+                f"{run.directory.path} has metrics of {done} steps but no checkpoint; put its checkpoints back, "
+                "or start anew with another output_dir"
+            )
     if state.learner is not None:
         run.learner.load_state_dict(state.learner)
     if state.stream is not None:

@@ -83,14 +83,18 @@ def _run(arguments: list[str]) -> int:
 
 def _train(recipe: str, overrides: dict[str, Any]) -> int:
     from brorl.config import dump_yaml, make_config, read_recipe
+    from brorl.training.run_directory import replace_file, storing
 
     config = make_config(read_recipe(recipe), overrides, recipe)
     directory = _new_run_directory(config, Path(recipe).stem)
     try:
-        directory.config_file.write_text(dump_yaml(config), "utf-8")
-    except OSError as error:
-        raise UserError(f"could not write {directory.config_file}: {error.strerror}; set output_dir") from error
-    return _go(config, directory, recipe)
+        with storing(directory.config_file):
+            replace_file(directory.config_file, dump_yaml(config).encode())
+        return _go(config, directory, recipe)
+    except UserError:
+        if not directory.read_metrics():
+            _remove_unused(directory)
+        raise
 
 
 def _resume(path: Path, overrides: dict[str, Any]) -> int:
@@ -103,7 +107,10 @@ def _resume(path: Path, overrides: dict[str, Any]) -> int:
             f"{path} is not a run directory (no config.yaml); give the directory that `brorl train` printed"
         )
     source = str(directory.config_file)
-    config = make_config(parse_yaml(directory.config_file.read_text("utf-8"), source), overrides, source)
+    settings = parse_yaml(directory.config_file.read_text("utf-8"), source)
+    if not isinstance(settings, dict):
+        raise UserError(f"{source} holds no settings; put the run's config back, or start anew with another output_dir")
+    config = make_config(settings, overrides, source)
     if overrides:  # the next resume must know of them too
         with storing(directory.config_file):
             replace_file(directory.config_file, dump_yaml(config).encode())
@@ -119,26 +126,20 @@ def _go(config: TrainConfig, directory: RunDirectory, recipe: str | None = None)
     progress = Progress(config.steps, directory.path / "run.log")
     resume = f"brorl resume {directory.path}"
     try:
-        run, state = build_run(config, directory, progress.show)
-        directory.write_environment()
-        _announce(progress, config, run, state.step)
-        ending, message = train(run, state)
-    except UserError:
-        if not directory.metrics_file.exists() or not directory.metrics_file.stat().st_size:
-            _remove_unused(directory)
-        raise
-    except FloatingPointError as error:
-        progress.say(f"[bold red]stopped:[/bold red] {error}")
-        return 1
+        with directory.locked():
+            run, state = build_run(config, directory, progress.show)
+            directory.write_environment()
+            _announce(progress, config, run, state.step)
+            ending, message = train(run, state)
     except KeyboardInterrupt:
-        progress.say(f"\nthe step under way was discarded; go on from the last checkpoint with: [bold]{resume}[/bold]")
+        progress.say(f"\nthe step under way was discarded; go on from the last checkpoint with: {resume}")
         return 130
     hints = {
         Ending.FINISHED: [
             f"train longer: brorl resume {directory.path} --steps {2 * config.steps}",
             *([f"see what few rollouts give: brorl train {recipe} --rollouts_per_prompt 16"] if recipe else []),
         ],
-        Ending.INTERRUPTED: [f"go on with: [bold]{resume}[/bold]"],
+        Ending.INTERRUPTED: [f"go on with: {resume}"],
         Ending.NO_MIXED_GROUPS: [],
     }[ending]
     progress.finish(directory.read_metrics(), directory.path, message, hints)
@@ -152,7 +153,7 @@ def _announce(progress: Progress, config: TrainConfig, run: TrainingRun, step: i
     parameters = sum(p.numel() for p in run.model.parameters())
     settings = build_learner_settings(config)
     progress.say(
-        f"[bold]brorl {brorl.__version__}[/bold]: {config.model} ({parameters:,} parameters) on {run.model.device}, "
+        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters) on {run.model.device}, "
         f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "
         f"{run.collector.stream.num_prompts:,} training prompts"
     )
@@ -175,12 +176,12 @@ def _new_run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
             number += 1
             path = base.with_name(f"{base.name}-{number}")
     else:
-        path = Path(config.output_dir)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(
-            f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}"
-        )
+        path = Path(config.output_dir).expanduser()
     try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}"
+            )
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
@@ -191,13 +192,8 @@ def _new_run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
 
 def _remove_unused(directory: RunDirectory) -> None:
     """Remove the directory of a run that never began, so that the same command can be given again."""
-    for file in (
-        directory.config_file,
-        directory.path / "env.json",
-        directory.path / "run.log",
-        directory.metrics_file,
-    ):
-        file.unlink(missing_ok=True)
+    for name in ("config.yaml", "env.json", "run.log", "metrics.jsonl"):
+        (directory.path / name).unlink(missing_ok=True)
     if not any(directory.path.iterdir()):
         directory.path.rmdir()
 
@@ -223,10 +219,11 @@ def _add_settings(parser: argparse.ArgumentParser, only: Sequence[str] | None) -
 
 def _overrides(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the settings given as options, each parsed like a value in YAML."""
-    from brorl.config import parse_yaml
+    from brorl.config import TrainConfig, parse_yaml, settings_of
 
     given = {n.removeprefix("setting:"): v for n, v in vars(parsed).items() if n.startswith("setting:")}
-    return {name: parse_yaml(value, f"--{name}") for name, value in given.items()}
+    texts = {n for n, info in settings_of(TrainConfig) if info.annotation in (str, str | None)}
+    return {n: v if n in texts and v != "null" else parse_yaml(v, f"--{n}") for n, v in given.items()}
 
 
 def _unknown_option(option: str, command: str | None) -> str:

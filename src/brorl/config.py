@@ -18,11 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from brorl.errors import UserError
 
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
 
 class Section(BaseModel):
     """A group of settings: frozen, strictly typed, without unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -38,7 +40,7 @@ class DataConfig(Section):
     held_out_share: float = Field(
         0.1, gt=0, lt=1, description="share of number sets kept out of training for evaluation"
     )
-    split_seed: int = Field(0, ge=0, description="which number sets are held out")
+    split_seed: int = Field(0, ge=0, lt=2**63, description="which number sets are held out")
 
 
 class SamplingConfig(Section):
@@ -85,7 +87,9 @@ class OptimizerConfig(Section):
         "learning_rate * sqrt(rollouts per step / reference_batch); null switches the rule off",
     )  # fmt: skip
     mini_batches: int = Field(4, ge=1, description="updates per step, M")
-    betas: Annotated[tuple[float, float], Field(strict=False)] = Field((0.9, 0.95), description="AdamW's decay rates")
+    betas: Annotated[tuple[DecayRate, DecayRate], Field(strict=False)] = Field(
+        (0.9, 0.95), description="AdamW's decay rates"
+    )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
     max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
     warmup_updates: int = Field(0, ge=0, description="updates over which the learning rate rises linearly")
@@ -125,7 +129,7 @@ class EngineConfig(Section):
     nodes_per_pass: int | None = Field(
         None, ge=16, description="tree nodes per forward pass of the learner; null decides itself"
     )
-    threads: int = Field(0, ge=0, description="CPU threads; 0 takes all cores")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 leaves it to torch (all cores, or OMP_NUM_THREADS)")
 
 
 class TrainConfig(Section):
@@ -140,7 +144,7 @@ class TrainConfig(Section):
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the end is always saved")
     keep_checkpoints: int = Field(3, ge=0, description="checkpoints to keep, 0 for all")
     store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts, 0 for none")
-    seed: int = Field(0, ge=0, description="decides everything random in the run")
+    seed: int = Field(0, ge=0, lt=2**63, description="decides everything random in the run")
     output_dir: str | None = Field(None, description="run directory, new or empty; null makes one under runs/")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
@@ -195,7 +199,10 @@ def read_recipe(recipe: str) -> dict[str, Any]:
     if recipe in names:
         text = files("brorl.recipes").joinpath(f"{recipe}.yaml").read_text("utf-8")
     elif Path(recipe).is_file():
-        text = Path(recipe).read_text("utf-8")
+        try:
+            text = Path(recipe).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"recipe {recipe} cannot be read as UTF-8 text: {error}") from error
     else:
         raise UserError(
             f"recipe {recipe!r} is neither a file nor a built-in name ({', '.join(names)}){_nearest(recipe, names)}"
@@ -213,7 +220,7 @@ def parse_yaml(text: str, source: str) -> Any:
         UserError: With source, line and column.
     """
     from ruamel.yaml import YAML
-    from ruamel.yaml.error import MarkedYAMLError
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
     try:
         return YAML(typ="safe", pure=True).load(text)
@@ -221,6 +228,8 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark
         where = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise UserError(f"{source}{where} is not YAML: {error.problem}") from error
+    except YAMLError as error:
+        raise UserError(f"{source} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def dump_yaml(config: TrainConfig) -> str:
@@ -246,13 +255,16 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     Raises:
         UserError: On the first thing that is wrong.
     """
-    merged: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in settings.items()}
-    for name, value in overrides.items():
+    merged: dict[str, Any] = {str(k): dict(v) if isinstance(v, dict) else v for k, v in settings.items()}
+    dotted = {name: merged.pop(name) for name in list(merged) if "." in name}
+    whole = {name for name, info in settings_of(TrainConfig) if info.annotation is int}
+    for name, value in {**dotted, **overrides}.items():
         section, _, key = name.rpartition(".")
         target = merged.setdefault(section, {}) if section else merged
         if not isinstance(target, dict):
             raise UserError(f"{section} in {source} must hold settings, not {target!r}")
-        target[key] = value
+        is_whole = name in whole and isinstance(value, float) and value.is_integer()  # such as 1e3
+        target[key] = int(value) if is_whole else value
     try:
         return TrainConfig.model_validate(merged)
     except ValidationError as error:
@@ -272,6 +284,8 @@ def unknown_setting(name: str) -> str:
     """Return the message for a setting that does not exist."""
     names = [n for n, _ in settings_of(TrainConfig)]
     sections = sorted({n.rpartition(".")[0] for n in names} - {""})
+    if name in sections:
+        return f"{name} is a group of settings; give one of {', '.join(n for n in names if n.startswith(f'{name}.'))}"
     if "." not in name:  # the right key without its section, such as clip_high
         same_key = [n for n in names if n.rpartition(".")[2] == name]
         if same_key:
@@ -291,5 +305,13 @@ def _explain(problem: Any, source: str) -> str:
         return f"{unknown_setting(name)} (in {source})"
     if problem["type"] == "value_error":
         return f"{problem['ctx']['error']} (in {source})"
+    plain = {
+        "tuple_type": "the value should be a list like [1, 16]",
+        "model_type": "settings should stand below it",
+        "missing": "a value is missing",
+        "string_pattern_mismatch": "the value should be auto, cpu, cuda or cuda:N",
+    }
+    if problem["type"] in plain:
+        return f"{name}: {plain[problem['type']]}, not {problem['input']!r} (in {source})"
     wanted = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{name}: {wanted.replace('input should', 'the value should')}, not {problem['input']!r} (in {source})"

@@ -14,8 +14,9 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from brorl.training.run_directory import Record
+from brorl.training.run_directory import Record, storing
 
 _HEADER = "  step  reward   held-out pass@1   kept/sampled  unique/sampled  samples/s   sample/verify/train s    ETA"
 
@@ -36,10 +37,11 @@ class Progress:
         self._first_step = 0
         self._lines = 0
 
-    def say(self, text: str) -> None:
-        """Print a line (rich markup is allowed)."""
-        self._console.print(text, soft_wrap=True)
-        self._log(Console(force_terminal=False, no_color=True).render_str(text).plain)
+    def say(self, text: str | Text) -> None:
+        """Print a line."""
+        self._console.print(text, soft_wrap=True, markup=False)
+        with storing(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
 
     def show(self, record: Record) -> None:
         """Print a line of the metrics."""
@@ -50,11 +52,11 @@ class Progress:
                 self.say(f"held out, before training: {pass_at_line(record['evaluation'])}")
             return
         if self._lines % 25 == 0:
-            self.say(f"[dim]{_HEADER}[/dim]")
+            self.say(Text(_HEADER, style="dim"))
         self._lines += 1
         self.say(self._line(record))
 
-    def _line(self, record: Record) -> str:
+    def _line(self, record: Record) -> Text:
         sampling, kept, seconds = record["sampling"], record["kept"], record["seconds"]
         held_out = ""
         if "evaluation" in record:
@@ -64,9 +66,10 @@ class Progress:
         phases = "/".join(f"{seconds.get(p, 0.0):.2f}" for p in ("generation", "verification", "training"))
         groups = f"{kept['groups']}/{sampling['groups']}"
         rate = sampling["samples"] / seconds["total"]
-        return (
-            f"{record['step']:>6}  {sampling['reward']:>6.3f}  [bold green]{escape(held_out.ljust(18))}[/bold green]"
-            f"{groups:>13}  {share:>14.3f}  {rate:>9,.0f}  {phases:>21}  {self._eta(record['step']):>6}"
+        return Text.assemble(
+            f"{record['step']:>6}  {sampling['reward']:>6.3f}  ",
+            (held_out.ljust(18), "bold green"),
+            f"{groups:>13}  {share:>14.3f}  {rate:>9,.0f}  {phases:>21}  {self._eta(record['step']):>6}",
         )
 
     def _eta(self, step: int) -> str:
@@ -79,19 +82,15 @@ class Progress:
     def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
         """Print what the run bought, from all its metrics."""
         tables = [outcome_table(records), cost_table(records)]
-        with self._log_file.open("a", encoding="utf-8") as file:
+        with storing(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
             for console in (self._console, Console(file=file, width=100, no_color=True)):
                 for table in tables:
                     if table.row_count:
                         console.print()
                         console.print(table)
-        self.say(f"\n{ending}; run directory: [bold]{run_path}[/bold]")
+        self.say(f"\n{ending}; run directory: {run_path}")
         for hint in [*coverage_hints(records), *hints]:
             self.say(hint)
-
-    def _log(self, text: str) -> None:
-        with self._log_file.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
 
 
 def outcome_table(records: Sequence[Record]) -> Table:

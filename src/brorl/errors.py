@@ -17,6 +17,12 @@ class StorageError(UserError):
     exit_code = 1
 
 
+class DivergedError(UserError, FloatingPointError):
+    """The loss or its gradient is not finite any more."""
+
+    exit_code = 1
+
+
 class OutOfMemoryError(UserError, MemoryError):
     """A memory limit does not hold the least that is needed."""
 

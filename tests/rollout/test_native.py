@@ -39,8 +39,15 @@ class Spy:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.prefills = 0
         self.rows: list[int] = []
+        self.held_bytes: list[int] = []
+        self._caches: list[RowCache] = []
         monkeypatch.setattr(native, "prefill", self._prefill(native.prefill))
         monkeypatch.setattr(native, "packed_logits", self._forward(native.packed_logits))
+        monkeypatch.setattr(native, "RowCache", self._row_cache)
+
+    def _row_cache(self, *args: object) -> RowCache:
+        self._caches.append(RowCache(*args))
+        return self._caches[-1]
 
     def _prefill(self, original: Callable) -> Callable:
         def prefill(*args: object) -> object:
@@ -52,6 +59,8 @@ class Spy:
     def _forward(self, original: Callable) -> Callable:
         def packed_logits(model: object, token_T: Tensor, *args: object) -> Tensor:
             self.rows.append(token_T.numel())
+            held = [x for cache in self._caches for x in (*cache.key, *cache.value)]
+            self.held_bytes.append(sum(x.numel() * x.element_size() for x in held))
             return original(model, token_T, *args)
 
         return packed_logits
@@ -117,25 +126,26 @@ def test_rows_that_wait_for_memory_change_nothing(
     assert ample_spy.prefills == 1
     assert max(ample_spy.rows) > 17
 
-    one_row = bytes_of_a_row(model, 7)
+    memory_bytes = room_for(model, rows, 7, prompts)
     spy = Spy(monkeypatch)
-    engine = NativeEngine(model, EOS, memory_bytes=rows * one_row, share_prefixes=share_prefixes)
+    engine = NativeEngine(model, EOS, memory_bytes=memory_bytes, share_prefixes=share_prefixes)
     assert_same_trees(engine.sample(prompts, 30, sampling, seed=5), ample)
-    assert max(spy.rows) == rows  # used to the full, and never exceeded
     assert spy.prefills > 1  # so some did wait
+    assert rows <= max(spy.rows) < max(ample_spy.rows)
+    assert max(spy.held_bytes) <= memory_bytes < max(ample_spy.held_bytes)
     with pytest.raises(MemoryError, match=r"raise engine.memory_gib or lower sampling.max_new_tokens"):
-        NativeEngine(model, EOS, memory_bytes=one_row - 1).sample(prompts, 30, sampling, seed=5)
+        NativeEngine(model, EOS, memory_bytes=room_for(model, 1, 7, []) - 1).sample(prompts, 30, sampling, seed=5)
 
 
-def bytes_of_a_row(model: PreTrainedModel, tokens: int) -> int:
-    """Keys and values (2 layers, 2 heads of 8 numbers) of a row, and three times its logits, in float64."""
-    row = tokens * 2 * 2 * 2 * 8 * 8 + 3 * 17 * 8
-    assert RowCache(model, 10 * row, max_rows=99, max_tokens=tokens).rows_that_fit(tokens) == 10
-    assert RowCache(model, 10 * row - 1, max_rows=99, max_tokens=tokens).rows_that_fit(tokens) == 9
-    return row
+def room_for(model: PreTrainedModel, rows: int, tokens: int, prompts: list[list[int]]) -> int:
+    """Bytes of rows of keys, values and logits (taken three times), and of twice the padded prompts, in float64."""
+    token = 2 * 2 * 2 * 8 * 8  # keys and values, 2 layers, 2 heads of 8 numbers
+    padded_prompts = len(prompts) * max(map(len, prompts), default=0)
+    row = tokens * token + 3 * model.config.vocab_size * 8
+    return rows * row + 2 * padded_prompts * token
 
 
-@pytest.mark.parametrize("rows", [2, 6, 40, 1000])
+@pytest.mark.parametrize("rows", [1, 4, 15, 40, 1000])
 def test_memory_that_was_never_written_has_no_influence(
     rows: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,22 +160,23 @@ def test_memory_that_was_never_written_has_no_influence(
         return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
     monkeypatch.setattr(torch, "empty", poisoned)
-    engine = NativeEngine(model, EOS, memory_bytes=rows * bytes_of_a_row(model, 20))
+    engine = NativeEngine(model, EOS, memory_bytes=room_for(model, rows, 20, prompts))
     assert_same_trees(engine.sample(prompts, 30, sampling, seed=9), expected)
 
 
 def test_row_cache_budget_covers_what_it_holds(rng: np.random.Generator) -> None:
-    """The bytes that `rows_that_fit` allows are at least the keys and values that are then allocated."""
+    """Beside what the prompts take, the keys and values that are allocated stay within the limit."""
     model = small_model("mistral", dtype=torch.float32)
     for max_tokens in (5, 64, 65, 200, 1000):
         memory = int(rng.integers(1 << 21, 1 << 23))
-        cache = RowCache(model, memory, max_rows=100, max_tokens=max_tokens)
+        prompt_bytes = memory // 5
+        cache = RowCache(model, memory, 100, max_tokens)
         rows = 1
         for tokens in range(1, max_tokens + 1):
-            rows = min(3 * rows, cache.rows_that_fit(tokens), 100)
-            cache.place(np.arange(rows) % max(1, rows // 3), 0, tokens)
+            rows = min(3 * rows, cache.rows_that_fit(tokens, prompt_bytes), 100)
+            cache.place(np.arange(rows) % max(1, rows // 3), 0, tokens, prompt_bytes)
             held = sum(x.numel() * x.element_size() for x in (*cache.key, *cache.value))
-            assert held <= memory
+            assert held + prompt_bytes <= memory
             assert cache.key[0].shape[0] >= rows
             assert cache.key[0].shape[2] >= tokens
 
@@ -276,3 +287,33 @@ def test_a_sliding_window_is_allowed_until_it_bites(rng: np.random.Generator) ->
     with pytest.raises(HooksError, match=r"MistralAttention has a sliding window of 16 tokens.* 17"):
         engine.sample([prompt], 10, SamplingParams(max_new_tokens=8), seed=0)
     assert sum(1 for _ in rollouts(tree)) == 10
+
+
+def rope_model(rope_type: str, max_position_embeddings: int, **settings: object) -> PreTrainedModel:
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, **settings}
+    return small_model(rope_parameters=rope, max_position_embeddings=max_position_embeddings)
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "settings"), [("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}), ("yarn", {})]
+)
+def test_rescaled_positions_equal_a_plain_forward_pass(
+    rope_type: str, settings: dict, rng: np.random.Generator
+) -> None:
+    model = rope_model(rope_type, 64, original_max_position_embeddings=16, **settings)
+    prompts = [rng.integers(1, 17, n).tolist() for n in (3, 30)]
+    for tree in NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=0):
+        for leaf, (response, _) in zip(tree.leaf, tree.responses(), strict=True):
+            with torch.no_grad():
+                (expected,) = plain_logprobs(model, [tree.prompt_ids], [response])
+            np.testing.assert_allclose(tree.logprob[tree.path(int(leaf))], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_sequence_are_refused(rope_type: str, rng: np.random.Generator) -> None:
+    """Beyond the original length these rescale by the longest position of the batch, for all its prompts alike."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
+    model = rope_model(rope_type, 16 if rope_type == "dynamic" else 64, **(factors if rope_type == "longrope" else {}))
+    prompts = [rng.integers(1, 17, n).tolist() for n in (3, 30)]
+    with pytest.raises(HooksError, match=rope_type):
+        NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+import brorl.training.learner as learner_module
 from brorl.algorithms.groups import Group
 from brorl.prompts import Prompt
 from brorl.rollout.native import NativeEngine
@@ -165,9 +166,9 @@ def test_a_restored_learner_continues_bitwise(rng: np.random.Generator) -> None:
     assert any(not torch.equal(a, c) for (_, a), (_, c) in zip(learner.weights(), forgetful.weights(), strict=True))
 
 
-@pytest.mark.parametrize("broken", ["old log-prob", "advantage", "weights"])
+@pytest.mark.parametrize("broken", ["old log-prob", "advantage", "weights", "gradient norm"])
 def test_a_loss_that_is_not_finite_changes_nothing(broken: str, rng: np.random.Generator) -> None:
-    model = small_model(seed=1)
+    model = small_model(seed=1, dtype=torch.float32 if broken == "gradient norm" else torch.float64)
     groups, advantages = sampled_batch(model, rng)
     if broken == "old log-prob":  # the new policy finds a token infinitely more likely, and it was bad
         old = groups[0].tree.logprob.copy()
@@ -175,6 +176,8 @@ def test_a_loss_that_is_not_finite_changes_nothing(broken: str, rng: np.random.G
         groups[0] = replace(groups[0], tree=replace(groups[0].tree, logprob=old))
     elif broken == "advantage":
         advantages[1][0] = np.nan
+    elif broken == "gradient norm":  # the loss is finite, the sum of squares is not
+        advantages = [a * 1e30 for a in advantages]
     else:
         with torch.no_grad():
             model.model.norm.weight[0] = torch.inf
@@ -236,6 +239,24 @@ def test_responses_per_verdict_trains_fewer_nodes_and_all_of_them_when_they_fit(
     assert nodes <= sum(2 * 4 * int(t.length.max()) for t in trees)
     assert all_of_them.step(*batch, seed=0) == full.step(*batch, seed=0)
     assert nodes < sum(t.num_unique_tokens for t in trees) / 2
+
+
+def test_chosen_responses_carry_their_factors_and_the_token_mean_stays_that_of_all(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a forced choice the gradient equals the flattened batch's with advantages 0 or times a factor."""
+    model = small_model(seed=1)
+    groups, advantages = sampled_batch(model, rng, num_groups=1)
+    chosen, factor_K = np.array([0, 3]), np.array([1.5, 4.0])
+    forced = np.zeros_like(advantages[0])
+    forced[chosen] = advantages[0][chosen] * factor_K
+    monkeypatch.setattr(learner_module, "choose_responses", lambda *_: (chosen, factor_K))
+    plain = deepcopy(model)
+    settings = replace(SETTINGS, responses_per_verdict=1, max_grad_norm=1e9)
+    update = TreeLearner(model, settings).step(groups, advantages, seed=0)
+    loss, norm, *_ = plain_update(plain, plain_adamw(plain, settings), (groups, [forced]), 1e9)
+    assert update.loss == pytest.approx(loss, rel=1e-9)
+    assert update.grad_norm == pytest.approx(norm, rel=1e-9)
 
 
 def test_responses_per_verdict_with_a_group_whose_advantages_are_all_zero(rng: np.random.Generator) -> None:

@@ -198,7 +198,6 @@ def test_full_disk_stops_with_a_message_and_an_intact_checkpoint(
     assert_same_run(run, reference.path)
 
 
-@pytest.mark.xfail(reason="an OSError of run.log is not caught")
 def test_full_disk_at_the_log(child: ChildRuns, run: Path, reference: Reference) -> None:
     harm = Harm("limit", r"open a .*run\.log", nth=8, size=400)
     stopped = child("train", *reference.settings, "--output_dir", run, harms=[harm])
@@ -263,7 +262,6 @@ def test_checkpoint_without_commit_is_no_checkpoint(child: ChildRuns, run: Path,
     assert_same_run(run, reference.path)
 
 
-@pytest.mark.xfail(reason="a checkpoint of step 0 evaluates and records step 0 again")
 def test_step_0_is_recorded_once_although_the_first_step_found_nothing(
     child: ChildRuns, run: Path, reference: Reference
 ) -> None:
@@ -278,7 +276,6 @@ def test_step_0_is_recorded_once_although_the_first_step_found_nothing(
     assert steps == [0]
 
 
-@pytest.mark.xfail(reason="without metrics a run is taken for one that never began, and its config is deleted")
 def test_failed_resume_deletes_nothing(child: ChildRuns, run: Path, reference: Reference) -> None:
     shutil.copytree(reference.path, run)
     (run / "metrics.jsonl").unlink()
@@ -289,7 +286,6 @@ def test_failed_resume_deletes_nothing(child: ChildRuns, run: Path, reference: R
     assert sorted(run.rglob("*")) == before
 
 
-@pytest.mark.xfail(reason="config.yaml keeps the old number of steps")
 def test_interrupted_extension_is_remembered(child: ChildRuns, run: Path, reference: Reference) -> None:
     """What the console says, `go on with: brorl resume RUN`, must go on."""
     assert child("train", *reference.settings, "--steps=2", "--output_dir", run).code == 0
@@ -299,7 +295,6 @@ def test_interrupted_extension_is_remembered(child: ChildRuns, run: Path, refere
     assert_same_run(run, reference.path)
 
 
-@pytest.mark.xfail(reason="config.yaml is not written atomically, and an empty one gives an AttributeError")
 def test_run_directory_with_an_empty_config(child: ChildRuns, run: Path) -> None:
     """A full disk or a kill while config.yaml was written."""
     run.mkdir()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
@@ -48,7 +49,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     source = _source(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the tokenizers library raises bare Exceptions
         raise UserError(_not_loaded(name, "tokenizer", error)) from error
     if tokenizer.eos_token_id is None:
         raise UserError(
@@ -67,16 +68,21 @@ def load_model(name: str, device: torch.device, dtype: torch.dtype) -> PreTraine
     source = _source(name)
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    except (OSError, ValueError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(_not_loaded(name, "model", error)) from error
+    model: PreTrainedModel
+    model, info = loaded
+    if info["missing_keys"]:
+        missing = ", ".join(sorted(info["missing_keys"])[:3])
+        raise UserError(f"the model {name!r} lacks weights ({missing}); its folder is incomplete or of another model")
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
+        if isinstance(getattr(module, "attention_dropout", None), float):
             setattr(module, "attention_dropout", 0.0)  # noqa: B010 - its type is unknown
-    loaded: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
-    return loaded
+    model.to(device)  # type: ignore[arg-type]
+    return model
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

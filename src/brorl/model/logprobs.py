@@ -111,6 +111,8 @@ def tree_parts(
     Yields:
         Parts that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
     """
+    if not trees:
+        return
     max_nodes = max_nodes or default_max_nodes(model)
     offsets = _offsets(trees)
     for start, stop in _prompt_groups(trees, max_nodes):

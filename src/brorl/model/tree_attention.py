@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from brorl.errors import UserError
 from brorl.model.softmax import softmax_lse
 
 _NAME = "brorl_tree"
@@ -27,7 +28,7 @@ _NEUTRAL_ARGUMENTS = frozenset(
 )  # fmt: skip
 
 
-class HooksError(RuntimeError):
+class HooksError(UserError):
     """The model's attention cannot be replaced by tree attention."""
 
 
@@ -316,6 +317,8 @@ def check_hooks(model: PreTrainedModel) -> None:
         raise HooksError(advice.format(f"{type(error).__name__}: {error}")) from error
     finally:
         model.train(was_training)
+    if not torch.isfinite(expected).all():
+        raise HooksError(f"{name} gives logits that are not finite; its weights are damaged")
     tolerance = 0.1 if expected.dtype in (torch.bfloat16, torch.float16) else 1e-3
     if not torch.allclose(logits[0], expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
         raise HooksError(advice.format("its logits change under tree attention"))

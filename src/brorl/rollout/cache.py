@@ -44,7 +44,7 @@ class RowCache:
         fit: int = self._memory_bytes // (2 * self._bytes_per_token)
         return fit
 
-    def rows_that_fit(self, num_tokens: int, other_bytes: int) -> int:
+    def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
         """Return how many rows the memory limit allows.
 
         Args:
@@ -58,8 +58,8 @@ class RowCache:
         left = self._memory_bytes - other_bytes
         if row_bytes > left:
             raise OutOfMemoryError(
-                f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.1f} MiB besides {other_bytes / 2**20:.1f} "
-                f"MiB for its prompt, and the engine may use {self._memory_bytes / 2**20:.1f} MiB; raise "
+                f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.3g} MiB besides {other_bytes / 2**20:.3g} "
+                f"MiB for its prompt, and the engine may use {self._memory_bytes / 2**20:.3g} MiB; raise "
                 "engine.memory_gib or lower sampling.max_new_tokens"
             )
         fits: int = left // row_bytes

@@ -8,6 +8,8 @@ whole one.
 from __future__ import annotations
 
 import os
+import pickle
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from brorl.algorithms.groups import Group
 from brorl.errors import StorageError, UserError
 from brorl.prompts import Prompt
+from brorl.training.run_directory import storing
 from brorl.tree import RolloutTree
 
 _COMMIT = "COMMIT"
@@ -96,15 +99,17 @@ def save_checkpoint(
             f"free some space, then: brorl resume {folder.parent}"
         ) from error
     if keep:
-        for old in complete_checkpoints(folder)[:-keep]:
-            (old / _COMMIT).unlink()
-            shutil.rmtree(old)
+        with storing(folder):
+            for old in complete_checkpoints(folder)[:-keep]:
+                (old / _COMMIT).unlink()
+                shutil.rmtree(old)
     return target
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    return sorted(path.parent for path in folder.glob(f"step-*/{_COMMIT}"))
+    found = [path.parent for path in folder.glob(f"step-*/{_COMMIT}") if _step_of(path.parent) is not None]
+    return sorted(found, key=lambda path: _step_of(path) or 0)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -121,7 +126,12 @@ def load_state(checkpoint: Path) -> TrainerState:
     """
     if not (checkpoint / _COMMIT).exists():
         raise UserError(f"{checkpoint} is not a complete checkpoint (no {_COMMIT} file); choose another one of the run")
-    plain = torch.load(checkpoint / _STATE, weights_only=True, map_location="cpu")
+    try:
+        plain = torch.load(checkpoint / _STATE, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise UserError(
+            f"{checkpoint / _STATE} cannot be read ({error}); delete this checkpoint, then resume"
+        ) from error
     torch.set_rng_state(plain["torch_rng"])
     if torch.cuda.is_available() and plain["cuda_rng"]:
         torch.cuda.set_rng_state_all(plain["cuda_rng"])
@@ -132,9 +142,14 @@ def discard_unfinished(folder: Path) -> None:
     """Delete what a kill left half written."""
     for path in [
         *folder.glob(".step-*.tmp"),
-        *(p for p in folder.glob("step-*") if not (p / _COMMIT).exists()),
+        *(p for p in folder.glob("step-*") if _step_of(p) is not None and not (p / _COMMIT).exists()),
     ]:
         shutil.rmtree(path)
+
+
+def _step_of(folder: Path) -> int | None:
+    name = re.fullmatch(r"step-(\d+)", folder.name)
+    return int(name[1]) if name and folder.is_dir() else None
 
 
 def _to_disk(path: Path) -> None:

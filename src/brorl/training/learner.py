@@ -21,6 +21,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.learning_rate import warmed_up
 from brorl.algorithms.policy_loss import clipped_policy_loss, node_weights
 from brorl.algorithms.response_subset import choose_responses
+from brorl.errors import DivergedError
 from brorl.model.logprobs import tree_logprobs, tree_parts
 from brorl.tree import RolloutTree
 
@@ -146,7 +147,7 @@ class TreeLearner:
             What was done.
 
         Raises:
-            FloatingPointError: If the loss or the gradient is not finite; the weights are then as before that update.
+            DivergedError: If the loss or the gradient is not finite; the weights are then as before that update.
         """
         if len(groups) < self._settings.mini_batches:
             raise ValueError(f"{self._settings.mini_batches} mini-batches need as many groups, got {len(groups)}")
@@ -206,6 +207,8 @@ class TreeLearner:
                     self._settings.responses_per_verdict,
                     generator,
                 )
+                if not chosen.size:
+                    continue  # no response of this group has an advantage: it teaches nothing
                 tree, _ = tree.select(chosen)
                 advantage_L = advantage_L[chosen] * factor_K
             weights = node_weights(tree, advantage_L)
@@ -254,7 +257,7 @@ class TreeLearner:
                 sums += torch.stack([result.loss.detach(), result.clipped_weight, kl])
         grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, settings.max_grad_norm)
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
-            raise FloatingPointError(
+            raise DivergedError(
                 f"loss {float(sums[0])} with gradient norm {float(grad_norm)}; lower optimizer.learning_rate"
             )
         self._updates += 1
@@ -263,12 +266,12 @@ class TreeLearner:
         self._optimizer.step()
         weight = (batch.positive_K - batch.negative_K).sum().clamp(min=1e-30)
         loss, clipped, kl = sums
-        means = torch.stack([loss, grad_norm.double(), clipped / weight, kl / batch.count_K.sum()])
+        means = torch.stack([loss, grad_norm.double(), clipped / weight, kl / batch.count_K.sum().clamp(min=1)])
         return means.cpu().numpy()
 
     def _tensor(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
         dtype = torch.float64 if self.model.dtype == torch.float64 else torch.float32
-        return torch.from_numpy(np.concatenate(arrays)).to(self.model.device, dtype)
+        return torch.from_numpy(np.concatenate([np.empty(0), *arrays])).to(self.model.device, dtype)
 
 
 def _token_mean(trees: Sequence[RolloutTree]) -> float:

@@ -85,7 +85,7 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
     Returns:
         Why the run ended, and a sentence about it.
     """
-    if state.step == 0:
+    if not run.directory.read_metrics():
         record_metrics(run, {"step": 0, **evaluation_record(run)})
     carried = list(state.carried)
     with StopRequest() as stop:

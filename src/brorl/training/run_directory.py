@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from brorl.algorithms.groups import Group
-from brorl.errors import StorageError
+from brorl.errors import StorageError, UserError
 from brorl.verify.verifier import Verdict
 
 Record = dict[str, Any]
@@ -67,15 +68,23 @@ class RunDirectory:
         """Return all complete lines of the metrics."""
         if not self.metrics_file.exists():
             return []
-        return [json.loads(line) for line in self.metrics_file.read_text("utf-8").split("\n")[:-1]]
+        records = []
+        for number, line in enumerate(self.metrics_file.read_text("utf-8").split("\n")[:-1], 1):
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise UserError(f"{self.metrics_file} line {number} is not JSON; remove it, then resume") from error
+        return records
 
     def rewind(self, step: int) -> None:
         """Remove metrics and rollouts of steps after `step`, and what a kill left half written."""
         kept = [r for r in self.read_metrics() if r["step"] <= step]
         with storing(self.metrics_file):
             replace_file(self.metrics_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
-            for file in self.rollouts.glob("*"):
-                if file.suffix != ".parquet" or int(file.stem.removeprefix("step-")) > step:
+        with storing(self.rollouts):
+            for file in self.rollouts.glob("*step-*.parquet*"):
+                name = re.fullmatch(r"(?:step-(\d+)\.parquet|\.step-\d+\.parquet\.tmp)", file.name)
+                if name and (name[1] is None or int(name[1]) > step):
                     file.unlink()
 
     def write_rollouts(
@@ -120,6 +129,27 @@ class RunDirectory:
             sink = pa.BufferOutputStream()
             pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink, compression="zstd")
             replace_file(target, sink.getvalue().to_pybytes())
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Refuse a second process that would work on the same run at the same time.
+
+        Raises:
+            UserError: If another process holds the run.
+        """
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            yield
+            return
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise UserError(f"another process is working on {self.path}; wait for it, or stop it") from error
+        finally:
+            os.close(descriptor)
 
     def write_environment(self) -> None:
         """Write `env.json`: versions, machine, threads."""
