@@ -129,7 +129,7 @@ class EngineConfig(Section):
     nodes_per_pass: int | None = Field(
         None, ge=16, description="tree nodes per forward pass of the learner; null decides itself"
     )
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 leaves it to torch (all cores, or OMP_NUM_THREADS)")
+    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 for torch's default")
 
 
 class TrainConfig(Section):

@@ -79,8 +79,9 @@ def load_model(name: str, device: torch.device, dtype: torch.dtype) -> PreTraine
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            setattr(module, "attention_dropout", 0.0)  # noqa: B010 - its type is unknown
+        for name, value in vars(module).items():  # modules that call the dropout function themselves
+            if "dropout" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
     model.to(device)  # type: ignore[arg-type]
     return model
 

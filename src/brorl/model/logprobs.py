@@ -40,9 +40,9 @@ class Part:
 
 
 def default_max_nodes(model: PreTrainedModel) -> int:
-    """Return how many nodes to put in a chunk: 2048, or fewer where the vocabulary makes the logits large."""
+    """Return how many nodes to put in a chunk: 1024, or fewer where the vocabulary makes the logits large."""
     vocabulary: int = model.config.get_text_config().vocab_size
-    return max(128, min(2048, _LOGITS_PER_CHUNK // vocabulary))
+    return max(128, min(1024, _LOGITS_PER_CHUNK // vocabulary))
 
 
 def tree_logprobs(

@@ -109,6 +109,12 @@ def packed_logits(
     Returns:
         Logits, shape [R, V].
     """
+    limit = _position_limit(model)
+    if limit is not None and context.longest > limit[1]:
+        raise HooksError(
+            f"{type(model).__name__} scales its positions ({limit[0]}) by the longest of the batch "
+            f"beyond {limit[1]} tokens, and here are {context.longest}; shorten prompts or max_new_tokens"
+        )
     output = model(
         input_ids=token_T[None],
         position_ids=position_T[None],
@@ -118,6 +124,16 @@ def packed_logits(
     )
     logits: Tensor = output.logits[0]
     return logits
+
+
+def _position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
+    """Return the kind of rotary scaling that depends on the whole batch, and the length from which on it does."""
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind = rope.get("rope_type")
+    if kind not in ("dynamic", "longrope"):
+        return None
+    return kind, rope.get("original_max_position_embeddings") or config.max_position_embeddings
 
 
 class PromptCache(NamedTuple):

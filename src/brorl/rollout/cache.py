@@ -87,8 +87,9 @@ class RowCache:
             for layer, old in enumerate(store):
                 if grows:  # layer by layer, so that at most one layer lies there twice
                     store[layer] = self._empty(slots, tokens)
-                    store[layer][:, :, num_tokens:] = 0  # unused values get a weight of 0, so they must be finite
                     kept = min(num_rows, old.shape[0])
+                    store[layer][kept:] = 0  # what is not in use gets a weight of 0, so it must be finite
+                    store[layer][:kept, :, num_tokens:] = 0
                     store[layer][:kept, :, :num_tokens] = old[:kept, :, :num_tokens]
                 if num_tokens and moved_R.size:
                     store[layer][target, :, :num_tokens] = old[source, :, :num_tokens]

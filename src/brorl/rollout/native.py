@@ -112,7 +112,8 @@ class NativeEngine:
             prompts: Token ids of P prompts, none empty.
             num_rollouts: N.
             sampling: Temperature, top-p, top-k, length limit, stop tokens.
-            seed: Rollout n of prompt p draws the same uniform numbers for the same seed, however many others there are.
+            seed: For the same seed and N, rollout n of the p-th prompt draws the same uniform numbers, whatever the
+                other prompts are.
 
         Returns:
             P trees with N rollouts each. Positions that the model was not asked for are not computed.
