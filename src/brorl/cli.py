@@ -57,12 +57,18 @@ def _run(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     train = commands.add_parser(
         "train",
+        usage="brorl train [RECIPE] [--key value ...]",
         help="train a model by a recipe; without one, the built-in `quickstart`",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     train.add_argument("recipe", nargs="?", default="quickstart", metavar="RECIPE", help="YAML file or built-in name")
-    resume = commands.add_parser("resume", help="go on with a run from its last checkpoint", allow_abbrev=False)
+    resume = commands.add_parser(
+        "resume",
+        usage="brorl resume RUN [--key value ...]",
+        help="go on with a run from its last checkpoint",
+        allow_abbrev=False,
+    )
     resume.add_argument("run", metavar="RUN", type=Path, help="run directory")
     if arguments[:1] == ["train"]:
         _add_settings(train, None)
@@ -82,14 +88,11 @@ def _run(arguments: list[str]) -> int:
 
 
 def _train(recipe: str, overrides: dict[str, Any]) -> int:
-    from brorl.config import dump_yaml, make_config, read_recipe
-    from brorl.training.run_directory import replace_file, storing
+    from brorl.config import make_config, read_recipe
 
     config = make_config(read_recipe(recipe), overrides, recipe)
     directory = _new_run_directory(config, Path(recipe).stem)
     try:
-        with storing(directory.config_file):
-            replace_file(directory.config_file, dump_yaml(config).encode())
         return _go(config, directory, recipe)
     except UserError:
         if not directory.read_metrics():
@@ -98,8 +101,8 @@ def _train(recipe: str, overrides: dict[str, Any]) -> int:
 
 
 def _resume(path: Path, overrides: dict[str, Any]) -> int:
-    from brorl.config import dump_yaml, make_config, parse_yaml
-    from brorl.training.run_directory import RunDirectory, replace_file, storing
+    from brorl.config import make_config, parse_yaml
+    from brorl.training.run_directory import RunDirectory
 
     directory = RunDirectory(path)
     if not directory.config_file.is_file():
@@ -110,24 +113,24 @@ def _resume(path: Path, overrides: dict[str, Any]) -> int:
     settings = parse_yaml(directory.config_file.read_text("utf-8"), source)
     if not isinstance(settings, dict):
         raise UserError(f"{source} holds no settings; put the run's config back, or start anew with another output_dir")
-    config = make_config(settings, overrides, source)
-    if overrides:  # the next resume must know of them too
-        with storing(directory.config_file):
-            replace_file(directory.config_file, dump_yaml(config).encode())
-    return _go(config, directory)
+    return _go(make_config(settings, overrides, source), directory)
 
 
 def _go(config: TrainConfig, directory: RunDirectory, recipe: str | None = None) -> int:
     """Train to the end, or to the next interruption."""
     from brorl.build import build_run
+    from brorl.config import dump_yaml
     from brorl.console import Progress
     from brorl.training.loop import Ending, train
+    from brorl.training.run_directory import replace_file, storing
 
     progress = Progress(config.steps, directory.path / "run.log")
     resume = f"brorl resume {directory.path}"
     try:
         with directory.locked():
             run, state = build_run(config, directory, progress.show)
+            with storing(directory.config_file):
+                replace_file(directory.config_file, dump_yaml(config).encode())
             directory.write_environment()
             _announce(progress, config, run, state.step)
             ending, message = train(run, state)
