@@ -34,7 +34,7 @@ class RowCache:
         self._max_tokens = max_tokens
         num_layers: int = config.num_hidden_layers
         self._bytes_per_token = 2 * num_layers * self._heads * self._head_dim * model.dtype.itemsize
-        # The logits of a row, their exponentials, and one temporary of the same size.
+        # The logits of a row, their softmax, and one temporary of the same size.
         self._bytes_per_row: int = 3 * config.vocab_size * max(4, model.dtype.itemsize)
         self.key = [self._empty(0, 0) for _ in range(num_layers)]
         self.value = [k.clone() for k in self.key]

@@ -116,7 +116,7 @@ class NativeEngine:
                 other prompts are.
 
         Returns:
-            P trees with N rollouts each. Positions that the model was not asked for are not computed.
+            P trees with N rollouts each, in the order of the prompts.
 
         Raises:
             ValueError: If a prompt is empty, or N < 1.
