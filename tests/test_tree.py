@@ -99,6 +99,14 @@ def test_sum_below_equals_a_loop_over_responses(rollouts: tuple[Responses, list[
     assert tree.length.tolist() == [len(tree.path(int(leaf))) for leaf in tree.leaf]
 
 
+@given(rollouts_with_flags())
+def test_sums_along_paths_equal_a_loop_over_prefixes(rollouts: tuple[Responses, list[bool]]) -> None:
+    responses, finished = rollouts
+    tree = build(responses, finished)
+    expected = [sum(logprob_of(p[: i + 1]) for i in range(len(p))) for p in all_prefixes(responses)]
+    np.testing.assert_allclose(tree.sum_along_paths(tree.logprob), expected, rtol=1e-14)
+
+
 def test_sum_below_is_exactly_zero_where_all_responses_have_value_zero(rng: np.random.Generator) -> None:
     responses = [tuple(r) for r in rng.integers(0, 9, (200, 3)).tolist()]
     tree = RolloutTree.from_responses((1,), responses)

@@ -155,12 +155,7 @@ class RolloutTree:
     @cached_property
     def depth(self) -> IntArray:
         """Number of ancestors of each node, shape [M]; 0 for the first token after the prompt."""
-        depth_M = (self.parent >= 0).astype(np.int64)
-        jump_M = self.parent.copy()
-        while (far := np.flatnonzero(jump_M >= 0)).size:  # pointer doubling: log2(depth) rounds
-            depth_M[far] += depth_M[jump_M[far]]
-            jump_M[far] = jump_M[jump_M[far]]
-        return depth_M
+        return self._path_sums((self.parent >= 0).astype(np.int64))
 
     @cached_property
     def end(self) -> IntArray:
@@ -219,6 +214,24 @@ class RolloutTree:
         padded = np.append(np.asarray(value_L, np.float64), 0.0)
         # Not a difference of cumulative sums: a node below which every value is 0 must get exactly 0.
         return np.add.reduceat(padded, np.stack([first_M, stop_M], axis=1).ravel())[::2]
+
+    def sum_along_paths(self, value_M: NDArray[Any]) -> FloatArray:
+        """Sum a value of the nodes over the path from the first token down to each node, itself included.
+
+        Args:
+            value_M: One number per node, shape [M]; with `logprob` the sums are the log-probs (nats) of the prefixes.
+
+        Returns:
+            Sums, shape [M].
+        """
+        return self._path_sums(np.asarray(value_M, np.float64))
+
+    def _path_sums(self, value_M: NDArray[Any]) -> NDArray[Any]:
+        sum_M, jump_M = value_M.copy(), self.parent.copy()
+        while (far := np.flatnonzero(jump_M >= 0)).size:  # pointer doubling: log2(depth) rounds
+            sum_M[far] += sum_M[jump_M[far]]
+            jump_M[far] = jump_M[jump_M[far]]
+        return sum_M
 
     def select(self, leaves: IntArray) -> tuple[RolloutTree, IntArray]:
         """Keep only some distinct responses.

@@ -1,0 +1,41 @@
+"""`brorl resume`: goes on with a run from its last checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from brorl.cli.settings import CHANGEABLE_ON_RESUME, Commands, add_settings, overrides_of
+from brorl.cli.train import run_to_end
+from brorl.errors import UserError
+
+
+def add_parser(commands: Commands, chosen: bool) -> None:
+    """Add the command; its settings only if it was `chosen`."""
+    parser = commands.add_parser(
+        "resume",
+        usage="brorl resume RUN [--key value ...]",
+        help="go on with a run from its last checkpoint",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
+    parser.set_defaults(execute=lambda parsed: resume(parsed.run, overrides_of(parsed)))
+    if chosen:
+        add_settings(parser, CHANGEABLE_ON_RESUME)
+
+
+def resume(path: Path, overrides: dict[str, Any]) -> int:
+    """Go on with the run in a directory and return the exit code."""
+    from brorl.config import make_config, parse_yaml
+    from brorl.training.run_directory import RunDirectory
+
+    directory = RunDirectory(path)
+    if not directory.config_file.is_file():
+        raise UserError(
+            f"{path} is not a run directory (no config.yaml); give the directory that `brorl train` printed"
+        )
+    source = str(directory.config_file)
+    settings = parse_yaml(directory.config_file.read_text("utf-8"), source)
+    if not isinstance(settings, dict):
+        raise UserError(f"{source} holds no settings; put the run's config back, or start anew with another output_dir")
+    return run_to_end(make_config(settings, overrides, source), directory)

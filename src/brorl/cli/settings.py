@@ -1,0 +1,59 @@
+"""Options of the command line that are settings of a recipe: one for every field of the config."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, TypeAlias, get_args
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+CHANGEABLE_ON_RESUME = ("steps", "checkpoint_every", "keep_checkpoints", "store_rollouts_every")
+
+
+def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] | None = None) -> None:
+    """Add an option for every setting; its help is the setting's description."""
+    from brorl.config import TrainConfig, settings_of
+
+    group = parser.add_argument_group("settings", "every key of a recipe; the command line takes precedence")
+    for name, info in settings_of(TrainConfig):
+        if only is not None and name not in only:
+            continue
+        default = "null" if info.default is None else info.default
+        names = {f"--{name}", f"--{name.replace('_', '-')}"}
+        group.add_argument(
+            *sorted(names, reverse=True),
+            dest=f"setting:{name}",
+            metavar=_type_name(info.annotation),
+            default=argparse.SUPPRESS,
+            help=f"{info.description} (default: {default})".replace("%", "%%"),
+        )
+
+
+def overrides_of(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings given as options, each parsed like a value in YAML."""
+    from brorl.config import TrainConfig, parse_yaml, settings_of
+
+    given = {n.removeprefix("setting:"): v for n, v in vars(parsed).items() if n.startswith("setting:")}
+    texts = {n for n, info in settings_of(TrainConfig) if info.annotation in (str, str | None)}
+    return {n: v if n in texts and v != "null" else parse_yaml(v, f"--{n}") for n, v in given.items()}
+
+
+def unknown_option(option: str, command: str | None) -> str:
+    """Return the message for an option that a command does not have."""
+    from brorl.config import unknown_setting
+
+    name = option.partition("=")[0].lstrip("-").replace("-", "_")
+    if not option.startswith("--"):
+        return f"unexpected argument {option!r} (see brorl {command or ''} --help)"
+    if command == "resume":
+        return f"--{name} cannot be changed on resume; what can: {', '.join(CHANGEABLE_ON_RESUME)}"
+    return unknown_setting(name)
+
+
+def _type_name(annotation: Any) -> str:
+    choices = get_args(annotation)
+    if choices and all(isinstance(c, str) for c in choices):
+        return "|".join(choices)
+    known = {int: "INT", float: "FLOAT", str: "TEXT", bool: "true|false"}
+    return known.get(annotation, "VALUE")

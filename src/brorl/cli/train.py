@@ -1,0 +1,131 @@
+"""`brorl train`: a recipe to a run directory, and the run to its end."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import brorl
+from brorl.cli.settings import Commands, add_settings, overrides_of
+from brorl.errors import UserError
+
+if TYPE_CHECKING:
+    from brorl.config import TrainConfig
+    from brorl.console import Progress
+    from brorl.training.loop import TrainingRun
+    from brorl.training.run_directory import RunDirectory
+
+
+def add_parser(commands: Commands, chosen: bool) -> None:
+    """Add the command; its settings only if it was `chosen`."""
+    parser = commands.add_parser(
+        "train",
+        usage="brorl train [RECIPE] [--key value ...]",
+        help="train a model by a recipe; without one, the built-in `quickstart`",
+        allow_abbrev=False,
+    )
+    parser.add_argument("recipe", nargs="?", default="quickstart", metavar="RECIPE", help="YAML file or built-in name")
+    parser.set_defaults(execute=lambda parsed: train(parsed.recipe, overrides_of(parsed)))
+    if chosen:
+        add_settings(parser)
+
+
+def train(recipe: str, overrides: dict[str, Any]) -> int:
+    """Train by a recipe and return the exit code."""
+    from brorl.config import make_config, read_recipe
+
+    config = make_config(read_recipe(recipe), overrides, recipe)
+    directory = _new_run_directory(config, Path(recipe).stem)
+    try:
+        return run_to_end(config, directory, recipe)
+    except UserError:
+        if not directory.read_metrics():
+            _remove_unused(directory)
+        raise
+
+
+def run_to_end(config: TrainConfig, directory: RunDirectory, recipe: str | None = None) -> int:
+    """Train to the end, or to the next interruption, and return the exit code."""
+    from brorl.build import build_run
+    from brorl.config import dump_yaml
+    from brorl.console import Progress
+    from brorl.training.loop import Ending
+    from brorl.training.loop import train as train_run
+    from brorl.training.run_directory import replace_file, storing
+
+    progress = Progress(config.steps, directory.path / "run.log")
+    resume = f"brorl resume {directory.path}"
+    try:
+        with directory.locked():
+            run, state = build_run(config, directory, progress.show)
+            with storing(directory.config_file):
+                replace_file(directory.config_file, dump_yaml(config).encode())
+            directory.write_environment()
+            _announce(progress, config, run, state.step)
+            ending, message = train_run(run, state)
+    except KeyboardInterrupt:
+        progress.say(f"\nthe step under way was discarded; go on from the last checkpoint with: {resume}")
+        return 130
+    hints = {
+        Ending.FINISHED: [
+            f"train longer: brorl resume {directory.path} --steps {2 * config.steps}",
+            *([f"see what few rollouts give: brorl train {recipe} --rollouts_per_prompt 16"] if recipe else []),
+        ],
+        Ending.INTERRUPTED: [f"go on with: {resume}"],
+        Ending.NO_MIXED_GROUPS: [],
+    }[ending]
+    progress.finish(directory.read_metrics(), directory.path, message, hints)
+    return 130 if ending is Ending.INTERRUPTED else 0
+
+
+def _announce(progress: Progress, config: TrainConfig, run: TrainingRun, step: int) -> None:
+    """Say what is about to happen."""
+    from brorl.build import build_learner_settings
+
+    parameters = sum(p.numel() for p in run.model.parameters())
+    settings = build_learner_settings(config)
+    progress.say(
+        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters) on {run.model.device}, "
+        f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "
+        f"{run.collector.stream.num_prompts:,} training prompts"
+    )
+    progress.say(
+        f"learning rate {settings.learning_rate:.2e}, {settings.mini_batches} mini-batches a step, "
+        f"clip {settings.clip_low}/{settings.clip_high}; run directory {run.directory.path}"
+    )
+    if step:
+        progress.say(f"resuming after step {step}")
+
+
+def _new_run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
+    """Make the run's directory, which must be new or empty."""
+    from brorl.training.run_directory import RunDirectory
+
+    if config.output_dir is None:
+        base = Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+        path, number = base, 1
+        while path.exists():
+            number += 1
+            path = base.with_name(f"{base.name}-{number}")
+    else:
+        path = Path(config.output_dir).expanduser()
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"could not make output_dir {path}: {error.strerror}; set output_dir to a place you may write to"
+        ) from error
+    return RunDirectory(path)
+
+
+def _remove_unused(directory: RunDirectory) -> None:
+    """Remove the directory of a run that never began, so that the same command can be given again."""
+    for name in ("config.yaml", "env.json", "run.log", "metrics.jsonl"):
+        (directory.path / name).unlink(missing_ok=True)
+    if not any(directory.path.iterdir()):
+        directory.path.rmdir()

@@ -1,0 +1,1 @@
+"""What N does, in formulas that are tested: mass balance, simulator, coverage, certificate, planning."""
