@@ -1,0 +1,415 @@
+"""Mass balance against autograd softmax steps, exact fractions, and enumeration of all draws."""
+
+from collections.abc import Callable
+from dataclasses import asdict, astuple
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from itertools import product
+from math import e, inf, isfinite
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from brorl.theory.mass_balance import (
+    expected_unsampled_square,
+    mass_balance,
+    pooled_change,
+    sufficient_num_rollouts,
+    surrogate_logit_step,
+)
+
+
+class Case(NamedTuple):
+    p: np.ndarray
+    correct: np.ndarray
+    sampled: np.ndarray
+    settings: dict[str, Any]
+
+
+def random_case(rng: np.random.Generator, skew: tuple[float, ...] = (0.03, 0.3, 1.0, 10.0)) -> Case:
+    """Between uniform probabilities and nearly all of the mass on one outcome; any mask, any rewards."""
+    size = int(rng.integers(2, 51))
+    p = rng.dirichlet(np.full(size, rng.choice(skew)))
+    num_rollouts = int(rng.integers(1, 65))
+    sampled = rng.multinomial(num_rollouts, p) > 0
+    settings = {
+        "num_rollouts": num_rollouts,
+        "reward_correct": float(rng.choice([0.0, 1.0, rng.exponential()])),
+        "reward_wrong": -float(rng.choice([0.0, 1.0, rng.exponential()])),
+        "learning_rate": float(10 ** rng.uniform(-4, 2)),
+    }
+    return Case(p, rng.random(size) < rng.uniform(0.1, 0.9), sampled, settings)
+
+
+def autograd_step(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """One gradient step on the surrogate loss, and the gradient of Q_pos, in the logits."""
+    logits = torch.tensor(case.p).log().requires_grad_()
+    p = torch.softmax(logits, 0)
+    loss = torch.zeros((), dtype=torch.float64)
+    for i in np.flatnonzero(case.sampled):
+        loss = loss - case.settings["reward_correct" if case.correct[i] else "reward_wrong"] * p[int(i)]
+    loss = loss / case.settings["num_rollouts"] + 0 * p.sum()
+    (slope,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    (gradient,) = torch.autograd.grad((p * torch.tensor(case.correct)).sum(), logits)
+    return -case.settings["learning_rate"] * slope.numpy(), gradient.numpy()
+
+
+def correct_mass_change(p: np.ndarray, correct: np.ndarray, step: np.ndarray) -> float:
+    """The real change of the correct mass, by exponentials."""
+    moved = p * np.exp(step - step.max())
+    return float((moved / moved.sum() - p / p.sum())[correct].sum())
+
+
+def test_terms_are_the_shares_of_an_autograd_step(rng: np.random.Generator) -> None:
+    """Each term is its outcomes' part of gradient . step; the parts of all outcomes are the first-order change."""
+    for _ in range(300):
+        case = random_case(rng)
+        p, correct, sampled, settings = case
+        step, gradient = autograd_step(case)
+        balance = mass_balance(p, correct, sampled, **settings)
+        scale = settings["learning_rate"] / settings["num_rollouts"]
+        # Autograd itself rounds at the scale of the largest outcome, which a nearly certain outcome shows.
+        floor = 1e-14 * scale * p.max() * (settings["reward_correct"] - settings["reward_wrong"])
+        close = {"rel": 1e-9, "abs": floor}
+        assert balance.sampled_correct_term == pytest.approx((gradient * step)[sampled & correct].sum(), **close)
+        assert balance.sampled_wrong_term == pytest.approx((gradient * step)[sampled & ~correct].sum(), **close)
+        assert balance.unsampled_term == pytest.approx((gradient * step)[~sampled].sum(), **close)
+        assert balance.total == pytest.approx(gradient @ step, **close)
+        np.testing.assert_allclose(surrogate_logit_step(p, correct, sampled, **settings), step, rtol=1e-9, atol=floor)
+        assert pooled_change(p, correct, step).first_order == pytest.approx(balance.total, **close)
+
+
+def test_ratio_to_autograd_is_one_where_autograd_is_accurate(rng: np.random.Generator) -> None:
+    ratios = []
+    for _ in range(200):
+        case = random_case(rng, skew=(1.0, 10.0))
+        step, gradient = autograd_step(case)
+        if abs(gradient @ step) > 1e-5 * np.abs(case.p * step).sum() > 0:
+            ratios.append(mass_balance(case.p, case.correct, case.sampled, **case.settings).total / (gradient @ step))
+    assert len(ratios) > 50
+    np.testing.assert_allclose(ratios, 1, rtol=1e-9)
+
+
+def exact_parts(case: Case) -> dict[str, Fraction]:
+    """Every field but the terms and the bound, by plain loops over exact fractions; and the exact total."""
+    p = [Fraction(float(x)) for x in case.p]
+    p = [x / sum(p) for x in p]
+    reward = [Fraction(case.settings["reward_wrong"]), Fraction(case.settings["reward_correct"])]
+    part = dict.fromkeys(["q_pos", "q_neg", "p_pos", "p_neg", "a_2", "b_2", "u_pos_2", "u_neg_2"], Fraction(0))
+    for x, correct, sampled in zip(p, case.correct, case.sampled, strict=True):
+        part["q_pos" if correct else "q_neg"] += x
+        if sampled:
+            part["p_pos" if correct else "p_neg"] += x
+            part["a_2" if correct else "b_2"] += x**2
+        else:
+            part["u_pos_2" if correct else "u_neg_2"] += x**2
+    part["s_r"] = reward[1] * part["p_pos"] + reward[0] * part["p_neg"]
+    scale = Fraction(case.settings["learning_rate"]) / case.settings["num_rollouts"]
+    reward_of = [reward[int(c)] if s else 0 for c, s in zip(case.correct, case.sampled, strict=True)]
+    step = [scale * x * (r - part["s_r"]) for x, r in zip(p, reward_of, strict=True)]
+    mean_step = sum(x * dz for x, dz in zip(p, step, strict=True))
+    part["total"] = sum(x * (dz - mean_step) for x, dz, c in zip(p, step, case.correct, strict=True) if c) + Fraction(0)
+    return part
+
+
+def test_fields_and_total_equal_exact_fractions_however_skewed(rng: np.random.Generator) -> None:
+    """Here nothing rounds in the reference, so a nearly certain outcome is held to the same digits."""
+    for _ in range(100):
+        case = random_case(rng)
+        balance, exact = mass_balance(case.p, case.correct, case.sampled, **case.settings), exact_parts(case)
+        terms = (balance.sampled_correct_term, balance.sampled_wrong_term, balance.unsampled_term)
+        assert balance.total == pytest.approx(float(exact.pop("total")), rel=1e-9, abs=1e-13 * np.abs(terms).sum())
+        assert balance.s_r == pytest.approx(float(exact.pop("s_r")), rel=1e-12, abs=1e-14)
+        for name, value in exact.items():
+            assert getattr(balance, name) == pytest.approx(float(value), rel=1e-12, abs=1e-300), name
+
+
+def test_residual_of_the_finite_step_falls_with_the_square_of_the_learning_rate(rng: np.random.Generator) -> None:
+    """With R the range of the step, |residual(eta) - 4 residual(eta / 2)| <= R^3 / 2, so the ratio goes to 4.
+
+    The third derivative of Q_pos along a step is at most 2 R^3 (central moments), its remainder at most R^3 / 3.
+    """
+    ratios: dict[float, list[float]] = {1e-2: [], 1e-3: []}
+    for _ in range(300):
+        p, correct, sampled, settings = random_case(rng, skew=(0.3, 1.0, 10.0))
+        reach = np.ptp(surrogate_logit_step(p, correct, sampled, **settings)) / settings["learning_rate"]
+        if reach == 0:
+            continue
+        for size, found in ratios.items():
+            residual = []
+            for learning_rate in (size / reach, size / reach / 2):
+                settings["learning_rate"] = learning_rate
+                step = surrogate_logit_step(p, correct, sampled, **settings)
+                total = mass_balance(p, correct, sampled, **settings).total
+                residual.append(correct_mass_change(p, correct, step) - total)
+            assert abs(residual[0] - 4 * residual[1]) <= size**3 / 2 + 1e-14
+            if abs(residual[0]) > 0.005 * size**2:
+                found.append(residual[0] / residual[1])
+    for size, found in ratios.items():
+        assert len(found) > 30
+        np.testing.assert_allclose(found, 4, atol=500 * size)  # 4 (R^3 / 2) / (0.005 R^2), and a little
+
+
+def test_bounds_hold_at_any_step_size(rng: np.random.Generator) -> None:
+    tightest = 0.0
+    for _ in range(1000):
+        p, correct, sampled, settings = random_case(rng)
+        settings["learning_rate"] = float(10 ** rng.uniform(-3, 4))
+        balance = mass_balance(p, correct, sampled, **settings)
+        step = surrogate_logit_step(p, correct, sampled, **settings)
+        error = abs(correct_mass_change(p, correct, step) - balance.total)
+        assert error <= balance.remainder_bound + 1e-13 * (1 + abs(balance.total))
+        change = pooled_change(p, correct, step)
+        assert change.remainder_bound <= balance.remainder_bound * (1 + 1e-12) + 1e-300
+        step = rng.normal(size=p.size) * 10 ** rng.uniform(-3, 1)
+        change = pooled_change(p, correct, step)
+        error = abs(correct_mass_change(p, correct, step) - change.first_order)
+        assert error <= change.remainder_bound + 1e-13
+        tightest = max(tightest, error / change.remainder_bound)
+    assert tightest < 1
+
+
+def test_bounds_are_the_stated_formulas(rng: np.random.Generator) -> None:
+    for _ in range(50):
+        p, correct, sampled, settings = random_case(rng)
+        eta, count = settings["learning_rate"], settings["num_rollouts"]
+        spread = settings["reward_correct"] - settings["reward_wrong"]
+        bound = eta**2 * max(p) ** 2 * spread**2 / (8 * count**2)
+        assert mass_balance(p, correct, sampled, **settings).remainder_bound == pytest.approx(bound, rel=1e-12, abs=0)
+        step = rng.normal(size=p.size)
+        bound = (max(step) - min(step)) ** 2 / 8
+        assert pooled_change(p, correct, step).remainder_bound == pytest.approx(bound, rel=1e-12, abs=0)
+
+
+def test_a_constant_added_to_the_logits_changes_nothing(rng: np.random.Generator) -> None:
+    p, correct, *_ = random_case(rng, skew=(1.0,))
+    step = np.round(rng.normal(size=p.size), 3)
+    plain, lifted = pooled_change(p, correct, step), pooled_change(p, correct, step + 1e6)
+    np.testing.assert_allclose(astuple(lifted), astuple(plain), rtol=1e-8, atol=1e-9)
+
+
+def test_sampled_terms_are_never_negative_and_the_unsampled_one_can_be(rng: np.random.Generator) -> None:
+    unsampled = []
+    for _ in range(1000):
+        case = random_case(rng)
+        balance = mass_balance(case.p, case.correct, case.sampled, **case.settings)
+        assert balance.sampled_correct_term >= 0
+        assert balance.sampled_wrong_term >= 0
+        unsampled.append(balance.unsampled_term)
+    assert min(unsampled) < 0 < max(unsampled)
+
+
+@pytest.mark.parametrize("sampled_is_correct", [False, True])
+def test_a_mass_far_below_rounding_keeps_its_digits(sampled_is_correct: bool) -> None:
+    """By hand, with q the other mass, unsampled: |R - S_R| = q, so either part is q q 1^2."""
+    q, sampled = 1e-20, np.array([True, False])
+    balance = mass_balance(np.array([1.0, q]), sampled == sampled_is_correct, sampled, num_rollouts=1)
+    terms = {True: balance.sampled_correct_term, False: balance.sampled_wrong_term}
+    assert terms[sampled_is_correct] == pytest.approx(q**2, rel=1e-12, abs=0)
+    assert terms[not sampled_is_correct] == 0
+    assert balance.unsampled_term == pytest.approx(q**2, rel=1e-12, abs=0)
+
+
+def test_the_order_of_outcomes_does_not_matter(rng: np.random.Generator) -> None:
+    for _ in range(50):
+        p, correct, sampled, settings = random_case(rng)
+        order = rng.permutation(p.size)
+        plain = asdict(mass_balance(p, correct, sampled, **settings))
+        mixed = asdict(mass_balance(p[order], correct[order], sampled[order], **settings))
+        floor = 1e-13 * (plain["sampled_correct_term"] + plain["sampled_wrong_term"] + abs(plain["unsampled_term"]))
+        for name in plain:
+            assert mixed[name] == pytest.approx(plain[name], rel=1e-11, abs=max(floor, 1e-15)), name
+
+
+def test_no_incorrect_outcome_sampled(rng: np.random.Generator) -> None:
+    """The total is then not negative if every correct outcome was sampled, and can be negative if one was not."""
+    for _ in range(50):
+        p, correct, _, settings = random_case(rng)
+        correct[0] = True
+        balance = mass_balance(p, correct, correct, **settings)
+        assert (balance.p_neg, balance.b_2, balance.sampled_wrong_term, balance.u_pos_2) == (0, 0, 0, 0)
+        assert balance.p_pos == balance.q_pos
+        assert balance.total >= 0  # nothing correct is unsampled
+    half = np.array([0.45, 0.05, 0.5])
+    draw = mass_balance(half, np.array([True, True, False]), np.array([False, True, False]), num_rollouts=1)
+    # by hand: S = .05, (1 - .05) .5 .0025 + .05 (.5 .25 - .5 .2025)
+    assert draw.total == pytest.approx(0.0011875 + 0.0011875, rel=1e-12)
+    heavy = mass_balance(
+        np.array([0.48, 0.02] + [0.005] * 100), np.arange(102) < 2, np.arange(102) == 1, num_rollouts=1
+    )
+    assert heavy.total < 0
+
+
+def test_everything_sampled_leaves_no_coupling(rng: np.random.Generator) -> None:
+    for _ in range(50):
+        p, correct, _, settings = random_case(rng)
+        balance = mass_balance(p, correct, np.ones(p.size, bool), **settings)
+        assert (balance.unsampled_term, balance.u_pos_2, balance.u_neg_2) == (0, 0, 0)
+        assert balance.total >= 0
+        assert balance.cannot_fall
+
+
+@pytest.mark.parametrize("all_correct", [False, True])
+def test_no_change_where_all_or_nothing_is_correct(rng: np.random.Generator, all_correct: bool) -> None:
+    for _ in range(20):
+        p, _, sampled, settings = random_case(rng)
+        balance = mass_balance(p, np.full(p.size, all_correct), sampled, **settings)
+        assert balance.total == 0
+        assert (balance.q_pos, balance.q_neg) == pytest.approx((float(all_correct), float(not all_correct)), abs=1e-14)
+
+
+def test_a_draw_that_cannot_fall_does_not(rng: np.random.Generator) -> None:
+    """And the condition is the stated one; it is met, and missed by one side or the other."""
+    seen = set()
+    for _ in range(600):
+        case = random_case(rng)
+        if rng.random() < 0.5:  # sets that no likely draw would give
+            case = case._replace(sampled=rng.random(case.p.size) < rng.random())
+        p, correct, sampled, settings = case
+        balance = mass_balance(p, correct, sampled, **settings)
+        gap_pos = sum(p[~correct]) * sum(p[correct] ** 2) - sum(p[correct & ~sampled] ** 2)
+        gap_neg = sum(p[correct]) * sum(p[~correct] ** 2) - sum(p[~correct & ~sampled] ** 2)
+        if min(abs(gap_pos), abs(gap_neg)) > 1e-12:
+            assert balance.cannot_fall == (gap_pos >= 0 and gap_neg >= 0)
+            seen.add((gap_pos >= 0, gap_neg >= 0))
+        if balance.cannot_fall:
+            terms = (balance.sampled_correct_term, balance.sampled_wrong_term, balance.unsampled_term)
+            assert balance.total >= -1e-13 * np.abs(terms).sum()
+    assert seen >= {(True, True), (True, False), (False, True)}
+
+
+def enumerate_draws(p: np.ndarray, num_rollouts: int) -> list[tuple[float, np.ndarray]]:
+    """Every sequence of N draws, as its probability and the mask of what it sampled."""
+    draws = []
+    for sequence in product(range(p.size), repeat=num_rollouts):
+        sampled = np.zeros(p.size, bool)
+        sampled[list(sequence)] = True
+        draws.append((float(np.prod(p[list(sequence)])), sampled))
+    return draws
+
+
+@pytest.mark.parametrize(("size", "num_rollouts"), [(2, 1), (2, 6), (3, 4), (4, 1), (4, 5)])
+def test_expected_unsampled_square_equals_enumeration(rng: np.random.Generator, size: int, num_rollouts: int) -> None:
+    """And the expected change is never negative, whatever N."""
+    for skew in (0.2, 1.0):
+        p, correct = rng.dirichlet(np.full(size, skew)), np.arange(size) < rng.integers(0, size + 1)
+        draws = enumerate_draws(p, num_rollouts)
+        found = expected_unsampled_square(p, correct, num_rollouts)
+        expected = sum(chance * sum(p[~sampled & correct] ** 2) for chance, sampled in draws)
+        assert found.correct == pytest.approx(expected, rel=1e-11, abs=1e-15)
+        expected = sum(chance * sum(p[~sampled & ~correct] ** 2) for chance, sampled in draws)
+        assert found.wrong == pytest.approx(expected, rel=1e-11, abs=1e-15)
+        assert found.total == found.correct + found.wrong
+        totals = [mass_balance(p, correct, sampled, num_rollouts=num_rollouts).total for _, sampled in draws]
+        assert sum(chance * total for (chance, _), total in zip(draws, totals, strict=True)) >= -1e-16
+
+
+def test_expected_unsampled_square_equals_monte_carlo(rng: np.random.Generator) -> None:
+    p, correct = rng.dirichlet(np.full(30, 0.7)), np.arange(30) < 15
+    missed_RV = rng.multinomial(24, p, size=40_000) == 0
+    found = expected_unsampled_square(p, correct, 24)
+    for mask, value in ((correct, found.correct), (~correct, found.wrong)):
+        squares_R = missed_RV @ (p**2 * mask)
+        assert value == pytest.approx(squares_R.mean(), abs=6 * squares_R.std() / np.sqrt(squares_R.size))
+
+
+def test_expected_unsampled_square_keeps_its_digits_where_p_is_tiny_and_N_huge() -> None:
+    p, num_rollouts = np.array([1 - 3e-13, 3e-13]), 2 * 10**12
+    with localcontext(prec=60):
+        small = Decimal(float(p[1])) / sum(Decimal(float(x)) for x in p)
+        expected = float(small**2 * (1 - small) ** num_rollouts)
+    found = expected_unsampled_square(p, np.array([False, True]), num_rollouts)
+    assert found.correct == pytest.approx(expected, rel=1e-9, abs=0)
+    assert expected_unsampled_square([1.0, 0.0], np.array([True, False]), 7).total == 0
+
+
+def test_sufficient_number_is_the_stated_one_and_is_sufficient_in_the_mean(rng: np.random.Generator) -> None:
+    checked = 0
+    for _ in range(300):
+        p, correct, *_ = random_case(rng)
+        q_pos, q_neg = sum(p[correct]), sum(p[~correct])
+        if not (1e-9 < q_pos < 1 - 1e-9):
+            continue
+        room = (q_neg * sum(p[correct] ** 2), q_pos * sum(p[~correct] ** 2))
+        found = sufficient_num_rollouts(p, correct)
+        stated = max(q_pos / (e * room[0]), q_neg / (e * room[1]))
+        assert isinstance(found, int)
+        assert stated * (1 - 1e-9) <= found < (stated + 1) * (1 + 1e-9)
+        for factor in (1, 2, 10):
+            missed = (1 - p) ** (found * factor)
+            assert sum((p**2 * missed)[correct]) <= room[0] * (1 + 1e-9)
+            assert sum((p**2 * missed)[~correct]) <= room[1] * (1 + 1e-9)
+        checked += 1
+    assert checked > 100
+    assert sufficient_num_rollouts([0.5, 0.5], np.array([True, False])) == 2  # 4 / e, the least there is
+
+
+@pytest.mark.parametrize(("p", "correct"), [([0.4, 0.6], [True, True]), ([0.4, 0.6], [False] * 2), ([1, 0], [1, 0])])
+def test_no_number_is_sufficient_where_all_or_nothing_is_correct(p: list[float], correct: list[int]) -> None:
+    found = sufficient_num_rollouts(np.array(p, float), np.array(correct, bool))
+    assert found == inf
+    assert not isfinite(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_tensors_of_any_type_are_taken(rng: np.random.Generator, dtype: torch.dtype) -> None:
+    _, _, _, settings = random_case(rng)
+    logits = torch.tensor(rng.normal(size=40))
+    p = torch.softmax(logits, 0).to(dtype).requires_grad_()
+    correct, sampled = torch.arange(40) % 3 == 0, torch.arange(40) % 2 == 0
+    exact = p.detach().double().numpy()
+    expected = mass_balance(exact / exact.sum(), correct.numpy(), sampled.numpy(), **settings)
+    found = mass_balance(p, correct, sampled, **settings)
+    np.testing.assert_allclose(astuple(found), astuple(expected), rtol=1e-9, atol=1e-14 * settings["learning_rate"])
+    assert found.q_pos + found.q_neg == pytest.approx(1, abs=1e-14)
+    assert all(type(value) is float for value in astuple(found))
+    step = surrogate_logit_step(p, correct, sampled, **settings)
+    assert pooled_change(p, correct, torch.tensor(step)) == pooled_change(p, correct, step)
+
+
+def test_the_sum_may_miss_one_by_what_its_type_rounds() -> None:
+    off = np.array([0.5, 0.5 + 1e-6])
+    correct = np.array([True, False])
+    assert sufficient_num_rollouts(off.astype(np.float32), correct) == 2
+    with pytest.raises(ValueError, match=r"p must add up to 1 within 1e-08 \(float64\), got 1.000001; divide it by"):
+        sufficient_num_rollouts(off, correct)
+    with pytest.raises(ValueError, match=r"add up to 1 within 0.0003 \(float32\)"):
+        sufficient_num_rollouts(np.array([0.5, 0.501], np.float32), correct)
+
+
+HALF, ONE = np.array([0.5, 0.5]), np.array([True, False])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mass_balance([1.5, -0.5], ONE, ONE, num_rollouts=1), "probabilities >= 0; apply softmax"),
+        (lambda: mass_balance([np.nan, 1.0], ONE, ONE, num_rollouts=1), "finite probabilities"),
+        (lambda: mass_balance([inf, 1.0], ONE, ONE, num_rollouts=1), "finite probabilities"),
+        (lambda: mass_balance([[0.5, 0.5]], ONE, ONE, num_rollouts=1), r"shape \[V\], got shape \(1, 2\)"),
+        (lambda: mass_balance(np.zeros(0), ONE, ONE, num_rollouts=1), r"got shape \(0,\)"),
+        (lambda: mass_balance([1, 0], ONE, ONE, num_rollouts=1), "p must hold floats .* got int64; convert"),
+        (lambda: mass_balance(HALF, [0], ONE, num_rollouts=1), "correct must be .* got int64 .* indices are not taken"),
+        (lambda: mass_balance(HALF, ONE, np.array([1]), num_rollouts=1), "sampled must be a boolean mask of shape"),
+        (lambda: mass_balance(HALF, ONE, np.array([True] * 3), num_rollouts=1), r"\(2,\), got bool of shape \(3,\)"),
+        (lambda: surrogate_logit_step(HALF, ONE, torch.tensor([1, 0]), num_rollouts=1), "sampled must .* got int64"),
+        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=0), "num_rollouts must be a whole number >= 1, got 0"),
+        (lambda: surrogate_logit_step(HALF, ONE, ONE, num_rollouts=1.5), "whole number >= 1, got 1.5"),
+        (lambda: expected_unsampled_square(HALF, ONE, 0), "num_rollouts must be"),
+        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, reward_correct=-0.1), "reward_correct >= 0 >= reward_wr"),
+        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, reward_wrong=0.1), "got 1.0 and 0.1; subtract a base"),
+        (lambda: surrogate_logit_step(HALF, ONE, ONE, num_rollouts=1, reward_wrong=np.nan), "rewards must be finite"),
+        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, reward_correct=inf), "rewards must be finite"),
+        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, learning_rate=0), "learning_rate must be positive"),
+        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, learning_rate=np.nan), "learning_rate must be positive"),
+        (lambda: pooled_change(HALF, ONE, [0.0, 0.0, 1.0]), r"logit_step must hold 2 finite .* got shape \(3,\)"),
+        (lambda: pooled_change(HALF, ONE, [0.0, np.nan]), "logit_step must hold 2 finite numbers"),
+        (lambda: pooled_change(HALF, ONE, ONE), "got shape .* of bool"),
+    ],
+)
+def test_refuses_in_one_line_what_it_cannot_use(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
