@@ -1,0 +1,327 @@
+"""The token-level simulator: one softmax over a vocabulary, N draws a step, a trainer's gradient step on the logits.
+
+In: `SimulationSettings`. Out: a `SimulationResult`, the course of the correct tokens' probabilities over the steps.
+There is no model and no prompt: a token is a whole response, and the correct tokens are those with index < num_correct.
+It refuses settings that cannot be meant, and it stops where the logits are no longer finite.
+
+The settings that the paper leaves open (optimizer constants, duplicates, whether the anchor is correct) default to what
+reproduces its Figure 3; docs/simulator.md has the numbers for the alternatives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.errors import DivergedError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_CORRECT_LOGIT, _ANCHOR_LOGIT = 3.0, 5.0
+_MINIMUM = {"rollouts": 1, "vocabulary_size": 2, "num_correct": 1, "steps": 1, "seed": 0, "record_every": 1}
+_DEFAULT_WEIGHT_DECAY = {"adamw": 0.01, "adam": 0.0, "sgd": 0.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulationSettings:
+    """What is simulated; the defaults are the paper's settings, and where it is silent those that give its Figure 3.
+
+    Attributes:
+        rollouts: Draws per step, N.
+        vocabulary_size: Number of tokens, V.
+        num_correct: Number of correct tokens; they have the lowest indices.
+        steps: Gradient steps, T.
+        init: Initial logits: "seeded" (0, correct tokens 3, anchor 5) or "normal" (the same plus normal noise).
+        init_spread: Standard deviation of that noise, in nats; > 0 with "normal", 0 with "seeded".
+        anchor: Whether the one token with logit 5 is "wrong" or "correct", or there is "none". The paper does not say;
+            "wrong" gives its start of 0.6296.
+        surrogate: What multiplies each drawn token's advantage in the loss: its "probability" p, or the "ratio"
+            p / p_old, which at p = p_old has the gradient of log p (REINFORCE, and PPO before any clipping).
+        duplicates: Whether a token drawn c times enters the loss c times ("counted", the sum over draws) or once
+            ("distinct", the sum over sampled outcomes of Theorem 1). The 1/N in front and the mean over draws stay.
+        baseline: "mean" subtracts the mean reward of the N draws from each reward; "none" leaves rewards as they are.
+        reward_correct: Reward of a correct token.
+        reward_wrong: Reward of any other token; below reward_correct.
+        optimizer: "adamw", "adam" or "sgd", as in torch with its default betas and without momentum.
+        learning_rate: Learning rate, constant.
+        weight_decay: Decay of the logits towards 0, as torch defines it for the optimizer (decoupled for adamw, added
+            to the gradient for the others); torch's default (0.01 for adamw, else 0) if None.
+        epsilon: Constant in the denominator of adamw and adam. Gradients are as small as 1e-9 here, so it matters.
+        seed: Seed of the draws and of the noise in the initial logits, which is the same for every N.
+        record_every: Steps between two records; the start and the end are always recorded.
+
+    Raises:
+        ValueError: If a setting is out of range or two of them contradict each other.
+
+    Source: BroRL (arXiv 2510.01180), section 4.1 and Figure 3.
+    """
+
+    rollouts: int = 512
+    vocabulary_size: int = 128_000
+    num_correct: int = 10_000
+    steps: int = 1000
+    init: Literal["seeded", "normal"] = "seeded"
+    init_spread: float = 0.0
+    anchor: Literal["wrong", "correct", "none"] = "wrong"
+    surrogate: Literal["probability", "ratio"] = "probability"
+    duplicates: Literal["counted", "distinct"] = "counted"
+    baseline: Literal["mean", "none"] = "mean"
+    reward_correct: float = 1.0
+    reward_wrong: float = -1.0
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    learning_rate: float = 1e-3
+    weight_decay: float | None = None
+    epsilon: float = 1e-8
+    seed: int = 0
+    record_every: int = 10
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for name in (f.name for f in fields(self)):
+            _check_type(name, getattr(self, name), hints[name])
+        for name, least in _MINIMUM.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.num_correct >= self.vocabulary_size:
+            raise ValueError(
+                f"num_correct must be below vocabulary_size {self.vocabulary_size} (one token has to be wrong), "
+                f"not {self.num_correct}"
+            )
+        for name in ("learning_rate", "epsilon"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.decay < 0:
+            raise ValueError(f"weight_decay must be at least 0, not {self.decay}")
+        if (self.init == "normal") != (self.init_spread > 0) or self.init_spread < 0:
+            needed = "above 0 with init normal, 0 with init seeded"
+            raise ValueError(f"init_spread must be {needed}; not {self.init_spread} with init {self.init}")
+        if self.reward_correct <= self.reward_wrong:
+            raise ValueError(
+                f"reward_correct must be above reward_wrong, not {self.reward_correct} against {self.reward_wrong}"
+            )
+
+    @property
+    def decay(self) -> float:
+        """The weight decay, torch's default filled in."""
+        return _DEFAULT_WEIGHT_DECAY[self.optimizer] if self.weight_decay is None else self.weight_decay
+
+
+@dataclass(frozen=True, eq=False)
+class SimulationResult:
+    """The course of a simulation over its S recorded steps.
+
+    Attributes:
+        settings: What was simulated.
+        step: Gradient steps taken before each record, shape [S]; the first is 0.
+        correct_mass: Total probability of the correct tokens, Q_pos, shape [S].
+        share_improved: Share of the correct tokens whose probability is above that of step 0, shape [S], 0 to 1.
+        worst_drop: Largest fall of a correct token's probability below that of step 0, shape [S]; at most 0.
+    """
+
+    settings: SimulationSettings
+    step: IntArray
+    correct_mass: FloatArray
+    share_improved: FloatArray
+    worst_drop: FloatArray
+
+
+def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | None = None) -> SimulationResult:
+    """Simulate T steps: draw N tokens i.i.d. from p = softmax(z), and step the logits on the surrogate's gradient.
+
+    Args:
+        settings: What to simulate.
+        on_record: Called with the number of steps taken after each record, so that a caller can show progress.
+
+    Returns:
+        The recorded course; the same settings give the same bits on the same machine.
+
+    Raises:
+        DivergedError: If a logit is not finite any more (a learning rate far too high).
+
+    Source: BroRL (arXiv 2510.01180), section 4.1.
+    """
+    rng = np.random.default_rng([settings.seed, 1])
+    logit_V = initial_logits(settings)
+    p_V, gradient_V = np.empty_like(logit_V), np.empty_like(logit_V)
+    optimizer = make_optimizer(settings)
+    _softmax(logit_V, 0, out=p_V)
+    start_C = p_V[: settings.num_correct].copy()
+    steps, records = [], []
+    for step in range(settings.steps + 1):
+        if step:
+            token_K, count_K = draw(rng, p_V, settings.rollouts)
+            surrogate_gradient(p_V, token_K, count_K, settings, out=gradient_V)
+            with np.errstate(over="ignore", invalid="ignore"):  # the check of the logits says it in words
+                optimizer.update(logit_V, gradient_V)
+            _softmax(logit_V, step, out=p_V)
+        if step % settings.record_every == 0 or step == settings.steps:
+            steps.append(step)
+            records.append(_measure(p_V[: settings.num_correct], start_C))
+            if on_record is not None:
+                on_record(step)
+    mass, improved, drop = np.array(records).T.copy()
+    return SimulationResult(settings, np.array(steps, np.int64), mass, improved, drop)
+
+
+def initial_logits(settings: SimulationSettings) -> FloatArray:
+    """Return the logits at step 0, shape [V]: 0, correct tokens 3, anchor 5, plus noise with init "normal"."""
+    logit_V = np.zeros(settings.vocabulary_size)
+    logit_V[: settings.num_correct] = _CORRECT_LOGIT
+    if settings.anchor != "none":
+        logit_V[0 if settings.anchor == "correct" else settings.num_correct] = _ANCHOR_LOGIT
+    if settings.init == "normal":
+        logit_V += np.random.default_rng([settings.seed, 0]).normal(0.0, settings.init_spread, logit_V.size)
+    return logit_V
+
+
+def draw(rng: np.random.Generator, p_V: FloatArray, num_draws: int) -> tuple[IntArray, IntArray]:
+    """Draw tokens i.i.d. and count them; exact in distribution, and never a token of probability 0.
+
+    Args:
+        rng: Source of randomness.
+        p_V: Probabilities, shape [V].
+        num_draws: Number of draws, N.
+
+    Returns:
+        The K distinct tokens drawn, ascending, shape [K], and how often each was, shape [K], summing to N.
+    """
+    if num_draws > p_V.size:  # memory and time in V, not in N
+        count_V = rng.multinomial(num_draws, p_V)
+        token_K = np.flatnonzero(count_V)
+        return token_K, count_V[token_K]
+    cumulative_V = np.cumsum(p_V)
+    # Sums of exponentials over their total are N sorted uniforms: no sorting, and the search walks in order.
+    arrival = np.cumsum(rng.standard_exponential(num_draws + 1))
+    quantile_N = arrival[:-1] * (cumulative_V[-1] / arrival[-1])
+    token_N = np.searchsorted(cumulative_V, quantile_N, side="right")
+    last = np.searchsorted(cumulative_V, cumulative_V[-1])  # a quantile rounded up to the total is the last token's
+    np.minimum(token_N, last, out=token_N)
+    starts_K = np.flatnonzero(np.append(True, token_N[1:] != token_N[:-1]))
+    return token_N[starts_K], np.diff(np.append(starts_K, num_draws))
+
+
+def surrogate_gradient(
+    p_V: FloatArray, token_K: IntArray, count_K: IntArray, settings: SimulationSettings, out: FloatArray
+) -> None:
+    """Compute the gradient of the surrogate loss with respect to the logits.
+
+        L = -(1/N) sum_j (R_j - b) f_j,   f_j = p_j ("probability") or p_j / p_old,j ("ratio", at p = p_old)
+
+    The sum runs over the N draws, or with duplicates "distinct" over the K distinct tokens; b is the mean reward of the
+    N draws or 0, and is not differentiated.
+
+    Args:
+        p_V: Probabilities, shape [V].
+        token_K: Distinct tokens drawn, shape [K].
+        count_K: How often each was drawn, shape [K].
+        settings: Surrogate, duplicates, baseline and rewards.
+        out: Receives the gradient, shape [V].
+
+    Source: BroRL (arXiv 2510.01180), section 4.1 and Appendix C.1 (distinct, no baseline).
+    """
+    num_draws = count_K.sum()
+    reward_K = np.where(token_K < settings.num_correct, settings.reward_correct, settings.reward_wrong)
+    if settings.baseline == "mean":
+        # By the share of correct draws: exactly 0 where all draws are of one kind, whatever the rewards.
+        share = count_K[token_K < settings.num_correct].sum() / num_draws
+        span = settings.reward_correct - settings.reward_wrong
+        reward_K = span * np.where(token_K < settings.num_correct, 1 - share, -share)
+    weight_K = reward_K / num_draws
+    if settings.duplicates == "counted":
+        weight_K *= count_K
+    if settings.surrogate == "probability":
+        weight_K *= p_V[token_K]
+    np.multiply(p_V, weight_K.sum(), out=out)
+    out[token_K] -= weight_K
+
+
+class Adam:
+    """torch.optim.AdamW or Adam on one vector in place, with torch's default betas 0.9 and 0.999.
+
+    Args:
+        settings: Learning rate, weight decay, epsilon; decoupled weight decay if its optimizer is "adamw".
+    """
+
+    def __init__(self, settings: SimulationSettings) -> None:
+        self._settings = settings
+        self._first_V, self._second_V, self._scratch_V = np.zeros((3, settings.vocabulary_size))
+        self._steps = 0
+
+    def update(self, logit_V: FloatArray, gradient_V: FloatArray) -> None:
+        """Take a step; changes both arguments."""
+        settings, scratch_V = self._settings, self._scratch_V
+        self._steps += 1
+        if settings.optimizer == "adamw":
+            logit_V *= 1 - settings.learning_rate * settings.decay
+        elif settings.decay:
+            gradient_V += np.multiply(logit_V, settings.decay, out=scratch_V)
+        self._first_V *= 0.9
+        self._first_V += np.multiply(gradient_V, 1 - 0.9, out=scratch_V)
+        self._second_V *= 0.999
+        np.multiply(gradient_V, gradient_V, out=scratch_V)
+        scratch_V *= 1 - 0.999
+        self._second_V += scratch_V
+        np.sqrt(self._second_V, out=scratch_V)
+        scratch_V /= math.sqrt(1 - 0.999**self._steps)
+        scratch_V += settings.epsilon
+        np.divide(self._first_V, scratch_V, out=scratch_V)
+        scratch_V *= settings.learning_rate / (1 - 0.9**self._steps)
+        logit_V -= scratch_V
+
+
+class SGD:
+    """torch.optim.SGD without momentum, on one vector in place.
+
+    Args:
+        settings: Learning rate and weight decay, which is added to the gradient.
+    """
+
+    def __init__(self, settings: SimulationSettings) -> None:
+        self._settings = settings
+
+    def update(self, logit_V: FloatArray, gradient_V: FloatArray) -> None:
+        """Take a step; changes both arguments."""
+        if self._settings.decay:
+            gradient_V += self._settings.decay * logit_V
+        gradient_V *= self._settings.learning_rate
+        logit_V -= gradient_V
+
+
+def make_optimizer(settings: SimulationSettings) -> Adam | SGD:
+    """Make the optimizer that the settings name, with fresh state."""
+    return SGD(settings) if settings.optimizer == "sgd" else Adam(settings)
+
+
+def _softmax(logit_V: FloatArray, step: int, out: FloatArray) -> None:
+    highest = logit_V.max()
+    if not np.isfinite(highest):
+        raise DivergedError(f"the logits are not finite any more after step {step}; set a lower learning_rate")
+    np.subtract(logit_V, highest, out=out)
+    np.exp(out, out=out)
+    out /= out.sum()
+
+
+def _measure(p_C: FloatArray, start_C: FloatArray) -> tuple[float, float, float]:
+    """Return the mass of the correct tokens, the share that rose, and the largest fall (at most 0)."""
+    change_C = p_C - start_C
+    return float(p_C.sum()), float((change_C > 0).mean()), min(float(change_C.min()), 0.0)
+
+
+def _check_type(name: str, value: object, hint: object) -> None:
+    """Refuse a value of another kind than its annotation, and numbers that are not finite."""
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, not {value}")
+    elif hint is int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ValueError(f"{name} must be a whole number, not {value}")
+    elif value is None and hint is not float:
+        return
+    elif not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, not {value}")

@@ -1,0 +1,214 @@
+"""Files, figure and table of simulations: each against the results themselves."""
+
+import csv
+import io
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+import brorl
+from brorl.errors import UserError
+from brorl.report.simulation import (
+    check_output_dir,
+    courses,
+    draw_figure,
+    end_point_table,
+    to_csv,
+    to_json,
+    write_simulation,
+)
+from brorl.theory.simulator import SimulationResult, SimulationSettings, simulate
+
+NAMES = ["simulation.csv", "simulation.json", "simulation.png"]
+QUANTITIES = ("correct_mass", "share_improved", "worst_drop")
+
+
+@pytest.fixture
+def results(rng: np.random.Generator) -> list[SimulationResult]:
+    """Three N, three seeds, in no order."""
+    settings = SimulationSettings(vocabulary_size=300, num_correct=60, steps=25, record_every=10, learning_rate=0.02)
+    seeds = rng.choice(1 << 30, 3, replace=False).tolist()
+    return [simulate(replace(settings, rollouts=n, seed=s)) for s in seeds for n in (50, 3, 1200)]
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_courses_are_mean_and_standard_deviation_over_seeds(results: list[SimulationResult], seeds: int) -> None:
+    some = results[: 3 * seeds]
+    for quantity in QUANTITIES:
+        found = courses(some, quantity)
+        assert list(found) == [3, 50, 1200]
+        for rollouts, course in found.items():
+            runs = [getattr(r, quantity).tolist() for r in some if r.settings.rollouts == rollouts]
+            assert course.mean == pytest.approx([statistics.mean(v) for v in zip(*runs, strict=True)], rel=1e-12)
+            spread = [statistics.stdev(v) for v in zip(*runs, strict=True)]
+            assert course.spread == pytest.approx(spread, rel=1e-9, abs=1e-15)
+    assert not courses(results[:3], "correct_mass")[50].spread.any()  # one seed has none
+
+
+def test_json_holds_the_results(results: list[SimulationResult]) -> None:
+    content = json.loads(json.dumps(to_json(results)))
+    assert content["brorl_version"] == brorl.__version__
+    assert content["settings"]["weight_decay"] == 0.01  # the default, resolved
+    shared = {k: v for k, v in content["settings"].items() if k != "weight_decay"}
+    for run, result in zip(content["runs"], results, strict=True):
+        settings = SimulationSettings(rollouts=run["rollouts"], seed=run["seed"], **shared)
+        assert settings == result.settings
+        for name in ("step", *QUANTITIES):
+            assert run[name] == getattr(result, name).tolist()
+
+
+def test_csv_holds_what_the_json_holds(results: list[SimulationResult]) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(results))))
+    runs = to_json(results)["runs"]
+    flat = [(r["rollouts"], r["seed"], r["step"][i], *(r[q][i] for q in QUANTITIES)) for r in runs for i in range(4)]
+    assert [row["step"] for row in rows[:4]] == ["0", "10", "20", "25"]
+    assert [
+        (int(r["rollouts"]), int(r["seed"]), int(r["step"]), *(float(r[q]) for q in QUANTITIES)) for r in rows
+    ] == flat
+
+
+def test_figure_has_a_line_for_every_n_in_every_panel(results: list[SimulationResult]) -> None:
+    figure = draw_figure(results)
+    assert len(figure.axes) == 3
+    for panel, quantity, scale in zip(figure.axes, QUANTITIES, (1, 100, 1), strict=True):
+        lines = {line.get_label(): line for line in panel.lines if str(line.get_label()).startswith("N = ")}
+        assert list(lines) == ["N = 3", "N = 50", "N = 1,200"]
+        assert len({line.get_color() for line in lines.values()}) == 3
+        for line, course in zip(lines.values(), courses(results, quantity).values(), strict=True):
+            assert np.array_equal(line.get_xdata(), [0, 10, 20, 25])
+            assert np.array_equal(line.get_ydata(), scale * course.mean)
+        assert panel.get_xlabel() == "gradient step"
+        assert panel.get_ylabel()
+        assert panel.get_title()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["N = 3", "N = 50", "N = 1,200"]
+    assert any(line.get_linestyle() == ":" for line in figure.axes[0].lines)  # the start
+    bands = figure.axes[0].collections
+    for band, course in zip(bands, courses(results, "correct_mass").values(), strict=True):
+        edges = {(x, y) for x, y in band.get_paths()[0].vertices.tolist()}
+        for step, mean, spread in zip((0, 10, 20, 25), course.mean, course.spread, strict=True):
+            assert {(step, mean - spread), (step, mean + spread)} <= edges
+    assert not draw_figure(results[:3]).axes[0].collections
+
+
+def test_table_shows_start_and_end_on_a_narrow_console(results: list[SimulationResult]) -> None:
+    def shown(some: list[SimulationResult]) -> str:
+        console = Console(file=io.StringIO(), width=80)
+        console.print(end_point_table(some))
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    text = shown(results)
+    assert "…" not in text
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()[:1].isdigit()}
+    assert list(rows) == ["3", "50", "1,200"]
+    mass, improved = courses(results, "correct_mass"), courses(results, "share_improved")
+    for row, at in zip(rows.values(), mass, strict=True):
+        ends = [f"{mass[at].mean[-1]:.4f}", "±", f"{mass[at].spread[-1]:.0e}"]
+        change = f"{mass[at].mean[-1] - mass[at].mean[0]:+.4f}"
+        better = [f"{100 * improved[at].mean[-1]:.1f}", "±", f"{100 * improved[at].spread[-1]:.1f}"]
+        assert row[:8] == [f"{mass[at].mean[0]:.4f}", *ends, change, *better]
+    drop = courses(results, "worst_drop")[3]
+    assert f"{drop.mean[-1]:.1e} ± {drop.spread[-1]:.0e}" in text
+    assert "±" not in shown(results[:3])
+    lone = replace(results[0], worst_drop=np.zeros(4))
+    assert shown([lone]).splitlines()[-2].split()[-1] == "0"
+
+
+def test_only_rollouts_and_seed_may_differ(results: list[SimulationResult]) -> None:
+    other = replace(results[1], settings=replace(results[1].settings, learning_rate=0.1))
+    for make in (to_json, draw_figure, end_point_table):
+        with pytest.raises(ValueError, match="differ in rollouts and seed alone"):
+            make([results[0], other])
+    with pytest.raises(ValueError, match="at least one simulation"):
+        to_json([])
+
+
+def test_files_are_written_together(results: list[SimulationResult], tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert check_output_dir(folder) is False
+    assert not (tmp_path / "a").exists()  # checking makes nothing
+    write_simulation(results, folder)
+    assert sorted(f.name for f in folder.iterdir()) == NAMES
+    assert json.loads((folder / "simulation.json").read_text()) == to_json(results)
+    assert (folder / "simulation.csv").read_text() == to_csv(results)
+    image = imread(folder / "simulation.png")
+    assert image.shape[0] > 500
+    assert image.shape[1] > 1500
+    assert 0.02 < (image[..., :3] < 0.9).any(axis=2).mean() < 0.5  # neither blank nor full
+    png = (folder / "simulation.png").read_bytes()
+
+    (folder / "notes.txt").write_text("mine")
+    assert check_output_dir(folder) is True
+    write_simulation(results, folder)
+    assert (folder / "simulation.png").read_bytes() == png  # the same numbers, the same picture
+    assert sorted(f.name for f in folder.iterdir()) == ["notes.txt", *NAMES]
+
+
+def test_a_failed_write_leaves_the_earlier_simulation(
+    results: list[SimulationResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_simulation(results, tmp_path)
+    before = {name: (tmp_path / name).read_bytes() for name in NAMES}
+    write = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if "json" in path.name:
+            write(path, content[:10])
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        write_simulation(results[:3], tmp_path)
+    assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
+
+
+def test_what_an_interrupted_write_leaves_can_be_written_over(
+    results: list[SimulationResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, renamed = Path.replace, []
+
+    def interrupted(path: Path, target: Path) -> Path:
+        if renamed:
+            raise KeyboardInterrupt
+        renamed.append(target.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_simulation(results, tmp_path)
+    assert [f.name for f in tmp_path.iterdir()] == renamed
+    assert check_output_dir(tmp_path) is True
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_foreign_files_are_not_replaced(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"format": "something else"}')
+    with pytest.raises(UserError, match=f"holds {name} that brorl simulate did not write"):
+        check_output_dir(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "not json", "\xff\xfe"])
+def test_a_json_that_is_not_ours(content: str, tmp_path: Path) -> None:
+    (tmp_path / "simulation.json").write_text(content, encoding="latin-1")
+    with pytest.raises(UserError, match="did not write"):
+        check_output_dir(tmp_path)
+
+
+def test_output_dir_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below" / "it"):
+        with pytest.raises(UserError, match="file is not a directory"):
+            check_output_dir(path)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="dangling is not a directory"):
+        check_output_dir(tmp_path / "dangling")
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(UserError, match="may not write to"):
+        check_output_dir(tmp_path / "new")

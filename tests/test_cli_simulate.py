@@ -1,0 +1,177 @@
+"""`brorl simulate`: a tiny simulation from end to end, its options, and one line for whatever cannot work."""
+
+import csv
+import json
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from brorl.cli.simulate import ROLLOUTS
+from brorl.theory.simulator import SimulationSettings, simulate
+from run_support import command
+
+TINY = ("--vocabulary-size=60", "--num_correct=9", "--steps=12", "--record-every=5")
+QUANTITIES = ("correct_mass", "share_improved", "worst_drop")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def refusal(*arguments: str) -> str:
+    """Simulate with arguments that must fail before any work; return what is said."""
+    before = {p: p.stat().st_mtime_ns for p in Path().rglob("*")}
+    outcome = command("simulate", *arguments)
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("brorl: ")
+    assert outcome.err.count("\n") == 1
+    assert {p: p.stat().st_mtime_ns for p in Path().rglob("*")} == before
+    return outcome.err
+
+
+def test_a_tiny_simulation_from_end_to_end() -> None:
+    changes = ("--optimizer=sgd", "--learning-rate=0.5", "--surrogate=ratio", "--baseline=none", "--anchor=correct")
+    outcome = command("simulate", *TINY, *changes, "--rollouts=30,2", "--seeds=3-5", "--output-dir=some/where")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert sorted(f.name for f in Path("some/where").iterdir()) == [f"simulation.{e}" for e in ("csv", "json", "png")]
+
+    content = json.loads(Path("some/where/simulation.json").read_text())
+    assert [(r["rollouts"], r["seed"]) for r in content["runs"]] == [(n, s) for n in (2, 30) for s in (3, 4, 5)]
+    rows = list(csv.DictReader(Path("some/where/simulation.csv").read_text().splitlines()))
+    for run in content["runs"]:
+        result = simulate(
+            SimulationSettings(
+                vocabulary_size=60,
+                num_correct=9,
+                steps=12,
+                record_every=5,
+                optimizer="sgd",
+                learning_rate=0.5,
+                surrogate="ratio",
+                baseline="none",
+                anchor="correct",
+                rollouts=run["rollouts"],
+                seed=run["seed"],
+            )
+        )
+        assert run["step"] == result.step.tolist() == [0, 5, 10, 12]
+        for name in QUANTITIES:
+            assert run[name] == getattr(result, name).tolist()
+        records, rows = rows[:4], rows[4:]
+        assert [(r["rollouts"], r["seed"]) for r in records] == [(str(run["rollouts"]), str(run["seed"]))] * 4
+        for name in ("step", *QUANTITIES):
+            assert [float(r[name]) for r in records] == run[name]
+        ends = f"{result.correct_mass[0]:.4f} -> {result.correct_mass[-1]:.4f}"
+        assert f"N = {run['rollouts']}, seed {run['seed']}: correct mass {ends}" in outcome.said
+    assert rows == []
+    assert imread("some/where/simulation.png").shape[1] > 1500
+    assert "3 seeds: mean ± standard deviation" in outcome.said
+    assert "simulation.png are in some/where" in outcome.said
+
+
+def test_defaults_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every field has an option but the two that are lists; without any, the settings are the paper's."""
+    outcome = command("simulate", "--help")
+    assert outcome.code == 0
+    for field in fields(SimulationSettings):
+        if field.name not in ("rollouts", "seed"):
+            assert f"--{field.name.replace('_', '-')}" in outcome.out, field.name
+            if field.default is not None:
+                assert f"(default: {field.default})" in outcome.said, field.name
+    assert ROLLOUTS == (4, 8, 16, 512, 51_200)
+    assert f"(default: {','.join(map(str, ROLLOUTS))})" in outcome.said
+
+    seen = []
+
+    def stop(settings: SimulationSettings, _: object) -> None:
+        seen.append(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("brorl.theory.simulator.simulate", stop)
+    assert command("simulate").code == 130
+    assert seen == [SimulationSettings(rollouts=4, seed=0)]
+    assert list(Path().iterdir()) == []  # nothing is left of an interrupted simulation
+
+
+def test_progress_runs_over_all_simulations(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = []
+    monkeypatch.setattr("rich.progress.Progress.update", lambda *_, completed: shown.append(completed))
+    assert command("simulate", *TINY, "--rollouts=2,5").code == 0
+    assert shown == [0, 5, 10, 12, 12, 17, 22, 24]
+
+
+def test_an_earlier_simulation_is_replaced_and_other_files_are_not() -> None:
+    assert command("simulate", *TINY, "--rollouts=2").code == 0
+    first = Path("simulation/simulation.json").read_text()
+    again = command("simulate", *TINY, "--rollouts=3", "--seeds=7")
+    assert "in place of the earlier simulation" in again.said
+    assert Path("simulation/simulation.json").read_text() != first
+    Path("simulation/simulation.json").write_text("{}")
+    assert "did not write" in refusal(*TINY)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--rollouts=0",), "rollouts must be at least 1, not 0"),
+        (("--rollouts=4,x",), "argument --rollouts: expected whole numbers such as 4,16,512, not '4,x'"),
+        (("--rollouts=",), "expected whole numbers"),
+        (("--rollouts=4,8,4",), "'4,8,4' has 4 twice"),
+        (("--seeds=-1",), "seed must be at least 0, not -1"),
+        (("--seeds=4-1",), "the range '4-1' is empty; give the lower seed first"),
+        (("--seeds=1,1",), "has 1 twice"),
+        (("--seeds=a-b",), "expected whole numbers"),
+        (("--steps=1.5",), "argument --steps: invalid int value: '1.5'"),
+        (("--steps=0",), "steps must be at least 1"),
+        (("--learning-rate=nan",), "learning_rate must be a finite number"),
+        (("--num-correct=128000",), "num_correct must be below vocabulary_size 128000"),
+        (("--anchor=left",), "argument --anchor: invalid choice: 'left'"),
+        (("--init=normal",), "init_spread must be above 0 with init normal"),
+        (("--output-dir=/dev/null/x",), "/dev/null is not a directory"),
+        (("--verbose",), "verbose"),
+        (("stray",), "unexpected argument 'stray'"),
+    ],
+)
+def test_bad_input(arguments: tuple[str, ...], message: str) -> None:
+    assert message in refusal(*arguments)
+
+
+def test_a_diverging_simulation_ends_in_one_line() -> None:
+    outcome = command(
+        "simulate", *TINY, "--rollouts=8", "--optimizer=sgd", "--surrogate=ratio", "--learning-rate=1e300",
+        "--reward-correct=1e10",
+    )  # fmt: skip
+    assert outcome.code == 1
+    assert outcome.err.startswith("brorl: the logits are not finite any more after step ")
+    assert outcome.err.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+def test_a_full_disk_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    outcome = command("simulate", *TINY, "--rollouts=8")
+    assert outcome.code == 1
+    assert "worst drop" in outcome.out  # the outcome is shown all the same
+    assert outcome.err == (
+        "brorl: could not write to simulation: No space left on device; free space or choose another --output-dir\n"
+    )
+
+
+def test_help_of_brorl_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; from brorl.cli import main; main(['--help']); "
+        "sys.exit(bool({'numpy', 'scipy', 'matplotlib', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done
+    assert "simulate" in done.stdout
