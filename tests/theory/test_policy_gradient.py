@@ -186,8 +186,9 @@ def test_equal_rollouts_and_equal_rewards_change_nothing(rng: np.random.Generato
     assert shrinkage_of_unsampled(p, correct, [1] * 6, estimator, **nothing) == 0
     for found in (mass_change(p, correct, 8, estimator, **nothing), mass_change(p, correct, 1, estimator)):
         assert (found.expectation, found.variance) == (0, 0)
-    for all_or_nothing in (np.ones(6, bool), np.zeros(6, bool)):
-        found = mass_change(p, all_or_nothing, 8, estimator)
+    p[0] = 0.0  # a correct outcome of no probability, the only one or not, makes no difference
+    for all_or_nothing in (np.ones(6, bool), np.zeros(6, bool), np.arange(6) == 0, np.arange(6) != 0):
+        found = mass_change(p / p.sum(), all_or_nothing, 8, estimator)
         assert (found.expectation, found.variance) == (0, 0)
 
 

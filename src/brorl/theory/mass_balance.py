@@ -354,8 +354,8 @@ def sufficient_num_rollouts(p: ArrayLike, correct: ArrayLike) -> int | float:
         correct: Boolean mask of the correct outcomes, shape [V].
 
     Returns:
-        An int, at least 2 (the maximum is never below 4 / e); or infinity where there is no such N: if all of the mass is
-        correct, or none of it.
+        An int, at least 2 (the maximum is never below 4 / e); or infinity where there is no such N: if all of the mass
+        is correct, or none of it.
 
     Raises:
         ValueError: If an argument is outside what is stated above.
