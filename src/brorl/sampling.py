@@ -1,8 +1,11 @@
-"""How a token is drawn: the only definition of temperature, top-p, top-k, length limit and stop tokens."""
+"""How a token is drawn: the only definition of temperature, top-p, top-k, length limit, stop tokens and scheme."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
+
+Scheme = Literal["iid", "systematic"]
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,9 @@ class SamplingParams:
         top_k: Keep this many most probable tokens (and ties with the last of them); 0 keeps all.
         max_new_tokens: Length limit of a response in tokens, stop token included; a response that reaches it is cut.
         stop_token_ids: Tokens that end a response, besides the engine's end-of-sequence tokens.
+        scheme: How the N rollouts of a prompt are drawn together. "iid": independently. "systematic": spread evenly
+            over the tree, so that every prefix of probability P has N P rollouts, rounded up or down. Either way a
+            rollout picked at random has the model's distribution; docs/systematic_sampling.md says what changes.
     """
 
     temperature: float = 1.0
@@ -22,6 +28,7 @@ class SamplingParams:
     top_k: int = 0
     max_new_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
+    scheme: Scheme = "iid"
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -32,3 +39,5 @@ class SamplingParams:
             raise ValueError(f"top_k must be >= 0 (0 switches it off), not {self.top_k}")
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be >= 1, not {self.max_new_tokens}")
+        if self.scheme not in get_args(Scheme):
+            raise ValueError(f"scheme must be one of {', '.join(get_args(Scheme))}, not {self.scheme!r}")

@@ -1,9 +1,9 @@
 """The native engine: samples N rollouts of each prompt as a tree, on any Hugging Face decoder, on CPU or GPU.
 
 In: prompts as token ids, N, sampling parameters, a seed. Out: one `RolloutTree` per prompt. The decoding batch has
-one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at once. It refuses
-models whose attention cannot be hooked, and it never uses more memory than it was given: rows that do not fit wait,
-and are decoded afterwards from their prefix, with the same draws.
+one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at once, independently or
+systematically. It refuses models whose attention cannot be hooked, and it never uses more memory than it was given:
+rows that do not fit wait, and are decoded afterwards from their prefix, with the same draws.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from brorl.model.tree_attention import PromptCache, check_hooks, packed_logits, prefill, tree_attention
 from brorl.rollout.cache import DecodeContext, RowCache
-from brorl.rollout.draw import Uniforms, draw_tokens
+from brorl.rollout.draw import Uniforms, draw_tokens, systematic_points
 from brorl.rollout.forest import Forest
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -39,6 +39,8 @@ class Rows:
         prompt_R: Prompt of each row, shape [R].
         node_R: Forest node of each row's last token, shape [R]; -1 at depth 0.
         token_R: Each row's last token, shape [R]; -1 at depth 0.
+        expected_R: How many of the N rollouts were expected to reach each row, N times its prefix's probability, but
+            at least 1, shape [R].
         row_K: Row of each rollout, ascending, shape [K].
         rollout_K: Index of each rollout within its prompt, shape [K].
     """
@@ -47,6 +49,7 @@ class Rows:
     prompt_R: IntArray
     node_R: IntArray
     token_R: IntArray
+    expected_R: NDArray[np.float64]
     row_K: IntArray
     rollout_K: IntArray
 
@@ -62,6 +65,7 @@ class Rows:
             self.prompt_R[rows],
             self.node_R[rows],
             self.token_R[rows],
+            self.expected_R[rows],
             row_K[order],
             self.rollout_K[order],
         )
@@ -106,12 +110,12 @@ class NativeEngine:
     def sample(
         self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
     ) -> list[RolloutTree]:
-        """Sample N independent rollouts of each prompt.
+        """Sample N rollouts of each prompt.
 
         Args:
             prompts: Token ids of P prompts, none empty.
             num_rollouts: N.
-            sampling: Temperature, top-p, top-k, length limit, stop tokens.
+            sampling: Temperature, top-p, top-k, length limit, stop tokens, scheme.
             seed: For the same seed and N, rollout n of the p-th prompt draws the same uniform numbers, whatever the
                 other prompts are.
 
@@ -119,11 +123,16 @@ class NativeEngine:
             P trees with N rollouts each, in the order of the prompts.
 
         Raises:
-            ValueError: If a prompt is empty, or N < 1.
+            ValueError: If a prompt is empty, N < 1, or sampling is systematic without shared prefixes.
             OutOfMemoryError: If the memory limit does not hold a single row.
         """
         if num_rollouts < 1 or not all(len(p) for p in prompts):
             raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
+        if sampling.scheme == "systematic" and not self._share_prefixes:
+            raise ValueError(
+                "systematic sampling needs the rollouts of a prefix in one row, and this engine has "
+                "share_prefixes=False; make it with share_prefixes=True, or set sampling.scheme: iid"
+            )
         if not prompts:
             return []
         growth = _Growth(self, prompts, num_rollouts, sampling, seed)
@@ -176,6 +185,7 @@ class _Growth:
                 prompt_R=run,
                 node_R=np.full(run.size, -1),
                 token_R=np.full(run.size, -1),
+                expected_R=np.full(run.size, float(num_rollouts)),
                 row_K=np.repeat(np.arange(run.size), num_rollouts),
                 rollout_K=np.tile(np.arange(num_rollouts), run.size),
             )
@@ -213,8 +223,16 @@ class _Growth:
     def _draw(self, rows: Rows, logits_RV: Tensor) -> tuple[Rows, IntArray]:
         """Draw one token for every rollout; return the rows that live on, and the row that each came from."""
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
-        token, logprob = draw_tokens(logits_RV, self._tensor(rows.row_K), self._tensor(uniform_K), self._sampling)
-        token_K, logprob_K = token.cpu().numpy(), logprob.double().cpu().numpy()
+        if self._sampling.scheme == "systematic":
+            uniform_K = systematic_points(uniform_K, rows.row_K, rows.expected_R)
+        token, logprob, probability = draw_tokens(
+            logits_RV, self._tensor(rows.row_K), self._tensor(uniform_K), self._sampling
+        )
+        token_K, logprob_K, probability_K = (
+            token.cpu().numpy(),
+            logprob.double().cpu().numpy(),
+            probability.cpu().numpy(),
+        )
 
         key_K = rows.row_K * logits_RV.shape[1] + token_K if self._share else np.arange(token_K.size)
         order = np.argsort(key_K, kind="stable")
@@ -230,7 +248,10 @@ class _Growth:
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
         self._forest.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
 
-        children = Rows(rows.depth + 1, rows.prompt_R[source_C], node_C, token_C, child_K, rows.rollout_K[order])
+        expected_C = np.maximum(rows.expected_R[source_C] * probability_K[one_of_C], 1.0)
+        children = Rows(
+            rows.depth + 1, rows.prompt_R[source_C], node_C, token_C, expected_C, child_K, rows.rollout_K[order]
+        )
         live = np.flatnonzero(~done_C)
         return children.take(live), source_C[live]
 
