@@ -104,7 +104,8 @@ def test_sums_along_paths_equal_a_loop_over_prefixes(rollouts: tuple[Responses, 
     responses, finished = rollouts
     tree = build(responses, finished)
     expected = [sum(logprob_of(p[: i + 1]) for i in range(len(p))) for p in all_prefixes(responses)]
-    np.testing.assert_allclose(tree.sum_along_paths(tree.logprob), expected, rtol=1e-14)
+    np.testing.assert_allclose(tree.prefix_logprob, expected, rtol=1e-14)
+    assert tree.sum_along_paths(np.ones(len(expected))).tolist() == [len(p) for p in all_prefixes(responses)]
 
 
 def test_sum_below_is_exactly_zero_where_all_responses_have_value_zero(rng: np.random.Generator) -> None:
@@ -132,6 +133,35 @@ def test_select_equals_rebuilding_from_the_kept_responses(
     assert smaller == build([r for r, _ in repeated], [f for _, f in repeated])
     for name in ("token", "logprob"):
         np.testing.assert_array_equal(getattr(smaller, name), getattr(tree, name)[node_index])
+
+
+@given(rollouts_with_flags(), st.data())
+def test_merge_equals_building_from_all_rollouts(rollouts: tuple[Responses, list[bool]], data: st.DataObject) -> None:
+    pairs = list(zip(*rollouts, strict=True))
+    part = data.draw(st.lists(st.integers(0, 2), min_size=len(pairs), max_size=len(pairs)))
+    parts = [[pair for pair, i in zip(pairs, part, strict=True) if i == wanted] for wanted in range(3)]
+    trees = [build([r for r, _ in p], [f for _, f in p]) for p in parts if p]
+    merged = RolloutTree.merge(trees)
+    merged.validate()
+    assert merged == build(*rollouts)
+    assert RolloutTree.merge([RolloutTree.merge(trees[:-1]), trees[-1]] if len(trees) > 1 else trees) == merged
+
+
+def test_merge_keeps_the_log_prob_of_the_response_that_sorts_first_then_of_the_first_tree() -> None:
+    first = RolloutTree.from_responses((1,), [[5, 7]], [[-0.5, -0.7]])
+    second = RolloutTree.from_responses((1,), [[5, 7], [5, 6], [4]], [[-0.25, -0.1], [-0.3, -0.6], [-9.0]])
+    assert RolloutTree.merge([first, second]).logprob.tolist() == [-9.0, -0.3, -0.6, -0.7]
+    assert RolloutTree.merge([second, first]).logprob.tolist() == [-9.0, -0.3, -0.6, -0.1]
+    unknown = RolloutTree.from_responses((1,), [[5, 7]])
+    assert np.isnan(RolloutTree.merge([unknown, first]).logprob).all()
+
+
+def test_only_trees_of_one_prompt_merge() -> None:
+    trees = [RolloutTree.from_responses(prompt, [[3]]) for prompt in ((1,), (2,))]
+    with pytest.raises(ValueError, match="got 2 trees of 2 prompts"):
+        RolloutTree.merge(trees)
+    with pytest.raises(ValueError, match="got 0 trees"):
+        RolloutTree.merge([])
 
 
 def test_known_tree_with_a_prefix_that_is_a_response_and_the_end_token_as_a_node() -> None:

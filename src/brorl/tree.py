@@ -103,33 +103,73 @@ class RolloutTree:
         if finished_N.shape != length_N.shape:
             raise ValueError(f"finished has {finished_N.size} entries for {length_N.size} responses")
 
+        prompt = tuple(int(t) for t in prompt_ids)
+        return cls._from_rows(prompt, token_NT, logprob_NT, finished_N, np.ones_like(length_N))
+
+    @classmethod
+    def merge(cls, trees: Sequence[RolloutTree]) -> RolloutTree:
+        """Merge trees of one prompt into the tree of all their rollouts.
+
+        Args:
+            trees: At least one tree, all of the same prompt.
+
+        Returns:
+            What `from_responses` gives for the rollouts of all trees, one tree after the other.
+
+        Raises:
+            ValueError: If there is no tree, or they are of different prompts.
+        """
+        prompts = {tree.prompt_ids for tree in trees}
+        if len(prompts) != 1:
+            raise ValueError(f"merge needs trees of one prompt, got {len(trees)} trees of {len(prompts)} prompts")
+        width = max(int(tree.length.max()) for tree in trees)
+        node_LT = [tree._response_nodes(width) for tree in trees]
+        return cls._from_rows(
+            prompts.pop(),
+            np.concatenate([np.where(n >= 0, t.token[n], -1) for t, n in zip(trees, node_LT, strict=True)]),
+            np.concatenate([np.where(n >= 0, t.logprob[n], np.nan) for t, n in zip(trees, node_LT, strict=True)]),
+            np.concatenate([tree.finished for tree in trees]),
+            np.concatenate([tree.leaf_count for tree in trees]),
+        )
+
+    @classmethod
+    def _from_rows(
+        cls,
+        prompt_ids: tuple[int, ...],
+        token_RT: IntArray,
+        logprob_RT: FloatArray,
+        finished_R: BoolArray,
+        count_R: IntArray,
+    ) -> RolloutTree:
+        """Build a tree from R responses in rows, padded with token -1; each stands for `count` rollouts."""
         # Big-endian bytes of (token + 1) sort as the tokens do, with the padding 0 before every token.
-        rows = (token_NT + 1).astype(">u8")
-        keys = [(row.tobytes(), bool(done)) for row, done in zip(rows, finished_N, strict=True)]
+        rows = (token_RT + 1).astype(">u8")
+        keys = [(row.tobytes(), bool(done)) for row, done in zip(rows, finished_R, strict=True)]
         order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
-        token_NT, logprob_NT, length_N = token_NT[order], logprob_NT[order], length_N[order]
-        finished_N = finished_N[order]
+        token_RT, logprob_RT = token_RT[order], logprob_RT[order]
+        finished_R, count_R = finished_R[order], count_R[order]
 
-        valid_NT = token_NT >= 0
-        new_NT = valid_NT.copy()
-        new_NT[1:] &= np.logical_or.accumulate(token_NT[1:] != token_NT[:-1], axis=1)
-        node_NT = np.where(new_NT, np.cumsum(new_NT).reshape(new_NT.shape) - 1, -1)
-        node_NT = np.maximum.accumulate(node_NT, axis=0)
-        parent_NT = np.concatenate([np.full_like(node_NT[:, :1], -1), node_NT[:, :-1]], axis=1)
+        valid_RT = token_RT >= 0
+        new_RT = valid_RT.copy()
+        new_RT[1:] &= np.logical_or.accumulate(token_RT[1:] != token_RT[:-1], axis=1)
+        node_RT = np.where(new_RT, np.cumsum(new_RT).reshape(new_RT.shape) - 1, -1)
+        node_RT = np.maximum.accumulate(node_RT, axis=0)
+        parent_RT = np.concatenate([np.full_like(node_RT[:, :1], -1), node_RT[:, :-1]], axis=1)
 
-        leaf_N = node_NT[np.arange(len(order)), length_N - 1]
-        first_N = np.ones(len(order), np.bool_)
-        first_N[1:] = (leaf_N[1:] != leaf_N[:-1]) | (finished_N[1:] != finished_N[:-1])
-        starts = np.flatnonzero(first_N)
+        length_R = valid_RT.sum(axis=1)
+        leaf_R = node_RT[np.arange(len(order)), length_R - 1]
+        first_R = np.ones(len(order), np.bool_)
+        first_R[1:] = (leaf_R[1:] != leaf_R[:-1]) | (finished_R[1:] != finished_R[:-1])
+        starts = np.flatnonzero(first_R)
         return cls(
-            prompt_ids=tuple(int(t) for t in prompt_ids),
-            token=token_NT[new_NT],
-            parent=parent_NT[new_NT],
-            count=np.bincount(node_NT[valid_NT]),
-            logprob=logprob_NT[new_NT],
-            leaf=leaf_N[starts],
-            leaf_count=np.diff(np.append(starts, len(order))),
-            finished=finished_N[starts],
+            prompt_ids=prompt_ids,
+            token=token_RT[new_RT],
+            parent=parent_RT[new_RT],
+            count=np.bincount(node_RT[valid_RT], weights=np.repeat(count_R, length_R)),
+            logprob=logprob_RT[new_RT],
+            leaf=leaf_R[starts],
+            leaf_count=np.add.reduceat(count_R, starts),
+            finished=finished_R[starts],
         )
 
     @property
@@ -175,21 +215,30 @@ class RolloutTree:
         return end_M
 
     @cached_property
+    def prefix_logprob(self) -> FloatArray:
+        """Log-probability (nats) of each node's whole prefix, shape [M]: the sum of `logprob` along its path."""
+        return self.sum_along_paths(self.logprob)
+
+    @cached_property
     def length(self) -> IntArray:
         """Number of tokens of each distinct response, shape [L]."""
         return self.depth[self.leaf] + 1
 
     def responses(self) -> list[tuple[tuple[int, ...], int]]:
         """Return the distinct responses as (token ids, count), in the order of `leaf`."""
-        token_LT = np.zeros((self.leaf.size, int(self.length.max())), np.int64)
+        rows = self.token[self._response_nodes(int(self.length.max()))].tolist()
+        lengths, counts = self.length.tolist(), self.leaf_count.tolist()
+        return [(tuple(r[:n]), c) for r, n, c in zip(rows, lengths, counts, strict=True)]
+
+    def _response_nodes(self, width: int) -> IntArray:
+        """Return the nodes of each distinct response, padded with -1, shape [L, width]."""
+        node_LT = np.full((self.leaf.size, width), -1, np.int64)
         row, node = np.arange(self.leaf.size), self.leaf
         while row.size:  # one step towards the prompt for all responses at once
-            token_LT[row, self.depth[node]] = self.token[node]
+            node_LT[row, self.depth[node]] = node
             node = self.parent[node]
             row, node = row[node >= 0], node[node >= 0]
-        lengths, counts = self.length.tolist(), self.leaf_count.tolist()
-        rows = token_LT.tolist()
-        return [(tuple(r[:n]), c) for r, n, c in zip(rows, lengths, counts, strict=True)]
+        return node_LT
 
     def path(self, node: int) -> IntArray:
         """Return the nodes from the first token down to `node`, shape [depth + 1]."""
@@ -219,7 +268,7 @@ class RolloutTree:
         """Sum a value of the nodes over the path from the first token down to each node, itself included.
 
         Args:
-            value_M: One number per node, shape [M]; with `logprob` the sums are the log-probs (nats) of the prefixes.
+            value_M: One number per node, shape [M].
 
         Returns:
             Sums, shape [M].

@@ -1,6 +1,8 @@
 """Dynamic sampling with refill: samples prompts until a step has its groups, and loses none.
 
 Groups beyond what a step needs are carried to the next one; their log-probs are those of the policy that sampled them.
+Every prompt gets the same number of rollouts, unless widening is asked for: then prompts whose pilot found only
+correct or only incorrect rollouts get more, from a budget, and their draws become one group.
 """
 
 from __future__ import annotations
@@ -13,10 +15,13 @@ import numpy as np
 
 from brorl.algorithms.dynamic_sampling import has_mixed_outcomes
 from brorl.algorithms.groups import Group
-from brorl.prompts import PromptStream
+from brorl.prompts import Prompt, PromptStream
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
+from brorl.theory.allocation import Widening, allocate_rollouts, fit_prior
+from brorl.theory.pass_rates import PassRates
 from brorl.training.stopwatch import Stopwatch
+from brorl.tree import RolloutTree
 from brorl.verify.grade import TRUNCATED, grade
 from brorl.verify.verifier import Verdict, Verifier
 
@@ -42,16 +47,23 @@ class Collected:
     Attributes:
         groups: Every group sampled in this step, kept or not.
         verdicts: For each of them the verdict of each distinct response.
+        widened: For each of them whether it got more rollouts because of its outcomes: its share of correct rollouts
+            is then a biased estimate of its pass rate, and nothing that assumes a fixed N holds for it.
         mixed: How many of them had mixed outcomes.
         all_correct: How many were all correct.
         rounds: Number of calls of the engine.
+        pilot_rollouts: Rollouts that every prompt got, where more could follow; None where N is fixed.
+        pilot_correct: Number of correct rollouts of each pilot.
     """
 
     groups: list[Group] = field(default_factory=list)
     verdicts: list[list[Verdict]] = field(default_factory=list)
+    widened: list[bool] = field(default_factory=list)
     mixed: int = 0
     all_correct: int = 0
     rounds: int = 0
+    pilot_rollouts: int | None = None
+    pilot_correct: list[int] = field(default_factory=list)
 
     def summary(self) -> dict[str, float]:
         """Return the numbers for the metrics; sums over the groups sampled in this step."""
@@ -73,6 +85,27 @@ class Collected:
             "share_truncated": sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / max(rollouts, 1),
             "responses_truncated": reasons.count(TRUNCATED),
             "verifier_timeouts": reasons.count(TIMEOUT),
+            **self._widening_summary(),
+        }
+
+    def _widening_summary(self) -> dict[str, float]:
+        """Return how rollouts were spread over prompts; nothing where N is fixed."""
+        if self.pilot_rollouts is None:
+            return {}
+        rollouts_G = [g.tree.num_rollouts for g in self.groups]
+        pilots = self.pilot_rollouts * len(self.groups)
+        return {
+            "adaptive": True,
+            "pilot_rollouts": self.pilot_rollouts,
+            "groups_pilot_mixed": sum(0 < k < self.pilot_rollouts for k in self.pilot_correct),
+            "groups_widened": sum(self.widened),
+            "groups_widened_mixed": sum(
+                w and has_mixed_outcomes(g) for w, g in zip(self.widened, self.groups, strict=True)
+            ),
+            "samples_pilot": pilots,
+            "samples_widening": sum(rollouts_G) - pilots,
+            "mean_rollouts": sum(rollouts_G) / max(len(rollouts_G), 1),
+            "max_rollouts": max(rollouts_G, default=0),
         }
 
 
@@ -86,11 +119,12 @@ class Collector:
         verifiers: Verifier of each domain.
         decode: Token ids of a response to its text.
         sampling: How responses are sampled.
-        rollouts_per_prompt: N.
+        rollouts_per_prompt: N; with `widening` the size of the pilot.
         prompts_per_step: Number of groups a step trains on.
         dynamic_sampling: False keeps every group.
         max_tries: Give up after this many rounds in a row without a mixed group.
         seed: Seed of the run.
+        widening: How far groups without mixed outcomes are widened; None for a fixed N.
     """
 
     engine: Engine
@@ -103,6 +137,7 @@ class Collector:
     dynamic_sampling: bool
     max_tries: int
     seed: int
+    widening: Widening | None = None
 
     def collect(
         self, step: int, carried: Sequence[Group], clock: Stopwatch
@@ -120,12 +155,14 @@ class Collector:
         Raises:
             NoMixedGroupsError: After `max_tries` rounds in a row without a mixed group.
         """
-        kept, collected, tries = list(carried), Collected(), 0
+        collected = Collected(pilot_rollouts=self.rollouts_per_prompt if self.widening else None)
+        kept, tries = list(carried), 0
         while len(kept) < self.prompts_per_step:
             groups, verdicts = self._round(step, collected, self.prompts_per_step - len(kept), clock)
             mixed = [g for g in groups if has_mixed_outcomes(g)]
             collected.groups += groups
             collected.verdicts += verdicts
+            collected.widened += [g.tree.num_rollouts > self.rollouts_per_prompt for g in groups]
             collected.mixed += len(mixed)
             collected.all_correct += sum(g.num_correct == g.tree.num_rollouts for g in groups)
             kept += mixed if self.dynamic_sampling else groups
@@ -140,25 +177,84 @@ class Collector:
         """Sample as many prompts as should fill what is missing, going by the share of mixed groups in this step."""
         share = (so_far.mixed + 1) / (len(so_far.groups) + 1) if self.dynamic_sampling else 1.0
         prompts = self.stream.take(min(self.prompts_per_step, ceil(missing / share)))
+        trees = self._sample(prompts, self.rollouts_per_prompt, step, so_far, clock)
+        with clock("verification"):
+            verdicts = grade(prompts, trees, self.verifiers, self.decode)
+        groups = [_group(p, t, vs) for p, t, vs in zip(prompts, trees, verdicts, strict=True)]
+        if self.widening:
+            self._widen(self.widening, groups, verdicts, step, so_far, clock)
+        return groups, verdicts
+
+    def _sample(
+        self, prompts: Sequence[Prompt], num_rollouts: int, step: int, so_far: Collected, clock: Stopwatch
+    ) -> list[RolloutTree]:
+        """Call the engine, with a seed of its own."""
         so_far.rounds += 1
         seed = int(np.random.SeedSequence([self.seed, step, so_far.rounds]).generate_state(1, np.uint64)[0])
         with clock("generation"):
-            trees = self.engine.sample([p.token_ids for p in prompts], self.rollouts_per_prompt, self.sampling, seed)
-        with clock("verification"):
-            verdicts = grade(prompts, trees, self.verifiers, self.decode)
-        groups = [
-            Group(p, t, np.array([v.correct for v in vs]), np.array([v.score for v in vs]))
-            for p, t, vs in zip(prompts, trees, verdicts, strict=True)
-        ]
-        return groups, verdicts
+            return self.engine.sample([p.token_ids for p in prompts], num_rollouts, self.sampling, seed)
+
+    def _widen(
+        self,
+        widening: Widening,
+        groups: list[Group],
+        verdicts: list[list[Verdict]],
+        step: int,
+        so_far: Collected,
+        clock: Stopwatch,
+    ) -> None:
+        """Replace groups without mixed outcomes by wider ones, in place, while the round's budget lasts.
+
+        The prior of pass rates is fitted to this step's pilots alone, so that a resumed run makes the same choices.
+        """
+        so_far.pilot_correct += [g.num_correct for g in groups]
+        prior = fit_prior(self.rollouts_per_prompt, so_far.pilot_correct)
+        budget = len(groups) * (widening.samples_per_prompt - self.rollouts_per_prompt)
+        while choice := _choose(groups, budget, widening.max_rollouts, prior):
+            for size in sorted({more for _, more in choice}):
+                members = [g for g, more in choice if more == size]
+                prompts = [groups[g].prompt for g in members]
+                trees = self._sample(prompts, size, step, so_far, clock)
+                with clock("verification"):
+                    for g, tree in zip(members, trees, strict=True):
+                        groups[g], verdicts[g] = self._merge(groups[g], verdicts[g], tree)
+                budget -= size * len(members)
+
+    def _merge(self, group: Group, verdicts: Sequence[Verdict], more: RolloutTree) -> tuple[Group, list[Verdict]]:
+        """Add rollouts to a group; only responses that it did not have are verified."""
+        verdict_of = dict(zip(_responses(group.tree), verdicts, strict=True))
+        responses = _responses(more)
+        fresh = np.flatnonzero([r not in verdict_of for r in responses])
+        if fresh.size:
+            unseen, _ = more.select(fresh)
+            judged = grade([group.prompt], [unseen], self.verifiers, self.decode)[0]
+            verdict_of.update(zip(_responses(unseen), judged, strict=True))
+        tree = RolloutTree.merge([group.tree, more])
+        merged = [verdict_of[r] for r in _responses(tree)]
+        return _group(group.prompt, tree, merged), merged
 
     def _explanation(self, last: Sequence[Group]) -> str:
         solved = sum(g.num_correct > 0 for g in last)
         state = "all rollouts were correct" if solved == len(last) else "no rollout was correct"
         if 0 < solved < len(last):
             state = f"in {solved} of the last {len(last)} groups all rollouts were correct, in the others none"
+        more = "adaptive.max_rollouts and adaptive.samples_per_prompt" if self.widening else "rollouts_per_prompt"
         return (
             f"no group had both correct and incorrect rollouts in {self.max_tries} rounds in a row ({state}): "
-            "there is nothing left to learn from these prompts with this N; try more rollouts_per_prompt, a higher "
+            f"there is nothing left to learn from these prompts with this N; try more {more}, a higher "
             "sampling.temperature, or other prompts"
         )
+
+
+def _group(prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Group:
+    return Group(prompt, tree, np.array([v.correct for v in verdicts]), np.array([v.score for v in verdicts]))
+
+
+def _choose(groups: Sequence[Group], budget: int, max_rollouts: int, prior: PassRates) -> list[tuple[int, int]]:
+    rollouts_G = [g.tree.num_rollouts for g in groups]
+    return allocate_rollouts(rollouts_G, [g.num_correct for g in groups], budget, max_rollouts, prior)
+
+
+def _responses(tree: RolloutTree) -> list[tuple[tuple[int, ...], bool]]:
+    """Return what tells the distinct responses of a tree apart: their tokens, and whether they ended by themselves."""
+    return [(tokens, done) for (tokens, _), done in zip(tree.responses(), tree.finished.tolist(), strict=True)]

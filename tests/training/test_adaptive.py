@@ -1,0 +1,310 @@
+"""Adaptive rollouts: who gets more, what becomes of the draws, and that a killed run goes on bitwise."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from brorl.algorithms.groups import Group
+from brorl.build import build_learner_settings, build_rollouts_per_prompt
+from brorl.config import TrainConfig, dump_yaml, make_config, parse_yaml
+from brorl.errors import UserError
+from brorl.prompts import Prompt, PromptStream
+from brorl.sampling import SamplingParams
+from brorl.theory.allocation import Widening
+from brorl.training.collect import Collected, Collector, NoMixedGroupsError
+from brorl.training.stopwatch import Stopwatch
+from brorl.tree import RolloutTree
+from brorl.verify.verifier import Verdict
+from run_support import SMALL, assert_same_run, command, metrics_without_times
+
+RIGHT, END = 7, 0
+Rng = np.random.Generator
+
+
+class CoinEngine:
+    """Each prompt has a pass rate; draws depend on the seed alone. Remembers every rollout by prompt and call."""
+
+    def __init__(self, pass_rates: Sequence[float]) -> None:
+        self.pass_rates = pass_rates
+        self.calls: list[tuple[int, int, list[int]]] = []  # rollouts, seed and prompts of each call
+        self.rollouts: dict[int, list[list[tuple[int, ...]]]] = {}
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
+    ) -> list[RolloutTree]:
+        assert sampling == SamplingParams(max_new_tokens=4)
+        chance = np.random.default_rng(seed)
+        self.calls.append((num_rollouts, seed, [p[0] for p in prompts]))
+        return [self._tree(prompt[0], num_rollouts, chance) for prompt in prompts]
+
+    def _tree(self, prompt: int, num_rollouts: int, chance: Rng) -> RolloutTree:
+        right = chance.random(num_rollouts) < self.pass_rates[prompt]
+        filler = chance.integers(1, 4, num_rollouts)
+        drawn = [(RIGHT, int(f), END) if r else (int(f), END) for r, f in zip(right, filler, strict=True)]
+        self.rollouts.setdefault(prompt, []).append(drawn)
+        return tree_of(prompt, drawn)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        raise AssertionError(f"collecting loads no weights, not {weights}")
+
+
+class CountingVerifier:
+    def __init__(self) -> None:
+        self.asked: Counter[tuple[str, str]] = Counter()
+
+    def verify(self, prompt: Prompt, response: str) -> Verdict:
+        self.asked[prompt.id, response] += 1
+        correct = response.startswith(str(RIGHT))
+        return Verdict(correct, 1.0 if correct else 0.0, response, "", 0.0)
+
+
+def tree_of(prompt: int, drawn: Sequence[tuple[int, ...]]) -> RolloutTree:
+    logprobs = [[-0.1 * token for token in r] for r in drawn]
+    return RolloutTree.from_responses((prompt,), drawn, logprobs, [len(r) < 3 or r[1] < 3 for r in drawn])
+
+
+def collector(
+    engine: CoinEngine, *, pilot: int = 4, maximum: int = 64, mean: int = 12, per_step: int = 8, **changes: Any
+) -> Collector:
+    prompts = [Prompt(f"p{i}", str(i), (i,), "", "coins") for i in range(len(engine.pass_rates))]
+    made = Collector(
+        engine=engine,
+        stream=PromptStream(prompts, seed=0),
+        verifiers={"coins": CountingVerifier()},
+        decode=lambda tokens: " ".join(map(str, tokens)),
+        sampling=SamplingParams(max_new_tokens=4),
+        rollouts_per_prompt=pilot,
+        prompts_per_step=per_step,
+        dynamic_sampling=True,
+        max_tries=100,
+        seed=0,
+        widening=Widening(maximum, mean),
+    )
+    return replace(made, **changes)
+
+
+def collected_once(rng: Rng, **settings: Any) -> tuple[CoinEngine, Collector, Collected, list[Group]]:
+    """One step over prompts that are all different, many of them hard, some easy, some impossible."""
+    pass_rates = np.where(rng.random(600) < 0.2, rng.integers(0, 2, 600), rng.beta(0.3, 1.5, 600))
+    engine = CoinEngine(pass_rates.tolist())
+    one = collector(engine, **settings)
+    groups, surplus, collected = one.collect(1, [], Stopwatch())
+    assert len({g.prompt.id for g in collected.groups}) == len(collected.groups)
+    return engine, one, collected, groups + surplus
+
+
+def test_a_group_holds_every_rollout_that_its_prompt_was_given(rng: Rng) -> None:
+    engine, _, collected, kept = collected_once(rng, per_step=30)
+    assert len(collected.groups) == len(engine.rollouts) == len(collected.verdicts) == len(collected.widened)
+    assert any(collected.widened)
+    assert not all(collected.widened)
+    for group, verdicts, widened in zip(collected.groups, collected.verdicts, collected.widened, strict=True):
+        calls = engine.rollouts[group.prompt.token_ids[0]]
+        drawn = [rollout for call in calls for rollout in call]
+        assert group.tree == tree_of(group.prompt.token_ids[0], drawn)
+        assert widened == (len(calls) > 1)
+        correct = [
+            done and r[0] == RIGHT for (r, _), done in zip(group.tree.responses(), group.tree.finished, strict=True)
+        ]
+        assert group.correct_L.tolist() == correct == [v.correct for v in verdicts]
+        assert group.reward_L.tolist() == [float(c) for c in correct]
+        for (response, _), done, verdict in zip(group.tree.responses(), group.tree.finished, verdicts, strict=True):
+            assert verdict.extracted == (" ".join(map(str, response)) if done else None)
+    assert kept == [g for g in collected.groups if 0 < g.num_correct < g.tree.num_rollouts]
+
+
+def test_no_response_of_a_prompt_is_verified_twice(rng: Rng) -> None:
+    _, one, collected, _ = collected_once(rng, per_step=30)
+    verifier = one.verifiers["coins"]
+    assert isinstance(verifier, CountingVerifier)
+    assert set(verifier.asked.values()) == {1}
+    assert len(verifier.asked) == sum(int(g.tree.finished.sum()) for g in collected.groups)
+
+
+def is_right(rollout: tuple[int, ...]) -> bool:
+    return rollout[0] == RIGHT and rollout[1] < 3  # an answer that was cut off is not correct
+
+
+def test_only_groups_with_one_outcome_are_widened_and_within_the_limits(rng: Rng) -> None:
+    engine, _, collected, _ = collected_once(rng, per_step=30, maximum=48)
+    rounds: list[list[tuple[int, int, list[int]]]] = []
+    for call in engine.calls:
+        if call[2][0] not in {p for r in rounds for c in r for p in c[2]}:
+            rounds.append([])  # a pilot
+        rounds[-1].append(call)
+    assert sum(map(len, rounds)) == collected.rounds == len(engine.calls)
+    assert len({seed for _, seed, _ in engine.calls}) == len(engine.calls)
+    for (pilot, _, prompts), *later in rounds:
+        assert pilot == 4
+        spent = sum(size * len(members) for size, _, members in later)
+        assert spent <= len(prompts) * (12 - 4)
+        assert {p for _, _, members in later for p in members} <= set(prompts)
+    for calls in engine.rollouts.values():
+        for i in range(1, len(calls)):
+            before = [is_right(r) for call in calls[:i] for r in call]
+            assert len(set(before)) == 1
+            assert len(calls[i]) <= len(before)
+        assert sum(map(len, calls)) <= 48
+
+
+def test_summary_counts_what_was_widened(rng: Rng) -> None:
+    engine, _, collected, _ = collected_once(rng, per_step=20)
+    sizes = {p: [len(c) for c in calls] for p, calls in engine.rollouts.items()}
+    mixed = {p: len({is_right(r) for c in calls for r in c}) == 2 for p, calls in engine.rollouts.items()}
+    widened = [p for p, s in sizes.items() if len(s) > 1]
+    total = sum(sum(s) for s in sizes.values())
+    expected = {
+        "adaptive": True,
+        "pilot_rollouts": 4,
+        "groups": len(sizes),
+        "groups_pilot_mixed": sum(len({is_right(r) for r in calls[0]}) == 2 for calls in engine.rollouts.values()),
+        "groups_widened": len(widened),
+        "groups_widened_mixed": sum(mixed[p] for p in widened),
+        "groups_mixed": sum(mixed.values()),
+        "samples": total,
+        "samples_pilot": 4 * len(sizes),
+        "samples_widening": total - 4 * len(sizes),
+        "mean_rollouts": pytest.approx(total / len(sizes)),
+        "max_rollouts": max(sum(s) for s in sizes.values()),
+    }
+    summary = collected.summary()
+    assert {name: summary[name] for name in expected} == expected
+    assert expected["groups_widened_mixed"] > 0
+    json.dumps(summary)
+
+
+def test_fixed_n_has_none_of_it(rng: Rng) -> None:
+    engine, _, collected, _ = collected_once(rng, per_step=10, widening=None)
+    assert {size for size, _, _ in engine.calls} == {4}
+    assert collected.widened == [False] * len(collected.groups)
+    assert not {"adaptive", "pilot_rollouts", "mean_rollouts", "groups_widened"} & set(collected.summary())
+
+
+def test_a_step_that_lives_on_what_was_carried_has_a_summary(rng: Rng) -> None:
+    engine, one, _, kept = collected_once(rng, per_step=8)
+    calls = len(engine.calls)
+    groups, _, collected = replace(one, prompts_per_step=len(kept)).collect(2, kept, Stopwatch())
+    assert groups == kept
+    assert len(engine.calls) == calls
+    assert collected.summary()["mean_rollouts"] == collected.summary()["max_rollouts"] == 0
+
+
+def test_as_many_groups_become_informative_as_the_pass_rates_say(rng: Rng) -> None:
+    """With room in the budget a group stays uninformative only if `maximum` rollouts agree."""
+    pass_rates = rng.choice([0.01, 0.03, 0.2, 0.9, 0.99], 500)
+    engine = CoinEngine(pass_rates.tolist())
+    one = collector(engine, mean=32, maximum=32, per_step=500, dynamic_sampling=False, seed=int(rng.integers(2**32)))
+    _, _, collected = one.collect(1, [], Stopwatch())
+    p = pass_rates * 2 / 3  # a third of the right answers is cut off
+    chance_G = 1 - (1 - p) ** 32 - p**32
+    mixed = sum(0 < g.num_correct < g.tree.num_rollouts for g in collected.groups)
+    assert len(collected.groups) == 500
+    assert abs(mixed - chance_G.sum()) < 6 * np.sqrt((chance_G * (1 - chance_G)).sum())
+    sizes = np.array([g.tree.num_rollouts for g in collected.groups])
+    assert set(sizes.tolist()) == {4, 8, 16, 32}
+
+
+def test_share_of_correct_rollouts_is_biased_as_documented(rng: Rng) -> None:
+    """E[k/N] = p (1 + sum over doublings of (1 - p)^n / 2) for a group that doubles until a success."""
+    p, doublings = 0.03 * 2 / 3, (4, 8, 16)
+    engine = CoinEngine([0.03] * 600)
+    one = collector(engine, mean=32, maximum=32, per_step=600, dynamic_sampling=False, seed=int(rng.integers(2**32)))
+    _, _, collected = one.collect(1, [], Stopwatch())
+    shares = [g.num_correct / g.tree.num_rollouts for g in collected.groups]
+    expected = p * (1 + sum((1 - p) ** n for n in doublings) / 2)
+    # Second moment: a block of m rollouts that ends at N = n + m (the pilot: n = 0), if nothing came before.
+    second = sum(
+        (1 - p) ** n * (m * p * (1 - p) + (m * p) ** 2) / (n + m) ** 2 for n, m in ((0, 4), (4, 4), (8, 8), (16, 16))
+    )
+    sigma = np.sqrt((second - expected**2) / 600)
+    assert abs(np.mean(shares) - expected) < 6 * sigma
+    assert expected - p > 8 * sigma  # a fixed N would fail this test
+
+
+def test_message_when_nothing_is_mixed_names_the_limits_to_raise() -> None:
+    with pytest.raises(NoMixedGroupsError, match=r"no rollout was correct.*adaptive\.max_rollouts"):
+        collector(CoinEngine([0.0] * 10), max_tries=2).collect(1, [], Stopwatch())
+
+
+def config(**overrides: Any) -> TrainConfig:
+    return make_config({}, overrides, "test")
+
+
+def test_settings_of_adaptive_rollouts() -> None:
+    given = {"adaptive.pilot_rollouts": 8, "adaptive.samples_per_prompt": 24, "adaptive.max_rollouts": 96}
+    adaptive = config(rollouts_per_prompt="adaptive", prompts_per_step=10, **given)
+    assert build_rollouts_per_prompt(adaptive) == (8, Widening(max_rollouts=96, samples_per_prompt=24))
+    assert adaptive.samples_per_step == 240
+    assert make_config(parse_yaml(dump_yaml(adaptive), "dump"), {}, "dump") == adaptive
+    fixed = config(rollouts_per_prompt=5, prompts_per_step=10, **given)
+    assert build_rollouts_per_prompt(fixed) == (5, None)
+    assert fixed.samples_per_step == 50
+    assert config(rollouts_per_prompt=1e2).rollouts_per_prompt == 100
+    assert type(config(rollouts_per_prompt=1e2).rollouts_per_prompt) is int
+    assert config().rollouts_per_prompt == 512
+    rule = {"optimizer.learning_rate": 1e-4, "optimizer.reference_batch": 60, "optimizer.mini_batches": 1}
+    rates = [build_learner_settings(config(**c, **rule)).learning_rate for c in (adaptive_keys(given), {})]
+    assert rates[0] == pytest.approx(1e-4 * 2)
+
+
+def adaptive_keys(given: dict[str, Any]) -> dict[str, Any]:
+    return {"rollouts_per_prompt": "adaptive", "prompts_per_step": 10, **given}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"rollouts_per_prompt": "adaptiv"},
+            "rollouts_per_prompt: .*whole number from 2 on, or adaptive, not 'adaptiv'",
+        ),
+        ({"rollouts_per_prompt": True}, "rollouts_per_prompt: .*not True"),
+        ({"rollouts_per_prompt": 2.5}, "rollouts_per_prompt: .*not 2.5"),
+        ({"adaptive.pilot_rollouts": 1}, "adaptive.pilot_rollouts: .*greater than or equal to 2, not 1"),
+        ({"adaptive.pilot_rollouts": 64}, "adaptive.pilot_rollouts = 64, adaptive.samples_per_prompt = 64 and"),
+        ({"adaptive.max_rollouts": 63}, "adaptive.max_rollouts = 63 must rise"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=f"^[^\n]*{message}[^\n]*$"):
+        config(**settings)
+
+
+STEPS, EVERY = 4, 2  # a run of 4 steps, and one that ends after 2 and goes on
+ADAPTIVE = (
+    *(s for s in SMALL if not s.startswith("--rollouts_per_prompt")),
+    *("--rollouts-per-prompt", "adaptive", "--adaptive.pilot_rollouts=4", "--adaptive.max_rollouts=32"),
+    *("--adaptive.samples_per_prompt=10", f"--checkpoint_every={EVERY}", "--keep_checkpoints=1"),
+)
+
+
+def test_a_run_that_is_resumed_is_bitwise_the_uninterrupted_one(tmp_path: Path) -> None:
+    for seed in range(20):
+        reference, settings = tmp_path / f"reference-{seed}", (*ADAPTIVE, f"--seed={seed}")
+        outcome = command("train", *settings, f"--steps={STEPS}", "--output_dir", reference)
+        assert outcome.code == 0, outcome.err
+        assert "N = adaptive 4..32 (on average at most 10) rollouts x 4 prompts" in outcome.said
+        records = metrics_without_times(reference)
+        if records[EVERY]["kept"]["carried"] and records[EVERY + 1]["sampling"].get("groups_widened_mixed"):
+            break
+    else:
+        raise AssertionError("no seed carries groups over the checkpoint and widens after it")
+    for record in records[1:]:
+        assert record["sampling"]["adaptive"] is True
+        assert record["sampling"]["samples"] <= 10 * record["sampling"]["groups"]
+    run = tmp_path / "run"
+    assert command("train", *settings, f"--steps={EVERY}", "--output_dir", run).code == 0
+    assert command("resume", run, f"--steps={STEPS}").code == 0
+    assert_same_run(run, reference)
+
+
+def test_help_names_both_kinds() -> None:
+    assert re.search(r"--rollouts_per_prompt INT\|adaptive\b", command("train", "--help").said)
