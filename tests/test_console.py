@@ -1,12 +1,13 @@
 """The live lines and the final tables, against numbers computed here from the same metrics."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brorl.console import Progress, coverage_hints, duration
+from brorl.console import Progress, certificate_lines, coverage_hints, coverage_table, duration
 
 
 def step(number: int, *, samples: int, sampled: int, unique: int, distinct: int, groups: int) -> dict[str, Any]:
@@ -154,3 +155,59 @@ def test_duration(seconds: float, text: str) -> None:
 def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Progress(3, tmp_path / "run.log").finish([], Path("runs/a[lr=1]"), "stopped", [])
     assert "runs/a[lr=1]" in capsys.readouterr().out
+
+
+def covered(informative: dict[int, float] | None, unsampled: dict[int, float] | None, q_pos: float | None) -> Any:
+    pooled = {"informative_share_at": informative, "unsampled_correct_at": unsampled, "q_pos": q_pos}
+    return {"step": 1, "sampling": {}, "coverage": {"pooled": pooled}}
+
+
+def rows_of(table: Any) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+@pytest.mark.parametrize("as_read_from_file", [False, True])
+def test_table_of_what_n_bought(as_read_from_file: bool) -> None:
+    steps = [covered({16: 0.9, 64: 0.9}, {16: 0.9, 64: 0.9, 256: 0.9}, 0.9)] * 3  # too old to count
+    steps += [covered({16: 0.5, 64: 0.8}, {16: 0.3, 64: 0.2, 256: 0.1}, 0.4)] * 20
+    steps += [covered({16: 0.25, 64: 0.4}, {16: 0.1, 64: 0.05, 256: 0.0}, 0.1)] * 5
+    table = coverage_table(json.loads(json.dumps(steps)) if as_read_from_file else steps)
+    assert "last 25 steps" in str(table.title)
+    assert [c.header for c in table.columns] == ["N =", "16", "64", "256"]
+    informative, mass = rows_of(table)
+    assert informative[1:] == [f"{(20 * 0.5 + 5 * 0.25) / 25:.1%}", f"{(20 * 0.8 + 5 * 0.4) / 25:.1%}", ""]
+    whole = 20 * 0.4 + 5 * 0.1
+    assert mass[1:] == [f"{1 - (20 * a + 5 * b) / whole:.1%}" for a, b in ((0.3, 0.1), (0.2, 0.05), (0.1, 0.0))]
+
+
+def test_table_of_what_n_bought_says_when_it_cannot_tell() -> None:
+    table = coverage_table([covered({16: 0.5}, None, None)])
+    assert len(rows_of(table)) == 1
+    assert "every response was unique" in str(table.caption)
+    assert coverage_table([covered(None, None, None)]).row_count == 0
+    assert coverage_table([{"step": 1, "sampling": {}}]).row_count == 0
+
+
+def certified(change: float, half: float, risen: int, correct: int, drop: float | None) -> dict[str, Any]:
+    share = risen / correct if correct else None
+    return {"step": 1, "sampling": {}, "certificate": {
+        "change": change, "change_low": change - half, "change_high": change + half, "num_correct": correct,
+        "share_improved": share, "worst_drop": drop,
+    }}  # fmt: skip
+
+
+def test_certificates_are_pooled() -> None:
+    assert certificate_lines([{"step": 1, "sampling": {}}]) == []
+    records = [
+        certified(0.02, 0.003, 6, 10, -0.004),
+        certified(-0.01, 0.004, 30, 30, -0.5),
+        certified(0.0, 0.0, 0, 0, None),
+        {"step": 4, "sampling": {}},
+    ]
+    (line,) = certificate_lines(records)
+    mean, half = 0.01 / 3, 0.005 / 3
+    assert "3 of 4 updates" in line
+    assert f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]" in line
+    assert "90% of the correct mass rose" in line
+    assert "was 0.5" in line
+    assert "mass" not in certificate_lines(records[2:])[0]

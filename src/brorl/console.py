@@ -6,6 +6,7 @@ In: lines of the metrics. Out: text on the console and in `run.log`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,6 +19,8 @@ from rich.text import Text
 
 from brorl.training.run_directory import Record, storing
 
+_PHASES = ("generation", "verification", "training", "diagnostics", "storing")
+_LAST_STEPS = 25
 _HEADER = "  step  reward   held-out pass@1   kept/sampled  unique/sampled  samples/s   sample/verify/train s    ETA"
 
 
@@ -81,7 +84,7 @@ class Progress:
 
     def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
         """Print what the run bought, from all its metrics."""
-        tables = [outcome_table(records), cost_table(records)]
+        tables = [outcome_table(records), coverage_table(records), cost_table(records)]
         with storing(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
             for console in (self._console, Console(file=file, width=100, no_color=True)):
                 for table in tables:
@@ -89,7 +92,7 @@ class Progress:
                         console.print()
                         console.print(table)
         self.say(f"\n{ending}; run directory: {run_path}")
-        for hint in [*coverage_hints(records), *hints]:
+        for hint in [*certificate_lines(records), *coverage_hints(records), *hints]:
             self.say(hint)
 
 
@@ -111,6 +114,52 @@ def outcome_table(records: Sequence[Record]) -> Table:
     return table
 
 
+def coverage_table(records: Sequence[Record]) -> Table:
+    """Make the table of what other numbers of rollouts would have seen in the last steps, from this run's rollouts."""
+    steps = [r for r in records if "coverage" in r][-_LAST_STEPS:]
+    table = Table(title=f"What N bought (last {len(steps)} steps)", title_justify="left", box=box.SIMPLE_HEAD)
+    pooled = [r["coverage"]["pooled"] for r in steps]
+    shares = [p["informative_share_at"] for p in pooled if p["informative_share_at"]]
+    seen = [p for p in pooled if p["unsampled_correct_at"] and p["q_pos"] > 0]
+    if not shares:
+        return table
+    own = max(int(n) for n in shares[-1])
+    known = {int(n) for p in (*shares, *(s["unsampled_correct_at"] for s in seen)) for n in p}
+    columns = sorted(known & {16, 64, 256, own, 4 * own})
+    table.add_column("N =")
+    for n in columns:
+        table.add_column(str(n), justify="right", style="bold" if n == own else None)
+    mixed = [_mean([_at(s, n) for s in shares]) if n <= own else None for n in columns]
+    table.add_row("groups with correct and incorrect rollouts", *(_percent(value) for value in mixed))
+    if seen:
+        mass = sum(p["q_pos"] for p in seen)
+        rows = [1 - sum(_at(p["unsampled_correct_at"], n) for p in seen) / mass for n in columns]
+        table.add_row("correct responses sampled, by their probability", *(_percent(value) for value in rows))
+    else:
+        table.caption = "every response was unique, so these rollouts cannot tell what was not sampled"
+    return table
+
+
+def certificate_lines(records: Sequence[Record]) -> list[str]:
+    """Say what the certified updates did to the probability of correct responses."""
+    certificates = [r["certificate"] for r in records if "certificate" in r]
+    if not certificates:
+        return []
+    number, steps = len(certificates), sum("sampling" in r for r in records)
+    change = _mean([c["change"] for c in certificates])
+    half = sqrt(sum((c["change_high"] - c["change"]) ** 2 for c in certificates)) / number
+    line = (
+        f"certificate on held-out rollouts of {number} of {steps} updates: one update changed the probability of a "
+        f"correct response by {change:+.4f} [{change - half:+.4f}, {change + half:+.4f}]"
+    )
+    correct = sum(c["num_correct"] for c in certificates)
+    if correct:
+        risen = sum(c["share_improved"] * c["num_correct"] for c in certificates if c["num_correct"])
+        drop = min(c["worst_drop"] for c in certificates if c["num_correct"])
+        line += f"; {risen / correct:.0%} of the correct mass rose, the largest fall of one response was {-drop:.2g}"
+    return [line]
+
+
 def cost_table(records: Sequence[Record]) -> Table:
     """Make the table of what was sampled, what sharing saved, and where the time went."""
     table = Table(title="What it cost", title_justify="left", box=box.SIMPLE, show_header=False)
@@ -127,7 +176,7 @@ def cost_table(records: Sequence[Record]) -> Table:
     samples, sampled, unique = (total("sampling", n) for n in ("samples", "sampled_tokens", "unique_tokens"))
     distinct = total("sampling", "distinct_responses")
     kept, groups = total("kept", "groups"), total("sampling", "groups")
-    phases = ", ".join(f"{p} {total('seconds', p):.1f}" for p in ("generation", "verification", "training", "storing"))
+    phases = ", ".join(f"{p} {total('seconds', p):.1f}" for p in _PHASES)
     table.add_row("steps", f"{len(steps):,}", f"{kept:,.0f} groups kept of {groups:,.0f}")
     table.add_row("samples", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer")
     table.add_row("tokens", f"{sampled:,.0f}", f"{unique:,.0f} computed: {sampled / unique:.1f}x fewer")
@@ -170,6 +219,19 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _at(by_number: Any, n: int) -> float:
+    """Look up a number of rollouts, which is a number in memory and text in a file."""
+    return float(by_number[n] if n in by_number else by_number[str(n)])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
 
 
 def _interval(estimate: Record) -> str:

@@ -122,7 +122,7 @@ def test_seconds_add_up(run: Run) -> None:
     for record in run.records[1:]:
         seconds = dict(record["seconds"])
         total = seconds.pop("total")
-        assert set(seconds) == {"generation", "verification", "training", "storing"}
+        assert set(seconds) == {"generation", "verification", "diagnostics", "training", "storing"}
         assert min(seconds.values()) > 0
         assert sum(seconds.values()) <= total
 

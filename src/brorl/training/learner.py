@@ -94,6 +94,10 @@ class Learner(Protocol):
         """Make one step's updates."""
         ...
 
+    def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+        """Return the log-prob (nats) of every node under the current weights, at the sampling temperature."""
+        ...
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return the current weights by name."""
         ...
@@ -174,6 +178,30 @@ class TreeLearner:
             trained_nodes=trained_nodes,
         )
 
+    @torch.no_grad()
+    def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+        """Return the log-prob (nats) of every node under the current weights, at the sampling temperature.
+
+        Args:
+            trees: P trees.
+
+        Returns:
+            For each tree the log-probs, shape [M].
+        """
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with self._autocast():
+                logprobs = tree_logprobs(
+                    self.model,
+                    trees,
+                    temperature=self._settings.temperature,
+                    max_nodes=self._settings.max_nodes,
+                )
+        finally:
+            self.model.train(was_training)
+        return [lp.double().cpu().numpy() for lp in logprobs]
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return the current weights by name."""
         return self.model.named_parameters()
@@ -216,14 +244,7 @@ class TreeLearner:
             positive.append(weights.positive_M)
             negative.append(weights.negative_M)
         if self._settings.recompute_old_logprobs:
-            with torch.no_grad(), self._autocast():
-                old = tree_logprobs(
-                    self.model,
-                    trees,
-                    temperature=self._settings.temperature,
-                    max_nodes=self._settings.max_nodes,
-                )
-            trees = [replace(t, logprob=o.double().cpu().numpy()) for t, o in zip(trees, old, strict=True)]
+            trees = [replace(t, logprob=lp) for t, lp in zip(trees, self.logprobs(trees), strict=True)]
         return MiniBatch(
             trees=trees,
             old_logprob_K=self._tensor([t.logprob for t in trees]),

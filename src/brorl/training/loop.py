@@ -20,6 +20,7 @@ from brorl.evaluation.benchmark import Benchmark
 from brorl.rollout.engine import Engine
 from brorl.training.checkpoint import TrainerState, save_checkpoint
 from brorl.training.collect import Collected, Collector, NoMixedGroupsError
+from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.run_directory import Record, RunDirectory
 from brorl.training.stop_request import StopRequest
@@ -45,6 +46,7 @@ class TrainingRun:
         estimate_advantages: Groups to advantages.
         learner: Groups and advantages to an updated model.
         engine: Samples with the updated weights.
+        diagnostics: Measures each step.
         benchmark: Held-out prompts; None evaluates nothing.
         evaluate_every: Evaluate after every so many steps (and at the start and the end).
         model: What is saved.
@@ -62,6 +64,7 @@ class TrainingRun:
     estimate_advantages: EstimateAdvantages
     learner: Learner
     engine: Engine
+    diagnostics: Diagnostics
     benchmark: Benchmark | None
     evaluate_every: int
     model: PreTrainedModel
@@ -97,6 +100,8 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
                 save(run, step - 1, error.kept)
                 return Ending.NO_MIXED_GROUPS, str(error)
 
+            with clock("diagnostics"):
+                held_out = run.diagnostics.hold_out(step, groups)
             with clock("training"):
                 advantages = run.estimate_advantages(groups)
                 update = run.learner.step(groups, advantages, seed=seed_of(run, step))
@@ -104,13 +109,16 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
 
             with clock("storing"):
                 store_rollouts(run, step, collected)
+            with clock("diagnostics"):
+                measured = run.diagnostics.record(collected.groups, groups, held_out)
             record = {
                 "step": step,
                 "sampling": collected.summary(),
+                "kept": {"groups": len(groups), "carried": len(carried), "samples": num_rollouts(groups)},
                 "update": asdict(update),
+                **measured,
                 "seconds": clock.seconds(),
             }
-            record |= {"kept": {"groups": len(groups), "carried": len(carried), "samples": num_rollouts(groups)}}
             if step % run.evaluate_every == 0 or step == run.steps:
                 record |= evaluation_record(run)
             record_metrics(run, record)

@@ -1,0 +1,25 @@
+"""The share of the training steps' time that live diagnostics took, read from the metrics of finished runs.
+
+python benchmarks/diagnostics.py runs/A [runs/B ...]
+"""
+
+import json
+import sys
+from pathlib import Path
+from statistics import median
+
+
+def main() -> None:
+    print("| run | steps | diagnostics without certificate, median share | all diagnostics, share of all time |")
+    print("| --- | --- | --- | --- |")
+    for path in map(Path, sys.argv[1:]):
+        records = [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()]
+        steps = [r for r in records if "seconds" in r]
+        seconds = [r["seconds"] for r in steps]
+        plain = median(r["seconds"]["diagnostics"] / r["seconds"]["total"] for r in steps if "certificate" not in r)
+        everything = sum(s["diagnostics"] for s in seconds) / sum(s["total"] for s in seconds)
+        print(f"| {path.name} | {len(steps)} | {plain:.2%} | {everything:.2%} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""What N rollouts saw and what they missed, per prompt: sampled and unsampled mass, coverage at other N.
+
+In: the tree of a prompt, whose log-probs are those of the policy that sampled it, and the verdicts of its distinct
+responses. Out: probabilities of sets of responses. The outcome space is the set of whole responses (finished, or cut
+at the length limit), so sampled masses are exact. What is unsampled is estimated from the probability pi that a
+response is among the N: 1 - (1-p)^N for independent rollouts, min(1, N p) for systematic ones, both without top-p or
+top-k. Where every response is unique these numbers say nothing about what was missed; `Coverage.all_unique` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.sampling import Scheme
+from brorl.tree import RolloutTree
+
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Coverage:
+    """Masses of the responses to one prompt (L distinct ones among N), in the notation of BroRL, section 3.
+
+    Attributes:
+        num_rollouts: N.
+        num_correct: Number of correct rollouts.
+        num_distinct: L.
+        p_pos: Probability of the sampled correct responses together.
+        p_neg: Probability of the sampled incorrect ones.
+        a_2: Sum of squared probabilities of the sampled correct ones.
+        b_2: The same of the sampled incorrect ones.
+        s_r: R_c P_pos + R_w P_neg with the rewards centred on the group mean x: R_c = 1 - x, R_w = -x.
+        q_pos: Estimate of the probability of a correct response, sum of p / pi over the sampled correct ones.
+        unsampled_correct: Estimate of the probability of the correct responses that were not sampled.
+        u_pos_2: Estimate of their sum of squares.
+        u_neg_2: The same for the incorrect ones.
+        entropy: Minus the mean log-prob of a sampled token, nats per token.
+    """
+
+    num_rollouts: int
+    num_correct: int
+    num_distinct: int
+    p_pos: float
+    p_neg: float
+    a_2: float
+    b_2: float
+    s_r: float
+    q_pos: float
+    unsampled_correct: float
+    u_pos_2: float
+    u_neg_2: float
+    entropy: float
+
+    @property
+    def unsampled(self) -> float:
+        """Probability M of all responses that were not sampled, exact up to rounding, in [0, 1]."""
+        return max(0.0, 1.0 - self.p_pos - self.p_neg)
+
+    @property
+    def duplicate_share(self) -> float:
+        """Share of the rollouts that repeat another one."""
+        return 1.0 - self.num_distinct / self.num_rollouts
+
+    @property
+    def all_unique(self) -> bool:
+        """Whether no two rollouts agree, so that this level says nothing about what was not sampled."""
+        return self.num_distinct == self.num_rollouts
+
+
+def response_masses(tree: RolloutTree) -> FloatArray:
+    """Return the probability of each distinct response under the policy that sampled it, in (0, 1], shape [L]."""
+    return _mass(tree.prefix_logprob[tree.leaf])
+
+
+def missed_and_seen(
+    p_L: FloatArray, num_rollouts: int | NDArray[np.int64], scheme: Scheme = "iid"
+) -> tuple[FloatArray, FloatArray]:
+    """Return the probabilities 1 - pi and pi that an outcome is missing from, and among, N rollouts.
+
+    Args:
+        p_L: Probability of each outcome (a response, or any prefix), in (0, 1], shape [L].
+        num_rollouts: N, or several, shape [K, 1].
+        scheme: How they are drawn. Independent rollouts miss it with (1-p)^N. Systematic ones give every prefix N p
+            rollouts, rounded up or down, so they hold it with min(1, N p).
+
+    Returns:
+        1 - pi and pi, each without loss of precision where it is small, shape [L] or [K, L].
+    """
+    if scheme == "systematic":
+        expected = num_rollouts * p_L
+        return np.maximum(1.0 - expected, 0.0), np.minimum(expected, 1.0)
+    with np.errstate(divide="ignore"):
+        log_missed = num_rollouts * np.log1p(-p_L)
+    return np.exp(log_missed), -np.expm1(log_missed)
+
+
+def measure_coverage(tree: RolloutTree, correct_L: BoolArray, scheme: Scheme = "iid") -> Coverage:
+    """Measure what the rollouts of a prompt saw, and estimate what they missed.
+
+    Args:
+        tree: N rollouts with known log-probs (nats).
+        correct_L: Verdict of each distinct response, shape [L].
+        scheme: How the N were drawn.
+
+    Returns:
+        The masses. The estimates are unbiased over draws of the N rollouts.
+
+    Source: BroRL (arXiv 2510.01180), section 3; Horvitz and Thompson, JASA 47 (1952), for 1 / pi.
+    """
+    p_L = response_masses(tree)
+    missed_L, seen_L = missed_and_seen(p_L, tree.num_rollouts, scheme)
+    right, wrong = correct_L, ~correct_L
+    num_correct = int(tree.leaf_count[right].sum())
+    share_correct = num_correct / tree.num_rollouts
+    p_pos, p_neg = float(p_L[right].sum()), float(p_L[wrong].sum())
+    odds_L = missed_L / seen_L
+    return Coverage(
+        num_rollouts=tree.num_rollouts,
+        num_correct=num_correct,
+        num_distinct=tree.num_responses,
+        p_pos=p_pos,
+        p_neg=p_neg,
+        a_2=float((p_L[right] ** 2).sum()),
+        b_2=float((p_L[wrong] ** 2).sum()),
+        s_r=(1 - share_correct) * p_pos - share_correct * p_neg,
+        q_pos=float((p_L / seen_L)[right].sum()),
+        unsampled_correct=float((p_L * odds_L)[right].sum()),
+        u_pos_2=float((p_L**2 * odds_L)[right].sum()),
+        u_neg_2=float((p_L**2 * odds_L)[wrong].sum()),
+        entropy=-float((tree.count * tree.logprob).sum()) / tree.num_sampled_tokens,
+    )
+
+
+def unsampled_correct_at(
+    tree: RolloutTree, correct_L: BoolArray, num_rollouts: Sequence[int], scheme: Scheme = "iid"
+) -> FloatArray:
+    """Estimate the correct mass that other numbers of rollouts would leave unsampled: sum over A of p (1 - pi') / pi.
+
+    Args:
+        tree: N rollouts with known log-probs (nats).
+        correct_L: Verdict of each distinct response, shape [L].
+        num_rollouts: The other numbers N', K of them, each >= 1 and below or above N.
+        scheme: How the N were drawn, and the N' would be.
+
+    Returns:
+        Unbiased estimates of the expected unsampled correct mass, shape [K].
+
+    Source: the coverage curve follows from Lemma 2 of BroRL (arXiv 2510.01180) with p in place of p^2.
+    """
+    p_A = response_masses(tree)[correct_L]
+    _, seen_A = missed_and_seen(p_A, tree.num_rollouts, scheme)
+    missed_KA, _ = missed_and_seen(p_A, np.asarray(num_rollouts)[:, None], scheme)
+    total_K: FloatArray = (missed_KA * (p_A / seen_A)).sum(1)
+    return total_K
+
+
+def leaving_mass(tree: RolloutTree) -> FloatArray:
+    """Say where a fresh rollout would leave the tree: the unsampled next-token mass, weighted by reach, by position.
+
+    A node's unsampled next-token mass is 1 minus the probabilities of its children; weighted by the probability of
+    reaching the node and summed over the nodes of one depth, it is the chance that a fresh rollout's first token
+    outside the tree stands at that position. The sum over all positions is the unsampled mass M. It is exact, and it
+    has something to say where every response is unique.
+
+    Args:
+        tree: Rollouts with known log-probs (nats).
+
+    Returns:
+        Probabilities, shape [T], position 0 being the first token after the prompt.
+    """
+    mass_M = np.exp(tree.prefix_logprob)
+    length = int(tree.depth.max()) + 1
+    level_T = np.bincount(tree.depth, mass_M, length)
+    ended = np.unique(tree.leaf)
+    ended_T = np.bincount(tree.depth[ended], mass_M[ended], length)
+    going_on_T = np.append(1.0, (level_T - ended_T)[:-1])
+    return np.maximum(going_on_T - level_T, 0.0)
+
+
+def _mass(logprob_K: FloatArray) -> FloatArray:
+    """exp, kept within (0, 1]: long responses underflow, and rounding may exceed 1."""
+    return np.clip(np.exp(logprob_K), np.finfo(np.float64).tiny, 1.0)

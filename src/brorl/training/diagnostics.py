@@ -1,0 +1,194 @@
+"""Live diagnostics: what each step's N rollouts saw and missed, and whether its update did what it should.
+
+In: the groups of a step, and rollouts that were kept out of its update. Out: two sections of the metrics, `coverage` at
+every step and `certificate` when one is due. Nothing here changes the training: the draws have seeds of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.algorithms.groups import Group
+from brorl.evaluation.pass_at_k import pass_at_k
+from brorl.rollout.engine import Engine
+from brorl.sampling import SamplingParams, Scheme
+from brorl.theory.certificate import HeldOut, certify
+from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
+from brorl.training.learner import Learner
+from brorl.verify.grade import grade
+from brorl.verify.verifier import Verifier
+
+OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)
+FloatArray = NDArray[np.float64]
+_COUNTS = ("num_rollouts", "num_correct", "num_distinct")
+_EXACT = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy")
+_ESTIMATED = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2")
+_SEED_TAG = 0xCE27  # keeps the seeds of held-out draws apart from those of training
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Measures the steps of a run.
+
+    Attributes:
+        engine: Draws the held-out rollouts.
+        learner: Gives their log-probs after the update.
+        verifiers: Verifier of each domain.
+        decode: Token ids of a response to its text.
+        sampling: How the training's rollouts are drawn.
+        fixed_size: Whether the number of rollouts of a prompt is fixed beforehand, not chosen by their outcomes.
+        certificate_every: Steps between certificates; 0 for none.
+        held_out_rollouts: Rollouts per prompt that a certificate is made from, H.
+        recompute_old_logprobs: Take the old log-probs from the learner, as its update does.
+        seed: Seed of the run.
+    """
+
+    engine: Engine
+    learner: Learner
+    verifiers: Mapping[str, Verifier]
+    decode: Callable[[Sequence[int]], str]
+    sampling: SamplingParams
+    fixed_size: bool
+    certificate_every: int
+    held_out_rollouts: int
+    recompute_old_logprobs: bool
+    seed: int
+
+    def hold_out(self, step: int, groups: Sequence[Group]) -> list[Group]:
+        """Draw rollouts for the certificate of a step, before its update; none if no certificate is due.
+
+        Args:
+            step: The step; with the run's seed it decides the draws.
+            groups: The groups that the step trains on.
+
+        Returns:
+            One group of held-out rollouts per group.
+        """
+        if not self.certificate_every or step % self.certificate_every or self._truncated():
+            return []
+        prompts = [g.prompt for g in groups]
+        seed = int(np.random.SeedSequence([self.seed, step, _SEED_TAG]).generate_state(1, np.uint64)[0])
+        sampling = replace(self.sampling, scheme="iid")
+        trees = self.engine.sample([p.token_ids for p in prompts], self.held_out_rollouts, sampling, seed)
+        verdicts = grade(prompts, trees, self.verifiers, self.decode)
+        if self.recompute_old_logprobs:
+            trees = [replace(t, logprob=lp) for t, lp in zip(trees, self.learner.logprobs(trees), strict=True)]
+        return [
+            Group(p, t, np.array([v.correct for v in vs]), np.array([v.score for v in vs]))
+            for p, t, vs in zip(prompts, trees, verdicts, strict=True)
+        ]
+
+    def record(self, sampled: Sequence[Group], trained: Sequence[Group], held_out: Sequence[Group]) -> dict[str, Any]:
+        """Return the sections of the metrics.
+
+        Args:
+            sampled: All groups that the step sampled.
+            trained: The groups that it trained on.
+            held_out: What `hold_out` gave for them; the learner has made its update since.
+        """
+        record: dict[str, Any] = {}
+        if sampled and not self._truncated():
+            record["coverage"] = coverage_record(sampled, self.sampling.scheme, self.fixed_size)
+        if held_out:
+            record["certificate"] = asdict(certify(self._compare(trained, held_out)))
+        return record
+
+    def _truncated(self) -> bool:
+        """Whether top-p or top-k hide the probabilities of what is drawn."""
+        return self.sampling.top_p < 1 or self.sampling.top_k > 0
+
+    def _compare(self, trained: Sequence[Group], held_out: Sequence[Group]) -> list[HeldOut]:
+        trees = [g.tree for g in held_out]
+        return [
+            HeldOut(
+                count_L=group.tree.leaf_count,
+                correct_L=group.correct_L,
+                old_logprob_L=group.tree.prefix_logprob[group.tree.leaf],
+                new_logprob_L=group.tree.sum_along_paths(new_logprob_M)[group.tree.leaf],
+                baseline=seen.num_correct / seen.tree.num_rollouts,
+            )
+            for group, seen, new_logprob_M in zip(held_out, trained, self.learner.logprobs(trees), strict=True)
+        ]
+
+
+def coverage_record(groups: Sequence[Group], scheme: Scheme, fixed_size: bool) -> dict[str, Any]:
+    """Return what the rollouts of some groups saw and missed, per prompt and pooled, for the metrics.
+
+    Args:
+        groups: Groups whose log-probs are those of the policy that sampled them.
+        scheme: How they were drawn.
+        fixed_size: Whether N was fixed beforehand; if not, only what is exact is reported.
+
+    Returns:
+        A dictionary of numbers, those per prompt rounded to 4 digits. Estimates of what was not sampled are None where
+        they say nothing: where every response of every prompt is unique, or N depended on outcomes. The share of
+        mixed groups at smaller N is None for systematic rollouts too: part of them is not a systematic sample.
+    """
+    measured = [measure_coverage(g.tree, g.correct_L, scheme) for g in groups]
+    unique = sum(m.all_unique for m in measured)
+    estimable = fixed_size and unique < len(groups)
+    names = (*_EXACT, *(_ESTIMATED if fixed_size else ()))
+    value_GK = np.array([[getattr(m, name) for name in names] for m in measured])
+    curve = _curve(groups, scheme) if fixed_size else {}
+    leaving = _leaving(groups)
+
+    pooled: dict[str, Any] = dict(zip(names, value_GK.mean(0).tolist(), strict=True))
+    pooled["duplicate_share"] = float(np.mean([m.duplicate_share for m in measured]))
+    pooled["groups_all_unique"] = unique
+    pooled["coupling"] = _coupling(measured)
+    pooled["unsampled_correct_at"] = {n: float(value_G.mean()) for n, value_G in curve.items()}
+    pooled["leaves_tree_at"] = {last: float(value_G.mean()) for last, value_G in leaving.items()}
+    if not estimable:
+        pooled |= dict.fromkeys((*_ESTIMATED, "coupling", "unsampled_correct_at"))
+    pooled["informative_share_at"] = _informative_share_at(measured) if fixed_size and scheme == "iid" else None
+
+    prompts: dict[str, Any] = {"id": [g.prompt.id for g in groups]}
+    prompts |= {name: [getattr(m, name) for m in measured] for name in _COUNTS}
+    prompts |= {name: _rounded(value_G) for name, value_G in zip(names, value_GK.T, strict=True)}
+    prompts["unsampled_correct_at"] = {n: _rounded(value_G) for n, value_G in curve.items()} or None
+    prompts["leaves_tree_at"] = {last: _rounded(value_G) for last, value_G in leaving.items()}
+    return {"pooled": pooled, "prompts": prompts}
+
+
+def _coupling(measured: Sequence[Coverage]) -> float | None:
+    """Third term of Theorem 1 over the sum of the first two, which are never negative; sums over the prompts."""
+    guaranteed = coupling = 0.0
+    for m in measured:
+        share = m.num_correct / m.num_rollouts
+        q_pos = min(m.q_pos, 1.0)
+        guaranteed += (1 - share - m.s_r) * (1 - q_pos) * m.a_2 + (m.s_r + share) * q_pos * m.b_2
+        coupling += m.s_r * (q_pos * m.u_neg_2 - (1 - q_pos) * m.u_pos_2)
+    return coupling / guaranteed if guaranteed > 0 else None
+
+
+def _curve(groups: Sequence[Group], scheme: Scheme) -> dict[int, FloatArray]:
+    """Expected unsampled correct mass of each group at this and other N, each of shape [G]."""
+    numbers = sorted({*OTHER_N, *(g.tree.num_rollouts for g in groups)})
+    value_GK = np.stack([unsampled_correct_at(g.tree, g.correct_L, numbers, scheme) for g in groups])
+    return dict(zip(numbers, value_GK.T, strict=True))
+
+
+def _informative_share_at(measured: Sequence[Coverage]) -> dict[int, float]:
+    """Share of groups that smaller N would have found mixed: the mean over all subsets of N' of the N rollouts."""
+    size = min(m.num_rollouts for m in measured)
+    correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])
+    smaller = [*(n for n in OTHER_N if n < size), size]
+    return {n: float((pass_at_k(correct, size, n) + pass_at_k(size - correct, size, n) - 1).mean()) for n in smaller}
+
+
+def _leaving(groups: Sequence[Group]) -> dict[int, FloatArray]:
+    """Chance that a fresh rollout leaves each tree at positions 1, 2, 3-4, 5-8, ..., by last position, of shape [G]."""
+    longest = max(int(g.tree.length.max()) for g in groups)
+    bin_T = np.frexp(np.arange(longest))[1]  # the bit length of a position counted from 0
+    masses = [leaving_mass(g.tree) for g in groups]
+    value_GB = np.stack([np.bincount(bin_T[: m.size], m, int(bin_T[-1]) + 1) for m in masses])
+    return {1 << i: value_G for i, value_G in enumerate(value_GB.T)}
+
+
+def _rounded(value_G: FloatArray) -> list[float]:
+    return [float(f"{value:.4g}") for value in value_G.tolist()]

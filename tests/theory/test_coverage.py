@@ -1,0 +1,142 @@
+"""Sampled and unsampled mass against a model whose responses are all listed, and every draw of N enumerated."""
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+
+from brorl.theory.coverage import leaving_mass, measure_coverage, response_masses, unsampled_correct_at
+from brorl.tree import RolloutTree
+from exact_model import END, ExactModel, Response
+
+Verdicts = dict[Response, bool]
+
+
+@pytest.fixture
+def model(rng: np.random.Generator) -> ExactModel:
+    return ExactModel.random(rng, vocabulary=2, max_length=4)  # 5 responses
+
+
+@pytest.fixture
+def verdicts(rng: np.random.Generator, model: ExactModel) -> Verdicts:
+    responses = [r for r, _ in model.responses()]
+    right = rng.permutation(len(responses)) < rng.integers(1, len(responses))
+    return dict(zip(responses, right.tolist(), strict=True))
+
+
+def correct(tree: RolloutTree, verdicts: Verdicts) -> np.ndarray:
+    return np.array([verdicts[r] for r, _ in tree.responses()])
+
+
+def every_draw(model: ExactModel, num_rollouts: int):
+    """Yield every sequence of N rollouts with its probability."""
+    for draw in product(list(model.responses()), repeat=num_rollouts):
+        yield [r for r, _ in draw], float(np.prod([p for _, p in draw]))
+
+
+def test_masses_are_those_of_the_sampled_responses(rng: np.random.Generator) -> None:
+    model = ExactModel.random(rng, vocabulary=4, max_length=3, concentration=0.5)
+    responses, p = zip(*model.responses(), strict=True)
+    assert sum(p) == pytest.approx(1, abs=1e-12)
+    verdicts = {r: bool(rng.random() < 0.4) for r in responses}
+    drawn = [responses[i] for i in rng.choice(len(responses), 20, p=p)]
+    mass, seen = dict(zip(responses, p, strict=True)), set(drawn)
+    tree = model.tree(drawn)
+    found = measure_coverage(tree, correct(tree, verdicts))
+
+    right, wrong = [mass[r] for r in seen if verdicts[r]], [mass[r] for r in seen if not verdicts[r]]
+    share = sum(verdicts[r] for r in drawn) / 20
+    assert found.p_pos == pytest.approx(sum(right), rel=1e-12, abs=1e-15)
+    assert found.p_neg == pytest.approx(sum(wrong), rel=1e-12, abs=1e-15)
+    assert found.unsampled == pytest.approx(sum(m for r, m in mass.items() if r not in seen), abs=1e-12)
+    assert found.a_2 == pytest.approx(sum(m**2 for m in right), rel=1e-12, abs=1e-15)
+    assert found.b_2 == pytest.approx(sum(m**2 for m in wrong), rel=1e-12, abs=1e-15)
+    rewards = [(float(verdicts[r]) - share) * mass[r] for r in seen]
+    assert found.s_r == pytest.approx(sum(rewards), abs=1e-14)
+    tokens = [lp for r in drawn for lp in model.logprobs(r)]
+    assert found.entropy == pytest.approx(-np.mean(tokens), rel=1e-12)
+    assert (found.num_rollouts, found.num_correct, found.num_distinct) == (20, round(20 * share), len(seen))
+    assert found.duplicate_share == pytest.approx(1 - len(seen) / 20)
+    assert found.all_unique == (len(seen) == 20)
+    np.testing.assert_allclose(response_masses(tree), [mass[r] for r, _ in tree.responses()], rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_rollouts", [1, 2, 4])
+def test_estimates_have_the_right_mean_over_all_draws(model: ExactModel, verdicts: Verdicts, num_rollouts: int) -> None:
+    other = (1, 3, 4, 9, 50)
+    means, curve = np.zeros(4), np.zeros(len(other))
+    for drawn, chance in every_draw(model, num_rollouts):
+        tree = model.tree(drawn)
+        correct_L = correct(tree, verdicts)
+        m = measure_coverage(tree, correct_L)
+        means += chance * np.array([m.q_pos, m.unsampled_correct, m.u_pos_2, m.u_neg_2])
+        curve += chance * unsampled_correct_at(tree, correct_L, other)
+
+    p = np.array([mass for _, mass in model.responses()])
+    right = np.array([verdicts[r] for r, _ in model.responses()])
+    missed = (1 - p) ** num_rollouts
+    expected = [p[right].sum(), (p * missed)[right].sum(), (p**2 * missed)[right].sum(), (p**2 * missed)[~right].sum()]
+    np.testing.assert_allclose(means, expected, rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(curve, [(p * (1 - p) ** n)[right].sum() for n in other], rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("num_rollouts", [1, 3, 8])
+def test_estimates_from_systematic_rollouts_have_the_right_mean(rng: np.random.Generator, num_rollouts: int) -> None:
+    """One offset places all points: every response gets N p rollouts, rounded up or down, as at each node of a tree."""
+    model = ExactModel.random(rng, vocabulary=3, max_length=3, concentration=0.6)
+    responses, p = zip(*model.responses(), strict=True)
+    verdicts = {r: bool(rng.random() < 0.5) for r in responses}
+    edges = np.cumsum(p) * num_rollouts
+    breaks = np.unique(np.concatenate([[0.0, 1.0], edges % 1]))  # between them the draw does not depend on the offset
+    other = (1, 3, 9)
+    means, curve = np.zeros(4), np.zeros(len(other))
+    for low, high in pairwise(breaks):
+        points = (np.arange(num_rollouts) + (low + high) / 2) / num_rollouts
+        drawn = [responses[min(i, len(p) - 1)] for i in np.searchsorted(np.cumsum(p), points)]
+        tree = model.tree(drawn)
+        correct_L = correct(tree, verdicts)
+        m = measure_coverage(tree, correct_L, "systematic")
+        means += (high - low) * np.array([m.q_pos, m.unsampled_correct, m.u_pos_2, m.u_neg_2])
+        curve += (high - low) * unsampled_correct_at(tree, correct_L, other, "systematic")
+
+    mass, right = np.array(p), np.array([verdicts[r] for r in responses])
+    missed = np.maximum(0, 1 - num_rollouts * mass)
+    expected = [mass[right].sum(), *((mass**k * missed)[w].sum() for k, w in ((1, right), (2, right), (2, ~right)))]
+    np.testing.assert_allclose(means, expected, rtol=1e-8, atol=1e-11)
+    expected_curve = [(mass * np.maximum(0, 1 - n * mass))[right].sum() for n in other]
+    np.testing.assert_allclose(curve, expected_curve, rtol=1e-8, atol=1e-11)
+
+
+def test_a_fresh_rollout_leaves_the_tree_where_the_next_token_mass_is_missing(rng: np.random.Generator) -> None:
+    model = ExactModel.random(rng, vocabulary=4, max_length=4, concentration=0.7)
+    responses, p = zip(*model.responses(), strict=True)
+    drawn = [responses[i] for i in rng.choice(len(responses), 12, p=p)]
+    prefixes = {r[:i] for r in drawn for i in range(1, len(r) + 1)}
+    expected = np.zeros(max(map(len, drawn)))
+    for response, mass in zip(responses, p, strict=True):
+        outside = [i for i in range(len(response)) if response[: i + 1] not in prefixes]
+        if outside:
+            expected[outside[0]] += mass
+    tree = model.tree(drawn)
+    np.testing.assert_allclose(leaving_mass(tree), expected, atol=1e-14)
+    unsampled = measure_coverage(tree, np.ones(tree.num_responses, np.bool_)).unsampled
+    assert leaving_mass(tree).sum() == pytest.approx(unsampled, abs=1e-13)
+
+
+def test_long_responses_whose_probability_underflows_fall_back_to_counts() -> None:
+    responses = [(1, *([2 + i] * 400), END) for i in range(8)]
+    tree = RolloutTree.from_responses((1,), responses, [[-5.0] * 402] * 8)
+    found = measure_coverage(tree, np.arange(8) < 3)
+    assert found.all_unique
+    assert found.unsampled == 1
+    assert found.q_pos == pytest.approx(3 / 8)
+    assert found.unsampled_correct == pytest.approx(3 / 8)
+    assert (found.u_pos_2, found.u_neg_2) == (0, 0)
+    assert leaving_mass(tree).sum() == pytest.approx(1)
+
+
+def test_a_certain_response_leaves_nothing_unsampled() -> None:
+    tree = RolloutTree.from_responses((1,), [(5, END)] * 4, [[0.0, 1e-9]] * 4)  # rounding may exceed 1
+    found = measure_coverage(tree, np.array([True]))
+    assert (found.q_pos, found.p_pos, found.unsampled, found.unsampled_correct, found.u_pos_2) == (1, 1, 0, 0, 0)
+    assert unsampled_correct_at(tree, np.array([True]), (1, 100)).tolist() == [0, 0]

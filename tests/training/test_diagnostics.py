@@ -1,0 +1,270 @@
+"""Live diagnostics against plain loops, plain transformers, and runs that do without them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+import brorl.training.diagnostics as diagnostics_module
+from brorl.algorithms.groups import Group
+from brorl.prompts import Prompt
+from brorl.rollout.native import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.theory.coverage import leaving_mass, measure_coverage, unsampled_correct_at
+from brorl.training.diagnostics import Diagnostics, coverage_record
+from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.tree import RolloutTree
+from brorl.verify.verifier import Verdict
+from exact_model import ExactModel
+from run_support import SMALL, command, metrics_without_times
+from small_models import plain_logprobs, small_model
+
+EOS, TEMPERATURE = 0, 0.8
+SETTINGS = LearnerSettings(learning_rate=3e-2, temperature=TEMPERATURE)
+
+
+class LengthVerifier:
+    """Calls a response of an even number of characters correct."""
+
+    def verify(self, prompt: Prompt, response: str) -> Verdict:  # noqa: ARG002
+        right = len(response) % 2 == 0
+        return Verdict(right, float(right), None, "correct" if right else "odd", 0.0)
+
+
+def decode(tokens: Sequence[int]) -> str:
+    return "".join(chr(97 + t) for t in tokens)
+
+
+def group_of(tree: RolloutTree, correct_L: np.ndarray, name: str = "p") -> Group:
+    return Group(Prompt(name, "text", tree.prompt_ids, "ref", "letters"), tree, correct_L, correct_L.astype(float))
+
+
+def groups_of(rng: np.random.Generator, sizes: Sequence[int]) -> list[Group]:
+    """Groups drawn from exact models, some responses of each called correct."""
+    groups = []
+    for i, size in enumerate(sizes):
+        model = ExactModel.random(rng, vocabulary=4, max_length=3, concentration=0.6)
+        responses, p = zip(*model.responses(), strict=True)
+        tree = model.tree([responses[j] for j in rng.choice(len(p), size, p=p)])
+        groups.append(group_of(tree, rng.random(tree.num_responses) < 0.5, f"p{i}"))
+    return groups
+
+
+def diagnostics(model: PreTrainedModel, **changes: Any) -> Diagnostics:
+    engine = NativeEngine(model, EOS)
+    return Diagnostics(**{
+        "engine": engine,
+        "learner": TreeLearner(model, SETTINGS),
+        "verifiers": {"letters": LengthVerifier()},
+        "decode": decode,
+        "sampling": SamplingParams(temperature=TEMPERATURE, max_new_tokens=4),
+        "fixed_size": True,
+        "certificate_every": 5,
+        "held_out_rollouts": 9,
+        "recompute_old_logprobs": False,
+        "seed": 3,
+        **changes,
+    })  # fmt: skip
+
+
+def sampled_groups(model: PreTrainedModel, rng: np.random.Generator, num_prompts: int = 3) -> list[Group]:
+    prompts = [rng.integers(1, 17, rng.integers(1, 6)).tolist() for _ in range(num_prompts)]
+    sampling = SamplingParams(temperature=TEMPERATURE, max_new_tokens=4)
+    trees = NativeEngine(model, EOS).sample(prompts, 12, sampling, seed=1)
+    return [group_of(t, np.array([len(r) % 2 == 0 for r, _ in t.responses()]), f"p{i}") for i, t in enumerate(trees)]
+
+
+# --- coverage ---------------------------------------------------------------------------------------------------------
+
+
+def test_pooled_numbers_are_means_over_the_prompts(rng: np.random.Generator) -> None:
+    groups = groups_of(rng, [20, 20, 20])
+    record = coverage_record(groups, "iid", fixed_size=True)
+    measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
+    pooled, prompts = record["pooled"], record["prompts"]
+    names = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy", "duplicate_share")
+    for name in (*names, "q_pos", "unsampled_correct", "u_pos_2", "u_neg_2"):
+        assert pooled[name] == pytest.approx(np.mean([getattr(m, name) for m in measured]), rel=1e-12), name
+    for name in (*names[:-1], "q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "num_rollouts", "num_distinct"):
+        assert prompts[name] == pytest.approx([getattr(m, name) for m in measured], rel=1e-3), name
+    assert prompts["id"] == ["p0", "p1", "p2"]
+    assert prompts["num_correct"] == [g.num_correct for g in groups]
+    for n, value in pooled["unsampled_correct_at"].items():
+        each = [unsampled_correct_at(g.tree, g.correct_L, [n])[0] for g in groups]
+        assert value == pytest.approx(np.mean(each), rel=1e-12)
+        assert prompts["unsampled_correct_at"][n] == pytest.approx(each, rel=1e-3)
+    for last, value in pooled["leaves_tree_at"].items():
+        each = [leaving_mass(g.tree)[last // 2 : last].sum() for g in groups]
+        assert value == pytest.approx(np.mean(each), abs=1e-12)
+        assert prompts["leaves_tree_at"][last] == pytest.approx(each, rel=1e-3)
+    assert json.loads(json.dumps(record))["prompts"]["p_pos"] == prompts["p_pos"]
+
+
+def test_coupling_is_the_third_term_of_theorem_1_over_the_first_two(rng: np.random.Generator) -> None:
+    groups = groups_of(rng, [25, 25])
+    first_two = third = 0.0
+    for group in groups:
+        m = measure_coverage(group.tree, group.correct_L)
+        x = group.num_correct / 25
+        r_c, r_w, q = 1 - x, -x, min(m.q_pos, 1)
+        s_r = r_c * m.p_pos + r_w * m.p_neg
+        first_two += (r_c - s_r) * (1 - q) * m.a_2 + (s_r - r_w) * q * m.b_2
+        third += s_r * (q * m.u_neg_2 - (1 - q) * m.u_pos_2)
+    assert coverage_record(groups, "iid", fixed_size=True)["pooled"]["coupling"] == pytest.approx(third / first_two)
+
+
+def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnostics_module, "OTHER_N", (2, 3, 5, 64))
+    groups = groups_of(rng, [7, 7, 7])
+    found = coverage_record(groups, "iid", fixed_size=True)["pooled"]["informative_share_at"]
+    assert list(found) == [2, 3, 5, 7]
+    for n, share in found.items():
+        each = []
+        for group in groups:
+            outcomes = np.repeat(group.correct_L, group.tree.leaf_count)
+            each += [0 < sum(subset) < n for subset in combinations(outcomes.tolist(), n)]
+        assert share == pytest.approx(np.mean(each), abs=1e-12)
+
+
+def test_positions_where_fresh_rollouts_leave_are_binned_by_powers_of_two(rng: np.random.Generator) -> None:
+    sequences = [(1, *rng.integers(2, 5, rng.integers(1, 40)).tolist(), EOS) for _ in range(6)]
+    tree = RolloutTree.from_responses((1,), sequences, [[-0.02] * len(s) for s in sequences])
+    found = coverage_record([group_of(tree, np.ones(tree.num_responses, np.bool_))], "iid", True)["pooled"][
+        "leaves_tree_at"
+    ]
+    mass = leaving_mass(tree)
+    for last, value in found.items():
+        assert value == pytest.approx(mass[last // 2 : last].sum() if last > 1 else mass[0], abs=1e-14)
+    assert sum(found.values()) == pytest.approx(mass.sum())
+
+
+def test_where_all_responses_are_unique_nothing_is_estimated(rng: np.random.Generator) -> None:
+    sequences = [(1, *rng.permutation(np.arange(2, 12)).tolist(), EOS) for _ in range(5)]
+    assert len(set(sequences)) == 5
+    unique = RolloutTree.from_responses((1,), sequences, [[-3.0] * 12] * 5)
+    group = group_of(unique, np.arange(5) < 2)
+    pooled = coverage_record([group, group], "iid", fixed_size=True)["pooled"]
+    assert pooled["groups_all_unique"] == 2
+    names = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "coupling", "unsampled_correct_at")
+    assert [pooled[n] for n in names] == [None] * 6
+    assert pooled["unsampled"] == pytest.approx(1)
+    mixed = coverage_record([group, *groups_of(rng, [60])], "iid", fixed_size=True)["pooled"]
+    assert mixed["groups_all_unique"] == 1
+    assert all(mixed[n] is not None for n in names)
+
+
+def test_where_n_depended_on_outcomes_only_what_is_exact_is_reported(rng: np.random.Generator) -> None:
+    record = coverage_record(groups_of(rng, [30, 40]), "iid", fixed_size=False)
+    names = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "coupling", "unsampled_correct_at")
+    assert [record["pooled"][n] for n in (*names, "informative_share_at")] == [None] * 7
+    assert not set(names[:-1]) & set(record["prompts"])
+    assert record["prompts"]["unsampled_correct_at"] is None
+    assert record["pooled"]["unsampled"] > 0
+
+
+def test_systematic_rollouts_have_inclusion_probabilities_of_their_own(rng: np.random.Generator) -> None:
+    groups = groups_of(rng, [30, 30])
+    pooled = coverage_record(groups, "systematic", fixed_size=True)["pooled"]
+    measured = [measure_coverage(g.tree, g.correct_L, "systematic") for g in groups]
+    assert pooled["unsampled_correct"] == pytest.approx(np.mean([m.unsampled_correct for m in measured]))
+    each = [unsampled_correct_at(g.tree, g.correct_L, [16], "systematic")[0] for g in groups]
+    assert pooled["unsampled_correct_at"][16] == pytest.approx(np.mean(each))
+    assert pooled["informative_share_at"] is None
+
+
+# --- certificate ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_certificate_equals_plain_transformers_before_and_after_the_update(
+    rng: np.random.Generator, recompute: bool
+) -> None:
+    model = small_model(seed=int(rng.integers(1000)))
+    measure = diagnostics(model, recompute_old_logprobs=recompute)
+    groups = sampled_groups(model, rng)
+    held_out = measure.hold_out(5, groups)
+    assert [g.tree.num_rollouts for g in held_out] == [9, 9, 9]
+    responses = [[r for r, _ in g.tree.responses()] for g in held_out]
+
+    def logprobs() -> list[list[float]]:
+        with torch.no_grad():
+            return [
+                [float(lp.sum()) for lp in plain_logprobs(model, [g.prompt.token_ids] * len(rs), rs, TEMPERATURE)]
+                for g, rs in zip(held_out, responses, strict=True)
+            ]
+
+    before = logprobs()
+    measure.learner.step(groups, [rng.normal(size=g.tree.num_responses) for g in groups], seed=0)
+    after = logprobs()
+    found = measure.record(groups, groups, held_out)["certificate"]
+
+    means = []
+    for seen, group, old, new in zip(groups, held_out, before, after, strict=True):
+        b = seen.num_correct / 12
+        terms = [
+            (len(r) % 2 == 0 and bool(done)) - b
+            for (r, _), done in zip(group.tree.responses(), group.tree.finished, strict=True)
+        ]
+        values = [t * (np.exp(n - o) - 1) for t, o, n in zip(terms, old, new, strict=True)]
+        means.append(np.average(values, weights=group.tree.leaf_count))
+    assert found["change"] == pytest.approx(np.mean(means), rel=1e-7)
+    assert abs(found["change"]) > 1e-4
+    assert found["num_rollouts"] == 27
+
+
+def test_held_out_rollouts_are_fresh_and_independent_of_the_scheme(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1000)), scale=0.1)
+    groups = sampled_groups(model, rng)
+    held_out = diagnostics(model, held_out_rollouts=12).hold_out(5, groups)
+    assert [g.prompt for g in held_out] == [g.prompt for g in groups]
+    assert any(a.tree != b.tree for a, b in zip(held_out, groups, strict=True))
+    later = diagnostics(model, held_out_rollouts=12).hold_out(10, groups)
+    assert any(a.tree != b.tree for a, b in zip(held_out, later, strict=True))
+    sampling = SamplingParams(temperature=TEMPERATURE, max_new_tokens=4, scheme="systematic")
+    same = diagnostics(model, held_out_rollouts=12, sampling=sampling).hold_out(5, groups)
+    assert [g.tree for g in same] == [g.tree for g in held_out]
+
+
+def test_certificates_come_when_they_are_due(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1000)))
+    groups = sampled_groups(model, rng)
+    due = [step for step in range(1, 16) if diagnostics(model).hold_out(step, groups)]
+    assert due == [5, 10, 15]
+    assert not diagnostics(model, certificate_every=0).hold_out(5, groups)
+
+
+@pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 3}])
+def test_truncated_sampling_hides_the_probabilities(rng: np.random.Generator, truncation: dict[str, Any]) -> None:
+    model = small_model(seed=int(rng.integers(1000)))
+    groups = sampled_groups(model, rng)
+    measure = diagnostics(model)
+    truncated = replace(measure, sampling=replace(measure.sampling, **truncation))
+    assert truncated.hold_out(5, groups) == []
+    assert truncated.record(groups, groups, []) == {}
+    assert set(measure.record(groups, groups, [])) == {"coverage"}
+
+
+def test_training_is_the_same_bit_by_bit_whether_it_is_certified_or_not(tmp_path: Path) -> None:
+    runs = []
+    for every in (0, 1):
+        path = tmp_path / str(every)
+        outcome = command(
+            "train", *SMALL, "--steps=3", f"--diagnostics.certificate_every={every}", "--output_dir", path
+        )
+        assert outcome.code == 0, outcome.err
+        records = metrics_without_times(path)
+        assert [r["step"] for r in records if "certificate" in r] == ([1, 2, 3] if every else [])
+        assert all("coverage" in r for r in records[1:])
+        runs.append([{k: v for k, v in r.items() if k != "certificate"} for r in records])
+        runs.append((path / "checkpoints" / "step-000003" / "model.safetensors").read_bytes())
+    assert runs[0] == runs[2]
+    assert runs[1] == runs[3]
