@@ -7,7 +7,6 @@ Three N of the paper at its full vocabulary, one seed (over seeds the ends of th
 tables is one that `brorl simulate` can repeat; the third says which correct tokens an exact gradient raises.
 """
 
-# ruff: noqa: T201
 import argparse
 from dataclasses import replace
 

@@ -23,10 +23,13 @@ from brorl.model.load import LoadedModel, choose_device, end_tokens, load_model,
 from brorl.prompts import Prompt, PromptStream, countdown_prompts, countdown_puzzles, split_countdown
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
+from brorl.theory.allocation import Widening
 from brorl.training.checkpoint import START, TrainerState, discard_unfinished, last_checkpoint, load_state
 from brorl.training.collect import Collector
+from brorl.training.diagnostics import Diagnostics, coverage_record
 from brorl.training.learner import LearnerSettings, TreeLearner
 from brorl.training.loop import EstimateAdvantages, TrainingRun
+from brorl.training.pilot import PilotParts
 from brorl.training.run_directory import Record, RunDirectory
 from brorl.verify.countdown import CountdownVerifier
 from brorl.verify.verifier import Verifier
@@ -59,23 +62,40 @@ def build_run(
     train_prompts, held_out = build_prompts(config, loaded)
     decode = build_decode(loaded.tokenizer)
     verifiers: dict[str, Verifier] = {"countdown": CountdownVerifier()}
+    num_rollouts, widening = build_rollouts_per_prompt(config)
     collector = Collector(
         engine=engine,
         stream=PromptStream(train_prompts, config.seed),
         verifiers=verifiers,
         decode=decode,
         sampling=_training_sampling(config),
-        rollouts_per_prompt=config.rollouts_per_prompt,
+        rollouts_per_prompt=num_rollouts,
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,
         max_tries=config.dynamic_sampling.max_tries,
+        seed=config.seed,
+        widening=widening,
+    )
+    settings = build_learner_settings(config)
+    learner = TreeLearner(loaded.model, settings)
+    diagnostics = Diagnostics(
+        engine=engine,
+        learner=learner,
+        verifiers=verifiers,
+        decode=decode,
+        sampling=collector.sampling,
+        fixed_size=config.rollouts_per_prompt != "adaptive",
+        certificate_every=config.diagnostics.certificate_every,
+        held_out_rollouts=config.diagnostics.held_out_rollouts,
+        recompute_old_logprobs=settings.recompute_old_logprobs,
         seed=config.seed,
     )
     run = TrainingRun(
         collector=collector,
         estimate_advantages=build_advantages(config),
-        learner=TreeLearner(loaded.model, build_learner_settings(config)),
+        learner=learner,
         engine=engine,
+        diagnostics=diagnostics,
         benchmark=_benchmark(config, held_out, verifiers, decode),
         evaluate_every=config.evaluation.every,
         model=loaded.model,
@@ -89,6 +109,41 @@ def build_run(
         report=report,
     )
     return run, _restore(run, checkpoint)
+
+
+def build_pilot(config: TrainConfig) -> PilotParts:
+    """Make the parts that `brorl plan` measures: those of a run before its first step.
+
+    Raises:
+        UserError: If rollouts are not drawn from the whole distribution, or the model, the tokenizer or the data do not
+            work.
+    """
+    if config.sampling.top_p < 1 or config.sampling.top_k:
+        raise UserError(
+            f"a plan needs the probabilities of what is sampled, and sampling.top_p = {config.sampling.top_p}, "
+            f"sampling.top_k = {config.sampling.top_k} hide them; set sampling.top_p: 1.0 and sampling.top_k: 0"
+        )
+    if config.engine.threads:
+        torch.set_num_threads(config.engine.threads)
+    torch.manual_seed(config.seed)
+    loaded, engine = build_engine(config, config.model)
+    train_prompts, _ = build_prompts(config, loaded)
+    return PilotParts(
+        engine=engine,
+        model=loaded.model,
+        stream=PromptStream(train_prompts, config.seed),
+        verifiers={"countdown": CountdownVerifier()},
+        decode=build_decode(loaded.tokenizer),
+        sampling=SamplingParams(config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
+        estimate_advantages=build_advantages(config),
+        diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
+        learner_settings=build_learner_settings(config),
+        engine_memory_bytes=int(config.engine.memory_gib * 2**30),
+        prompts_per_step=config.prompts_per_step,
+        dynamic_sampling=config.dynamic_sampling.enabled,
+        store_every=config.store_rollouts_every,
+        seed=config.seed,
+    )
 
 
 def build_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
@@ -137,6 +192,14 @@ def build_prompts(config: TrainConfig, loaded: LoadedModel) -> tuple[list[Prompt
                 "lower sampling.max_new_tokens"
             )
     return train, held_out
+
+
+def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, Widening | None]:
+    """Return the rollouts that every prompt gets, and how prompts may be widened after them, if at all."""
+    if isinstance(config.rollouts_per_prompt, int):
+        return config.rollouts_per_prompt, None
+    adaptive = config.adaptive
+    return adaptive.pilot_rollouts, Widening(adaptive.max_rollouts, adaptive.samples_per_prompt)
 
 
 def build_advantages(config: TrainConfig) -> EstimateAdvantages:
@@ -220,7 +283,9 @@ def _benchmark(
 
 def _training_sampling(config: TrainConfig) -> SamplingParams:
     sampling = config.sampling
-    return SamplingParams(sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens)
+    return SamplingParams(
+        sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens, scheme=sampling.scheme
+    )
 
 
 def _restore(run: TrainingRun, checkpoint: Path | None) -> TrainerState:

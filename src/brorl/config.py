@@ -12,9 +12,9 @@ import io
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from brorl.errors import UserError
 
@@ -50,6 +50,31 @@ class SamplingConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus mass; below 1 the gradient is biased")
     top_k: int = Field(0, ge=0, description="most probable tokens kept, 0 for all; above 0 the gradient is biased")
     max_new_tokens: int = Field(256, ge=1, description="length limit of a response, in tokens")
+    scheme: Literal["iid", "systematic"] = Field(
+        "iid", description="rollouts of a prompt drawn independently | spread evenly over its tree"
+    )
+
+
+class AdaptiveConfig(Section):
+    """How `rollouts_per_prompt: adaptive` spends rollouts; without effect otherwise."""
+
+    pilot_rollouts: int = Field(16, ge=2, description="rollouts that every prompt gets, whatever their outcomes")
+    max_rollouts: int = Field(
+        512, ge=2, description="rollouts that a prompt without both outcomes is widened to at most, by doubling"
+    )
+    samples_per_prompt: int = Field(
+        64, ge=2, description="budget of a round of prompts, in rollouts per prompt on average, pilots included"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not self.pilot_rollouts < self.samples_per_prompt <= self.max_rollouts:
+            raise ValueError(
+                f"adaptive.pilot_rollouts = {self.pilot_rollouts}, adaptive.samples_per_prompt = "
+                f"{self.samples_per_prompt} and adaptive.max_rollouts = {self.max_rollouts} must rise in this order, "
+                "the last two may be equal"
+            )
+        return self
 
 
 class AdvantageConfig(Section):
@@ -122,6 +147,17 @@ class EvaluationConfig(Section):
         return self
 
 
+class DiagnosticsConfig(Section):
+    """What is measured of every step, besides its sampled and unsampled mass, which always is."""
+
+    certificate_every: int = Field(
+        25, ge=0, description="steps between held-out certificates of the update; 0 for none"
+    )
+    held_out_rollouts: int = Field(
+        32, ge=2, description="rollouts per prompt that a certificate draws besides those that train"
+    )
+
+
 class EngineConfig(Section):
     """Memory of the built-in engine and learner; none of it changes results beyond rounding."""
 
@@ -132,13 +168,22 @@ class EngineConfig(Section):
     threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 for torch's default")
 
 
+def _number_or_adaptive(value: Any) -> Any:
+    """Refuse what is not N: pydantic would complain of every member of the union by itself."""
+    if value == "adaptive" or (type(value) is int and value >= 2):
+        return value
+    raise ValueError(f"rollouts_per_prompt: the value should be a whole number from 2 on, or adaptive, not {value!r}")
+
+
 class TrainConfig(Section):
     """A training recipe."""
 
     model: str = Field(
         "quickstart", description="the shipped model `quickstart`, a local folder, or a Hugging Face hub id"
     )
-    rollouts_per_prompt: int = Field(512, ge=2, description="N, rollouts of each prompt")
+    rollouts_per_prompt: Annotated[int | Literal["adaptive"], BeforeValidator(_number_or_adaptive)] = Field(
+        512, description="N, rollouts of each prompt; adaptive gives more to prompts without both outcomes"
+    )
     prompts_per_step: int = Field(16, ge=1, description="groups that a step trains on")
     steps: int = Field(100, ge=1, description="number of steps")
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the end is always saved")
@@ -152,11 +197,13 @@ class TrainConfig(Section):
     )
     data: DataConfig = DataConfig()
     sampling: SamplingConfig = SamplingConfig()
+    adaptive: AdaptiveConfig = AdaptiveConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     engine: EngineConfig = EngineConfig()
 
     @model_validator(mode="after")
@@ -174,8 +221,9 @@ class TrainConfig(Section):
 
     @property
     def samples_per_step(self) -> int:
-        """Rollouts that a step trains on, P x N."""
-        return self.prompts_per_step * self.rollouts_per_prompt
+        """Rollouts that a step trains on, P x N; with adaptive N the mean that the budget allows."""
+        n = self.rollouts_per_prompt
+        return self.prompts_per_step * (n if isinstance(n, int) else self.adaptive.samples_per_prompt)
 
 
 def builtin_recipes() -> list[str]:
@@ -257,7 +305,7 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     """
     merged: dict[str, Any] = {str(k): dict(v) if isinstance(v, dict) else v for k, v in settings.items()}
     dotted = {name: merged.pop(name) for name in list(merged) if "." in name}
-    whole = {name for name, info in settings_of(TrainConfig) if info.annotation is int}
+    whole = {name for name, info in settings_of(TrainConfig) if int in (info.annotation, *get_args(info.annotation))}
     for name, value in {**dotted, **overrides}.items():
         section, _, key = name.rpartition(".")
         target = merged.setdefault(section, {}) if section else merged

@@ -1,9 +1,245 @@
-"""`brorl plan`."""
+"""`brorl plan`: what another factor of N would buy on this machine, before anybody pays for a run."""
 
 from __future__ import annotations
 
-from brorl.cli.settings import Commands
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import brorl
+from brorl.cli.settings import Commands, add_settings, overrides_of
+from brorl.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from brorl.config import TrainConfig
+    from brorl.training.pilot import PilotParts
+
+_ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+_LEAST_PROMPTS, _LEAST_ROLLOUTS = 8, 4
+_RECIPE = "quickstart"
 
 
 def add_parser(commands: Commands, chosen: bool) -> None:
     """Add the command; its settings only if it was `chosen`."""
+    parser = commands.add_parser(
+        "plan",
+        usage="brorl plan [CHECKPOINT] [--recipe RECIPE] [--seconds-per-step S] [--key value ...]",
+        help="say what more rollouts per prompt would buy, and cost, on this machine",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "checkpoint", nargs="?", metavar="CHECKPOINT",
+        help="a model (`quickstart`, a folder, a hub id), a run, or a checkpoint in one (default: the recipe's model)",
+    )  # fmt: skip
+    parser.add_argument("--recipe", metavar="RECIPE", help="YAML file or name (default: the run's, or quickstart)")
+    parser.add_argument("--data", metavar="TASK", help="task of the prompts, as data.task (default: the recipe's)")
+    for name, default, text in (
+        ("pilot-prompts", 64, "training prompts of the pilot"),
+        ("pilot-rollouts", 64, "rollouts of each, an even number"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, metavar="INT", help=f"{text} (default: {default})")
+    parser.add_argument(
+        "--rollouts", default=",".join(map(str, _ROLLOUTS)), metavar="N,N,...",
+        help="numbers of rollouts per prompt to compare (default: 16,32,...,2048)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seconds-per-step", type=float, metavar="S",
+        help="time budget of a step (default: what the recipe's own N and prompts take)",
+    )  # fmt: skip
+    parser.add_argument("--output-dir", "--output_dir", default="plan", metavar="DIR", help="folder (default: plan)")
+    parser.set_defaults(execute=plan)
+    if chosen:
+        from brorl.config import TrainConfig, settings_of
+
+        add_settings(parser, [name for name, _ in settings_of(TrainConfig) if name != "output_dir"])
+
+
+def plan(parsed: argparse.Namespace) -> int:
+    """Take a pilot, print the plan, write it, and return the exit code."""
+    wanted = check(parsed)
+    output = Path(parsed.output_dir).expanduser()
+    config, num_rollouts = config_of(parsed)
+
+    from rich.console import Console
+
+    from brorl.build import build_pilot
+
+    parts = build_pilot(config)
+    if parsed.pilot_prompts > parts.stream.num_prompts:
+        raise UserError(
+            f"--pilot-prompts {parsed.pilot_prompts} is more than the {parts.stream.num_prompts} training prompts that "
+            "there are; lower it"
+        )
+    _make_folder(output)
+    console = Console(highlight=False)
+    _announce(console, parsed, config, parts, num_rollouts)
+    _measure_and_report(console, parsed, config, parts, sorted({*wanted, num_rollouts}), num_rollouts, output)
+    return 0
+
+
+def check(parsed: argparse.Namespace) -> list[int]:
+    """Check the options, and return the numbers of rollouts to compare.
+
+    Raises:
+        UserError: On the first that cannot work.
+    """
+    try:
+        wanted = [int(n) for n in parsed.rollouts.split(",")]
+    except ValueError:
+        raise UserError(f"--rollouts: the value should be numbers like 16,64,512, not {parsed.rollouts!r}") from None
+    if min(wanted) < 2 or max(wanted) > 2**20:
+        raise UserError(f"--rollouts: every number should lie between 2 and {2**20:,}, not {parsed.rollouts!r}")
+    if parsed.pilot_prompts < _LEAST_PROMPTS:
+        raise UserError(f"--pilot-prompts: at least {_LEAST_PROMPTS} are needed, not {parsed.pilot_prompts}")
+    if parsed.pilot_rollouts < _LEAST_ROLLOUTS or parsed.pilot_rollouts % 2:
+        raise UserError(
+            f"--pilot-rollouts: an even number from {_LEAST_ROLLOUTS} on is needed (gradients are compared between two "
+            f"halves), not {parsed.pilot_rollouts}"
+        )
+    budget = parsed.seconds_per_step
+    if budget is not None and not 0 < budget < float("inf"):
+        raise UserError(f"--seconds-per-step: a time above 0 is needed, not {budget}")
+    return wanted
+
+
+def config_of(parsed: argparse.Namespace) -> tuple[TrainConfig, int]:
+    """Return the settings to plan for, and the recipe's own number of rollouts per prompt.
+
+    Raises:
+        UserError: If recipe, run or settings do not work.
+    """
+    from brorl.config import make_config, read_recipe
+
+    overrides = overrides_of(parsed)
+    if parsed.data is not None:
+        overrides["data.task"] = parsed.data
+    model, run_config = (None, None) if parsed.checkpoint is None else _resolve(parsed.checkpoint)
+    if model is not None:
+        if "model" in overrides:
+            raise UserError(f"{parsed.checkpoint} and --model both name a model; give one of them")
+        overrides["model"] = model
+    source = parsed.recipe or (str(run_config) if run_config else _RECIPE)
+    config = make_config(read_recipe(source), overrides, source)
+    if isinstance(config.rollouts_per_prompt, int):
+        return config, config.rollouts_per_prompt
+    fixed: int = type(config).model_fields["rollouts_per_prompt"].default
+    return make_config(read_recipe(source), {**overrides, "rollouts_per_prompt": fixed}, source), fixed
+
+
+def _resolve(checkpoint: str) -> tuple[str, Path | None]:
+    """Return the model that an argument means, and the config of its run if it belongs to one."""
+    path = Path(checkpoint).expanduser()
+    if (path / "config.yaml").is_file():
+        from brorl.training.checkpoint import last_checkpoint
+
+        last = last_checkpoint(path / "checkpoints")
+        if last is None:
+            raise UserError(
+                f"the run {path} has no complete checkpoint yet; plan from the model that it started from instead"
+            )
+        return str(last), path / "config.yaml"
+    run_config = path.resolve().parent.parent / "config.yaml"
+    if path.is_dir() and run_config.is_file() and path.resolve().parent.name == "checkpoints":
+        from brorl.training.checkpoint import complete_checkpoints
+
+        if path.resolve() not in [p.resolve() for p in complete_checkpoints(path.resolve().parent)]:
+            raise UserError(f"{path} is not a complete checkpoint of its run; choose another one")
+        return str(path), run_config
+    return checkpoint, None
+
+
+def _make_folder(output: Path) -> None:
+    """Make the folder before any work, or refuse one that cannot be written to."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to --output-dir {output} ({error.strerror}); choose a folder that you may write to"
+        ) from error
+
+
+def _announce(
+    console: Console, parsed: argparse.Namespace, config: TrainConfig, parts: PilotParts, num_rollouts: int
+) -> None:
+    """Say what is about to happen, and how much work it is."""
+    pilot = parsed.pilot_prompts * parsed.pilot_rollouts
+    step = num_rollouts * config.prompts_per_step
+    parameters = sum(p.numel() for p in parts.model.parameters())
+    lines = [
+        f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
+        f"the recipe: N = {num_rollouts} rollouts x {config.prompts_per_step} prompts a step",
+        f"pilot: {parsed.pilot_rollouts} rollouts of each of {parsed.pilot_prompts} training prompts, {pilot:,} in all "
+        f"({pilot / step:.2g} of a step), and two gradients of each prompt",
+        "then the phases of a step are timed at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more "
+        "than the pilot, and after a pilot of more than 10 s none samples more than a quarter of it",
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _measure_and_report(
+    console: Console,
+    parsed: argparse.Namespace,
+    config: TrainConfig,
+    parts: PilotParts,
+    wanted: list[int],
+    num_rollouts: int,
+    output: Path,
+) -> None:
+    import json
+    from tempfile import TemporaryDirectory
+
+    import numpy as np
+
+    from brorl.report import plan as report_plan
+    from brorl.report.plan_figure import draw_plan
+    from brorl.theory.rollout_planning import StepSettings, make_plan
+    from brorl.training.probe import measure
+    from brorl.training.run_directory import replace_file, storing
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False, style="dim")
+
+    with TemporaryDirectory(dir=output, prefix=".probe-") as scratch:
+        measured = measure(parts, parsed.pilot_prompts, parsed.pilot_rollouts, np.array(wanted), Path(scratch), say)
+    settings = StepSettings(
+        num_rollouts=num_rollouts,
+        prompts_per_step=config.prompts_per_step,
+        mini_batches=config.optimizer.mini_batches,
+        dynamic_sampling=config.dynamic_sampling.enabled,
+        most_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
+    )
+    found = make_plan(measured.counts, measured.cost, settings, parsed.seconds_per_step, parts.generator(3))
+    memory = report_plan.predict_memory(measured, found, settings)
+    report = report_plan.PlanReport(found, measured, settings, config.model, str(parts.model.device), *memory)
+    with storing(output):
+        replace_file(output / "plan.json", json.dumps(report_plan.plan_record(report), indent=2).encode())
+        draw_plan(report, output / "plan.png")
+    console.print(report_plan.pilot_line(report), soft_wrap=True, markup=False)
+    for table in (report_plan.share_table, report_plan.step_table, report_plan.budget_table):
+        console.print()
+        console.print(table(report))
+    for line in report_plan.advice(report):
+        console.print(f"- {line}", soft_wrap=True, markup=False)
+    console.print(f"\nwritten: {output / 'plan.json'}, {output / 'plan.png'}", soft_wrap=True, markup=False)
+    if found.chosen is not None:
+        row = found.rows[found.chosen]
+        command = _train_command(parsed, row.num_rollouts, row.budget_prompts)
+        console.print(f"train with it: {command}", soft_wrap=True, markup=False)
+
+
+def _train_command(parsed: argparse.Namespace, num_rollouts: int, num_prompts: int) -> str:
+    """Return the command that trains with the recommendation; settings given here stay as they were given."""
+    given: dict[str, Any] = {n.removeprefix("setting:"): v for n, v in vars(parsed).items() if n.startswith("setting:")}
+    if parsed.checkpoint is not None:
+        given["model"] = _resolve(parsed.checkpoint)[0]
+        run_config = _resolve(parsed.checkpoint)[1]
+        recipe = parsed.recipe or run_config or _RECIPE
+    else:
+        recipe = parsed.recipe or _RECIPE
+    if parsed.data is not None:
+        given["data.task"] = parsed.data
+    given |= {"rollouts_per_prompt": num_rollouts, "prompts_per_step": num_prompts}
+    return f"brorl train {recipe} " + " ".join(f"--{name} {value}" for name, value in given.items())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, TypeAlias, get_args
+from types import NoneType, UnionType
+from typing import Any, TypeAlias, Union, get_args, get_origin
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -46,6 +47,8 @@ def unknown_option(option: str, command: str | None) -> str:
     name = option.partition("=")[0].lstrip("-").replace("-", "_")
     if not option.startswith("--"):
         return f"unexpected argument {option!r} (see brorl {command or ''} --help)"
+    if command == "simulate":
+        return f"--{name} is not an option of brorl simulate; see brorl simulate --help"
     if command == "resume":
         return f"--{name} cannot be changed on resume; what can: {', '.join(CHANGEABLE_ON_RESUME)}"
     return unknown_setting(name)
@@ -53,6 +56,8 @@ def unknown_option(option: str, command: str | None) -> str:
 
 def _type_name(annotation: Any) -> str:
     choices = get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType) and NoneType not in choices:
+        return "|".join(map(_type_name, choices))
     if choices and all(isinstance(c, str) for c in choices):
         return "|".join(choices)
     known = {int: "INT", float: "FLOAT", str: "TEXT", bool: "true|false"}

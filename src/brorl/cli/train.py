@@ -87,7 +87,7 @@ def _announce(progress: Progress, config: TrainConfig, run: TrainingRun, step: i
     settings = build_learner_settings(config)
     progress.say(
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters) on {run.model.device}, "
-        f"N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts a step, "
+        f"N = {_rollouts_per_prompt(config)} rollouts x {config.prompts_per_step} prompts a step, "
         f"{run.collector.stream.num_prompts:,} training prompts"
     )
     progress.say(
@@ -96,6 +96,16 @@ def _announce(progress: Progress, config: TrainConfig, run: TrainingRun, step: i
     )
     if step:
         progress.say(f"resuming after step {step}")
+
+
+def _rollouts_per_prompt(config: TrainConfig) -> str:
+    adaptive = config.adaptive
+    if config.rollouts_per_prompt != "adaptive":
+        return str(config.rollouts_per_prompt)
+    return (
+        f"adaptive {adaptive.pilot_rollouts}..{adaptive.max_rollouts} "
+        f"(on average at most {adaptive.samples_per_prompt})"
+    )
 
 
 def _new_run_directory(config: TrainConfig, recipe: str) -> RunDirectory:

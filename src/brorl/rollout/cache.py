@@ -78,9 +78,7 @@ class RowCache:
         num_rows = source_R.size
         grows = num_rows > slots or new_tokens > tokens
         if grows:
-            tokens = self._tokens_reserved(new_tokens)
-            wanted = slots if num_rows <= slots else max(2 * slots, _FIRST_SLOTS)
-            slots = max(num_rows, min(wanted, self._max_rows, self.rows_that_fit(tokens, other_bytes)))
+            slots, tokens = self._grown(slots, num_rows, new_tokens, other_bytes)
         moved_R = np.flatnonzero(source_R != np.arange(num_rows))
         source, target = (torch.from_numpy(r).to(self._device) for r in (source_R[moved_R], moved_R))
         for store in (self.key, self.value):
@@ -93,6 +91,37 @@ class RowCache:
                     store[layer][:kept, :, :num_tokens] = old[:kept, :, :num_tokens]
                 if num_tokens and moved_R.size:
                     store[layer][target, :, :num_tokens] = old[source, :, :num_tokens]
+
+    def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
+        """Return the memory at the peak of a decoding, before it is done; nothing is reserved.
+
+        Args:
+            rows_D: Rows that are fed at each depth, d + 1 tokens each, shape [D].
+            prompt_tokens: Tokens of the prompts' keys and values, padding included.
+
+        Returns:
+            Bytes of the prompts, the rows and their logits, once a layer is copied into more room.
+
+        Raises:
+            OutOfMemoryError: As in `rows_that_fit`.
+        """
+        prompt_bytes = prompt_tokens * self._bytes_per_token
+        slots, tokens, most = 0, 0, 0
+        for depth, wanted in enumerate(rows_D.tolist(), 1):
+            num_rows = min(wanted, self.rows_that_fit(depth, prompt_bytes))
+            copied = 0
+            if num_rows > slots or depth > tokens:
+                copied = slots * tokens
+                slots, tokens = self._grown(slots, num_rows, depth, prompt_bytes)
+            kept = (slots * tokens + copied // len(self.key)) * self._bytes_per_token
+            most = max(most, prompt_bytes + kept + num_rows * self._bytes_per_row)
+        return most
+
+    def _grown(self, slots: int, num_rows: int, new_tokens: int, other_bytes: int) -> tuple[int, int]:
+        """Return how many slots, and tokens in each, to reserve for rows that do not fit in `slots` or their tokens."""
+        tokens = self._tokens_reserved(new_tokens)
+        wanted = slots if num_rows <= slots else max(2 * slots, _FIRST_SLOTS)
+        return max(num_rows, min(wanted, self._max_rows, self.rows_that_fit(tokens, other_bytes))), tokens
 
     def _empty(self, slots: int, tokens: int) -> Tensor:
         return torch.empty(slots, self._heads, tokens, self._head_dim, dtype=self._dtype, device=self._device)

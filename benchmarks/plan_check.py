@@ -1,0 +1,195 @@
+"""Checks `brorl plan` against what really happens, on the shipped model: plan once, then train and sample at several N.
+
+    python benchmarks/plan_check.py [--steps 20] [--prompts 1024] [--repeats 3] [--rollouts 16,128,512] [--out DIR]
+
+Every training run is a child process with the recipe's 16 prompts per step, a learning rate of practically 0 (so that
+the policy stays what the plan is made for), no evaluation and no certificate; seconds are what its metrics call
+seconds.total, memory is the peak above the loaded model. Shares and tokens are those of fresh prompts of another seed.
+Plans and runs alternate, so that a machine that changes its speed does so for both. Prints the tables of docs/plan.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+SETTINGS = {
+    "optimizer.learning_rate": 1e-15,
+    "evaluation.num_prompts": 0,
+    "diagnostics.certificate_every": 0,
+    "checkpoint_every": 1_000_000,
+}
+FRESH_SEED = 987_654
+
+
+def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
+    """Train in this process and return seconds, memory and shares of its metrics."""
+    from brorl.build import build_run
+    from brorl.config import make_config, read_recipe
+    from brorl.training.loop import train
+    from brorl.training.peak_memory import bytes_in_use, peak_bytes, reset_peak
+    from brorl.training.run_directory import RunDirectory
+
+    def build(folder: str, number_of_steps: int) -> Any:
+        overrides = {**SETTINGS, "rollouts_per_prompt": num_rollouts, "steps": number_of_steps, "seed": seed}
+        config = make_config(read_recipe("quickstart"), overrides, "quickstart")
+        return build_run(config, RunDirectory(Path(folder)), lambda _: None)
+
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        train(*build(first, 1))  # what is imported or set up once is no memory of a step
+        gc.collect()
+        run, state = build(second, steps)
+        gc.collect()
+        before = bytes_in_use(run.model.device)
+        reset_peak(run.model.device)
+        train(run, state)
+        peak = peak_bytes(run.model.device)
+        records = [r for r in RunDirectory(Path(second)).read_metrics() if r["step"] > 2]
+    total = {n: sum(r["sampling"][n] for r in records) for n in ("groups", "unique_tokens", "sampled_tokens")}
+    phases = sorted({n for r in records for n in r["seconds"]})
+    return {
+        "seconds": {n: sum(r["seconds"].get(n, 0.0) for r in records) / len(records) for n in phases},
+        "unique_tokens": total["unique_tokens"] / total["groups"],
+        "groups_per_step": total["groups"] / len(records),
+        "memory_bytes": None if before is None or peak is None else peak - before,
+    }
+
+
+def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
+    """Sample fresh prompts and return the share of informative groups and the unique tokens of a group."""
+    from brorl.build import build_pilot
+    from brorl.config import make_config, read_recipe
+    from brorl.training.pilot import sample
+    from brorl.training.stopwatch import Stopwatch
+
+    parts = build_pilot(make_config(read_recipe("quickstart"), {"seed": FRESH_SEED}, "quickstart"))
+    mixed = tokens = 0
+    for start in range(0, num_prompts, 16):
+        groups = sample(parts, parts.stream.take(16), num_rollouts, FRESH_SEED + start, Stopwatch()).groups
+        mixed += sum(0 < g.num_correct < num_rollouts for g in groups)
+        tokens += sum(g.tree.num_unique_tokens for g in groups)
+    return {"informative": mixed / num_prompts, "unique_tokens": tokens / num_prompts}
+
+
+def in_child(*arguments: object) -> dict[str, Any]:
+    """Run this script in a child process and return what it prints."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def plan(out: Path, seed: int, rollouts: Sequence[int]) -> dict[str, Any]:
+    """Run `brorl plan` in a child process and return its JSON."""
+    program = "import sys; from brorl.cli import main; sys.exit(main(sys.argv[1:]))"
+    options = [f"--seed={seed}", f"--output-dir={out}", f"--rollouts={','.join(map(str, rollouts))}"]
+    command = [sys.executable, "-c", program, "plan", *options]
+    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    found: dict[str, Any] = json.loads((out / "plan.json").read_text())
+    return found
+
+
+def table(rollouts: Sequence[int], plans: list[dict[str, Any]], runs: Any, samples: Any) -> list[str]:
+    """Return the table as Markdown: the median plan and the median run, and how far off the worst plan is."""
+    lines = [
+        "| N | | planned | measured | off | worst plan off |",
+        "|---|---|---|---|---|---|",
+    ]
+    for n in rollouts:
+        rows = [next(r for r in p["rows"] if r["num_rollouts"] == n) for p in plans]
+        seconds = median(r["seconds"]["total"] for r in runs[n])
+        memory = [r["memory_bytes"] for r in runs[n] if r["memory_bytes"] is not None]
+        compared = [
+            ("informative groups", [r["informative"]["value"] for r in rows], samples[n]["informative"], "{:.3f}"),
+            (
+                "unique tokens of a group",
+                [r["unique_tokens"]["value"] for r in rows],
+                samples[n]["unique_tokens"],
+                "{:.1f}",
+            ),
+            ("seconds per step", [r["seconds"]["total"] for r in rows], seconds, "{:.3f}"),
+        ]
+        planned_memory = [r["memory_bytes"] for r in rows if r["memory_bytes"] is not None]
+        if memory and planned_memory:
+            megabytes = [m / 2**20 for m in planned_memory]
+            compared.append(("memory above the model, MiB", megabytes, median(memory) / 2**20, "{:.0f}"))
+        for name, planned, measured, form in compared:
+            middle = median(planned)
+            off = [p / measured - 1 for p in planned]
+            worst = max(off, key=abs)
+            lines.append(
+                f"| {n} | {name} | {form.format(middle)} | {form.format(measured)} | {middle / measured - 1:+.1%} "
+                f"| {worst:+.1%} |"
+            )
+    return lines
+
+
+def phase_table(rollouts: Sequence[int], plans: list[dict[str, Any]], runs: Any) -> list[str]:
+    """Return seconds by phase, planned / measured."""
+    names = ["generation", "verification", "training", "storing", "diagnostics", "total"]
+    lines = [f"| N | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for n in rollouts:
+        cells = []
+        for name in names:
+            planned = median(
+                next(r for r in p["rows"] if r["num_rollouts"] == n)["seconds"].get(name, 0.0) for p in plans
+            )
+            cells.append(f"{planned:.3f} / {median(r['seconds'].get(name, 0.0) for r in runs[n]):.3f}")
+        lines.append(f"| {n} | {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    if len(sys.argv) > 1 and sys.argv[1] in ("train", "sample"):
+        numbers = [int(a) for a in sys.argv[2:]]
+        print(json.dumps(child_train(*numbers) if sys.argv[1] == "train" else child_sample(*numbers)))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--prompts", type=int, default=1024)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rollouts", default="16,128,512")
+    parser.add_argument("--out", type=Path, default=None, help="keep the plans and all measurements here")
+    parsed = parser.parse_args()
+    rollouts = [int(n) for n in parsed.rollouts.split(",")]
+    with tempfile.TemporaryDirectory() as temporary:
+        out = parsed.out or Path(temporary)
+        plans: list[dict[str, Any]] = []
+        runs: dict[int, list[dict[str, Any]]] = {n: [] for n in rollouts}
+        for repeat in range(parsed.repeats):
+            plans.append(plan(out / f"plan-{repeat}", repeat, rollouts))
+            for n in rollouts:
+                runs[n].append(in_child("train", n, parsed.steps, 100 + repeat))
+        samples = {n: in_child("sample", n, parsed.prompts) for n in rollouts}
+        if parsed.out:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "measured.json").write_text(json.dumps({"runs": runs, "samples": samples}, indent=2))
+    print(
+        f"{parsed.repeats} plans of 64 prompts x 64 rollouts, {parsed.repeats} runs of {parsed.steps} steps for each N "
+        f"(medians), {parsed.prompts} fresh prompts\n"
+    )
+    print("\n".join(table(rollouts, plans, runs, samples)))
+    print("\nSeconds of a step by phase, planned / measured:\n")
+    print("\n".join(phase_table(rollouts, plans, runs)))
+    for found in plans:
+        best = found["recommendation"]
+        print(
+            f"\nrecommended: N = {best['rollouts_per_prompt']} x {best['prompts_per_step']}, tied {best['tied']}",
+            end="",
+        )
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""How large a rollout tree grows at another number of rollouts, from one tree with known log-probs.
+
+In: a tree of n independent rollouts, with the log-prob of every node under untruncated sampling. Out: the expected
+number of nodes, of distinct responses and of live rows at each depth for N' rollouts of the same prompt. A prefix of
+probability p is a node of the tree of N' rollouts with probability 1 - (1 - p)^N', so weighting each node of the
+pilot's tree by
+
+    (1 - (1 - p)^N') / (1 - (1 - p)^n)
+
+(Horvitz and Thompson 1952) is exactly unbiased for every N', below n and above. It refuses trees without log-probs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.tree import RolloutTree
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+_SMALLEST = -690.0  # exp() of it is a normal number; below it the chances are proportional to the number of rollouts
+
+
+@dataclass(frozen=True)
+class TreeGrowth:
+    """Expected size of one prompt's tree at J numbers of rollouts.
+
+    Attributes:
+        nodes_J: Nodes: tokens that are computed, shape [J].
+        responses_J: Distinct responses, shape [J].
+        rows_JD: Distinct live prefixes of d + 1 tokens, which are the rows of one decoding step, shape [J, D].
+    """
+
+    nodes_J: FloatArray
+    responses_J: FloatArray
+    rows_JD: FloatArray
+
+
+def tree_growth(tree: RolloutTree, wanted: IntArray, max_depth: int) -> TreeGrowth:
+    """Estimate the size of a prompt's tree at other numbers of rollouts.
+
+    Args:
+        tree: n rollouts that were drawn independently, without top-p or top-k.
+        wanted: Numbers of rollouts N', shape [J].
+        max_depth: D, length limit of a response; at least the length of the longest.
+
+    Returns:
+        The expected sizes.
+
+    Raises:
+        ValueError: If log-probs are missing, or a response is longer than `max_depth`.
+
+    Source: Horvitz and Thompson, "A generalization of sampling without replacement from a finite universe" (1952).
+    """
+    if np.isnan(tree.logprob).any():
+        raise ValueError("the tree has nodes without log-probs; sample it with an engine that records them")
+    if tree.length.max() > max_depth:
+        raise ValueError(f"max_depth is {max_depth} and the longest response has {tree.length.max()} tokens; raise it")
+    ratio_JM = growth_ratios(tree.sum_along_paths(tree.logprob), tree.num_rollouts, wanted)
+    live = np.unique(tree.parent[tree.parent >= 0])
+    rows_JD = np.zeros((len(ratio_JM), max_depth))
+    for rows_D, ratio_M in zip(rows_JD, ratio_JM, strict=True):
+        rows_D[:] = np.bincount(tree.depth[live], weights=ratio_M[live], minlength=max_depth)
+    return TreeGrowth(ratio_JM.sum(1), ratio_JM[:, tree.leaf].sum(1), rows_JD)
+
+
+def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntArray) -> FloatArray:
+    """Return how many times more likely prefixes are to appear among N' rollouts than among n.
+
+    Args:
+        path_logprob_K: Log-probabilities (nats) of K prefixes.
+        pilot_rollouts: n.
+        wanted: Numbers of rollouts N', shape [J].
+
+    Returns:
+        Ratios, shape [J, K]; from N' / n for the rarest to 1 for the certain.
+    """
+    with np.errstate(divide="ignore"):  # a prefix of probability 1 misses with log-probability -inf
+        missed_K = np.log1p(-np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0)))
+    ratio_JK: FloatArray = np.expm1(np.asarray(wanted)[:, None] * missed_K) / np.expm1(pilot_rollouts * missed_K)
+    return ratio_JK

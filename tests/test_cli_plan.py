@@ -1,0 +1,171 @@
+"""`brorl plan` from the command line: a whole plan, a run directory, and one line for whatever cannot work."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from run_support import SMALL, command, save_tiny_model
+
+PILOT = ("--pilot-prompts=12", "--pilot-rollouts=8", "--rollouts=4,16,64")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step, with a checkpoint."""
+    path = tmp_path_factory.mktemp("runs") / "short"
+    outcome = command("train", *SMALL, "--steps=1", "--evaluation.num_prompts=0", f"--output_dir={path}", "--seed=5")
+    assert outcome.code == 0, outcome
+    return path
+
+
+def contents() -> list[Path]:
+    return sorted(Path().rglob("*"))
+
+
+def refusal(*arguments: str | Path) -> str:
+    """Run a plan that must fail before any work; return what it says."""
+    outcome = command("plan", *arguments)
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("brorl: ")
+    assert outcome.err.count("\n") == 1
+    assert contents() == []
+    return outcome.err
+
+
+def test_a_plan_from_end_to_end() -> None:
+    outcome = command("plan", *SMALL, *PILOT, "--seconds-per-step=2.5", "--output-dir=out/mine")
+    assert outcome.code == 0, outcome
+    assert outcome.err == ""
+    assert "8 rollouts of each of 12 training prompts, 96 in all (1.5 of a step)" in outcome.said
+    assert "What fits in 2.50 s a step" in outcome.said
+    record = json.loads(Path("out/mine/plan.json").read_text())
+    assert [r["num_rollouts"] for r in record["rows"]] == [4, 16, 64]
+    assert record["pilot"]["num_prompts"] == 12
+    assert record["recipe"]["num_rollouts"] == 16
+    best = record["recommendation"]
+    assert best["seconds_per_step"] == 2.5
+    assert best["rollouts_per_prompt"] in best["tied"]
+    chosen = next(r for r in record["rows"] if r["num_rollouts"] == best["rollouts_per_prompt"])
+    assert chosen["budget_seconds"] <= 2.5
+    for row in record["rows"]:
+        assert 0 <= row["informative"]["low"] <= row["informative"]["value"] <= row["informative"]["high"] <= 1
+        assert row["seconds"]["total"] == pytest.approx(sum(s for n, s in row["seconds"].items() if n != "total"))
+    assert all(line in outcome.said for line in best["lines"])
+    assert np.unique(imread("out/mine/plan.png")[:, :, :3].reshape(-1, 3), axis=0).shape[0] > 100
+    assert sorted(p.name for p in Path("out/mine").iterdir()) == ["plan.json", "plan.png"]
+    assert f"--rollouts_per_prompt {best['rollouts_per_prompt']}" in outcome.said
+    assert f"--prompts_per_step {best['prompts_per_step']}" in outcome.said
+
+
+def test_a_run_gives_its_settings_and_its_last_checkpoint(run: Path) -> None:
+    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    outcome = command("plan", run, *PILOT, "--rollouts=4,16")
+    assert outcome.code == 0, outcome
+    assert "checkpoints/step-000001" in outcome.said
+    record = json.loads(Path("plan/plan.json").read_text())
+    assert record["model"] == str(run / "checkpoints" / "step-000001")
+    assert record["recipe"]["prompts_per_step"] == 4  # the run's, not the quickstart's 16
+    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before  # nothing of the run has changed
+    assert f"brorl train {run / 'config.yaml'} --model {run / 'checkpoints' / 'step-000001'}" in outcome.said
+
+
+def test_what_a_checkpoint_argument_means(run: Path, tmp_path: Path) -> None:
+    from argparse import Namespace
+
+    from brorl.cli.plan import config_of
+
+    def means(checkpoint: object, **more: object) -> tuple[str, int, int]:
+        given = Namespace(checkpoint=None if checkpoint is None else str(checkpoint), recipe=None, data=None)
+        for name, value in more.items():
+            setattr(given, name, value)
+        config, num_rollouts = config_of(given)
+        return config.model, num_rollouts, config.seed
+
+    checkpoint = run / "checkpoints" / "step-000001"
+    assert means(None) == ("quickstart", 512, 0)
+    assert means("quickstart") == ("quickstart", 512, 0)
+    assert means("some/hub-id") == ("some/hub-id", 512, 0)
+    assert means(tmp_path) == (str(tmp_path), 512, 0)
+    assert means(run) == (str(checkpoint), 16, 5)
+    assert means(checkpoint) == (str(checkpoint), 16, 5)
+    assert means(run, recipe="quickstart") == (str(checkpoint), 512, 0)
+    assert means(run, **{"setting:seed": "9"}) == (str(checkpoint), 16, 9)
+    assert means(None, **{"setting:rollouts_per_prompt": "adaptive"})[1] == 512  # a plan compares fixed numbers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rollouts=16,many"], "--rollouts: the value should be numbers like 16,64,512"),
+        (["--rollouts=1,16"], "--rollouts: every number should lie between 2 and"),
+        (["--pilot-prompts=3"], "--pilot-prompts: at least 8 are needed, not 3"),
+        (["--pilot-rollouts=7"], "--pilot-rollouts: an even number from 4 on is needed"),
+        (["--seconds-per-step=-1"], "--seconds-per-step: a time above 0 is needed"),
+        (["--seconds-per-step=soon"], "--seconds-per-step"),
+        (["--sampling.top_p=0.9"], "a plan needs the probabilities of what is sampled"),
+        (["--sampling.top_k=5"], "set sampling.top_p: 1.0 and sampling.top_k: 0"),
+        (["--data=chess"], "data.task"),
+        (["--recipe=no-such.yaml"], "is neither a file nor a built-in name"),
+        (["/no/such/folder"], "model folder /no/such/folder does not exist"),
+        (["quickstart", "--model=other"], "both name a model"),
+        (["--pilot-prompts=9999999"], "is more than the"),
+        (["--output-dir=/proc/plan"], "cannot write to --output-dir /proc/plan"),
+        (["--output-dir=/etc/hostname"], "cannot write to --output-dir /etc/hostname"),
+        (["--optimizer.mini_batches=99"], "every mini-batch needs a group"),
+        (["--pilots=4"], "pilots is not a setting"),
+    ],
+)
+def test_what_cannot_work_is_said_before_any_work(arguments: list[str], said: str) -> None:
+    assert said in refusal(*arguments)
+
+
+def test_runs_without_a_whole_checkpoint(run: Path, tmp_path: Path) -> None:
+    unfinished = tmp_path / "unfinished"
+    (unfinished / "checkpoints" / "step-000002").mkdir(parents=True)
+    (unfinished / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    assert "has no complete checkpoint yet" in refusal(unfinished)
+    assert "is not a complete checkpoint" in refusal(unfinished / "checkpoints" / "step-000002")
+
+
+def test_a_model_that_solves_nothing_stops_after_its_pilot(tmp_path: Path) -> None:
+    tiny = save_tiny_model(tmp_path / "tiny")
+    outcome = command("plan", tiny, *SMALL, *PILOT, "--sampling.max_new_tokens=4")
+    assert outcome.code == 1
+    assert outcome.err.startswith("brorl: in none of 12 prompts were some of 8 rollouts correct")
+    assert outcome.err.count("\n") == 1
+    assert list(Path("plan").iterdir()) == []
+
+
+def test_help_is_light_and_documents_options() -> None:
+    program = """
+import sys
+from brorl.cli import main
+try: main(["plan", "--help"])
+except SystemExit as leaving: assert not leaving.code
+heavy = {"torch", "transformers", "scipy", "matplotlib", "rich"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for option in (
+        "CHECKPOINT",
+        "--pilot-prompts",
+        "--rollouts ",
+        "--seconds-per-step",
+        "--output-dir",
+        "--loss.clip_low",
+    ):
+        assert option in done.stdout
