@@ -145,8 +145,6 @@ def test_the_distribution_of_any_shape_follows_rates_that_no_beta_does(rng: np.r
     )
     np.testing.assert_allclose(informative[1], informative_in_subset(correct, 64, 64).mean(), atol=0.005)
     assert fit_pass_rates(correct, 64).informative(128) < 0.98 < informative[2]
-    never = np.where(rng.random(2_000) < 0.3, 0, correct[:2_000])
-    assert shares_of_any_shape(never, 64, wanted)[1][3] == pytest.approx(0.7, abs=0.08)  # a spike at 0 is one, too
 
 
 def test_weights_are_repeated_prompts(rng: np.random.Generator) -> None:
