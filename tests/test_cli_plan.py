@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from matplotlib.image import imread
 
@@ -64,7 +63,7 @@ def test_a_plan_from_end_to_end() -> None:
         assert 0 <= row["informative"]["low"] <= row["informative"]["value"] <= row["informative"]["high"] <= 1
         assert row["seconds"]["total"] == pytest.approx(sum(s for n, s in row["seconds"].items() if n != "total"))
     assert all(line in outcome.said for line in best["lines"])
-    assert np.unique(imread("out/mine/plan.png")[:, :, :3].reshape(-1, 3), axis=0).shape[0] > 100
+    assert imread("out/mine/plan.png").std() > 0.05  # something is drawn
     assert sorted(p.name for p in Path("out/mine").iterdir()) == ["plan.json", "plan.png"]
     assert f"--rollouts_per_prompt {best['rollouts_per_prompt']}" in outcome.said
     assert f"--prompts_per_step {best['prompts_per_step']}" in outcome.said

@@ -157,9 +157,11 @@ def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytes
     assert "runs/a[lr=1]" in capsys.readouterr().out
 
 
-def covered(informative: dict[int, float] | None, unsampled: dict[int, float] | None, q_pos: float | None) -> Any:
+def covered(
+    informative: dict[int, float] | None, unsampled: dict[int, float] | None, q_pos: float | None, groups: int = 4
+) -> Any:
     pooled = {"informative_share_at": informative, "unsampled_correct_at": unsampled, "q_pos": q_pos}
-    return {"step": 1, "sampling": {}, "coverage": {"pooled": pooled}}
+    return {"step": 1, "sampling": {"groups": groups}, "coverage": {"pooled": pooled}}
 
 
 def rows_of(table: Any) -> list[list[str]]:
@@ -170,12 +172,13 @@ def rows_of(table: Any) -> list[list[str]]:
 def test_table_of_what_n_bought(as_read_from_file: bool) -> None:
     steps = [covered({16: 0.9, 64: 0.9}, {16: 0.9, 64: 0.9, 256: 0.9}, 0.9)] * 3  # too old to count
     steps += [covered({16: 0.5, 64: 0.8}, {16: 0.3, 64: 0.2, 256: 0.1}, 0.4)] * 20
-    steps += [covered({16: 0.25, 64: 0.4}, {16: 0.1, 64: 0.05, 256: 0.0}, 0.1)] * 5
+    steps += [covered({16: 0.25, 64: 0.4}, {16: 0.1, 64: 0.05, 256: 0.0}, 0.1, groups=8)] * 5
     table = coverage_table(json.loads(json.dumps(steps)) if as_read_from_file else steps)
     assert "last 25 steps" in str(table.title)
-    assert [c.header for c in table.columns] == ["N =", "16", "64", "256"]
+    assert [c.header for c in table.columns] == ["N =", "16", "64", "256*"]
+    assert "from the same 64 rollouts" in str(table.caption)
     informative, mass = rows_of(table)
-    assert informative[1:] == [f"{(20 * 0.5 + 5 * 0.25) / 25:.1%}", f"{(20 * 0.8 + 5 * 0.4) / 25:.1%}", ""]
+    assert informative[1:] == [f"{(80 * 0.5 + 40 * 0.25) / 120:.1%}", f"{(80 * 0.8 + 40 * 0.4) / 120:.1%}", ""]
     whole = 20 * 0.4 + 5 * 0.1
     assert mass[1:] == [f"{1 - (20 * a + 5 * b) / whole:.1%}" for a, b in ((0.3, 0.1), (0.2, 0.05), (0.1, 0.0))]
 
@@ -184,6 +187,8 @@ def test_table_of_what_n_bought_says_when_it_cannot_tell() -> None:
     table = coverage_table([covered({16: 0.5}, None, None)])
     assert len(rows_of(table)) == 1
     assert "every response was unique" in str(table.caption)
+    nothing_solved = coverage_table([covered({16: 0.0}, {16: 0.0, 64: 0.0}, 0.0)])
+    assert "no correct response was sampled" in str(nothing_solved.caption)
     assert coverage_table([covered(None, None, None)]).row_count == 0
     assert coverage_table([{"step": 1, "sampling": {}}]).row_count == 0
 
@@ -211,3 +216,5 @@ def test_certificates_are_pooled() -> None:
     assert "90% of the correct mass rose" in line
     assert "was 0.5" in line
     assert "mass" not in certificate_lines(records[2:])[0]
+    assert "no sampled response fell" in certificate_lines([certified(0.1, 0.01, 3, 3, 0.0)])[0]
+    assert certificate_lines([{"step": 1, "sampling": {}, "certificate": {"change": None}}]) == []

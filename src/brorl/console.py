@@ -119,22 +119,28 @@ def coverage_table(records: Sequence[Record]) -> Table:
     steps = [r for r in records if "coverage" in r][-_LAST_STEPS:]
     table = Table(title=f"What N bought (last {len(steps)} steps)", title_justify="left", box=box.SIMPLE_HEAD)
     pooled = [r["coverage"]["pooled"] for r in steps]
-    shares = [p["informative_share_at"] for p in pooled if p["informative_share_at"]]
+    mixed = [(r["sampling"]["groups"], p["informative_share_at"]) for r, p in zip(steps, pooled, strict=True)]
+    mixed = [(groups, share_at) for groups, share_at in mixed if share_at]
     seen = [p for p in pooled if p["unsampled_correct_at"] and p["q_pos"] > 0]
-    if not shares:
+    if not mixed:
         return table
-    own = max(int(n) for n in shares[-1])
-    known = {int(n) for p in (*shares, *(s["unsampled_correct_at"] for s in seen)) for n in p}
+    own = max(int(n) for n in mixed[-1][1])
+    known = {int(n) for p in (mixed[-1][1], *(s["unsampled_correct_at"] for s in seen)) for n in p}
     columns = sorted(known & {16, 64, 256, own, 4 * own})
     table.add_column("N =")
     for n in columns:
-        table.add_column(str(n), justify="right", style="bold" if n == own else None)
-    mixed = [_mean([_at(s, n) for s in shares]) if n <= own else None for n in columns]
-    table.add_row("groups with correct and incorrect rollouts", *(_percent(value) for value in mixed))
+        table.add_column(f"{n}*" if n > own else str(n), justify="right", style="bold" if n == own else None)
+    groups = sum(size for size, _ in mixed)
+    shares = [sum(g * _at(at, n) for g, at in mixed) / groups if n <= own else None for n in columns]
+    table.add_row("groups with correct and incorrect rollouts", *(_percent(value) for value in shares))
     if seen:
         mass = sum(p["q_pos"] for p in seen)
         rows = [1 - sum(_at(p["unsampled_correct_at"], n) for p in seen) / mass for n in columns]
         table.add_row("correct responses sampled, by their probability", *(_percent(value) for value in rows))
+        if columns[-1] > own:
+            table.caption = f"* estimated from the same {own} rollouts of each prompt"
+    elif any(p["unsampled_correct_at"] for p in pooled):
+        table.caption = "no correct response was sampled in these steps"
     else:
         table.caption = "every response was unique, so these rollouts cannot tell what was not sampled"
     return table
@@ -142,7 +148,7 @@ def coverage_table(records: Sequence[Record]) -> Table:
 
 def certificate_lines(records: Sequence[Record]) -> list[str]:
     """Say what the certified updates did to the probability of correct responses."""
-    certificates = [r["certificate"] for r in records if "certificate" in r]
+    certificates = [r["certificate"] for r in records if r.get("certificate", {}).get("change") is not None]
     if not certificates:
         return []
     number, steps = len(certificates), sum("sampling" in r for r in records)
@@ -156,7 +162,8 @@ def certificate_lines(records: Sequence[Record]) -> list[str]:
     if correct:
         risen = sum(c["share_improved"] * c["num_correct"] for c in certificates if c["num_correct"])
         drop = min(c["worst_drop"] for c in certificates if c["num_correct"])
-        line += f"; {risen / correct:.0%} of the correct mass rose, the largest fall of one response was {-drop:.2g}"
+        line += f"; {risen / correct:.0%} of the correct mass rose, "
+        line += f"the largest fall of one response was {-drop:.2g}" if drop < 0 else "and no sampled response fell"
     return [line]
 
 

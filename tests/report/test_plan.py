@@ -204,5 +204,4 @@ def test_the_figure_is_drawn(tmp_path: Path) -> None:
     draw_plan(report(p_value=0.5, tied=[], chosen=None, best=None), tmp_path / "plan.png")
     image = imread(tmp_path / "plan.png")
     assert image.shape[:2] == (1040, 1430)
-    colours = np.unique(np.round(image[:, :, :3].reshape(-1, 3) * 255), axis=0)
-    assert len(colours) > 20  # something is drawn
+    assert image[:, :, :3].std() > 0.05  # something is drawn

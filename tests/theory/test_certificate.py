@@ -143,3 +143,12 @@ def test_too_few_rollouts_are_refused(rng: np.random.Generator) -> None:
         certify([held_out(np.eye(p.size, dtype=np.int64)[0], p, q, right, 0.0)])
     with pytest.raises(ValueError, match="at least one prompt"):
         certify([])
+
+
+def test_a_weight_beyond_the_floats_leaves_no_estimate_and_no_nan() -> None:
+    old, new = np.full(4, -9000.0), np.array([-8000.0, -9000.0, -9500.0, -9100.0])
+    found = certify([HeldOut(np.ones(4, np.int64), np.array([True, False, False, True]), old, new, 0.5)])
+    assert (found.change, found.change_low, found.change_high) == (None, None, None)
+    assert found.share_improved == 0.5
+    assert found.effective_share == pytest.approx(1 / 4)
+    assert found.worst_log_ratio == -100

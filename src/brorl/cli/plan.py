@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,8 @@ def config_of(parsed: argparse.Namespace) -> tuple[TrainConfig, int]:
 def _resolve(checkpoint: str) -> tuple[str, Path | None]:
     """Return the model that an argument means, and the config of its run if it belongs to one."""
     path = Path(checkpoint).expanduser()
+    if path.is_file():
+        raise UserError(f"{checkpoint} is a file; give a model or a run directory, and a recipe with --recipe")
     if (path / "config.yaml").is_file():
         from brorl.training.checkpoint import last_checkpoint
 
@@ -233,13 +236,12 @@ def _measure_and_report(
 def _train_command(parsed: argparse.Namespace, num_rollouts: int, num_prompts: int) -> str:
     """Return the command that trains with the recommendation; settings given here stay as they were given."""
     given: dict[str, Any] = {n.removeprefix("setting:"): v for n, v in vars(parsed).items() if n.startswith("setting:")}
+    recipe = parsed.recipe or _RECIPE
     if parsed.checkpoint is not None:
-        given["model"] = _resolve(parsed.checkpoint)[0]
-        run_config = _resolve(parsed.checkpoint)[1]
+        given["model"], run_config = _resolve(parsed.checkpoint)
         recipe = parsed.recipe or run_config or _RECIPE
-    else:
-        recipe = parsed.recipe or _RECIPE
     if parsed.data is not None:
         given["data.task"] = parsed.data
     given |= {"rollouts_per_prompt": num_rollouts, "prompts_per_step": num_prompts}
-    return f"brorl train {recipe} " + " ".join(f"--{name} {value}" for name, value in given.items())
+    options = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return shlex.join(["brorl", "train", str(recipe), *options])

@@ -67,10 +67,11 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, recipe: str | None 
     except KeyboardInterrupt:
         progress.say(f"\nthe step under way was discarded; go on from the last checkpoint with: {resume}")
         return 130
+    few_differ = recipe and isinstance(config.rollouts_per_prompt, int) and config.rollouts_per_prompt > 16
     hints = {
         Ending.FINISHED: [
             f"train longer: brorl resume {directory.path} --steps {2 * config.steps}",
-            *([f"see what few rollouts give: brorl train {recipe} --rollouts_per_prompt 16"] if recipe else []),
+            *([f"see what few rollouts give: brorl train {recipe} --rollouts_per_prompt 16"] if few_differ else []),
         ],
         Ending.INTERRUPTED: [f"go on with: {resume}"],
         Ending.NO_MIXED_GROUPS: [],

@@ -15,7 +15,7 @@ from rich import box
 from rich.table import Table
 
 from brorl.theory.pilot_counts import Estimate
-from brorl.theory.rollout_planning import Plan, PlanRow, StepSettings
+from brorl.theory.rollout_planning import NEARLY_BEST, Plan, PlanRow, StepSettings
 from brorl.training.probe import Measured
 
 
@@ -144,7 +144,8 @@ def advice(report: PlanReport) -> list[str]:
         tied = [str(plan.rows[i].num_rollouts) for i in plan.tied]
         lines.append(
             f"N = {', '.join(tied[:-1])} and {tied[-1]} cannot be told apart by this pilot (times count as known "
-            f"within {plan.time_error:.0%}); the largest of them is recommended, since it covers more rare successes."
+            f"within {plan.time_error:.0%}); the largest of them with at most {NEARLY_BEST - 1:.0%} more noise than "
+            "the least is recommended, since it covers more rare successes."
         )
     else:
         others = [r for r in plan.rows if r is not chosen and r.budget_prompts]
@@ -256,7 +257,8 @@ def interval(estimate: Estimate, digits: int = 2) -> str:
     """Return a number with its interval."""
     if isnan(estimate.value):
         return ""
-    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    high = "no end" if isinf(estimate.high) else f"{estimate.high:.{digits}f}"
+    return f"{estimate.value:.{digits}f} [{estimate.low:.{digits}f}, {high}]"
 
 
 def noise(estimate: Estimate) -> str:

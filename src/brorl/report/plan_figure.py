@@ -104,7 +104,8 @@ def _draw_noise(axis: Axes, report: PlanReport) -> None:
     _log_axis(axis, report)
     for index, row in rows:
         colour = _GREEN if index == plan.chosen else _BLUE if index in plan.tied else _GREY
-        low, value, high = row.to_best.low, row.to_best.value, row.to_best.high
+        low, value = row.to_best.low, row.to_best.value
+        high = row.to_best.high if isfinite(row.to_best.high) else value
         axis.errorbar(row.num_rollouts, value, [[value - low], [high - value]], fmt="o", color=colour, capsize=3)
         axis.annotate(
             f"{row.budget_prompts}", (row.num_rollouts, high), xytext=(0, 6), textcoords="offset points",

@@ -27,8 +27,7 @@ class HeldOut:
         correct_L: Verdict of each distinct response, shape [L].
         old_logprob_L: Log-prob (nats) of each whole response under the policy that sampled it, shape [L].
         new_logprob_L: The same after the update, shape [L].
-        baseline: Any number that does not depend on these rollouts; the training rollouts' share of correct ones
-            makes the variance small.
+        baseline: Any number that does not depend on these rollouts; near the pass rate it makes the variance small.
     """
 
     count_L: NDArray[np.int64]
@@ -43,9 +42,9 @@ class Certificate:
     """What an update did to the probability of correct responses; intervals are 95%.
 
     Attributes:
-        change: Estimate of the change of Q_pos, mean over the prompts.
-        change_low: Lower end of its interval (normal, from the variance within each prompt).
-        change_high: Upper end.
+        change: Estimate of the change of Q_pos, mean over the prompts; None where a weight is too large for a float.
+        change_low: Lower end of its interval (normal, from the variance within each prompt); None likewise.
+        change_high: Upper end; None likewise.
         share_improved: Share of the correct mass that rose; None without a correct held-out rollout.
         share_improved_low: Lower end of its interval (exact binomial).
         share_improved_high: Upper end.
@@ -58,9 +57,9 @@ class Certificate:
             few rollouts carry the estimate, and its interval is not to be trusted.
     """
 
-    change: float
-    change_low: float
-    change_high: float
+    change: float | None
+    change_low: float | None
+    change_high: float | None
     share_improved: float | None
     share_improved_low: float
     share_improved_high: float
@@ -92,9 +91,11 @@ def certify(held_out: Sequence[HeldOut]) -> Certificate:
     """
     if not held_out or any(h.count_L.sum() < 2 for h in held_out):
         raise ValueError("a certificate needs at least one prompt, and at least 2 held-out rollouts of each")
-    moments = np.array([_mean_and_variance(h) for h in held_out])
-    change = float(moments[:, 0].mean())
-    half_width = _NORMAL_95 * float(np.sqrt(moments[:, 1].sum())) / len(held_out)
+    with np.errstate(over="ignore", invalid="ignore"):  # a long response may become e^709 times as probable
+        moments = np.array([_mean_and_variance(h) for h in held_out])
+        change = float(moments[:, 0].mean())
+        half_width = _NORMAL_95 * float(np.sqrt(moments[:, 1].sum())) / len(held_out)
+    finite = bool(np.isfinite(change) and np.isfinite(half_width))
 
     count, correct, old, new = (
         np.concatenate([getattr(h, name) for h in held_out])
@@ -103,11 +104,11 @@ def certify(held_out: Sequence[HeldOut]) -> Certificate:
     log_ratio_A, count_A = (new - old)[correct], count[correct]
     num_correct, num_risen = int(count_A.sum()), int(count_A[log_ratio_A > 0].sum())
     low, high = binomial_interval(num_risen, num_correct)
-    weight = np.exp(new - old)
+    weight = np.exp(new - old - (new - old).max())  # up to a factor, which the effective share does not depend on
     return Certificate(
-        change=change,
-        change_low=change - half_width,
-        change_high=change + half_width,
+        change=change if finite else None,
+        change_low=change - half_width if finite else None,
+        change_high=change + half_width if finite else None,
         share_improved=num_risen / num_correct if num_correct else None,
         share_improved_low=low,
         share_improved_high=high,

@@ -29,6 +29,7 @@ FloatArray = NDArray[np.float64]
 _REPLICATES = 400
 _LEAST_TIME_ERROR = 0.05  # no pilot knows its machine better than this
 _SIGNIFICANT = 0.025
+NEARLY_BEST = 1.1  # a pilot that can tell little must not argue for the largest N
 _LEAST_SHARE = 1e-9  # in a replicate; a step that never fills takes as good as forever
 _NOTHING = Estimate(np.nan, np.nan, np.nan)
 
@@ -97,7 +98,8 @@ class Plan:
         recipe: Index of the recipe's own N.
         best: Index of the N with the least noise at the budget; None if no N fits.
         tied: Indices that cannot be told from the best, itself included.
-        chosen: The largest of them, since coverage of rare successes grows with N; None if no N fits.
+        chosen: The largest of them with at most `NEARLY_BEST` times the least noise, since coverage of rare successes
+            grows with N; None if no N fits.
         pass_rates: The fit that shares beyond the pilot follow from.
         moments: Squared length and variances of the gradient.
         p_value: Chance of a |G|^2 like this if the mean gradient were 0.
@@ -262,7 +264,9 @@ def make_plan(
         )
         for j in columns
     ]
-    chosen = max(tied) if tied else None
+    noise_J = [excess / max(fit, 1) for excess, fit in zip(noise.excess_J.tolist(), prompts, strict=True)]
+    nearly = [j for j in tied if best is not None and noise_J[j] <= NEARLY_BEST * noise_J[best]]
+    chosen = max(nearly) if nearly else None
     return Plan(rows, budget, recipe, best, tied, chosen, fit, noise.moments, p_value, time_error)
 
 
@@ -306,8 +310,10 @@ def compare(
         return None, [], noise_BJ
     noise_J = np.where(fits_J, excess_J / np.maximum(prompts_J, 1), np.inf)
     best = int(np.argmin(noise_J))
-    ratio_BJ = noise_BJ / np.maximum(noise_BJ[:, best : best + 1], np.finfo(np.float64).tiny)
-    low_J = np.quantile(ratio_BJ, 0.025, axis=0)
+    least_B1 = noise_BJ[:, best : best + 1]  # 0 in a replicate that saw no noise in the best at all
+    seen_BJ = noise_BJ / np.where(least_B1 > 0, least_B1, 1.0)
+    ratio_BJ = np.where(least_B1 > 0, seen_BJ, np.where(noise_BJ > 0, np.inf, 1.0))
+    low_J = np.quantile(ratio_BJ, 0.025, axis=0, method="lower")
     tied = [j for j in np.flatnonzero(fits_J).tolist() if j == best or low_J[j] <= 1 + time_error]
     return best, tied, ratio_BJ
 
@@ -327,5 +333,7 @@ def _noise(
 def _to_best(excess_J: FloatArray, prompts: list[int], ratio_BJ: FloatArray, column: int, best: int | None) -> Estimate:
     if best is None or not prompts[column] or excess_J[best] <= 0:
         return _NOTHING
-    value = excess_J[column] / prompts[column] * prompts[best] / excess_J[best]
-    return Estimate.of(value, ratio_BJ[:, column])
+    value = float(excess_J[column] / prompts[column] * prompts[best] / excess_J[best])
+    low = float(np.quantile(ratio_BJ[:, column], 0.025, method="lower"))
+    high = float(np.quantile(ratio_BJ[:, column], 0.975, method="higher"))
+    return Estimate(value, min(low, value), max(high, value))

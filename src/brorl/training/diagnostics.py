@@ -110,7 +110,8 @@ class Diagnostics:
                 correct_L=group.correct_L,
                 old_logprob_L=group.tree.prefix_logprob[group.tree.leaf],
                 new_logprob_L=group.tree.sum_along_paths(new_logprob_M)[group.tree.leaf],
-                baseline=seen.num_correct / seen.tree.num_rollouts,
+                # Never quite 0 or 1, where held-out rollouts of one outcome would claim to be certain of nothing.
+                baseline=(seen.num_correct + 0.5) / (seen.tree.num_rollouts + 1),
             )
             for group, seen, new_logprob_M in zip(held_out, trained, self.learner.logprobs(trees), strict=True)
         ]
