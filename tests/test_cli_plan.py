@@ -79,6 +79,7 @@ def test_a_run_gives_its_settings_and_its_last_checkpoint(run: Path) -> None:
     assert record["recipe"]["prompts_per_step"] == 4  # the run's, not the quickstart's 16
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before  # nothing of the run has changed
     assert f"brorl train {run / 'config.yaml'} --model {run / 'checkpoints' / 'step-000001'}" in outcome.said
+    assert "--output_dir null --rollouts_per_prompt" in outcome.said
 
 
 def test_what_a_checkpoint_argument_means(run: Path, tmp_path: Path) -> None:

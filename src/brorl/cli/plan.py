@@ -240,6 +240,8 @@ def _train_command(parsed: argparse.Namespace, num_rollouts: int, num_prompts: i
     if parsed.checkpoint is not None:
         given["model"], run_config = _resolve(parsed.checkpoint)
         recipe = parsed.recipe or run_config or _RECIPE
+        if recipe == run_config is not None:
+            given["output_dir"] = "null"  # that of the run is taken
     if parsed.data is not None:
         given["data.task"] = parsed.data
     given |= {"rollouts_per_prompt": num_rollouts, "prompts_per_step": num_prompts}
