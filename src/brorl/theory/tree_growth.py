@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from brorl.theory.coverage import missed_and_seen
 from brorl.tree import RolloutTree
 
 IntArray = NDArray[np.int64]
@@ -60,7 +61,7 @@ def tree_growth(tree: RolloutTree, wanted: IntArray, max_depth: int) -> TreeGrow
         raise ValueError("the tree has nodes without log-probs; sample it with an engine that records them")
     if tree.length.max() > max_depth:
         raise ValueError(f"max_depth is {max_depth} and the longest response has {tree.length.max()} tokens; raise it")
-    ratio_JM = growth_ratios(tree.sum_along_paths(tree.logprob), tree.num_rollouts, wanted)
+    ratio_JM = growth_ratios(tree.prefix_logprob, tree.num_rollouts, wanted)
     live = np.unique(tree.parent[tree.parent >= 0])
     rows_JD = np.zeros((len(ratio_JM), max_depth))
     for rows_D, ratio_M in zip(rows_JD, ratio_JM, strict=True):
@@ -79,7 +80,8 @@ def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntAr
     Returns:
         Ratios, shape [J, K]; from N' / n for the rarest to 1 for the certain.
     """
-    with np.errstate(divide="ignore"):  # a prefix of probability 1 misses with log-probability -inf
-        missed_K = np.log1p(-np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0)))
-    ratio_JK: FloatArray = np.expm1(np.asarray(wanted)[:, None] * missed_K) / np.expm1(pilot_rollouts * missed_K)
+    p_K = np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0))
+    _, seen_JK = missed_and_seen(p_K, np.asarray(wanted)[:, None])
+    _, seen_K = missed_and_seen(p_K, pilot_rollouts)
+    ratio_JK: FloatArray = seen_JK / seen_K
     return ratio_JK

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.algorithms.groups import Group
-from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams, Scheme
 from brorl.theory.certificate import HeldOut, certify
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
+from brorl.theory.pass_rates import informative_in_subset
 from brorl.training.learner import Learner
 from brorl.verify.grade import grade
 from brorl.verify.verifier import Verifier
@@ -179,7 +179,7 @@ def _informative_share_at(measured: Sequence[Coverage]) -> dict[int, float]:
     size = min(m.num_rollouts for m in measured)
     correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])
     smaller = [*(n for n in OTHER_N if n < size), size]
-    return {n: float((pass_at_k(correct, size, n) + pass_at_k(size - correct, size, n) - 1).mean()) for n in smaller}
+    return {n: float(informative_in_subset(correct, size, n).mean()) for n in smaller}
 
 
 def _leaving(groups: Sequence[Group]) -> dict[int, FloatArray]:
