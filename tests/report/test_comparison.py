@@ -4,11 +4,11 @@ import json
 import re
 from dataclasses import asdict, replace
 from io import StringIO
-from math import comb
+from math import comb, sqrt
 
 import numpy as np
 import pytest
-from comparisons import levels, score_of, score_SP, synthetic
+from comparisons import levels, pass_at, score_of, score_SP, synthetic
 from rich.console import Console
 from scipy import stats
 
@@ -21,10 +21,12 @@ from brorl.report.comparison import comparison_tables, markdown, verdict
 from brorl.report.comparison_findings import findings
 from brorl.report.comparison_record import comparison_record
 from brorl.report.comparison_tables import (
+    against_first_sheet,
     cost_sheet,
     coverage_sheet,
     equal_sheet,
     paired_sheet,
+    parts,
     pass_sheet,
     sheets,
     shown_marks,
@@ -185,6 +187,54 @@ class TestTables:
         assert "at 20 seconds each no difference shown (" in line
         assert "they had spent N=16 20.0 s and N=512 20.9 s, since" in line
         assert not any("conclusion changes" in line for line in verdict(levels([[8, 8], [8, 20]])))
+
+    def test_every_arm_of_a_sweep_is_measured_against_the_first(self, rng: np.random.Generator) -> None:
+        comparison = synthetic(rng, numbers=(16, 64, 512), ks=(1, 16))
+        first, *others = comparison.arms
+        cells = [row for sheet in parts(against_first_sheet(findings(comparison)), 1000) for row in sheet.rows]
+        record = comparison_record(comparison)["against_first"]
+        cases = [(arm, unit) for arm in others for unit in ("seconds", "samples", "unique_tokens")]
+        for (arm, unit), row, kept in zip(cases, cells, record, strict=True):
+            runs = [run for one in (first, arm) for run in one.trajectories]
+            reached = min(run.scores[-1].cost.of(unit) for run in runs)
+            assert kept["arm"] == arm.name
+            assert row[0].startswith(f"{arm.name}, ")
+            for k, cell in zip((1, 16), row[1:], strict=True):
+                score_SP = [
+                    np.array([
+                        [
+                            np.interp(
+                                reached,
+                                [s.cost.of(unit) for s in run.scores],
+                                [pass_at(int(s.num_correct_P[p]), 32, k) for s in run.scores],
+                            )
+                            for p in range(len(comparison.prompts))
+                        ]
+                        for run in one.trajectories
+                    ])
+                    for one in (first, arm)
+                ]  # fmt: skip
+                equal = kept["equal"][str(k)]
+                assert (equal["unit"], equal["amount"]) == (unit, reached)
+                value = score_SP[1].mean() - score_SP[0].mean()
+                assert equal["difference"]["difference"]["value"] == pytest.approx(value, abs=1e-12)
+                low, high = (equal["difference"]["difference"][end] for end in ("low", "high"))
+                gap_SP = score_SP[1] - score_SP[0]
+                means = (gap_SP.mean(0), gap_SP.mean(1))
+                half = sqrt(sum(stats.t.ppf(0.975, m.size - 1) ** 2 * m.var(ddof=1) / m.size for m in means))
+                assert (low, high) == pytest.approx((value - half, value + half), abs=1e-9)
+                assert cell.endswith("*") == (low > 0 or high < 0)
+            late = any(run.scores[1].cost.of(unit) > reached for run in runs)
+            assert row[0].endswith("?") == late == bool(kept["first_evaluated_later"])
+
+    def test_a_sweep_tells_who_is_higher_and_lower_than_the_first(self) -> None:
+        comparison = levels([[8, 8], [8, 20], [8, 6], [8, 8]], numbers=(16, 64, 512, 2048))
+        words = verdict(comparison)
+        (line,) = (line for line in words if line.startswith("pass@1 against N=16 at equal seconds"))
+        assert "higher: N=64 (+0.375" in line
+        assert "lower: N=512 (-0.062" in line
+        assert "no difference shown: N=2048 (+0.000" in line
+        assert comparison_record(levels([[8], [20]]))["against_first"] == []
 
     def test_runs_that_ended_early_do_not_make_the_budget_unequal(self, rng: np.random.Generator) -> None:
         found = findings(synthetic(rng, numbers=(16, 512), unit="steps", ended_early={(0, 1): 2}))

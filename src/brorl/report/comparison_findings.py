@@ -111,6 +111,21 @@ class Pair:
     seeds_ahead: int | None
 
 
+@dataclass(frozen=True)
+class AgainstFirst:
+    """A later arm of a sweep against the first, where both had spent the same of one unit.
+
+    Attributes:
+        arm: The later arm's name.
+        equal: What both scored, by k: pass@1 and pass@k of the largest k.
+        first_evaluated_later: Arms that had spent more before their first evaluation: their scores there are guesses.
+    """
+
+    arm: str
+    equal: Mapping[int, EqualCost]
+    first_evaluated_later: tuple[str, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Findings:
     """What a comparison shows.
@@ -130,6 +145,7 @@ class Findings:
         coverage: Prompts gained and lost since the start, by arm.
         tasks: Scores by task; empty if there is one.
         pair: The difference of two arms; None if there are more.
+        against_first: Each later arm against the first at equal cost in each unit, if there are more than two arms.
         frontiers: The frontier in each measure, if there are more than two arms.
     """
 
@@ -146,6 +162,7 @@ class Findings:
     coverage: tuple[CoverageChange, ...]
     tasks: tuple[TaskScores, ...]
     pair: Pair | None
+    against_first: tuple[AgainstFirst, ...]
     frontiers: tuple[Frontier, ...]
 
     @property
@@ -191,6 +208,7 @@ def findings(comparison: Comparison) -> Findings:
         coverage=tuple(coverage_change(comparison, arm, budget, ks[-1]) for arm in comparison.arms),
         tasks=_task_scores(comparison, ks),
         pair=_pair(comparison, ks) if two else None,
+        against_first=() if two else _against_first(comparison, ks),
         frontiers=() if two else _frontiers(comparison, ks[-1]),
     )
 
@@ -331,6 +349,23 @@ def _equal(comparison: Comparison) -> tuple[EqualCost, ...]:
     spent = {score_at(run, unit, budget).cost.of(unit) for run in runs}
     units = [*([unit] if len(spent) > 1 else []), *(other for other in UNITS if other != unit)]
     return tuple(equal for equal in (at_equal_cost(comparison, one) for one in units) if equal.amount > 0)
+
+
+def _against_first(comparison: Comparison, ks: tuple[int, ...]) -> tuple[AgainstFirst, ...]:
+    """Compare every later arm with the first as two arms are, as far as every run of those two went.
+
+    Steps are left out unless they are what the budget counts: those of a larger N are larger.
+    """
+    first, *others = comparison.arms
+    units = (comparison.unit, *(unit for unit in UNITS if unit not in (comparison.unit, "steps")))
+    found = []
+    for arm in others:
+        two = replace(comparison, arms=(first, arm))
+        for unit in units:
+            equal = {k: at_equal_cost(two, unit, measure_of(k), k) for k in ends_of(ks)}
+            if equal[1].amount > 0:
+                found.append(AgainstFirst(arm.name, equal, late_at(two, equal[1])))
+    return tuple(found)
 
 
 def _frontiers(comparison: Comparison, largest: int) -> tuple[Frontier, ...]:

@@ -47,6 +47,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         ],
         "tasks": found.tasks,
         "pair": None if found.pair is None else _pair(found.pair),
+        "against_first": found.against_first,
         "frontiers": {measure_name(line): line for line in found.frontiers},
         "prompts": _prompts(comparison),
     }

@@ -34,6 +34,7 @@ from brorl.report.comparison_sheet import (
 )
 
 _MOST_MARKS = 4  # rows of an arm in the first table of two arms
+_GUESSED = "? an arm was first evaluated later: a line from the start on guesses its score, mostly too low"
 _LONGEST_VALUE = 9  # characters of a setting in a column
 
 
@@ -45,6 +46,8 @@ def sheets(found: Findings) -> list[Sheet]:
         result += [pass_sheet(found), paired_sheet(found)]
     if found.equal:
         result += parts(equal_sheet(found))
+    if found.against_first:
+        result += parts(against_first_sheet(found))
     for line in found.frontiers:
         result += parts(frontier_sheet(line, found))
     if found.frontiers:
@@ -200,10 +203,36 @@ def equal_sheet(found: Findings) -> Sheet:
         rows.append(tuple(row))
     notes = ["As far as every run went, on straight lines between its evaluations."]
     if any(late.values()):
-        notes.append("? an arm was first evaluated later: a line from the start on guesses its score, mostly too low")
+        notes.append(_GUESSED)
     more = () if found.pair is None else ("difference", "what it shows")
     words = frozenset({0}) if found.pair is None else frozenset({0, 4})
     return Sheet("pass@1 at equal cost", ("spent", *names, *more), tuple(rows), tuple(notes), words)
+
+
+def against_first_sheet(found: Findings) -> Sheet:
+    """Make the table of every later arm of a sweep less the first, at equal cost in every unit."""
+    first = found.comparison.arms[0].name
+    ends = ends_of(found.ks)
+    rows = []
+    for one in found.against_first:
+        spent, unit = cost_text(one.equal[1].amount, one.equal[1].unit), one.equal[1].unit
+        counted = {"seconds": "", "unique_tokens": " tokens"}.get(unit, f" {unit}")
+        cells = [f"{one.arm}, {spent}{counted}{' ?' if one.first_evaluated_later else ''}"]
+        for k in ends:
+            difference = one.equal[k].difference
+            assert difference is not None
+            shown = "" if difference.verdict == "no difference shown" else " *"
+            cells.append(f"{signed(difference.difference)}{shown}")
+        rows.append(tuple(cells))
+    notes = [
+        "As far as every run of the two went, on straight lines between evaluations; tokens are unique tokens. * the "
+        f"95% interval, over prompts and seeds, excludes 0; of {len(rows) * len(ends)} such intervals one in 20 would "
+        "by chance."
+    ]
+    if any(one.first_evaluated_later for one in found.against_first):
+        notes.append(_GUESSED)
+    columns = ("arm, spent", *(f"pass@{k}" for k in ends))
+    return Sheet(f"Every arm less {first}, at equal cost", columns, tuple(rows), tuple(notes))
 
 
 def frontier_sheet(line: Frontier, found: Findings) -> Sheet:

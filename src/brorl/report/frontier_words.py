@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from brorl.evaluation.compute_match import TOLERANCE, UNIT_WORDS, Unit, amount
 from brorl.evaluation.frontier import Frontier, Reign
-from brorl.report.comparison_findings import Findings, ordered_by_number, tied
+from brorl.report.comparison_findings import Findings, ends_of, ordered_by_number, tied
 from brorl.report.comparison_sheet import cost_text, interval, signed
 from brorl.report.comparison_tables import measure_name, seeds_words
 from brorl.report.comparison_verdict import (
@@ -27,6 +27,7 @@ def sweep_words(found: Findings) -> list[str]:
     lines += [_reigns(line, found) for line in found.frontiers]
     if ordered_by_number(found.comparison.arms):
         lines += _shapes(found)
+    lines += _against_first(found)
     lines += _saturation(first, found.comparison.unit)
     lines += [*match_words(found), *_left_out(first, found.comparison.unit), *ending_words(found), *_seeds(found)]
     return [*lines, *other_settings(found.comparison.arms), *limit_words(found)]
@@ -103,6 +104,22 @@ def _shape(line: Frontier, unit: Unit) -> str:
         f"The best N for {measure_name(line)} rises with the budget from about {low:,.0f} to about {high:,.0f}, "
         f"halfway (in log N) at {half} [{least}, {most}]{_counted(unit)}."
     )
+
+
+def _against_first(found: Findings) -> list[str]:
+    """Say which arms score higher and lower than the first where all spent the same of what the budget counts."""
+    unit, first = found.comparison.unit, found.comparison.arms[0].name
+    groups = {"B leads": "higher", "A leads": "lower", "no difference shown": "no difference shown"}
+    lines = []
+    for k in ends_of(found.ks):
+        equal = {one.arm: one.equal[k].difference for one in found.against_first if one.equal[k].unit == unit}
+        differences = {arm: difference for arm, difference in equal.items() if difference is not None}
+        told = []
+        for lead, words in groups.items():
+            arms = [f"{a} ({signed(d.difference)})" for a, d in differences.items() if d.verdict == lead]
+            told += [f"{words}: {', '.join(arms)}"] if arms else []
+        lines.append(f"pass@{k} against {first} at equal {UNIT_WORDS[unit]}, {'; '.join(told)}.")
+    return lines
 
 
 def _saturation(line: Frontier, unit: Unit) -> list[str]:

@@ -1,0 +1,150 @@
+"""The tables of the study, as Markdown on stdout.
+
+    python examples/plateau/tables.py runs/plateau/three > three.md
+
+In: the folder that study.sh filled for one task; what is not there yet is left out. Out: the sweep over settings of
+N = 16, its way to the plateau, the learning rates tried for every N, and from each switch point what every N spent and
+scored, its difference from N = 16 at equal cost, and the puzzles gained and lost.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from brorl.evaluation.comparison import Arm, Comparison
+from brorl.evaluation.compute_match import costs_at
+from brorl.evaluation.paired import mean_over_runs, scores_at
+from brorl.evaluation.token_efficiency import training_efficiency
+from brorl.report.comparison_findings import findings
+from brorl.report.comparison_sheet import Sheet, interval, markdown_table, short
+from brorl.report.comparison_tables import against_first_sheet, coverage_sheet
+from brorl.report.read_comparison import read_comparison
+from brorl.training.run_directory import Record, RunDirectory
+
+RATE = "optimizer.learning_rate"
+SETTINGS = {
+    RATE: "learning rate",
+    "optimizer.mini_batches": "mini-batches",
+    "kl.coefficient": "KL",
+    "reference.reset_every": "reset every",
+    "sampling.temperature": "temperature",
+}
+
+
+def tuning_sheet(comparison: Comparison) -> Sheet:
+    """What eight settings of N = 16 came to with the same samples."""
+    rows = tuple(
+        (
+            *(arm.differs.get(key, "") for key in SETTINGS),
+            *(f"{scores_at(comparison, arm, comparison.budget, 'best@k', k).mean():.3f}" for k in comparison.ks),
+            informative(arm),
+        )
+        for arm in comparison.arms
+    )
+    columns = (*SETTINGS.values(), *(f"pass@{k}" for k in comparison.ks), "both outcomes")
+    return Sheet(f"N = 16 after {short(comparison.budget)} samples, one seed", columns, rows, words=frozenset())
+
+
+def informative(arm: Arm) -> str:
+    """Share of the groups of all runs that had correct and incorrect rollouts."""
+    share = training_efficiency(arm).informative_share
+    return "-" if share is None else f"{share.mean:.0%}"
+
+
+def way_sheet(arm: Arm) -> Sheet:
+    """How a run of N = 16 came to its plateau: a row an evaluation, groups and rewards of the steps before it."""
+    rows: list[tuple[str, ...]] = []
+    window: list[Record] = []
+    samples = 0
+    for record in RunDirectory(Path(arm.trajectories[0].path)).read_metrics():
+        if "sampling" in record:
+            window.append(record["sampling"])
+            samples += record["sampling"]["samples"]
+        if "evaluation" in record:
+            scores = (f"{value['value']:.3f}" for value in record["evaluation"]["pass_at"].values())
+            rows.append((str(record["step"]), short(samples), *scores, *shares(window)))
+            window = []
+    columns = (
+        "step",
+        "samples",
+        "pass@1",
+        "pass@16",
+        "pass@256",
+        "both outcomes",
+        "all correct",
+        "correct in training",
+    )
+    return Sheet(f"N = 16 on the way to its plateau, {arm.name}, one seed", columns, tuple(rows), words=frozenset())
+
+
+def shares(window: list[Record]) -> tuple[str, str, str]:
+    """Shares of the groups with both outcomes, of those with only correct rollouts, and of correct rollouts."""
+    if not window:
+        return "", "", ""
+    groups, drawn = (sum(s[key] for s in window) for key in ("groups", "samples"))
+    mixed, solved = (sum(s[key] for s in window) / groups for key in ("groups_mixed", "groups_all_correct"))
+    correct = sum(s["share_correct"] * s["samples"] for s in window) / drawn
+    return f"{mixed:.0%}", f"{solved:.0%}", f"{correct:.3f}"
+
+
+def rates_sheet(point: Path) -> Sheet:
+    """What each learning rate came to for each N."""
+    folders = sorted(point.glob("rate-N*"), key=lambda folder: int(folder.name.removeprefix("rate-N")))
+    found = [read_comparison(folder) for folder in folders]
+    rows = []
+    for comparison in found:
+        scores = [f"{scores_at(comparison, arm, comparison.budget).mean():.3f}" for arm in comparison.arms]
+        rows.append((str(comparison.arms[0].num_rollouts), *(f"**{s}**" if s == max(scores) else s for s in scores)))
+    title = f"From the {point.name}: pass@1 after {found[0].budget:.0f} seconds with each learning rate, one seed"
+    return Sheet(title, ("N", *(arm.differs[RATE] for arm in found[0].arms)), tuple(rows), words=frozenset())
+
+
+def costs_sheet(comparison: Comparison, point: str) -> Sheet:
+    """What every N spent, saw and scored."""
+    columns = (
+        "N", "prompts", "rate", "steps", "samples", "unique tokens", "sampled per unique", "samples/s", "both outcomes",
+        "correct in training", *(f"pass@{k}" for k in comparison.ks),
+    )  # fmt: skip
+    start = (scores_at(comparison, comparison.arms[0], 0, "best@k", k).mean() for k in comparison.ks)
+    rows = [("start", *[""] * 9, *(f"{value:.3f}" for value in start))]
+    for arm in comparison.arms:
+        costs, use = costs_at(arm, comparison.unit, comparison.budget), training_efficiency(arm)
+        rates = [rate.mean for rate in (use.tokens_per_unique, use.samples_per_s) if rate is not None]
+        scores = (mean_over_runs(scores_at(comparison, arm, comparison.budget, "best@k", k)) for k in comparison.ks)
+        rows.append((
+            str(arm.num_rollouts), str(arm.prompts_per_step), arm.differs.get(RATE, "as N = 16"),
+            *(short(spent.mean) for spent in (costs.steps, costs.samples, costs.unique_tokens)), *map(short, rates),
+            informative(arm), training_success(arm), *map(interval, scores),
+        ))  # fmt: skip
+    title = f"From the {point}, {comparison.budget:.0f} seconds, {len(comparison.arms[0].trajectories)} seeds"
+    return Sheet(title, columns, tuple(rows), words=frozenset())
+
+
+def training_success(arm: Arm) -> str:
+    """Share of correct rollouts on training prompts, before any group is dropped, in the last tenth of the steps."""
+    correct = drawn = 0.0
+    for run in arm.trajectories:
+        steps = [r["sampling"] for r in RunDirectory(Path(run.path)).read_metrics() if "sampling" in r]
+        for sampling in steps[-max(1, len(steps) // 10) :]:
+            correct += sampling["share_correct"] * sampling["samples"]
+            drawn += sampling["samples"]
+    return f"{correct / drawn:.3f}"
+
+
+def sheets(folder: Path) -> Iterator[Sheet]:
+    """All tables for which there are results."""
+    if (folder / "tune" / "comparison.json").is_file():
+        yield tuning_sheet(read_comparison(folder / "tune"))
+    if (folder / "n16" / "comparison.json").is_file():
+        yield from map(way_sheet, read_comparison(folder / "n16").arms)
+    for point in ("knee", "plateau"):
+        if any((folder / point).glob("rate-N*/comparison.json")):
+            yield rates_sheet(folder / point)
+        if (folder / point / "compare" / "comparison.json").is_file():
+            comparison = read_comparison(folder / point / "compare")
+            found = findings(comparison)
+            yield from (costs_sheet(comparison, point), against_first_sheet(found), coverage_sheet(found))
+
+
+if __name__ == "__main__":
+    print("\n\n".join(markdown_table(sheet) for sheet in sheets(Path(sys.argv[1]))))
