@@ -450,6 +450,29 @@ class TestVerdict:
         with pytest.raises(ValueError, match="different names, not N=16, N=16"):
             verdict(replace(comparison, arms=(comparison.arms[0],) * 2))
 
+    @pytest.mark.parametrize(("share", "unit", "told"), [
+        (0.4, "seconds", True), (0.65, "seconds", True), (0.75, "seconds", False), (0.4, "samples", False)
+    ])  # fmt: skip
+    @pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 512)])
+    def test_a_run_that_was_disturbed_is_told(
+        self, rng: np.random.Generator, share: float, unit: Unit, told: bool, numbers: tuple[int, ...]
+    ) -> None:
+        marks = (400.0, 800.0) if unit == "seconds" else (4e6, 8e6)
+        comparison = synthetic(rng, numbers=numbers, num_seeds=5, unit=unit, marks=marks)
+        arm = comparison.arms[1]
+        *others, run = sorted(arm.trajectories, key=lambda run: run.seed == 3)
+        steps = sorted(other.cost.steps for other in others)
+        last = run.scores[-1]
+        cost = replace(last.cost, steps=int(share * steps[1]))
+        slow = replace(run, scores=(*run.scores[:-1], replace(last, cost=cost)), cost=cost, path="arms/some/seed-3")
+        arms = (comparison.arms[0], replace(arm, trajectories=(*others, slow)), *comparison.arms[2:])
+        lines = [w for w in verdict(replace(comparison, arms=arms)) if "something else had the machine" in w]
+        assert len(lines) == told
+        if told:
+            beginning = f"Seed 3 of {arm.name} made {cost.steps:,} steps in its time, where {steps[1]:,} are usual"
+            assert lines[0].startswith(beginning)
+            assert "delete arms/some/seed-3 and" in lines[0]
+
 
 class TestRecord:
     def test_it_is_json_and_its_numbers_are_the_runs(self, rng: np.random.Generator) -> None:

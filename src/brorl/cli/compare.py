@@ -70,7 +70,7 @@ def compare(parsed: argparse.Namespace) -> int:
     from brorl.cli.arm_runs import progress_of
     from brorl.cli.compare_plan import plan_of
     from brorl.cli.compare_view import present
-    from brorl.report.read_comparison import SPEC_FILE
+    from brorl.report.run_record import SPEC_FILE
 
     if parsed.jobs is not None and parsed.jobs < 1:
         raise UserError(f"--jobs: at least 1 is needed, not {parsed.jobs}")
@@ -145,7 +145,7 @@ def _write(folder: Path, plan: Plan, jobs: Sequence[Job], machine: str) -> None:
     """Write what is to be done: `compare.json`, and a recipe for every run."""
     from brorl.build.comparison import run_config
     from brorl.config.reading import dump_yaml
-    from brorl.report.read_comparison import SPEC_FILE
+    from brorl.report.run_record import SPEC_FILE
     from brorl.storage import replace_file, storing
 
     arm_of = {arm.name: arm for arm in plan.arms}
@@ -215,7 +215,8 @@ def _machine(slots: Sequence[Slot]) -> str:
 
 def _refuse_other_machine(folder: Path, plan: Plan, machine: str) -> None:
     """Refuse to go on with seconds on another machine, or with other cores for each run."""
-    from brorl.report.read_comparison import SPEC_FILE, read_spec
+    from brorl.report.read_comparison import read_spec
+    from brorl.report.run_record import SPEC_FILE
 
     if plan.unit != "seconds" or not (folder / SPEC_FILE).is_file():
         return

@@ -53,7 +53,7 @@ def plan_of(parsed: argparse.Namespace) -> tuple[Path, Plan]:
     Raises:
         UserError: On the first thing that does not work.
     """
-    from brorl.report.read_comparison import SPEC_FILE
+    from brorl.report.run_record import SPEC_FILE
 
     if len(parsed.arms) == 1 and (Path(parsed.arms[0]) / SPEC_FILE).is_file():
         folder = Path(parsed.arms[0])
@@ -88,7 +88,8 @@ def _plan_in(folder: Path) -> Plan:
     """Read what a folder was asked to compare."""
     from brorl.build.comparison import ArmPlan
     from brorl.config.reading import make_config
-    from brorl.report.read_comparison import SPEC_FILE, read_spec
+    from brorl.report.read_comparison import read_spec
+    from brorl.report.run_record import SPEC_FILE
 
     spec = read_spec(folder)
     source = str(folder / SPEC_FILE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import median
 
 from brorl.evaluation.comparison import Arm
 from brorl.evaluation.compute_match import TOLERANCE, UNIT_WORDS, UNITS, RunMatch, Spread, Unit, amount
@@ -18,6 +19,8 @@ from brorl.report.comparison_sheet import p_value, short, short_time, signed, ti
 from brorl.report.comparison_tables import kind_words
 
 _ROLLOUTS = "rollouts_per_prompt"
+_SLOW = 0.7  # a run with fewer steps than this share of its siblings' in the same seconds was disturbed
+_FEWEST_SIBLINGS = 3  # runs of an arm from which "usual" means something
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # what a comparison of N is expected to change
 
 
@@ -78,9 +81,10 @@ def match_words(found: Findings) -> list[str]:
     if not over:
         return [
             f"Compute-matched in {UNIT_WORDS[unit]}: no run spent over {TOLERANCE:.0%} more than "
-            f"{amount(budget, unit)}; evaluations are not counted."
+            f"{amount(budget, unit)}; evaluations are not counted.",
+            *_slow_runs(found),
         ]
-    lines = []
+    lines = _slow_runs(found)
     for name, runs in over.items():
         most = max(run.spent.of(unit) for run in runs)
         lines.append(
@@ -89,6 +93,28 @@ def match_words(found: Findings) -> list[str]:
             "budget, or lower its prompts_per_step."
         )
     return lines
+
+
+def _slow_runs(found: Findings) -> list[str]:
+    """Name runs that made far fewer steps in the same seconds than their siblings did: the machine had other work."""
+    if found.comparison.unit != "seconds":
+        return []
+    lines = []
+    for arm in found.comparison.arms:
+        runs = [run for run in found.runs if run.arm == arm.name and run.ended_early is None]
+        usual = median(run.spent.steps for run in runs) if len(runs) >= _FEWEST_SIBLINGS else 0
+        for run in runs:
+            if run.spent.steps < _SLOW * usual:
+                lines.append(
+                    f"Seed {run.seed} of {arm.name} made {run.spent.steps:,} steps in its time, where {usual:,.0f} are "
+                    f"usual for {arm.name}: something else had the machine. Its scores are too low; to repeat it, "
+                    f"delete {_path(arm, run.seed)} and go on with the comparison."
+                )
+    return lines
+
+
+def _path(arm: Arm, seed: int) -> str:
+    return next(run.path for run in arm.trajectories if run.seed == seed)
 
 
 def _other_units(found: Findings) -> list[str]:

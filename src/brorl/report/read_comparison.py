@@ -17,9 +17,8 @@ import numpy as np
 from brorl.errors import UserError
 from brorl.evaluation.comparison import Arm, Comparison, HeldOutPrompt, Score, Trajectory
 from brorl.evaluation.compute_match import Budget, Cost, cost_of_step
+from brorl.report.run_record import SPEC_FILE
 from brorl.training.run_directory import Record, RunDirectory
-
-SPEC_FILE = "compare.json"
 
 
 def read_comparison(folder: Path) -> Comparison:

@@ -16,6 +16,7 @@ from typing import Any
 from brorl.errors import UserError
 
 Record = dict[str, Any]
+SPEC_FILE = "compare.json"  # in the folder of a comparison: what it was asked to do
 _PLACE = "output_dir"  # where a run was written: differs between any two runs and changes nothing
 
 
@@ -84,6 +85,11 @@ def check_run(path: Path) -> None:
     if not path.is_dir():
         raise UserError(f"there is no run directory {path}; give the directory that `brorl train` printed")
     if not (path / "config.yaml").is_file() and not (path / "metrics.jsonl").is_file():
+        if (path / SPEC_FILE).is_file():
+            raise UserError(
+                f"{path} is a comparison; its own pages are comparison.md and *.png, and its runs lie in "
+                f"{path / 'arms'}: brorl report {path / 'arms' / '*' / 'seed-0'}"
+            )
         raise UserError(
             f"{path} is not a run directory (no config.yaml, no metrics.jsonl); give the directory that `brorl train` "
             "printed"

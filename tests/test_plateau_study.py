@@ -1,0 +1,76 @@
+"""The study's recipes are of one kind, and its scripts go through: tuning, plateau, rates, comparison, tables."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brorl.config.reading import make_config, read_recipe
+
+ROOT = Path(__file__).parents[1]
+STUDY = ROOT / "examples" / "plateau"
+PROMPTS = {16: 16, 64: 8, 512: 4}
+
+
+def test_both_tasks_are_trained_and_judged_alike() -> None:
+    three, four = (
+        make_config(read_recipe(str(STUDY / f"{name}.yaml")), {}, name).model_dump() for name in ("three", "four")
+    )
+    (one,), (other,) = three["data"].pop("sources"), four["data"].pop("sources")
+    assert {name for name in three if three[name] != four[name]} == {"model"}
+    assert {name for name in one if one[name] != other[name]} == {"num_numbers", "max_number"}
+
+
+@pytest.mark.example
+def test_the_study_goes_through_and_its_tables_say_what_the_runs_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "three"
+    environment = {
+        **os.environ, "REHEARSE": "1", "OUT": str(folder), "PYTHON": sys.executable,
+        "BRORL": str(Path(sys.executable).parent / "brorl"), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+
+    def run(*command: str) -> str:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def records(path: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (folder / path / "metrics.jsonl").read_text().splitlines()]
+
+    def last_pass(path: str) -> float:
+        return float([r["evaluation"]["pass_at"]["1"]["value"] for r in records(path) if "evaluation" in r][-1])
+
+    run("bash", "examples/plateau/study.sh", "three")
+    assert "is complete" in run("bash", "examples/plateau/study.sh", "three", "tune")  # nothing is trained again
+    text = run(sys.executable, "examples/plateau/tables.py", str(folder))
+    tables = {
+        part.splitlines()[0]: [row.strip("| ").split(" | ") for row in part.splitlines() if row.startswith("| ")][2:]
+        for part in text.split("## ")[1:]
+    }
+    assert len(tables) == 1 + 2 + 2 + 2 + 2  # tuning, ways to the plateau, rates, costs, two with the same title
+
+    rates = {}
+    for n in PROMPTS:
+        tried = {
+            arm.parent.name.removeprefix("learning_rate="): last_pass(str(arm.relative_to(folder)))
+            for arm in folder.glob(f"knee/rate-N{n}/arms/*/seed-0")
+        }
+        assert sorted(map(float, tried)) == [3e-5, 1e-4, 3e-4, 1e-3]
+        rates[n] = {rate for rate, score in tried.items() if score == max(tried.values())}
+    for row in tables["From the knee, 6 seconds, 2 seeds"][1:]:
+        n = int(row[0])
+        runs = [f"knee/compare/arms/N={n}/seed-{seed}" for seed in (0, 1)]
+        assert int(row[1]) == PROMPTS[n]
+        assert row[2] in rates[n] or row[2] == "as N = 16"
+        steps = [[r["sampling"] for r in records(run) if "sampling" in r] for run in runs]
+        assert float(row[3]) == pytest.approx(sum(map(len, steps)) / 2, abs=0.05 + 0.005 * len(steps[0]))
+        mixed, groups = (sum(s[key] for one in steps for s in one) for key in ("groups_mixed", "groups"))
+        assert float(row[8].rstrip("%")) == pytest.approx(100 * mixed / groups, abs=1.5)
+        scored = re.match(r"[\d.]+", row[10])
+        assert scored
+        assert float(scored[0]) == pytest.approx(sum(map(last_pass, runs)) / 2, abs=5.1e-4)
