@@ -52,7 +52,8 @@ def test_the_study_goes_through_and_its_tables_say_what_the_runs_measured(tmp_pa
         part.splitlines()[0]: [row.strip("| ").split(" | ") for row in part.splitlines() if row.startswith("| ")][2:]
         for part in text.split("## ")[1:]
     }
-    assert len(tables) == 1 + 2 + 2 + 2 + 2  # tuning, ways to the plateau, rates, costs, two with the same title
+    # Tuning, two ways to the plateau; of both points rates, costs, coverage left; against the first, gained and lost.
+    assert len(tables) >= 9  # coverage left needs every N to rise, and has a title for every pass@1
 
     rates = {}
     for n in PROMPTS:

@@ -4,7 +4,7 @@
 
 In: the folder that study.sh filled for one task; what is not there yet is left out. Out: the sweep over settings of
 N = 16, its way to the plateau, the learning rates tried for every N, and from each switch point what every N spent and
-scored, its difference from N = 16 at equal cost, and the puzzles gained and lost.
+scored, its difference from N = 16 at equal cost, the puzzles gained and lost, and the coverage left at equal pass@1.
 """
 
 import sys
@@ -17,7 +17,7 @@ from brorl.evaluation.paired import mean_over_runs, scores_at
 from brorl.evaluation.token_efficiency import training_efficiency
 from brorl.report.comparison_findings import findings
 from brorl.report.comparison_sheet import Sheet, interval, markdown_table, short
-from brorl.report.comparison_tables import against_first_sheet, coverage_sheet
+from brorl.report.comparison_tables import against_first_sheet, coverage_sheet, equal_score_sheet
 from brorl.report.read_comparison import read_comparison
 from brorl.training.run_directory import Record, RunDirectory
 
@@ -144,6 +144,8 @@ def sheets(folder: Path) -> Iterator[Sheet]:
             comparison = read_comparison(folder / point / "compare")
             found = findings(comparison)
             yield from (costs_sheet(comparison, point), against_first_sheet(found), coverage_sheet(found))
+            if found.equal_score is not None:
+                yield equal_score_sheet(found.equal_score, found)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from brorl.report.comparison_tables import (
     against_first_sheet,
     cost_sheet,
     coverage_sheet,
+    equal_score_sheet,
     equal_sheet,
     paired_sheet,
     parts,
@@ -187,6 +188,31 @@ class TestTables:
         assert "at 20 seconds each no difference shown (" in line
         assert "they had spent N=16 20.0 s and N=512 20.9 s, since" in line
         assert not any("conclusion changes" in line for line in verdict(levels([[8, 8], [8, 20]])))
+
+    @pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 512)])
+    def test_coverage_at_equal_pass_1(self, numbers: tuple[int, ...]) -> None:
+        """N=512 comes at 20 s to where N=16 is at 10 s: its coverage at the end is that of being slower."""
+        comparison = levels([[8, 20], *[[8, 24]] * (len(numbers) - 2), [6, 8]], numbers=numbers)
+        found = findings(comparison)
+        assert found.equal_score is not None
+        rows = equal_score_sheet(found.equal_score, found).rows
+        expected = np.mean([pass_at(8 + i % 2, 32, 16) for i in range(12)])
+        assert [row[0] for row in rows] == [arm.name for arm in comparison.arms]
+        assert [numbers_in(row[1])[0] for row in rows] == [*[10.0] * (len(numbers) - 1), 20.0]
+        assert all(numbers_in(row[2])[0] == pytest.approx(expected, abs=5.1e-4) for row in rows)
+        assert rows[-1][3:] == ("+0.000 [+0.000, +0.000]", "no difference shown")
+        (line,) = (line for line in verdict(comparison) if line.startswith("Where pass@1 first was 0.266 ("))
+        assert "N=512 after 20.0 s), pass@16 was" in line
+        assert f"{expected:.3f} with N=512, no difference shown (difference +0.000 [+0.000, +0.000])" in line
+        record = comparison_record(comparison)["coverage_at_equal_pass_1"]
+        assert record["level"] == pytest.approx(8.5 / 32)
+        assert [one["arm"] for one in record["arms"]] == [arm.name for arm in comparison.arms]
+
+    def test_no_coverage_at_equal_pass_1_where_an_arm_fell(self) -> None:
+        for comparison in (levels([[8, 16], [2, 3]]), levels([[8, 16], [6, 8]], ks=(1,))):
+            assert comparison_record(comparison)["coverage_at_equal_pass_1"] is None
+            assert not any("Where pass@1 first was" in line for line in verdict(comparison))
+            assert "where pass@1 was" not in rendered(comparison)
 
     def test_every_arm_of_a_sweep_is_measured_against_the_first(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, numbers=(16, 64, 512), ks=(1, 16))
@@ -430,7 +456,7 @@ class TestVerdict:
         assert "N=512 won" in words[0]
         assert words[1].startswith("Coverage: pass@32 is 0.667 with N=512 and 1.000 with N=16, 1.000 at the start")
         assert "N=16 leads" in words[1]
-        assert "N=512 gained 0 and lost 4" in words[2]
+        assert "N=512 gained 0 and lost 4" in words[3]
 
     def test_a_sure_t_test_over_prompts_does_not_overrule_the_seeds(self) -> None:
         comparison = levels([[6, 8], [6, 8]], num_prompts=100)

@@ -200,9 +200,28 @@ def mean_over_runs(value_SP: FloatArray, lowest: float = 0.0, highest: float = 1
         ValueError: If there are none.
     """
     values = _checked(value_SP)
-    seeds = _Part.of(values.mean(1))
-    prompts = _Part.of(values.mean(0))
-    return _interval(float(values.mean()), prompts, [seeds] if seeds else [], (lowest, highest))[0]
+    return interval_from(float(values.mean()), values.mean(0), [values.mean(1)], lowest, highest)
+
+
+def interval_from(
+    value: float, value_P: FloatArray, value_S: Sequence[FloatArray], lowest: float, highest: float
+) -> Estimate:
+    """Return the interval of a value of which prompts and seeds tell by independent values each.
+
+    Args:
+        value: The value.
+        value_P: A value of each prompt, or a jackknife's pseudo-value; the spread of their mean is that over prompts.
+        value_S: The same of each seed: one array, or one of each arm where runs of the arms are not paired.
+        lowest: The least value possible.
+        highest: The largest.
+
+    Returns:
+        The value with its 95% interval, within what is possible.
+    """
+    parts = [_Part.of(values) for values in value_S]
+    known = [part for part in parts if part is not None]
+    seeds = known if len(known) == len(parts) else []
+    return _interval(value, _Part.of(value_P), seeds, (lowest, highest))[0]
 
 
 def scores_at(comparison: Comparison, arm: Arm, mark: float, measure: Measure = "pass@1", k: int = 1) -> FloatArray:

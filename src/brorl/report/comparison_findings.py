@@ -28,6 +28,7 @@ from brorl.evaluation.compute_match import (
 )
 from brorl.evaluation.coverage_change import CoverageChange, CoverageDifference, coverage_change, coverage_difference
 from brorl.evaluation.equal_cost import EqualCost, at_equal_cost
+from brorl.evaluation.equal_score import EqualScore, at_equal_score
 from brorl.evaluation.frontier import BestAt, Frontier, frontier
 from brorl.evaluation.paired import (
     Measure,
@@ -140,6 +141,8 @@ class Findings:
         mismatch: What is not matched at the budget; empty if all runs are.
         equal: pass@1 of the arms where all runs had spent the same of a unit: of the budget's, first, if they ended
             with different amounts of it; of each other.
+        equal_score: Coverage of the arms where each had the same pass@1; None if an arm never rose above the start, or
+            pass@1 is all there is.
         efficiency: What the start and the arms score per token, at the budget.
         training: What the arms made of their time.
         coverage: Prompts gained and lost since the start, by arm.
@@ -157,6 +160,7 @@ class Findings:
     runs: tuple[RunMatch, ...]
     mismatch: tuple[str, ...]
     equal: tuple[EqualCost, ...]
+    equal_score: EqualScore | None
     efficiency: tuple[TokenEfficiency, ...]
     training: tuple[TrainingEfficiency, ...]
     coverage: tuple[CoverageChange, ...]
@@ -200,6 +204,7 @@ def findings(comparison: Comparison) -> Findings:
         runs=match_at(comparison.arms, comparison.unit, budget),
         mismatch=mismatch(comparison.arms, comparison.unit, budget),
         equal=_equal(comparison),
+        equal_score=at_equal_score(comparison, ks[-1]) if ks[-1] > 1 else None,
         efficiency=(
             *start_efficiency(comparison),
             *(found for arm in comparison.arms for found in token_efficiency(comparison, arm, budget)),

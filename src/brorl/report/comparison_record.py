@@ -45,6 +45,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         "at_equal_cost": [
             {**json_ready(equal), "first_evaluated_later": list(late_at(comparison, equal))} for equal in found.equal
         ],
+        "coverage_at_equal_pass_1": found.equal_score,
         "tasks": found.tasks,
         "pair": None if found.pair is None else _pair(found.pair),
         "against_first": found.against_first,

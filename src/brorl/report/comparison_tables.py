@@ -16,8 +16,9 @@ from collections.abc import Iterable, Sequence
 from brorl.evaluation.comparison import Arm
 from brorl.evaluation.compute_match import TOLERANCE, UNIT_WORDS, amount
 from brorl.evaluation.coverage_change import CoverageChange
+from brorl.evaluation.equal_score import EqualScore
 from brorl.evaluation.frontier import Frontier
-from brorl.evaluation.paired import PairedDifference, TTest
+from brorl.evaluation.paired import PairedDifference, TTest, Verdict
 from brorl.evaluation.token_efficiency import TokenEfficiency
 from brorl.report.comparison_findings import ArmAt, Findings, ends_of, late_at, tied
 from brorl.report.comparison_sheet import (
@@ -46,6 +47,8 @@ def sheets(found: Findings) -> list[Sheet]:
         result += [pass_sheet(found), paired_sheet(found)]
     if found.equal:
         result += parts(equal_sheet(found))
+    if found.equal_score is not None:
+        result.append(equal_score_sheet(found.equal_score, found))
     if found.against_first:
         result += parts(against_first_sheet(found))
     for line in found.frontiers:
@@ -184,8 +187,12 @@ def _test(test: TTest | None) -> tuple[str, str, str]:
     return f"{test.t:.2f} ({degrees})", p_value(test.p_greater), p_value(test.p_two_sided)
 
 
+def _shown(verdict: Verdict, a: str, b: str) -> str:
+    return {"A leads": f"{a} leads", "B leads": f"{b} leads"}.get(verdict, verdict)
+
+
 def _lead(difference: PairedDifference, a: str, b: str) -> str:
-    return {"A leads": f"{a} leads", "B leads": f"{b} leads"}.get(difference.verdict, difference.verdict)
+    return _shown(difference.verdict, a, b)
 
 
 def equal_sheet(found: Findings) -> Sheet:
@@ -207,6 +214,27 @@ def equal_sheet(found: Findings) -> Sheet:
     more = () if found.pair is None else ("difference", "what it shows")
     words = frozenset({0}) if found.pair is None else frozenset({0, 4})
     return Sheet("pass@1 at equal cost", ("spent", *names, *more), tuple(rows), tuple(notes), words)
+
+
+def equal_score_sheet(equal: EqualScore, found: Findings) -> Sheet:
+    """Make the table of the coverage that each arm had where its pass@1 was the same."""
+    unit, first = found.comparison.unit, found.comparison.arms[0].name
+    rows = tuple(
+        (
+            one.arm,
+            cost_text(one.spent, unit),
+            interval(one.coverage),
+            "" if one.difference is None else signed(one.difference),
+            "" if one.verdict is None else _shown(one.verdict, first, one.arm),
+        )
+        for one in equal.arms
+    )
+    notes = (
+        "Where the mean curve of an arm's runs first reached this pass@1, the highest that all arms reached, on "
+        "straight lines between evaluations.",
+    )
+    columns = ("arm", UNIT_WORDS[unit], f"pass@{equal.k}", f"less {first}", "what it shows")
+    return Sheet(f"pass@{equal.k} where pass@1 was {equal.level:.3f}", columns, rows, notes, frozenset({0, 4}))
 
 
 def against_first_sheet(found: Findings) -> Sheet:

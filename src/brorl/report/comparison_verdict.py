@@ -103,13 +103,13 @@ def _slow_runs(found: Findings) -> list[str]:
     for arm in found.comparison.arms:
         runs = [run for run in found.runs if run.arm == arm.name and run.ended_early is None]
         usual = median(run.spent.steps for run in runs) if len(runs) >= _FEWEST_SIBLINGS else 0
-        for run in runs:
-            if run.spent.steps < _SLOW * usual:
-                lines.append(
-                    f"Seed {run.seed} of {arm.name} made {run.spent.steps:,} steps in its time, where {usual:,.0f} are "
-                    f"usual for {arm.name}: something else had the machine. Its scores are too low; to repeat it, "
-                    f"delete {_path(arm, run.seed)} and go on with the comparison."
-                )
+        lines += [
+            f"Seed {run.seed} of {arm.name} made {run.spent.steps:,} steps in its time, where {usual:,.0f} are usual "
+            f"for {arm.name}: something else had the machine. Its scores are too low; to repeat it, delete "
+            f"{_path(arm, run.seed)} and go on with the comparison."
+            for run in runs
+            if run.spent.steps < _SLOW * usual
+        ]
     return lines
 
 
@@ -197,8 +197,26 @@ def _coverage(found: Findings) -> list[str]:
             f"Coverage: pass@{k} is {at_b:.3f} with {names[1]} and {at_a:.3f} with {names[0]}, "
             f"{found.start[k].value:.3f} at the start: {leads} (difference {signed(difference.difference)})."
         )
-    lines.append(coverage_words(found))
-    return lines
+    return [*lines, *equal_score_words(found), coverage_words(found)]
+
+
+def equal_score_words(found: Findings) -> list[str]:
+    """Say what coverage the arms had where their pass@1 was the same: a slow arm has much because it is slow."""
+    equal = found.equal_score
+    if equal is None:
+        return []
+    first, *others = equal.arms
+    unit = found.comparison.unit
+    reached = listed([f"{one.arm} after {_in_short(one.spent, unit)}" for one in equal.arms])
+    told = []
+    for one in others:
+        assert one.difference is not None
+        shown = {"A leads": f"{first.arm} leads", "B leads": f"{one.arm} leads"}.get(str(one.verdict), str(one.verdict))
+        told.append(f"{one.coverage.value:.3f} with {one.arm}, {shown} (difference {signed(one.difference)})")
+    return [
+        f"Where pass@1 first was {equal.level:.3f} ({reached}), pass@{equal.k} was {first.coverage.value:.3f} with "
+        f"{first.arm}; {'; '.join(told)}."
+    ]
 
 
 def coverage_words(found: Findings) -> str:

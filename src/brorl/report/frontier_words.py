@@ -12,6 +12,7 @@ from brorl.report.comparison_sheet import cost_text, interval, signed
 from brorl.report.comparison_tables import measure_name, seeds_words
 from brorl.report.comparison_verdict import (
     ending_words,
+    equal_score_words,
     key_words,
     limit_words,
     listed,
@@ -27,7 +28,7 @@ def sweep_words(found: Findings) -> list[str]:
     lines += [_reigns(line, found) for line in found.frontiers]
     if ordered_by_number(found.comparison.arms):
         lines += _shapes(found)
-    lines += _against_first(found)
+    lines += [*_against_first(found), *equal_score_words(found)]
     lines += _saturation(first, found.comparison.unit)
     lines += [*match_words(found), *_left_out(first, found.comparison.unit), *ending_words(found), *_seeds(found)]
     return [*lines, *other_settings(found.comparison.arms), *limit_words(found)]

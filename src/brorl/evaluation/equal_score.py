@@ -1,0 +1,172 @@
+"""Coverage where all arms score the same pass@1: did an arm keep more of it, or did it only come less far?
+
+Training sharpens: pass@1 rises and pass@k of a large k falls. At equal cost a slow arm has the better pass@k because it
+is slow. Here every arm is looked at where its own pass@1 first reached what all of them reached.
+
+In: a comparison whose runs were evaluated on the way. Out: pass@k of each arm there, and what it had spent by then. It
+gives nothing where an arm never scored above the start, and reads nothing off beyond the evaluations.
+
+The intervals. A value is read off mean curves, so that it is no mean of values of prompts or of seeds. Leaving out one
+prompt, or one seed, and reading off again, at the level that all arms then reach, gives the jackknife's pseudo-values
+in their place (Tukey 1958), of which the intervals are made as all others are (`paired`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from brorl.evaluation.comparison import Arm, Comparison
+from brorl.evaluation.compute_match import score_at
+from brorl.evaluation.paired import Verdict, have_same_seeds, interval_from, scores_at, verdict_of
+from brorl.evaluation.pass_at_k import Estimate, FloatArray
+
+_MeanCurve = tuple[FloatArray, FloatArray]  # pass@1 and pass@k at the start and at every mark, shape [T] each
+
+
+@dataclass(frozen=True)
+class AtLevel:
+    """An arm where its pass@1 first reached the level.
+
+    Attributes:
+        arm: Its name.
+        spent: What its runs had spent by then on average, in the comparison's unit.
+        coverage: pass@k there, with a 95% interval over prompts and seeds.
+        difference: That of the first arm subtracted, with its interval; None for the first arm itself.
+        verdict: What the difference shows, the first arm being A; None for the first arm itself.
+    """
+
+    arm: str
+    spent: float
+    coverage: Estimate
+    difference: Estimate | None
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True)
+class EqualScore:
+    """All arms at one pass@1.
+
+    Attributes:
+        level: The pass@1: the highest that the mean of the runs of every arm reached.
+        k: Of the coverage, pass@k.
+        arms: The arms there, in their order.
+    """
+
+    level: float
+    k: int
+    arms: tuple[AtLevel, ...]
+
+
+def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
+    """Compare the coverage of all arms where each had the same pass@1.
+
+    Args:
+        comparison: What is compared.
+        k: Of the coverage, pass@k; 1 to n.
+
+    Returns:
+        The arms there; None if the pass@1 of some arm never rose above the start.
+
+    Raises:
+        ValueError: If a run was not evaluated at a mark and did not end by itself, or k is not 1 to n.
+    """
+    marks = (0.0, *comparison.marks)
+    curves = [
+        _Curve(*(np.stack([scores_at(comparison, arm, mark, "best@k", i) for mark in marks]) for i in (1, k)))
+        for arm in comparison.arms
+    ]
+    mean_A = [curve.mean() for curve in curves]
+    level = _level(mean_A)
+    if any(level <= score_T[0] for score_T, _ in mean_A):
+        return None
+    value_A = _read_off(mean_A)
+    pseudo_PA = _pseudo(value_A, [[curve.without_prompt(p) for curve in curves] for p in range(curves[0].num_prompts)])
+    pseudo = [_pseudo(value_A, replicates) for replicates in _without_seeds(comparison, curves)]
+    found = []
+    for i, (arm, (score_T, _)) in enumerate(zip(comparison.arms, mean_A, strict=True)):
+        spent_T = np.array([_spent(comparison, arm, mark) for mark in marks])
+        coverage = interval_from(value_A[i], pseudo_PA[:, i], [value_SA[:, i] for value_SA in pseudo], 0, 1)
+        difference = None
+        if i:
+            over_prompts, *over_seeds = [value_KA[:, i] - value_KA[:, 0] for value_KA in (pseudo_PA, *pseudo)]
+            difference = interval_from(value_A[i] - value_A[0], over_prompts, over_seeds, -1, 1)
+        verdict = None if difference is None else verdict_of(difference)
+        found.append(AtLevel(arm.name, _at(score_T, spent_T, level), coverage, difference, verdict))
+    return EqualScore(level, k, tuple(found))
+
+
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """An arm's pass@1 and pass@k at the start and at every mark, shapes [T, S, P]."""
+
+    score_TSP: FloatArray
+    coverage_TSP: FloatArray
+
+    @property
+    def num_prompts(self) -> int:
+        return int(self.score_TSP.shape[2])
+
+    @property
+    def num_seeds(self) -> int:
+        return int(self.score_TSP.shape[1])
+
+    def mean(self) -> _MeanCurve:
+        return self.score_TSP.mean((1, 2)), self.coverage_TSP.mean((1, 2))
+
+    def without_prompt(self, p: int) -> _MeanCurve:
+        return _left_out(self.score_TSP.mean(1), p), _left_out(self.coverage_TSP.mean(1), p)
+
+    def without_seed(self, s: int) -> _MeanCurve:
+        return _left_out(self.score_TSP.mean(2), s), _left_out(self.coverage_TSP.mean(2), s)
+
+
+def _left_out(value_TK: FloatArray, k: int) -> FloatArray:
+    """Average over all but one; over all if there is but one."""
+    size = value_TK.shape[1]
+    return value_TK[:, 0] if size == 1 else (value_TK.sum(1) - value_TK[:, k]) / (size - 1)
+
+
+def _without_seeds(comparison: Comparison, curves: list[_Curve]) -> Iterator[list[list[_MeanCurve]]]:
+    """Yield the arms' mean curves without each seed: of all arms at once if they have the same, else of one by one."""
+    if all(have_same_seeds(comparison.arms[0], arm) for arm in comparison.arms):
+        yield [[curve.without_seed(s) for curve in curves] for s in range(curves[0].num_seeds)]
+        return
+    for changed in curves:
+        yield [
+            [curve.without_seed(s) if curve is changed else curve.mean() for curve in curves]
+            for s in range(changed.num_seeds)
+        ]
+
+
+def _pseudo(value_A: FloatArray, replicates: list[list[_MeanCurve]]) -> FloatArray:
+    """Return the jackknife's pseudo-values, shape [K, A], of what is read off, from curves with one of K left out."""
+    size = len(replicates)
+    return size * value_A - (size - 1) * np.stack([_read_off(mean_A) for mean_A in replicates])
+
+
+def _read_off(mean_A: list[_MeanCurve]) -> FloatArray:
+    """Read the coverage of every arm off where its pass@1 first reached what all of them reached."""
+    level = _level(mean_A)
+    return np.array([_at(score_T, coverage_T, level) for score_T, coverage_T in mean_A])
+
+
+def _level(mean_A: list[_MeanCurve]) -> float:
+    return float(min(score_T.max() for score_T, _ in mean_A))
+
+
+def _at(score_T: FloatArray, value_T: FloatArray, level: float) -> float:
+    """Read off a value where the score first reaches a level, on straight lines between evaluations."""
+    after = int(np.argmax(score_T >= level))
+    if after == 0:
+        return float(value_T[0])
+    share = (level - score_T[after - 1]) / (score_T[after] - score_T[after - 1])
+    return float(value_T[after - 1] + share * (value_T[after] - value_T[after - 1]))
+
+
+def _spent(comparison: Comparison, arm: Arm, mark: float) -> float:
+    """Return what an arm's runs had spent on average when they were evaluated for a mark."""
+    unit = comparison.unit
+    return float(np.mean([score_at(run, unit, mark).cost.of(unit) for run in arm.trajectories]))
