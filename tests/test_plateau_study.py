@@ -63,7 +63,7 @@ def test_the_study_goes_through_and_its_tables_say_what_the_runs_measured(tmp_pa
         }
         assert sorted(map(float, tried)) == [3e-5, 1e-4, 3e-4, 1e-3]
         rates[n] = {rate for rate, score in tried.items() if score == max(tried.values())}
-    for row in tables["From the knee, 6 seconds, 2 seeds"][1:]:
+    for row in tables["From the knee, 12 seconds, 2 seeds"][1:]:
         n = int(row[0])
         runs = [f"knee/compare/arms/N={n}/seed-{seed}" for seed in (0, 1)]
         assert int(row[1]) == PROMPTS[n]

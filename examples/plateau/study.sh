@@ -17,12 +17,12 @@ tuning=400000 marks=100000,200000,400000 seeds=5 every=50 try_seconds=20 warm_st
 plateau=2000000 plateau_marks=100000,200000,400000,600000,800000,1000000,1250000,1500000,1750000,2000000
 case $task in # the rate of N = 16 with the higher plateau, the steps of that run from which is continued, and for how long
   three) rate=0.0001 knee_step=200 plateau_step=500 knee_seconds=60 plateau_seconds=90 ;;
-  four) rate=0.0003 knee_step=50 plateau_step=300 knee_seconds=100 plateau_seconds=60 ;;
+  four) rate=0.0003 knee_step=50 plateau_step=300 knee_seconds=100 plateau_seconds=45 ;;
   *) echo "unknown task: $task (three or four)" >&2 && exit 2 ;;
 esac
 if [ -n "${REHEARSE:-}" ]; then
   numbers=(16 64 512) prompts=(16 8 4) tuning=6000 marks=2000,4000,6000 seeds=2 every=5 try_seconds=2 warm_steps=100
-  plateau=6000 plateau_marks=2000,4000,6000 knee_step=5 plateau_step=10 knee_seconds=6 plateau_seconds=6
+  plateau=6000 plateau_marks=2000,4000,6000 knee_step=5 plateau_step=10 knee_seconds=12 plateau_seconds=12
   all=(--evaluation.num_prompts 16) few=(--prompts_per_step 8)
 fi
 checkpoints=$out/n16/arms/learning_rate=$rate/seed-0/checkpoints
@@ -68,7 +68,7 @@ continued() { # every N with the best of its rates: continued knee|plateau
   local seconds=${1}_seconds s rate
   s=${!seconds}
   rate=$("$python" examples/plateau/rates.py "${numbers[@]/#/$out/$1/rate-N}")
-  compare "$out/$1/compare" --from "$(checkpoint "$1")" --match seconds --budget "$s" --marks "$((s / 6)),$((s / 2)),$s" --seeds $seeds \
+  compare "$out/$1/compare" --from "$(checkpoint "$1")" --match seconds --budget "$s" --marks "$((s / 12)),$((s / 6)),$((s / 3)),$((s * 3 / 5)),$s" --seeds $seeds \
     --sweep rollouts_per_prompt="$(joined "${numbers[@]}")" --sweep prompts_per_step="$(joined "${prompts[@]}")" --sweep optimizer.learning_rate="$rate"
 }
 

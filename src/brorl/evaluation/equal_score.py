@@ -34,15 +34,15 @@ class AtLevel:
         arm: Its name.
         spent: What its runs had spent by then on average, in the comparison's unit.
         coverage: pass@k there, with a 95% interval over prompts and seeds.
-        difference: That of the first arm subtracted, with its interval; None for the first arm itself.
-        verdict: What the difference shows, the first arm being A; None for the first arm itself.
+        difference: That of the first arm subtracted, with its interval; 0 for the first arm itself.
+        verdict: What the difference shows, the first arm being A.
     """
 
     arm: str
     spent: float
     coverage: Estimate
-    difference: Estimate | None
-    verdict: Verdict | None
+    difference: Estimate
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -89,12 +89,9 @@ def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
     for i, (arm, (score_T, _)) in enumerate(zip(comparison.arms, mean_A, strict=True)):
         spent_T = np.array([_spent(comparison, arm, mark) for mark in marks])
         coverage = interval_from(value_A[i], pseudo_PA[:, i], [value_SA[:, i] for value_SA in pseudo], 0, 1)
-        difference = None
-        if i:
-            over_prompts, *over_seeds = [value_KA[:, i] - value_KA[:, 0] for value_KA in (pseudo_PA, *pseudo)]
-            difference = interval_from(value_A[i] - value_A[0], over_prompts, over_seeds, -1, 1)
-        verdict = None if difference is None else verdict_of(difference)
-        found.append(AtLevel(arm.name, _at(score_T, spent_T, level), coverage, difference, verdict))
+        over_prompts, *over_seeds = [value_KA[:, i] - value_KA[:, 0] for value_KA in (pseudo_PA, *pseudo)]
+        difference = interval_from(value_A[i] - value_A[0], over_prompts, over_seeds, -1, 1)
+        found.append(AtLevel(arm.name, _at(score_T, spent_T, level), coverage, difference, verdict_of(difference)))
     return EqualScore(level, k, tuple(found))
 
 

@@ -224,8 +224,7 @@ def equal_score_sheet(equal: EqualScore, found: Findings) -> Sheet:
             one.arm,
             cost_text(one.spent, unit),
             interval(one.coverage),
-            "" if one.difference is None else signed(one.difference),
-            "" if one.verdict is None else _shown(one.verdict, first, one.arm),
+            *(("", "") if one.arm == first else (signed(one.difference), _shown(one.verdict, first, one.arm))),
         )
         for one in equal.arms
     )

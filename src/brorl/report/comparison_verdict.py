@@ -206,17 +206,22 @@ def equal_score_words(found: Findings) -> list[str]:
     if equal is None:
         return []
     first, *others = equal.arms
-    unit = found.comparison.unit
-    reached = listed([f"{one.arm} after {_in_short(one.spent, unit)}" for one in equal.arms])
-    told = []
-    for one in others:
-        assert one.difference is not None
-        shown = {"A leads": f"{first.arm} leads", "B leads": f"{one.arm} leads"}.get(str(one.verdict), str(one.verdict))
-        told.append(f"{one.coverage.value:.3f} with {one.arm}, {shown} (difference {signed(one.difference)})")
-    return [
-        f"Where pass@1 first was {equal.level:.3f} ({reached}), pass@{equal.k} was {first.coverage.value:.3f} with "
-        f"{first.arm}; {'; '.join(told)}."
-    ]
+    reached = listed([f"{one.arm} after {_in_short(one.spent, found.comparison.unit)}" for one in equal.arms])
+    where = f"Where pass@1 first was {equal.level:.3f} ({reached}), pass@{equal.k} was {first.coverage.value:.3f} with"
+    told = {
+        lead: [
+            f"{one.arm} {one.coverage.value:.3f} ({signed(one.difference)})" for one in others if one.verdict == lead
+        ]
+        for lead in ("B leads", "A leads", "no difference shown")
+    }
+    if len(others) == 1:
+        (one,) = others
+        leads = {"A leads": f"{first.arm} leads", "B leads": f"{one.arm} leads"}.get(one.verdict, one.verdict)
+        value = f"{one.coverage.value:.3f} with {one.arm}"
+        return [f"{where} {first.arm} and {value}: {leads} (difference {signed(one.difference)})."]
+    words = {"B leads": "higher", "A leads": "lower", "no difference shown": "no difference shown"}
+    groups = [f"{words[lead]}: {', '.join(arms)}" for lead, arms in told.items() if arms]
+    return [f"{where} {first.arm}; {'; '.join(groups)}."]
 
 
 def coverage_words(found: Findings) -> str:
