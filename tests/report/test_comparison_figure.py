@@ -39,7 +39,7 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int | None
     comparison = synthetic(rng, numbers=numbers, num_tasks=num_tasks, num_prompts=30)
     figure = make_figure(comparison)
     axes = panels(figure)
-    assert len(axes) == 5 + (3 if num_tasks > 1 else 0)
+    assert len(axes) == 6 + (3 if num_tasks > 1 else 0)
     for arm in comparison.arms:
         for axis, k in zip(axes[:2], (1, 16), strict=True):
             x, y = line_of(axis, arm.name)
@@ -53,7 +53,10 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int | None
             ]
             np.testing.assert_allclose(x, np.mean(spent, 1))
             np.testing.assert_allclose(y, means(comparison, arm, 1), atol=1e-12)
-        for task, axis in enumerate(axes[5:]):
+        x, y = line_of(axes[5], arm.name)
+        np.testing.assert_allclose(x, means(comparison, arm, 1), atol=1e-12)
+        np.testing.assert_allclose(y, means(comparison, arm, 16), atol=1e-12)
+        for task, axis in enumerate(axes[6:]):
             np.testing.assert_allclose(
                 line_of(axis, arm.name)[1], means(comparison, arm, 1, slice(10 * task, 10 * task + 10)), atol=1e-12
             )
@@ -89,7 +92,7 @@ def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(
 def test_task_panels_name_the_kind() -> None:
     comparison = levels([[2, 2], [2, 20]], num_tasks=2, num_prompts=20)
     axes = panels(make_figure(comparison))
-    titles = [axis.get_title(loc="left") for axis in axes[5:]]
+    titles = [axis.get_title(loc="left") for axis in axes[6:]]
     assert [" ".join(title.split()) for title in titles] == [
         f"task-{i} (10) N=16 degrades while N=512 improves" for i in range(2)
     ]
@@ -102,7 +105,7 @@ def test_many_tasks_are_cut_to_those_with_the_most_prompts(
     comparison = synthetic(rng, num_tasks=12, num_prompts=24, num_seeds=1, marks=(40.0,))
     more = tuple(replace(p, source="the largest") if i < 6 else p for i, p in enumerate(comparison.prompts))
     figure = make_figure(replace(comparison, prompts=more))
-    titles = [axis.get_title(loc="left") for axis in panels(figure)[5:]]
+    titles = [axis.get_title(loc="left") for axis in panels(figure)[6:]]
     assert len(titles) == 6
     assert any(title.startswith("the largest (6)") for title in titles)
     assert any("the 6 of 10 with the most prompts" in part._suptitle.get_text() for part in figure.subfigs[1:])

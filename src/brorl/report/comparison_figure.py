@@ -96,19 +96,44 @@ def _draw_scores(part: SubFigure, found: Findings) -> None:
 
 
 def _draw_other_units(part: SubFigure, found: Findings) -> None:
-    """Draw pass@1 against the units that the budget does not count: the arms are not matched in these."""
+    """Draw pass@1 against the units that the budget does not count, in which the arms are not matched.
+
+    Beside them, coverage against pass@1: arms on one line differ only in how far they have come.
+    """
     comparison = found.comparison
     units: list[Unit] = [unit for unit in UNITS if unit != comparison.unit]
-    axes = part.subplots(1, len(units), sharey=True)
-    for index, (axis, unit) in enumerate(zip(axes, units, strict=True)):
+    trade = found.largest_k > 1
+    grid = part.add_gridspec(1, len(units) + trade)
+    first = part.add_subplot(grid[0])
+    axes = [first, *(part.add_subplot(grid[i], sharey=first) for i in range(1, len(units)))]
+    for axis, unit in zip(axes, units, strict=True):
         _draw_lines(axis, comparison, lambda arm, unit=unit: curve(comparison, arm, 1, unit), small=True)
         cost_axis(axis, unit, most_ticks=4)
         axis.set_xlim(left=0)
         axis.margins(y=0.1)
-        if index == 0:
-            axis.set_ylabel("pass@1", fontsize=9, color=INK)
+        axis.tick_params(labelleft=axis is first)
+    first.set_ylabel("pass@1", fontsize=9, color=INK)
     title = f"The same runs by what else they spent: {', '.join(map(_plain, units))}"
+    if trade:
+        _draw_trade(part.add_subplot(grid[-1]), found)
+        title += "; and coverage against pass@1"
     part.suptitle(title, fontsize=10, color=INK, x=0.01, ha="left")
+
+
+def _draw_trade(axis: Axes, found: Findings) -> None:
+    """Draw pass@k of the largest k against pass@1: a line for every arm, from the start on, without what it cost."""
+    comparison, k = found.comparison, found.largest_k
+    colours = arm_colours(comparison.arms)
+    for arm in comparison.arms:
+        score_M, coverage_M = (curve(comparison, arm, i, comparison.unit).mean_M for i in (1, k))
+        axis.plot(
+            score_M, coverage_M, color=colours[arm.name], linewidth=1.6, marker="o", markersize=3,
+            markevery=slice(1, None), label=arm.name,
+        )  # fmt: skip
+    axis.plot(score_M[:1], coverage_M[:1], color=INK, marker="o", markersize=4, markerfacecolor="white", zorder=5)
+    style(axis)
+    axis.set_xlabel("pass@1", fontsize=9, color=INK)
+    axis.set_ylabel(f"pass@{k}", fontsize=9, color=INK)
 
 
 def _plain(unit: Unit) -> str:
