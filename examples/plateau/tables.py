@@ -9,12 +9,10 @@ scored, its difference from N = 16 at equal cost, the puzzles gained and lost, a
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from brorl.evaluation.comparison import Arm, Comparison
 from brorl.evaluation.compute_match import costs_at
-from brorl.evaluation.equal_score import at_equal_score
 from brorl.evaluation.paired import mean_over_runs, scores_at
 from brorl.evaluation.token_efficiency import training_efficiency
 from brorl.report.comparison_findings import findings
@@ -146,10 +144,8 @@ def sheets(folder: Path) -> Iterator[Sheet]:
             comparison = read_comparison(folder / point / "compare")
             found = findings(comparison)
             yield from (costs_sheet(comparison, point), against_first_sheet(found), coverage_sheet(found))
-            fewer = replace(comparison, arms=comparison.arms[:-1])  # the slowest arm limits how far can be looked
-            for equal in (found.equal_score, at_equal_score(fewer, comparison.ks[-1])):
-                if equal is not None:
-                    yield equal_score_sheet(equal, found)
+            if found.equal_score is not None:
+                yield equal_score_sheet(found.equal_score, found)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def test_values_and_intervals_are_those_of_leaving_out_by_hand(
 
 def test_arms_on_one_curve_do_not_differ_however_fast_they_are(rng: np.random.Generator) -> None:
     """The second arm comes at 40 s to where the first was at 10 s."""
-    comparison = made_up(rng, (3, 3))
+    comparison = made_up(rng, (3, 3), num_prompts=60, lift=2.5)
     first = comparison.arms[0]
     slow = [
         replace(run, scores=tuple(
@@ -142,7 +142,20 @@ def test_arms_on_one_curve_do_not_differ_however_fast_they_are(rng: np.random.Ge
     assert b.spent == pytest.approx(40.0)
 
 
-def test_an_arm_that_never_rose_leaves_nothing_to_compare(rng: np.random.Generator) -> None:
+def test_arms_that_did_not_rise_are_left_out(rng: np.random.Generator) -> None:
+    comparison = made_up(rng, (3, 3, 3, 3))
+    first, flat, *others = comparison.arms
+    still = tuple(
+        replace(run, scores=tuple(replace(run.scores[0], cost=score.cost) for score in run.scores))
+        for run in flat.trajectories
+    )
+    flat = replace(flat, trajectories=still)
+    found = at_equal_score(replace(comparison, arms=(first, flat, *others)), K)
+    assert found is not None
+    assert found.not_risen == (flat.name,)
+    assert replace(found, not_risen=()) == at_equal_score(replace(comparison, arms=(first, *others)), K)
+    assert at_equal_score(replace(comparison, arms=(flat, *others)), K) is None  # nothing to measure the others against
+    assert at_equal_score(replace(comparison, arms=(first, flat)), K) is None
     assert at_equal_score(made_up(rng, (3, 3), lift=-1.0), K) is None
 
 

@@ -4,7 +4,8 @@ Training sharpens: pass@1 rises and pass@k of a large k falls. At equal cost a s
 is slow. Here every arm is looked at where its own pass@1 first reached what all of them reached.
 
 In: a comparison whose runs were evaluated on the way. Out: pass@k of each arm there, and what it had spent by then. It
-gives nothing where an arm never scored above the start, and reads nothing off beyond the evaluations.
+leaves out arms that are not shown to have risen, whose place on the way is noise, and reads nothing off beyond the
+evaluations.
 
 The intervals. A value is read off mean curves, so that it is no mean of values of prompts or of seeds. Leaving out one
 prompt, or one seed, and reading off again, at the level that all arms then reach, gives the jackknife's pseudo-values
@@ -13,14 +14,14 @@ in their place (Tukey 1958), of which the intervals are made as all others are (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from brorl.evaluation.comparison import Arm, Comparison
 from brorl.evaluation.compute_match import score_at
-from brorl.evaluation.paired import Verdict, have_same_seeds, interval_from, scores_at, verdict_of
+from brorl.evaluation.paired import Verdict, difference_interval, have_same_seeds, interval_from, scores_at, verdict_of
 from brorl.evaluation.pass_at_k import Estimate, FloatArray
 
 _MeanCurve = tuple[FloatArray, FloatArray]  # pass@1 and pass@k at the start and at every mark, shape [T] each
@@ -50,14 +51,16 @@ class EqualScore:
     """All arms at one pass@1.
 
     Attributes:
-        level: The pass@1: the highest that the mean of the runs of every arm reached.
+        level: The pass@1: the highest that the mean of the runs of every one of these arms reached.
         k: Of the coverage, pass@k.
         arms: The arms there, in their order.
+        not_risen: Names of the arms left out: nothing shows that their pass@1 was ever above the start.
     """
 
     level: float
     k: int
     arms: tuple[AtLevel, ...]
+    not_risen: tuple[str, ...]
 
 
 def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
@@ -68,31 +71,33 @@ def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
         k: Of the coverage, pass@k; 1 to n.
 
     Returns:
-        The arms there; None if the pass@1 of some arm never rose above the start.
+        The arms there; None if pass@1 of the first arm, or of all others, is not shown to have risen above the start.
 
     Raises:
         ValueError: If a run was not evaluated at a mark and did not end by itself, or k is not 1 to n.
     """
     marks = (0.0, *comparison.marks)
-    curves = [
+    all_curves = [
         _Curve(*(np.stack([scores_at(comparison, arm, mark, "best@k", i) for mark in marks]) for i in (1, k)))
         for arm in comparison.arms
     ]
-    mean_A = [curve.mean() for curve in curves]
-    level = _level(mean_A)
-    if any(level <= score_T[0] for score_T, _ in mean_A):
+    risen = [i for i, curve in enumerate(all_curves) if curve.has_risen()]
+    if len(risen) < 2 or risen[0] > 0:
         return None
+    arms, curves = [comparison.arms[i] for i in risen], [all_curves[i] for i in risen]
+    mean_A = [curve.mean() for curve in curves]
     value_A = _read_off(mean_A)
     pseudo_PA = _pseudo(value_A, [[curve.without_prompt(p) for curve in curves] for p in range(curves[0].num_prompts)])
-    pseudo = [_pseudo(value_A, replicates) for replicates in _without_seeds(comparison, curves)]
+    pseudo = [_pseudo(value_A, replicates) for replicates in _without_seeds(arms, curves)]
     found = []
-    for i, (arm, (score_T, _)) in enumerate(zip(comparison.arms, mean_A, strict=True)):
-        spent_T = np.array([_spent(comparison, arm, mark) for mark in marks])
+    for i, (arm, (score_T, _)) in enumerate(zip(arms, mean_A, strict=True)):
+        spent = _at(score_T, np.array([_spent(comparison, arm, mark) for mark in marks]), _level(mean_A))
         coverage = interval_from(value_A[i], pseudo_PA[:, i], [value_SA[:, i] for value_SA in pseudo], 0, 1)
         over_prompts, *over_seeds = [value_KA[:, i] - value_KA[:, 0] for value_KA in (pseudo_PA, *pseudo)]
         difference = interval_from(value_A[i] - value_A[0], over_prompts, over_seeds, -1, 1)
-        found.append(AtLevel(arm.name, _at(score_T, spent_T, level), coverage, difference, verdict_of(difference)))
-    return EqualScore(level, k, tuple(found))
+        found.append(AtLevel(arm.name, spent, coverage, difference, verdict_of(difference)))
+    not_risen = tuple(arm.name for i, arm in enumerate(comparison.arms) if i not in risen)
+    return EqualScore(_level(mean_A), k, tuple(found), not_risen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +115,12 @@ class _Curve:
     def num_seeds(self) -> int:
         return int(self.score_TSP.shape[1])
 
+    def has_risen(self) -> bool:
+        """Return whether pass@1 is shown to have been above the start where it was highest."""
+        best = int(self.score_TSP.mean((1, 2)).argmax())
+        rise = difference_interval(self.score_TSP[0], self.score_TSP[best], seeds_paired=True)
+        return verdict_of(rise) == "B leads"
+
     def mean(self) -> _MeanCurve:
         return self.score_TSP.mean((1, 2)), self.coverage_TSP.mean((1, 2))
 
@@ -126,9 +137,9 @@ def _left_out(value_TK: FloatArray, k: int) -> FloatArray:
     return value_TK[:, 0] if size == 1 else (value_TK.sum(1) - value_TK[:, k]) / (size - 1)
 
 
-def _without_seeds(comparison: Comparison, curves: list[_Curve]) -> Iterator[list[list[_MeanCurve]]]:
+def _without_seeds(arms: Sequence[Arm], curves: list[_Curve]) -> Iterator[list[list[_MeanCurve]]]:
     """Yield the arms' mean curves without each seed: of all arms at once if they have the same, else of one by one."""
-    if all(have_same_seeds(comparison.arms[0], arm) for arm in comparison.arms):
+    if all(have_same_seeds(arms[0], arm) for arm in arms):
         yield [[curve.without_seed(s) for curve in curves] for s in range(curves[0].num_seeds)]
         return
     for changed in curves:

@@ -141,7 +141,7 @@ class Findings:
         mismatch: What is not matched at the budget; empty if all runs are.
         equal: pass@1 of the arms where all runs had spent the same of a unit: of the budget's, first, if they ended
             with different amounts of it; of each other.
-        equal_score: Coverage of the arms where each had the same pass@1; None if an arm never rose above the start, or
+        equal_score: Coverage of the arms where each had the same pass@1; None if too few rose above the start, or
             pass@1 is all there is.
         efficiency: What the start and the arms score per token, at the budget.
         training: What the arms made of their time.

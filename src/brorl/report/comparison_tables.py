@@ -228,12 +228,14 @@ def equal_score_sheet(equal: EqualScore, found: Findings) -> Sheet:
         )
         for one in equal.arms
     )
-    notes = (
-        "Where the mean curve of an arm's runs first reached this pass@1, the highest that all arms reached, on "
-        "straight lines between evaluations.",
-    )
+    notes = [
+        "Where the mean curve of an arm's runs first reached this pass@1, the highest that all of them reached, on "
+        "straight lines between evaluations."
+    ]
+    if equal.not_risen:
+        notes.append(f"Not among them, since nothing shows that it rose: {', '.join(equal.not_risen)}.")
     columns = ("arm", UNIT_WORDS[unit], f"pass@{equal.k}", f"less {first}", "what it shows")
-    return Sheet(f"pass@{equal.k} where pass@1 was {equal.level:.3f}", columns, rows, notes, frozenset({0, 4}))
+    return Sheet(f"pass@{equal.k} where pass@1 was {equal.level:.3f}", columns, rows, tuple(notes), frozenset({0, 4}))
 
 
 def against_first_sheet(found: Findings) -> Sheet:
