@@ -72,6 +72,6 @@ def test_the_study_goes_through_and_its_tables_say_what_the_runs_measured(tmp_pa
         assert float(row[3]) == pytest.approx(sum(map(len, steps)) / 2, abs=0.05 + 0.005 * len(steps[0]))
         mixed, groups = (sum(s[key] for one in steps for s in one) for key in ("groups_mixed", "groups"))
         assert float(row[8].rstrip("%")) == pytest.approx(100 * mixed / groups, abs=1.5)
-        scored = re.match(r"[\d.]+", row[10])
+        scored = re.match(r"[\d.]+", row[11])
         assert scored
         assert float(scored[0]) == pytest.approx(sum(map(last_pass, runs)) / 2, abs=5.1e-4)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from brorl.evaluation.comparison import Arm, Comparison
 from brorl.evaluation.compute_match import costs_at
-from brorl.evaluation.paired import mean_over_runs, scores_at
+from brorl.evaluation.paired import difference_interval, mean_over_runs, scores_at
 from brorl.evaluation.token_efficiency import training_efficiency
 from brorl.report.comparison_findings import findings
-from brorl.report.comparison_sheet import Sheet, interval, markdown_table, short
+from brorl.report.comparison_sheet import Sheet, interval, markdown_table, short, signed
 from brorl.report.comparison_tables import against_first_sheet, coverage_sheet, equal_score_sheet
 from brorl.report.read_comparison import read_comparison
 from brorl.training.run_directory import Record, RunDirectory
@@ -103,18 +103,20 @@ def costs_sheet(comparison: Comparison, point: str) -> Sheet:
     """What every N spent, saw and scored."""
     columns = (
         "N", "prompts", "rate", "steps", "samples", "unique tokens", "sampled per unique", "samples/s", "both outcomes",
-        "correct in training", *(f"pass@{k}" for k in comparison.ks),
+        "correct in training", "pass@1 since the switch", *(f"pass@{k}" for k in comparison.ks),
     )  # fmt: skip
     start = (scores_at(comparison, comparison.arms[0], 0, "best@k", k).mean() for k in comparison.ks)
-    rows = [("start", *[""] * 9, *(f"{value:.3f}" for value in start))]
+    rows = [("start", *[""] * 10, *(f"{value:.3f}" for value in start))]
     for arm in comparison.arms:
         costs, use = costs_at(arm, comparison.unit, comparison.budget), training_efficiency(arm)
         rates = [rate.mean for rate in (use.tokens_per_unique, use.samples_per_s) if rate is not None]
         scores = (mean_over_runs(scores_at(comparison, arm, comparison.budget, "best@k", k)) for k in comparison.ks)
+        ends = (scores_at(comparison, arm, mark) for mark in (0, comparison.budget))
+        rise = difference_interval(*ends, seeds_paired=True)
         rows.append((
             str(arm.num_rollouts), str(arm.prompts_per_step), arm.differs.get(RATE, "as N = 16"),
             *(short(spent.mean) for spent in (costs.steps, costs.samples, costs.unique_tokens)), *map(short, rates),
-            informative(arm), training_success(arm), *map(interval, scores),
+            informative(arm), training_success(arm), signed(rise), *map(interval, scores),
         ))  # fmt: skip
     title = f"From the {point}, {comparison.budget:.0f} seconds, {len(comparison.arms[0].trajectories)} seeds"
     return Sheet(title, columns, tuple(rows), words=frozenset())
