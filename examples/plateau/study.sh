@@ -3,7 +3,7 @@
 #     bash examples/plateau/study.sh three|four [stage ...]    # stages: tune plateau rates compare; without one all, in this order
 # Given again it goes on where it was stopped. About 80 minutes a task on two cores; `rates` and `compare` are matched in seconds, so that the machine
 # should have nothing else to do. As many runs are made at a time as there are cores.
-# POINTS=knee keeps to one switch point; OUT is the folder (runs/plateau/TASK); REHEARSE=1 tries everything in two minutes, with results that mean nothing.
+# POINTS=knee keeps to one switch point; OUT is the folder (runs/plateau/TASK); REHEARSE=1 tries everything in a few minutes, with results that mean nothing.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 task=${1:?three or four}

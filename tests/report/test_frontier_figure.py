@@ -261,6 +261,8 @@ def test_odd_sweeps_are_told_and_drawn(rng: np.random.Generator, changes: dict[s
     words = verdict(comparison)
     assert "nan" not in " ".join(words)
     assert ("nothing can be compared" in words[0]) == ("overshoot" in changes)
+    titles = [str(table.title) for table in comparison_tables(comparison)]
+    assert any(title.startswith("The best arm") for title in titles) == ("overshoot" not in changes)
     assert json.loads(json.dumps(comparison_record(comparison), allow_nan=False))["verdict"] == words
     assert comparison_tables(comparison)
     figure = make_frontier_figure(comparison)

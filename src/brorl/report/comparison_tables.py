@@ -53,7 +53,7 @@ def sheets(found: Findings) -> list[Sheet]:
         result += parts(against_first_sheet(found))
     for line in found.frontiers:
         result += parts(frontier_sheet(line, found))
-    if found.frontiers:
+    if found.frontiers and found.frontiers[0].best:
         result.append(best_sheet(found.frontiers[0], found))
     result.append(token_sheet(found))
     if found.tasks:
