@@ -46,7 +46,8 @@ def test_the_study_goes_through_and_its_tables_say_what_the_runs_measured(tmp_pa
         return float([r["evaluation"]["pass_at"]["1"]["value"] for r in records(path) if "evaluation" in r][-1])
 
     run("bash", "examples/plateau/study.sh", "three")
-    assert "8 of 8 runs are complete already" in run("bash", "examples/plateau/study.sh", "three", "tune")  # nothing is trained again
+    again = run("bash", "examples/plateau/study.sh", "three", "tune")
+    assert "8 of 8 runs are complete already" in again  # nothing is trained again
     text = run(sys.executable, "examples/plateau/tables.py", str(folder))
     tables = {
         part.splitlines()[0]: [row.strip("| ").split(" | ") for row in part.splitlines() if row.startswith("| ")][2:]
