@@ -1,6 +1,6 @@
 """Checkpoints hold everything, load with transformers, and are complete or absent."""
 
-from dataclasses import fields, replace, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np

@@ -8,6 +8,7 @@ then the model's weights are loaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ from brorl.build.settings import (
     build_collapse_limits,
     build_learner_settings,
     build_lora,
+    build_policy_loss,
+    build_response_format,
     build_rollouts_per_prompt,
     build_sampling,
     build_schedule,
@@ -97,6 +100,7 @@ def prepare(config: TrainConfig, source: str) -> Ready:
         torch.set_num_threads(config.engine.threads)
     torch.manual_seed(config.seed)
     shaping = build_shaping(config)
+    build_policy_loss(config)
     choose_device(config.device)
     model_config = read_config(find_model(source))
     sources = build_questions(config)
@@ -107,7 +111,13 @@ def prepare(config: TrainConfig, source: str) -> Ready:
     memory = build_memory_plan(config, model_config, prompts)
     if source == config.model:  # a run that is resumed has been checked
         check_references(verifiers, questions)
-    return Ready(source, tokenizer, prompts, Judge(verifiers, build_decode(tokenizer), shaping), memory)
+    return Ready(
+        source,
+        tokenizer,
+        prompts,
+        Judge(verifiers, build_decode(tokenizer), shaping, build_response_format(config)),
+        memory,
+    )
 
 
 def build_run(
@@ -153,7 +163,7 @@ def build_run(
         seed=config.seed,
         widening=widening,
     )
-    learner = TreeLearner(loaded.model, build_learner_settings(config), say)
+    learner = TreeLearner(loaded.model, build_learner_settings(config, engine.stop_token_ids), say)
     run = TrainingRun(
         collector=collector,
         estimate_advantages=build_advantages(config),
@@ -208,10 +218,10 @@ def build_pilot(config: TrainConfig) -> PilotParts:
         model=loaded.model,
         stream=ready.prompts.train,
         judge=ready.judge,
-        sampling=SamplingParams(config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
+        sampling=replace(build_sampling(config), scheme="iid"),
         estimate_advantages=build_advantages(config),
         diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
-        learner_settings=build_learner_settings(config),
+        learner_settings=build_learner_settings(config, engine.stop_token_ids),
         engine_memory_bytes=int(config.engine.memory_gib * 2**30),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,

@@ -141,6 +141,8 @@ def _write_config(config: TrainConfig, directory: RunDirectory) -> None:
 
 def _announce(progress: Progress, config: TrainConfig, run: TrainingRun, step: int) -> None:
     """Say what is about to happen."""
+    from brorl.build.settings import build_policy_loss
+
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in run.model.parameters())
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
@@ -149,9 +151,10 @@ def _announce(progress: Progress, config: TrainConfig, run: TrainingRun, step: i
         f"N = {_rollouts_per_prompt(config)} rollouts x {config.prompts_per_step} prompts a step, "
         f"{run.collector.stream.num_prompts:,} training prompts"
     )
+    loss = build_policy_loss(config)
     progress.say(
         f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} mini-batches a step, "
-        f"{config.loss.kind} clip {config.loss.clip_low}/{config.loss.clip_high}; run directory {run.directory.path}"
+        f"{loss.kind} clip {loss.clip_low:g}/{loss.clip_high:g}; run directory {run.directory.path}"
     )
     lineage = _lineage(config)
     if lineage:
@@ -162,9 +165,9 @@ def _announce(progress: Progress, config: TrainConfig, run: TrainingRun, step: i
 
 def _learning_rate(config: TrainConfig) -> str:
     """Return the learning rate, and how it follows from the rule."""
-    from brorl.build.settings import build_learner_settings
+    from brorl.build.settings import build_learning_rate
 
-    optimizer, rate = config.optimizer, build_learner_settings(config).learning_rate
+    optimizer, rate = config.optimizer, build_learning_rate(config)
     if not optimizer.reference_batch:
         return f"{rate:.2e}"
     return (

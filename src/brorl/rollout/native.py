@@ -94,7 +94,7 @@ class NativeEngine:
     ) -> None:
         check_hooks(model)
         self.model = model
-        self._stop_ids = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
+        self.stop_token_ids = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
         self._memory_bytes = memory_bytes
         self._share_prefixes = share_prefixes
 
@@ -164,7 +164,7 @@ class _Growth:
         self._share = engine._share_prefixes
         self._prompts = [tuple(p) for p in prompts]
         self._sampling = sampling
-        self._stop_ids = np.array([*engine._stop_ids, *sampling.stop_token_ids])
+        self._stop_ids = np.array([*engine.stop_token_ids, *sampling.stop_token_ids])
         self._uniforms = Uniforms(seed, len(prompts), num_rollouts)
         self._forest = Forest(prompts)
         self._cache = RowCache(engine.model, engine._memory_bytes, len(prompts) * num_rollouts, sampling.max_new_tokens)
@@ -222,6 +222,8 @@ class _Growth:
 
     def _draw(self, rows: Rows, logits_RV: Tensor) -> tuple[Rows, IntArray]:
         """Draw one token for every rollout; return the rows that live on, and the row that each came from."""
+        if rows.depth < self._sampling.min_new_tokens:
+            logits_RV = logits_RV.index_fill(1, self._tensor(self._stop_ids), float("-inf"))
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
         if self._sampling.scheme == "systematic":
             uniform_K = systematic_points(uniform_K, rows.row_K, rows.expected_R)
