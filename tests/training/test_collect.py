@@ -224,4 +224,27 @@ def test_summary_counts_rollouts_not_responses() -> None:
         "responses_truncated": 0,
         "verifier_timeouts": 0,
         "verifier_failures": 0,
+        "samples_dropped": 0,  # every group is kept
+        "sampled_tokens_dropped": 0,
+        "unique_tokens_dropped": 0,
     }
+
+
+def test_summary_counts_what_dynamic_sampling_throws_away() -> None:
+    """The rollouts of groups with one outcome, counted one by one; surplus that is carried is not thrown away."""
+    chance = np.random.default_rng()
+    script = [int(c) for c in chance.choice([0, 1, 3, NUM_ROLLOUTS], 400)]
+    engine = ScriptedEngine(script)
+    one, carried = collector(engine, max_tries=100), []
+    ever_carried = 0
+    for step in range(1, 31):
+        first = len(engine.trees)
+        _, carried, collected = one.collect(step, carried, Stopwatch())
+        ever_carried += len(carried)
+        dropped = [c for _, c in engine.trees[first:] if c in (0, NUM_ROLLOUTS)]
+        lengths = [length for c in dropped for length in [2] * c + [3] * (NUM_ROLLOUTS - c)]
+        summary = collected.summary()
+        assert summary["samples_dropped"] == len(lengths)
+        assert summary["sampled_tokens_dropped"] == sum(lengths)
+        assert summary["unique_tokens_dropped"] == sum(2 if c else 3 for c in dropped)
+    assert ever_carried

@@ -56,6 +56,7 @@ class Collected:
         rounds: Number of calls of the engine.
         pilot_rollouts: Rollouts that every prompt got, where more could follow; None where N is fixed.
         pilot_correct: Number of correct rollouts of each pilot.
+        keeps_all: Whether groups with one outcome are learned from too; dynamic sampling drops them.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -66,6 +67,7 @@ class Collected:
     rounds: int = 0
     pilot_rollouts: int | None = None
     pilot_correct: list[int] = field(default_factory=list)
+    keeps_all: bool = False
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers for the metrics; sums over the groups sampled in this step."""
@@ -88,8 +90,21 @@ class Collected:
             "responses_truncated": reasons.count(TRUNCATED),
             "verifier_timeouts": reasons.count(TIMEOUT),
             "verifier_failures": sum(is_failure(reason) for reason in reasons),
+            **self._dropped(),
             **self._by_source(),
             **self._widening_summary(),
+        }
+
+    def _dropped(self) -> dict[str, int]:
+        """Return what dynamic sampling threw away: rollouts and tokens of the step's groups with one outcome.
+
+        Surplus groups with both outcomes are carried to later steps; they are not part of it.
+        """
+        trees = [g.tree for g in self.groups if not (self.keeps_all or has_mixed_outcomes(g))]
+        return {
+            "samples_dropped": sum(t.num_rollouts for t in trees),
+            "sampled_tokens_dropped": sum(t.num_sampled_tokens for t in trees),
+            "unique_tokens_dropped": sum(t.num_unique_tokens for t in trees),
         }
 
     def _by_source(self) -> dict[str, Any]:
@@ -166,7 +181,8 @@ class Collector:
         Raises:
             NoMixedGroupsError: After `max_tries` rounds in a row without a mixed group.
         """
-        collected = Collected(pilot_rollouts=self.rollouts_per_prompt if self.widening else None)
+        pilot_rollouts = self.rollouts_per_prompt if self.widening else None
+        collected = Collected(pilot_rollouts=pilot_rollouts, keeps_all=not self.dynamic_sampling)
         kept, tries = list(carried), 0
         while len(kept) < self.prompts_per_step:
             groups, verdicts = self._round(step, collected, self.prompts_per_step - len(kept), clock)
