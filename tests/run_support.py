@@ -233,7 +233,7 @@ def _serve() -> None:
 
     import brorl.build.run
     import brorl.config.reading
-    import brorl.console  # noqa: F401
+    import brorl.console.progress  # noqa: F401
     from brorl.model.load import load_model, load_tokenizer
 
     torch.set_num_threads(1)

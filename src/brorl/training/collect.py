@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from brorl.activity import Observe, Round, unobserved
 from brorl.algorithms.dynamic_sampling import has_mixed_outcomes
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
@@ -152,6 +153,7 @@ class Collector:
         max_tries: Give up after this many rounds in a row without a mixed group.
         seed: Seed of the run.
         widening: How far groups without mixed outcomes are widened; None for a fixed N.
+        observe: Gets each round when it begins.
     """
 
     engine: Engine
@@ -164,6 +166,7 @@ class Collector:
     max_tries: int
     seed: int
     widening: Widening | None = None
+    observe: Observe = unobserved
 
     def collect(
         self, step: int, carried: Sequence[Group], clock: Stopwatch
@@ -183,8 +186,10 @@ class Collector:
         """
         pilot_rollouts = self.rollouts_per_prompt if self.widening else None
         collected = Collected(pilot_rollouts=pilot_rollouts, keeps_all=not self.dynamic_sampling)
-        kept, tries = list(carried), 0
+        kept, tries, number = list(carried), 0, 0
         while len(kept) < self.prompts_per_step:
+            number += 1
+            self.observe(Round(step, number, len(kept), self.prompts_per_step))
             groups, verdicts = self._round(step, collected, self.prompts_per_step - len(kept), clock)
             mixed = [g for g in groups if has_mixed_outcomes(g)]
             collected.groups += groups
