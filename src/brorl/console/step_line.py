@@ -71,12 +71,13 @@ class _Column(NamedTuple):
     rank: int
     cell: Callable[[StepResult], str]
     legend: str = ""
+    style: str = ""
 
 
 _COLUMNS = (
     _Column("step", 5, 0, lambda r: str(r.record["step"])),
     _Column("reward", 6, 1, lambda r: f"{r.record['sampling']['reward']:.3f}"),
-    _Column("held-out pass@1", 18, 3, lambda r: r.held_out),
+    _Column("held-out pass@1", 18, 3, lambda r: r.held_out, style="bold green"),
     _Column("groups", 16, 2, lambda r: r.groups, "groups: prompts learned from"),
     _Column("sampled", 7, 6, lambda r: f"{r.record['sampling']['groups']:,}", "sampled: prompts sampled in this step"),
     _Column("computed", 8, 7, lambda r: r.computed, "computed: share of the tokens"),
@@ -117,13 +118,7 @@ class StepLines:
 
     def line(self, result: StepResult) -> Text:
         """Return the line of a step."""
-        cells = [
-            (_aligned(c, c.cell(result)), "bold green" if c.head == "held-out pass@1" else "") for c in self._columns
-        ]
-        parts: list[tuple[str, str]] = []
-        for cell in cells:
-            parts += [(_GAP, ""), cell]
-        return Text.assemble(*parts[1:])
+        return Text(_GAP).join(Text(_aligned(c, c.cell(result)), style=c.style) for c in self._columns)
 
 
 def _aligned(column: _Column, text: str) -> str:
