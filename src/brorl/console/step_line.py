@@ -14,6 +14,7 @@ from rich.text import Text
 
 from brorl.console.under_way import fitting
 from brorl.training.run_directory import Record
+from brorl.words import duration
 
 _GAP = "  "
 
@@ -57,6 +58,12 @@ class StepResult:
         return f"{self.record['sampling']['samples'] / self.record['seconds']['total']:,.0f}"
 
     @property
+    def time(self) -> str:
+        """Wall time."""
+        seconds = self.record["seconds"]["total"]
+        return f"{seconds:.2f}s" if seconds < 100 else duration(seconds)
+
+    @property
     def phases(self) -> str:
         """Seconds of sampling, verifying and learning."""
         seconds = self.record["seconds"]
@@ -78,11 +85,11 @@ _COLUMNS = (
     _Column("step", 5, 0, lambda r: str(r.record["step"])),
     _Column("reward", 6, 1, lambda r: f"{r.record['sampling']['reward']:.3f}"),
     _Column("held-out pass@1", 18, 3, lambda r: r.held_out, style="bold green"),
-    _Column("groups", 16, 2, lambda r: r.groups, "groups: prompts learned from"),
+    _Column("groups", 17, 2, lambda r: r.groups, "groups: prompts learned from"),
     _Column("sampled", 7, 6, lambda r: f"{r.record['sampling']['groups']:,}", "sampled: prompts sampled in this step"),
     _Column("computed", 8, 7, lambda r: r.computed, "computed: share of the tokens"),
     _Column("rollouts/s", 10, 8, lambda r: r.rate),
-    _Column("seconds", 7, 4, lambda r: _short(r.record["seconds"]["total"])),
+    _Column("time", 6, 4, lambda r: r.time),
     _Column("sample/verify/learn", 19, 9, lambda r: r.phases),
     _Column("left", 6, 5, lambda r: r.left),
 )

@@ -28,7 +28,7 @@ _LAST_STEPS = 25
 def outcome_table(records: Sequence[Record]) -> Table:
     """Make the table of held-out results before and after, with 95% intervals over prompts."""
     table = _table("On prompts held out from training")
-    table.caption = "pass@k: the chance that one of k attempts is correct; in brackets 95% intervals"
+    table.caption = escape("pass@k: chance that one of k attempts is correct [95% interval]")
     table.add_column("")
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -69,12 +69,12 @@ def coverage_table(records: Sequence[Record]) -> Table:
     groups = sum(size for size, _ in mixed)
     shares = [sum(g * _at(at, n) for g, at in mixed) / groups if n <= own else None for n in columns]
     table.add_row("groups with both outcomes", *(_percent(value) for value in shares))
-    notes = ["only a prompt with correct and with incorrect rollouts, a group with both outcomes, teaches"]
+    notes = ["only groups with both outcomes (correct and incorrect) teach"]
     if seen:
         mass = sum(p["q_pos"] for p in seen)
         rows = [1 - sum(_at(p["unsampled_correct_at"], n) for p in seen) / mass for n in columns]
         table.add_row("correct responses seen", *(_percent(value) for value in rows))
-        notes.append("correct responses are weighted by their probability")
+        notes.append("correct responses count by their probability")
         if columns[-1] > own:
             notes.append(f"* estimated from the same {own} rollouts of each prompt")
     elif any(p["unsampled_correct_at"] for p in pooled):
@@ -128,7 +128,7 @@ def cost_table(records: Sequence[Record]) -> Table:
     table.add_row("tokens", f"{sampled:,.0f}", f"{unique:,.0f} computed: {sampled / unique:.1f}x fewer")
     dropped, dropped_tokens = total("sampling", "samples_dropped"), total("sampling", "unique_tokens_dropped")
     if dropped:
-        what = f"rollouts of groups with one outcome ({dropped / samples:.0%}); {dropped_tokens:,.0f} tokens computed"
+        what = f"in groups with one outcome ({dropped / samples:.0%}); {dropped_tokens:,.0f} tokens computed"
         table.add_row("thrown away", f"{dropped:,.0f}", what)
     lost, failed = total("sampling", "verifier_timeouts"), total("sampling", "verifier_failures")
     if lost or failed:
