@@ -159,12 +159,13 @@ def test_message_says_why_nothing_is_mixed(script: list[int], state: str) -> Non
         (
             Verdict(False, 0.0, None, "verifier raised ValueError: x", 0.0),
             True,
-            "verifier raised ValueError: x.*mend the",
+            "verifier raised ValueError: x.*fix the",
         ),
         (Verdict(False, 0.0, None, "timeout", 0.0), True, r"8 of 8 verifications failed \(most often: timeout"),
         (Verdict(False, 0.5, None, "partly", 0.0), True, "rewards.partial_credit: true"),
         (Verdict(False, 0.0, None, "wrong", 0.0), False, "24 of 24 rollouts were cut off at sampling.max_new_tokens"),
-        (Verdict(False, 0.0, None, "wrong", 0.0), True, "more rollouts_per_prompt"),
+        (Verdict(False, 0.0, None, "no answer", 0.0), True, "found no answer in 8 of 8.*set prompt.template"),
+        (Verdict(False, 0.0, "7", "wrong", 0.0), True, "check the format and the verifier first.*rollouts_per_prompt"),
     ],
 )
 def test_message_names_the_cause(verdict: Verdict, finished: bool, cause: str) -> None:

@@ -121,9 +121,24 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
     if config.report and ending is not Ending.INTERRUPTED:
         hints = [*_report(directory), *hints]
     progress.finish(directory.read_metrics(), directory.path, message, hints)
+    if ending is Ending.NO_MIXED_GROUPS:
+        for line in _examples(config, directory):
+            screen.say(line, is_command=True)
     if ending is Ending.NO_MIXED_GROUPS and not any("update" in record for record in directory.read_metrics()):
         return 1  # not one step was made: most likely something is wrong
     return 130 if ending is Ending.INTERRUPTED else 0
+
+
+def _examples(config: TrainConfig, directory: RunDirectory) -> list[str]:
+    """Return what the model answered in the last step, if nothing of it was correct."""
+    from brorl.report.unsolved import unsolved_examples
+
+    last = directory.read_metrics()[-1]
+    if config.store_rollouts_every:
+        return unsolved_examples(directory.path, last["step"])
+    if last["sampling"]["share_correct"]:
+        return []
+    return ["store_rollouts_every: 1 stores the rollouts, and `brorl samples` shows them"]
 
 
 def _report(directory: RunDirectory) -> list[str]:
