@@ -68,15 +68,14 @@ class UnderWay:
         now, time = self._now, self._clock()
         match activity:
             case Step():
+                self._end(now, time)
                 if now.step is not None:
                     self._steps.append(time - now.step_began)
-                self._now = _Now(now.phase, now.phase_began, activity.number, time)
+                self._now = _Now(Phase("beginning"), time, activity.number, time)
             case Phase() if activity.name == now.phase.name and activity.detail:  # the same one goes on
                 self._now = replace(now, phase=activity)
             case Phase():
-                self._took[now.phase.name] = time - now.phase_began
-                if now.phase.name == "saving":
-                    self._saved = now.step
+                self._end(now, time)
                 self._now = replace(now, phase=activity, phase_began=time, decoding=None, updating=None)
             case Round():
                 self._now = replace(now, round=activity)
@@ -84,6 +83,12 @@ class UnderWay:
                 self._now = replace(now, decoding=activity)
             case Updating():
                 self._now = replace(now, updating=activity)
+
+    def _end(self, now: _Now, time: float) -> None:
+        """Remember a phase that is over."""
+        self._took[now.phase.name] = time - now.phase_began
+        if now.phase.name == "saving":
+            self._saved = now.step
 
     def line(self, width: int | None = None) -> str:
         """Return what is under way.
