@@ -32,6 +32,9 @@ def test_the_line_tells_phase_progress_and_rate(clock: Clock, under_way: UnderWa
     assert under_way.line() == "starting for 12s"
     under_way.observe(Phase("loading", "model"))
     assert under_way.line() == "loading model for 0s"
+    under_way.observe(Phase("generation", "8 prompts of aime24"))  # as `brorl eval` does
+    under_way.observe(Decoding(3, 16, 0, 1))
+    assert under_way.line(60) == "sampling 8 prompts of aime24 for 0s, 3/16 rollouts"
     under_way.observe(Step(7))
     under_way.observe(Round(7, 3, 5, 16))
     under_way.observe(Phase("generation"))

@@ -195,8 +195,12 @@ def build_run(
     return run, _restore(run, config, checkpoint)
 
 
-def build_pilot(config: TrainConfig) -> PilotParts:
+def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotParts:
     """Make the parts that `brorl plan` measures: those of a run before its first step.
+
+    Args:
+        config: The settings of the run.
+        observe: Gets what the parts report while they work.
 
     Raises:
         UserError: If rollouts are not drawn from the whole distribution, or the data, the model, the tokenizer or the
@@ -207,8 +211,9 @@ def build_pilot(config: TrainConfig) -> PilotParts:
             f"a plan needs the probabilities of what is sampled, and sampling.top_p = {config.sampling.top_p}, "
             f"sampling.top_k = {config.sampling.top_k} hide them; set sampling.top_p: 1.0 and sampling.top_k: 0"
         )
+    observe(Phase("loading", "data"))
     ready = prepare(config, config.model)
-    loaded, engine = build_engine(config, ready)
+    loaded, engine = build_engine(config, ready, observe)
     return PilotParts(
         engine=engine,
         model=loaded.model,

@@ -189,8 +189,8 @@ def _name(now: _Now) -> str:
     match phase.name:
         case "evaluating":
             return "evaluating before training" if now.step is None else f"evaluating after step {now.step}"
-        case "loading" | "saving":
-            return f"{phase.name} {phase.detail}"
+        case "saving":
+            return f"saving {phase.detail}"
         case name if now.step is not None:
             return f"step {now.step}, {_VERBS.get(name, name)}"
-    return _VERBS.get(phase.name, phase.name)
+    return f"{_VERBS.get(phase.name, phase.name)} {phase.detail}".rstrip()
