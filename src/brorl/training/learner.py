@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.activity import Observe, Updating, unobserved
 from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import ImportanceCorrection, Mismatch, masked_share, mismatch
 from brorl.algorithms.kl import KLPenalty, penalised_group
@@ -146,13 +147,19 @@ class TreeLearner:
     Args:
         model: The model; its current weights become the reference, if there is one.
         settings: How it is updated.
-        say: Told in a line when memory runs out and smaller parts are tried.
+        say: Gets a line when memory runs out and smaller parts are tried.
+        observe: Gets an `Updating` before each update.
     """
 
     def __init__(
-        self, model: PreTrainedModel, settings: LearnerSettings, say: Callable[[str], None] = lambda _: None
+        self,
+        model: PreTrainedModel,
+        settings: LearnerSettings,
+        say: Callable[[str], None] = lambda _: None,
+        observe: Observe = unobserved,
     ) -> None:
         self.model = model
+        self._observe = observe
         self._settings = settings
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
@@ -188,7 +195,8 @@ class TreeLearner:
         self.model.train()
         batches, apart, masked = self._mini_batches(groups, advantages, np.random.default_rng(seed))
         sums = np.zeros(NUM_SUMS + 1)
-        for batch in batches:
+        for done, batch in enumerate(batches):
+            self._observe(Updating(done, len(batches)))
             sums += self._update(batch)
         loss, grad_norm, clip_share, kl, clip_low, clip_high, reference_kl, entropy = (sums / len(batches)).tolist()
         self._scored.clear()
