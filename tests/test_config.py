@@ -89,6 +89,30 @@ def test_whole_numbers_are_fine_where_fractions_are_wanted_but_not_the_other_way
     assert make_config({}, {"steps": 1e3}, "test").steps == 1000
 
 
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "steps"),
+    [
+        ({}, {}, 100),
+        ({"steps": 7}, {}, 7),
+        ({"budget": {"limit": 5}}, {}, None),
+        ({"steps": 7, "budget": {"limit": 5}}, {}, 7),
+        ({"steps": None, "budget": {"limit": 5}}, {}, None),
+        ({"steps": 7}, {"budget.limit": 5}, None),
+        ({"steps": 7, "budget": {"limit": 3}}, {"budget.limit": 5}, None),
+        ({"steps": 7}, {"budget.limit": 5, "steps": 9}, 9),
+        ({"budget": {"limit": 5}}, {"steps": 9}, 9),
+        ({"budget": {"limit": 5}}, {"budget.limit": None}, 100),
+        ({"steps": 7, "budget": {"limit": 5}}, {"budget.limit": None}, 7),
+    ],
+)
+def test_a_budget_lifts_the_number_of_steps_unless_both_are_given(
+    recipe: dict[str, Any], overrides: dict[str, Any], steps: int | None
+) -> None:
+    config = make_config(recipe, overrides, "test")
+    assert config.steps == steps
+    assert make_config(parse_yaml(dump_yaml(config), "dump"), {}, "dump") == config  # as on resume
+
+
 def test_file_beats_defaults_and_command_line_beats_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text("steps: 7\nseed: 3\nloss: {clip_high: 0.4, clip_low: 0.1}\n")
@@ -133,7 +157,6 @@ WRONG = [
     ("steps", 2.5),
     ("steps", "many"),
     ("steps", True),
-    ("steps", None),
     ("rollouts_per_prompt", 1),
     ("prompts_per_step", 0),
     ("checkpoint_every", 0),
@@ -262,6 +285,7 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
             {"rewards.cosine_length.every_steps": 5, "rewards.cosine_length.on_steps": 6},
             ["rewards.cosine_length.on_steps = 6", "rewards.cosine_length.every_steps = 5"],
         ),
+        ({"steps": None}, ["steps = null", "budget.limit"]),
         ({"evaluation.ks": [1, 9], "evaluation.num_samples": 8}, ["evaluation.ks", "evaluation.num_samples = 8", "9"]),
     ],
 )

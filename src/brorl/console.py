@@ -32,12 +32,12 @@ class Progress:
     """Prints a line a step to the console and to the run's log.
 
     Args:
-        steps: Number of steps of the whole run, at most.
+        steps: Number of steps of the whole run, at most; None if the budget alone ends it.
         budget: What the whole run may cost.
         log_file: File that gets the same lines.
     """
 
-    def __init__(self, steps: int, budget: Budget, log_file: Path) -> None:
+    def __init__(self, steps: int | None, budget: Budget, log_file: Path) -> None:
         self._steps, self._budget = steps, budget
         self._console = Console(highlight=False)
         self._log_file = log_file
@@ -92,7 +92,8 @@ class Progress:
         )
 
     def _share_done(self) -> float:
-        return max(self._spent.steps / self._steps, self._spent.of(self._budget.unit) / self._budget.limit)
+        of_budget = self._spent.of(self._budget.unit) / self._budget.limit
+        return of_budget if self._steps is None else max(self._spent.steps / self._steps, of_budget)
 
     def _eta(self) -> str:
         assert self._started is not None

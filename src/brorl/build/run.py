@@ -295,7 +295,7 @@ def _benchmark(config: TrainConfig, ready: Ready) -> Benchmark | None:
 def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> TrainerState:
     """Put the parts into the state of a checkpoint, and the files of the run with them."""
     state = load_state(checkpoint) if checkpoint else START
-    if state.step > run.steps:
+    if run.steps is not None and state.step > run.steps:
         raise UserError(f"the run has done {state.step} steps already, more than steps = {run.steps}; raise --steps")
     if not checkpoint:
         done = max((record["step"] for record in run.directory.read_metrics()), default=0)

@@ -126,9 +126,9 @@ def _report(directory: RunDirectory) -> list[str]:
 
 def _twice_as_long(config: TrainConfig) -> str:
     """Return the options of `brorl resume` that go on for as long again."""
-    limit = config.budget.limit
+    limit, steps = config.budget.limit, config.steps
     options = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
-    return " ".join([*options, f"--steps {2 * config.steps}"])
+    return " ".join([*options, *([] if steps is None else [f"--steps {2 * steps}"])])
 
 
 def _write_config(config: TrainConfig, directory: RunDirectory) -> None:

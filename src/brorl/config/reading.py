@@ -91,7 +91,8 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
 
     Args:
         settings: Nested settings of a recipe.
-        overrides: Settings by dotted name (`loss.clip_high`) that take precedence.
+        overrides: Settings by dotted name (`loss.clip_high`) that take precedence; `budget.limit` without `steps` also
+            takes the place of the recipe's `steps`.
         source: Name of the recipe, for messages.
 
     Returns:
@@ -102,6 +103,8 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     """
     merged = copy.deepcopy({str(name): value for name, value in settings.items()})
     dotted = {name: merged.pop(name) for name in list(merged) if "." in name}
+    if overrides.get("budget.limit") is not None and "steps" not in overrides:
+        merged.pop("steps", None)  # the budget of the command line replaces the recipe's number of steps
     whole = {name for name, info in settings_of(TrainConfig) if int in (info.annotation, *get_args(info.annotation))}
     for name, value in {**dotted, **overrides}.items():
         *sections, key = name.split(".")

@@ -279,7 +279,10 @@ class TrainConfig(Section):
         512, description="N, rollouts of each prompt; adaptive gives more to prompts without both outcomes"
     )
     prompts_per_step: int = Field(16, ge=1, description="groups that a step trains on")
-    steps: int = Field(100, ge=1, description="number of steps, at most")
+    steps: int | None = Field(
+        100, ge=1, description="number of steps, at most; null lets budget.limit alone end the run, and is the default "
+        "where budget.limit is set",
+    )  # fmt: skip
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the end is always saved")
     keep_checkpoints: int = Field(3, ge=0, description="checkpoints to keep, besides the best; 0 for all")
     store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts, 0 for none")
@@ -318,8 +321,20 @@ class TrainConfig(Section):
         folder = Path(model).expanduser()
         return str(folder.resolve()) if folder.is_dir() else model
 
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_alone(cls, given: Any) -> Any:
+        """Let a budget alone end the run where no number of steps is given."""
+        if not isinstance(given, dict) or "steps" in given:
+            return given
+        budget = given.get("budget")
+        limit = budget.get("limit") if isinstance(budget, dict) else getattr(budget, "limit", None)
+        return given if limit is None else {**given, "steps": None}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.steps is None and self.budget.limit is None:
+            raise ValueError("steps = null needs a budget to end the run; set budget.limit, or a number of steps")
         if self.optimizer.mini_batches > self.prompts_per_step:
             raise ValueError(
                 f"optimizer.mini_batches = {self.optimizer.mini_batches} is more than prompts_per_step = "

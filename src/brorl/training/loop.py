@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.algorithms.groups import Group
 from brorl.evaluation.benchmark import Benchmark
-from brorl.evaluation.compute_match import Budget, Cost, cost_of_step, total_cost
+from brorl.evaluation.compute_match import UNIT_WORDS, Budget, Cost, cost_of_step, total_cost
 from brorl.rollout.engine import Engine
 from brorl.training.checkpoint import TrainerState, mark_best, save_checkpoint
 from brorl.training.collect import Collected, Collector, NoMixedGroupsError
@@ -60,7 +61,7 @@ class TrainingRun:
         model: What is saved.
         tokenizer: Saved beside it.
         directory: The run's files.
-        steps: Number of steps of the whole run, at most.
+        steps: Number of steps of the whole run, at most; None if the budget alone ends it.
         budget: What the whole run may cost.
         checkpoint_every: Save after every so many steps (and at the end).
         keep_checkpoints: How many to keep; 0 for all.
@@ -82,7 +83,7 @@ class TrainingRun:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     directory: RunDirectory
-    steps: int
+    steps: int | None
     budget: Budget
     checkpoint_every: int
     keep_checkpoints: int
@@ -106,8 +107,8 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
     carried = list(state.carried)
     spent = total_cost(run.directory.read_metrics())
     with StopRequest() as stop:
-        for step in range(state.step + 1, run.steps + 1):
-            if run.budget.is_spent(spent):
+        for step in count(state.step + 1):
+            if is_over(run, step - 1, spent):
                 break
             clock = Stopwatch()
             try:
@@ -137,7 +138,7 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
                 "seconds": clock.seconds(),
             }
             before, spent = spent, spent + cost_of_step(record)
-            last = step == run.steps or run.budget.is_spent(spent)
+            last = is_over(run, step, spent)
             regular = is_due(step, run.evaluate_every)
             if regular or last or run.budget.passes_mark(before, spent):
                 record |= evaluation_record(run)
@@ -158,18 +159,26 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
     return Ending.FINISHED, finish_line(run, spent)
 
 
+def is_over(run: TrainingRun, step: int, spent: Cost) -> bool:
+    """Return whether a run that has done so many steps has reached its number of steps or its budget."""
+    return (run.steps is not None and step >= run.steps) or run.budget.is_spent(spent)
+
+
 def is_due(step: int, every: int) -> bool:
     """Return whether it is the turn of what happens every so many steps, 0 for never."""
     return every > 0 and step % every == 0
 
 
 def finish_line(run: TrainingRun, spent: Cost) -> str:
-    """Say what a run has come to."""
+    """Say what a run has done, and whether its budget or its number of steps ended it."""
     done = f"finished {spent.steps:,} step{'s' if spent.steps != 1 else ''}"
     unit = run.budget.unit
-    if unit == "steps":
+    if unit == "steps" and run.budget.limit == run.steps:  # no budget besides
         return done
-    return f"{done}: {spent.of(unit):,.0f} of {run.budget.limit:,.0f} {unit.replace('_', ' ')} spent"
+    of_budget = f"{spent.of(unit):,.0f} of {run.budget.limit:,.0f} {UNIT_WORDS[unit]} spent"
+    if run.budget.is_spent(spent):
+        return f"{done}, ended by the budget: {of_budget}"
+    return f"{done}, ended by steps = {run.steps:,}: {of_budget}"
 
 
 def num_rollouts(groups: Sequence[Group]) -> int:
