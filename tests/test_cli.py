@@ -13,6 +13,7 @@ import brorl
 from brorl.config.reading import parse_yaml, settings_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.training.run_directory import RunDirectory
 from run_support import SMALL, Outcome, command, save_tiny_model
 
 HEAVY = ("torch", "transformers", "tokenizers", "pyarrow")
@@ -175,6 +176,15 @@ def test_output_dir_that_is_in_use_is_left_alone() -> None:
         assert advice in message
     assert "could not make output_dir" in refusal("train", "--output_dir=used/thesis.txt/run")
     assert (used / "thesis.txt").read_text() == "precious"
+
+
+def test_output_dir_that_another_process_holds_is_left_alone() -> None:
+    """The other process has made it, and has written nothing yet."""
+    Path("run").mkdir()
+    with RunDirectory(Path("run")).locked():
+        assert "another process is working on run; wait for it" in refusal("train", "--output_dir=run")
+        assert Path("run").is_dir()
+    short_run("--output_dir=run")
 
 
 def test_output_dir_that_cannot_be_made() -> None:

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from run_support import (
     Outcome,
     assert_identical,
     assert_same_run,
+    command,
     leftovers,
     metrics_without_times,
 )
@@ -303,6 +305,19 @@ def test_run_directory_with_an_empty_config(child: ChildRuns, run: Path) -> None
     assert outcome.code == 2
     assert "Traceback" not in outcome.err
     assert "config.yaml" in outcome.err
+
+
+def test_of_two_runs_with_one_directory_one_is_refused_and_the_other_runs_on(child: ChildRuns, run: Path) -> None:
+    settings = (*PLAIN, "--steps=12", "--output_dir", run)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(child, "train", *settings)
+        outcomes = sorted([command("train", *settings), other.result()])
+    assert [outcome.code for outcome in outcomes] == [0, 2], outcomes
+    refused = outcomes[1].err
+    assert refused.count("\n") == 1
+    assert f"another process is working on {run}" in refused or f"{run} exists and is not empty" in refused
+    assert last_complete(run) == "step-000012"
+    assert [record["step"] for record in metrics_without_times(run)] == list(range(13))
 
 
 def test_a_killed_run_with_a_budget_ends_where_the_uninterrupted_one_does(child: ChildRuns, tmp_path: Path) -> None:

@@ -38,4 +38,6 @@ def resume(path: Path, overrides: dict[str, Any]) -> int:
     settings = parse_yaml(directory.config_file.read_text("utf-8"), source)
     if not isinstance(settings, dict):
         raise UserError(f"{source} holds no settings; put the run's config back, or start anew with another output_dir")
-    return run_to_end(make_config(settings, overrides, source), directory)
+    config = make_config(settings, overrides, source)
+    with directory.locked():
+        return run_to_end(config, directory)

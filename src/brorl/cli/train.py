@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
@@ -39,17 +40,25 @@ def train(recipe: str, overrides: dict[str, Any]) -> int:
     from brorl.config.reading import make_config, read_recipe
 
     config = make_config(read_recipe(recipe), overrides, recipe)
-    directory = _new_run_directory(config, Path(recipe).stem)
-    try:
-        return run_to_end(config, directory, recipe)
-    except UserError:
-        if not directory.read_metrics():
-            _remove_unused(directory)
-        raise
+    directory = _run_directory(config, Path(recipe).stem)
+    with directory.locked():  # from here on no other process finds the directory empty, or removes it
+        _refuse_used(directory)
+        try:
+            return run_to_end(config, directory, recipe)
+        except UserError:
+            if not directory.read_metrics():
+                _remove_unused(directory)
+            raise
 
 
 def run_to_end(config: TrainConfig, directory: RunDirectory, recipe: str | None = None) -> int:
-    """Train to the end, or to the next interruption, and return the exit code."""
+    """Train to the end, or to the next interruption, and return the exit code.
+
+    Args:
+        config: The run's settings.
+        directory: The run's files; the caller holds its lock.
+        recipe: What a new run was made from; None for one that is resumed.
+    """
     from brorl.build.run import build_run
     from brorl.build.settings import build_budget
     from brorl.console import Progress
@@ -64,32 +73,31 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, recipe: str | None 
     for tracker in tracking.to:
         require_package(tracker)
     try:
-        with directory.locked():
-            if not directory.config_file.exists():  # from here on a kill leaves a run that can be resumed
-                _write_config(config, directory)
-            run, state = build_run(config, directory, progress.show, progress.say)
+        if not directory.config_file.exists():  # from here on a kill leaves a run that can be resumed
             _write_config(config, directory)
-            directory.write_environment(continued_from=_lineage(config))
-            directory.write_held_out(run.benchmark.prompts if run.benchmark else [])
-            progress.recall(directory.read_metrics())
-            _announce(progress, config, run, state.step)
-            with closing(
-                open_trackers(
-                    tracking.to,
-                    tracking.project,
-                    tracking.run_name or directory.path.name,
-                    config.model_dump(mode="json"),
-                    directory.path,
-                    progress.say,
-                    directory.read_metrics(),
-                )
-            ) as trackers:
+        run, state = build_run(config, directory, progress.show, progress.say)
+        _write_config(config, directory)
+        directory.write_environment(continued_from=_lineage(config))
+        directory.write_held_out(run.benchmark.prompts if run.benchmark else [])
+        progress.recall(directory.read_metrics())
+        _announce(progress, config, run, state.step)
+        with closing(
+            open_trackers(
+                tracking.to,
+                tracking.project,
+                tracking.run_name or directory.path.name,
+                config.model_dump(mode="json"),
+                directory.path,
+                progress.say,
+                directory.read_metrics(),
+            )
+        ) as trackers:
 
-                def report(record: Record) -> None:
-                    progress.show(record)
-                    trackers.log(record)
+            def report(record: Record) -> None:
+                progress.show(record)
+                trackers.log(record)
 
-                ending, message = train_run(replace(run, report=report), state)
+            ending, message = train_run(replace(run, report=report), state)
     except KeyboardInterrupt:
         progress.say(f"\nthe step under way was discarded; go on from the last checkpoint with: {resume}")
         return 130
@@ -208,29 +216,42 @@ def _rollouts_per_prompt(config: TrainConfig) -> str:
     )
 
 
-def _new_run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
-    """Make the run's directory, which must be new or empty."""
+def _run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
+    """Make the run's directory; without `output_dir` a new one under `runs`."""
     from brorl.training.run_directory import RunDirectory
 
-    if config.output_dir is None:
-        base = Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-        path, number = base, 1
-        while path.exists():
-            number += 1
-            path = base.with_name(f"{base.name}-{number}")
-    else:
-        path = Path(config.output_dir).expanduser()
     try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}"
-            )
+        if config.output_dir is None:
+            return RunDirectory(_new_directory(Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"))
+        path = Path(config.output_dir).expanduser()
         path.mkdir(parents=True, exist_ok=True)
+        return RunDirectory(path)
+    except FileExistsError as error:
+        raise _used(path) from error
     except OSError as error:
         raise UserError(
-            f"could not make output_dir {path}: {error.strerror}; set output_dir to a place you may write to"
+            f"could not make output_dir {error.filename}: {error.strerror}; set output_dir to a place you may write to"
         ) from error
-    return RunDirectory(path)
+
+
+def _new_directory(base: Path) -> Path:
+    """Make a directory that no other process has, not even one that makes its own at this moment."""
+    for number in count(1):
+        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("numbers do not end")
+
+
+def _refuse_used(directory: RunDirectory) -> None:
+    """Refuse a directory that holds something."""
+    if any(directory.path.iterdir()):
+        raise _used(directory.path)
+
+
+def _used(path: Path) -> UserError:
+    return UserError(f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}")
 
 
 def _remove_unused(directory: RunDirectory) -> None:

@@ -152,10 +152,10 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Refuse a second process that would work on the same run at the same time.
+        """Hold the run; a second process that wants it at the same time is refused.
 
         Raises:
-            UserError: If another process holds the run.
+            UserError: If another process holds the run, or removed its directory just now.
         """
         try:
             import fcntl
@@ -164,10 +164,13 @@ class RunDirectory:
             return
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"another process is working on {self.path}; wait for it, or stop it") from error
+            if not self.path.is_dir() or not os.path.samestat(os.fstat(descriptor), self.path.stat()):
+                raise UserError(f"another process has just removed {self.path}; give the same command again")
             yield
-        except BlockingIOError as error:
-            raise UserError(f"another process is working on {self.path}; wait for it, or stop it") from error
         finally:
             os.close(descriptor)
 
