@@ -1,5 +1,6 @@
 """Recipes are checked before any work: every message names the setting and the fix."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from brorl.config.reading import (
     settings_of,
     unknown_setting,
 )
+from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 
@@ -111,6 +113,39 @@ def test_a_budget_lifts_the_number_of_steps_unless_both_are_given(
     config = make_config(recipe, overrides, "test")
     assert config.steps == steps
     assert make_config(parse_yaml(dump_yaml(config), "dump"), {}, "dump") == config  # as on resume
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rollouts_per_prompt", 8),
+        ("optimizer.learning_rate", 1e-4),
+        ("data.sources", {"path": "a.jsonl", "weight": 2}),
+        ("evaluation.ks", [1, 2]),
+        ("rewards.cosine_length.on_steps", 3),
+        ("verification.functions", {"mine": "rules:judge"}),
+    ],
+)
+def test_settings_that_may_not_change_on_resume(name: str, value: Any) -> None:
+    first = {"data.sources": {"path": "a.jsonl"}}
+    before = json.loads(json.dumps(fixed_settings(make_config({}, first, "test"))))  # as the run directory holds it
+    change = first_change(before, make_config({}, first | {name: value}, "test"))
+    assert change is not None
+    assert change.name == name
+    assert change.before != change.now
+
+
+def test_settings_that_may_change_on_resume() -> None:
+    first = {"data.sources": {"path": "a.jsonl"}, "budget.limit": 5}
+    before = json.loads(json.dumps(fixed_settings(make_config({}, first, "test"))))
+    others = {"steps": 7, "checkpoint_every": 3, "keep_checkpoints": 0, "store_rollouts_every": 2, "report": False}
+    others |= {"device": "cpu", "verification.workers": 2, "budget.limit": 9, "budget.marks": [3], "output_dir": "b"}
+    others |= {"engine.memory_gib": 1, "engine.nodes_per_pass": 64, "engine.gradient_checkpointing": True}
+    others |= {"engine.threads": 2, "tracking.to": "wandb", "tracking.project": "p", "tracking.run_name": "r"}
+    others |= {"data.sources": {"path": "moved/a.jsonl"}}
+    assert {*others} >= {*CHANGEABLE_ON_RESUME}
+    assert first_change(before, make_config({}, others, "test")) is None
+    assert first_change({}, make_config({}, {"seed": 4}, "test")) is None  # begun by a version that kept none
 
 
 def test_file_beats_defaults_and_command_line_beats_file(tmp_path: Path) -> None:

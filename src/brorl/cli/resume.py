@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from brorl.cli.settings import CHANGEABLE_ON_RESUME, Commands, add_settings, overrides_of
+from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.cli.train import run_to_end
 from brorl.errors import UserError
 
@@ -21,6 +21,8 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
     parser.set_defaults(execute=lambda parsed: resume(parsed.run, overrides_of(parsed)))
     if chosen:
+        from brorl.config.resuming import CHANGEABLE_ON_RESUME
+
         add_settings(parser, CHANGEABLE_ON_RESUME)
 
 

@@ -61,8 +61,10 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, recipe: str | None 
     """
     from brorl.build.run import build_run
     from brorl.build.settings import build_budget
+    from brorl.config.resuming import fixed_settings
     from brorl.console import Progress
     from brorl.trackers import open_trackers, require_package
+    from brorl.training.checkpoint import last_checkpoint
     from brorl.training.loop import Ending
     from brorl.training.loop import train as train_run
     from brorl.training.run_directory import Record
@@ -77,6 +79,8 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, recipe: str | None 
             _write_config(config, directory)
         run, state = build_run(config, directory, progress.show, progress.say)
         _write_config(config, directory)
+        if not directory.begun_file.exists():
+            directory.write_begun(fixed_settings(config), has_checkpoint=False)
         directory.write_environment(continued_from=_lineage(config))
         directory.write_held_out(run.benchmark.prompts if run.benchmark else [])
         progress.recall(directory.read_metrics())
@@ -99,7 +103,9 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, recipe: str | None 
 
             ending, message = train_run(replace(run, report=report), state)
     except KeyboardInterrupt:
-        progress.say(f"\nthe step under way was discarded; go on from the last checkpoint with: {resume}")
+        last = last_checkpoint(directory.checkpoints)
+        where = f"go on from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
+        progress.say(f"\nthe step under way was discarded; {where} with: {resume}")
         return 130
     again = f"{directory.config_file} --output_dir null"
     few_differ = recipe and isinstance(config.rollouts_per_prompt, int) and config.rollouts_per_prompt > 16
@@ -256,7 +262,7 @@ def _used(path: Path) -> UserError:
 
 def _remove_unused(directory: RunDirectory) -> None:
     """Remove the directory of a run that never began, so that the same command can be given again."""
-    for name in ("config.yaml", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json"):
+    for name in ("config.yaml", "begun.json", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json"):
         (directory.path / name).unlink(missing_ok=True)
     for tracker in ("tensorboard", "wandb", "trackio"):
         rmtree(directory.path / tracker, ignore_errors=True)

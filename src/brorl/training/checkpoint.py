@@ -2,7 +2,8 @@
 
 A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so
 that a kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a
-whole one. A run that trains adapters saves the adapters alone, in peft's format, with the name of their base.
+whole one. COMMIT holds the step and the size of every file, so that a file that is cut off later is found. A run
+that trains adapters saves the adapters alone, in peft's format, with the name of their base.
 
 `best` is a link to the checkpoint that evaluated best; it is never deleted.
 """
@@ -93,9 +94,11 @@ def save_checkpoint(
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         torch.save(_to_plain(state), temporary / _STATE)  # written from where it lies: nothing is copied first
-        for file in temporary.iterdir():
+        files = sorted(temporary.iterdir())
+        for file in files:
             _to_disk(file)
-        (temporary / _COMMIT).write_text(f"step {state.step}\n")
+        sizes = "".join(f"file {file.stat().st_size} {file.name}\n" for file in files)
+        (temporary / _COMMIT).write_text(f"step {state.step}\n{sizes}")
         _to_disk(temporary / _COMMIT)
         _to_disk(temporary)
         temporary.rename(target)
@@ -169,6 +172,21 @@ def read_step(checkpoint: Path) -> int:
     return int((checkpoint / _COMMIT).read_text().split()[1])
 
 
+def find_damage(checkpoint: Path) -> str | None:
+    """Return which file of a complete checkpoint does not have the size that was written; None if all have.
+
+    A checkpoint of an earlier version does not hold the sizes, and passes.
+    """
+    for line in (checkpoint / _COMMIT).read_text("utf-8").splitlines()[1:]:
+        _, size, name = line.split(" ", 2)
+        file = checkpoint / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != int(size):
+            return f"{name} has {file.stat().st_size:,} bytes of {int(size):,}"
+    return None
+
+
 def read_state(checkpoint: Path) -> TrainerState:
     """Read the trainer's state of a checkpoint for another run to look at; random numbers stay as they are.
 
@@ -197,9 +215,7 @@ def _read_plain(checkpoint: Path) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = torch.load(checkpoint / _STATE, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"{checkpoint / _STATE} cannot be read ({error}); delete this checkpoint, then resume"
-        ) from error
+        raise UserError(f"{checkpoint / _STATE} is damaged ({str(error).splitlines()[0]})") from error
     return plain
 
 

@@ -239,5 +239,6 @@ def save(run: TrainingRun, step: int, carried: Sequence[Group]) -> None:
     )
     best = run.watch.best_step
     save_checkpoint(run.directory.checkpoints, state, run.model, run.tokenizer, run.keep_checkpoints, best)
+    run.directory.note_checkpoint()
     if best == step:
         mark_best(run.directory.checkpoints, step)
