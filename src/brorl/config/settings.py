@@ -284,7 +284,7 @@ class TrainConfig(Section):
         "where budget.limit is set",
     )  # fmt: skip
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the end is always saved")
-    keep_checkpoints: int = Field(3, ge=0, description="checkpoints to keep, besides the best; 0 for all")
+    keep_checkpoints: int = Field(3, ge=0, description="regular checkpoints to keep, besides the best; 0 keeps all")
     store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts, 0 for none")
     report: bool = Field(True, description="write report.html, a page of charts and rollouts, when the run ends")
     seed: int = Field(0, ge=0, lt=2**63, description="decides everything random in the run")
@@ -338,7 +338,8 @@ class TrainConfig(Section):
         if self.optimizer.mini_batches > self.prompts_per_step:
             raise ValueError(
                 f"optimizer.mini_batches = {self.optimizer.mini_batches} is more than prompts_per_step = "
-                f"{self.prompts_per_step}; every mini-batch needs a group"
+                f"{self.prompts_per_step}, and every mini-batch needs at least one prompt; set "
+                f"--optimizer.mini_batches {self.prompts_per_step}"
             )
         if self.importance.correction != "none" and not self.recompute_old_logprobs:
             raise ValueError(

@@ -14,7 +14,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from brorl.storage import storing
 from brorl.tree import RolloutTree
 
 _COMMIT = "COMMIT"
+_NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
 _BEST = "best"
 _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
@@ -67,6 +68,7 @@ def save_checkpoint(
     tokenizer: PreTrainedTokenizerBase,
     keep: int = 0,
     best_step: int | None = None,
+    regular: bool = True,
 ) -> Path:
     """Write a checkpoint.
 
@@ -75,8 +77,10 @@ def save_checkpoint(
         state: The trainer's state.
         model: The model; saved with `save_pretrained`.
         tokenizer: Its tokenizer, saved beside it.
-        keep: Keep this many of the newest checkpoints and delete older ones once the new one is complete; 0 keeps all.
+        keep: Keep this many of the newest regular checkpoints and delete others once the new one is complete; 0 keeps
+            all.
         best_step: Step of a checkpoint that is kept besides them.
+        regular: Whether it is one of those that `keep` counts; one that is saved only for being the best is not.
 
     Returns:
         The checkpoint's folder.
@@ -98,7 +102,7 @@ def save_checkpoint(
         for file in files:
             _to_disk(file)
         sizes = "".join(f"file {file.stat().st_size} {file.name}\n" for file in files)
-        (temporary / _COMMIT).write_text(f"step {state.step}\n{sizes}")
+        (temporary / _COMMIT).write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sizes}")
         _to_disk(temporary / _COMMIT)
         _to_disk(temporary)
         temporary.rename(target)
@@ -112,11 +116,18 @@ def save_checkpoint(
         ) from error
     if keep:
         with storing(folder):
-            for old in complete_checkpoints(folder)[:-keep]:
-                if _step_of(old) != best_step:
-                    (old / _COMMIT).unlink()
-                    shutil.rmtree(old)
+            _delete_old(folder, keep, {state.step, best_step})
     return target
+
+
+def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> None:
+    """Delete all checkpoints but the newest `keep` regular ones and those of some steps."""
+    complete = complete_checkpoints(folder)
+    regular = [c for c in complete if not (c / _COMMIT).read_text("utf-8").partition("\n")[0].endswith(_NOT_REGULAR)]
+    for old in complete:
+        if old not in regular[-keep:] and _step_of(old) not in kept_steps:
+            (old / _COMMIT).unlink()
+            shutil.rmtree(old)
 
 
 def mark_best(folder: Path, step: int) -> Path | None:

@@ -150,8 +150,9 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
 
             collapsed = "ended" in record
             ends = last or stop.requested or collapsed
-            if is_due(step, run.checkpoint_every) or run.watch.best_step == step or ends:
-                save(run, step, carried)
+            due = is_due(step, run.checkpoint_every) or ends
+            if due or run.watch.best_step == step:
+                save(run, step, carried, regular=due)
             if collapsed:
                 return Ending.COLLAPSED, f"stopped after step {step}: {record['ended']}"
             if stop.requested and not last:
@@ -227,8 +228,8 @@ def store_rollouts(run: TrainingRun, step: int, collected: Collected) -> None:
         run.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
 
 
-def save(run: TrainingRun, step: int, carried: Sequence[Group]) -> None:
-    """Write a checkpoint of the run after a step, and point to the best one."""
+def save(run: TrainingRun, step: int, carried: Sequence[Group], *, regular: bool = True) -> None:
+    """Write a checkpoint of the run after a step, and point to the best one; one that is not regular is the best."""
     state = TrainerState(
         step,
         run.learner.state_dict(),
@@ -238,7 +239,7 @@ def save(run: TrainingRun, step: int, carried: Sequence[Group]) -> None:
         None if run.benchmark is None else run.benchmark.fingerprint,
     )
     best = run.watch.best_step
-    save_checkpoint(run.directory.checkpoints, state, run.model, run.tokenizer, run.keep_checkpoints, best)
+    save_checkpoint(run.directory.checkpoints, state, run.model, run.tokenizer, run.keep_checkpoints, best, regular)
     run.directory.note_checkpoint()
     if best == step:
         mark_best(run.directory.checkpoints, step)
