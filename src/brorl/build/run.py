@@ -340,5 +340,11 @@ def _say_what_is_ready(ready: Ready, config: TrainConfig, say: Callable[[str], N
         say(f"{ready.prompts.dropped:,} prompts of more than {config.data.max_prompt_tokens} tokens were dropped")
     if ready.prompts.asked:
         say(f"{ready.prompts.asked:,} training questions were left out, since they are evaluated on")
+    if ready.prompts.train.num_prompts < config.prompts_per_step:
+        say(
+            f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "
+            f"{ready.prompts.train.num_prompts:,} training prompts, so that a step repeats prompts; lower "
+            "prompts_per_step, or add data"
+        )
     warning = check(ready.memory, ready.memory.available_bytes)
     say(ready.memory.summary if warning is None else f"warning: {warning}")
