@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from brorl.config.other_trainers import SETTING_OF
 from brorl.config.reading import (
     builtin_recipes,
     dump_yaml,
@@ -86,8 +87,8 @@ def test_values_are_yaml_1_2(text: str, value: Any) -> None:
 
 def test_whole_numbers_are_fine_where_fractions_are_wanted_but_not_the_other_way_round() -> None:
     assert make_config({}, {"optimizer.max_grad_norm": 2}, "test").optimizer.max_grad_norm == 2.0
-    with pytest.raises(UserError, match=r"^steps: .*integer, not 1000\.5 "):
-        make_config({}, {"steps": 1000.5}, "test")
+    with pytest.raises(UserError, match=r"^steps: the value should be a whole number, not 1000\.5 \(in test\)$"):
+        make_config({"steps": 1000.5}, {}, "test")
     assert make_config({}, {"steps": 1e3}, "test").steps == 1000
 
 
@@ -179,6 +180,32 @@ def test_unknown_key_names_the_nearest(settings: dict[str, Any], message: str) -
     with pytest.raises(UserError) as caught:
         make_config(settings, {}, "my.yaml")
     assert str(caught.value) == f"{message} (in my.yaml)"
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("lr", "optimizer.learning_rate"),
+        ("rollouts", "rollouts_per_prompt"),
+        ("batch_size", "prompts_per_step"),
+        ("epochs", "steps"),
+        ("max_steps", "steps"),
+        ("model_name_or_path", "model"),
+        ("num_generations", "rollouts_per_prompt"),
+        ("kl_coef", "kl.coefficient"),
+        ("beta", "kl.coefficient"),
+        ("actor_rollout_ref.rollout.n", "rollouts_per_prompt"),
+        ("optimizer.lr", "optimizer.learning_rate"),
+        ("optimizer.beta", "optimizer.betas"),
+    ],
+)
+def test_names_of_other_trainers_are_recognized(name: str, setting: str) -> None:
+    assert unknown_setting(name) == f"{name} is not a setting; did you mean {setting}?"
+
+
+def test_names_of_other_trainers_stand_for_settings_that_exist() -> None:
+    assert {*SETTING_OF.values()} <= {*NAMES}
+    assert not {*SETTING_OF} & {name.rpartition(".")[2] for name in NAMES}
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if len(n.rpartition(".")[2]) > 5])
@@ -280,11 +307,15 @@ WRONG = [
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:
-        make_config({}, {name: value}, "my.yaml")
+        make_config({name: value}, {}, "my.yaml")
     message = str(caught.value)
     assert message.startswith(name)
     assert "\n" not in message
     assert message.endswith("(in my.yaml)")
+    with pytest.raises(UserError) as caught:
+        make_config({}, {name: value}, "my.yaml")
+    assert f"--{name}" in str(caught.value)  # the recipe is not at fault
+    assert "my.yaml" not in str(caught.value)
     if value != []:
         shown = str(tuple(value)) if name == "evaluation.ks" and isinstance(value, list) else repr(value)
         assert shown in message or repr(value) in message or str(value[-1]) in message
@@ -293,7 +324,10 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"prompts_per_step": 4, "optimizer.mini_batches": 5}, ["optimizer.mini_batches = 5", "prompts_per_step = 4"]),
+        (
+            {"prompts_per_step": 4, "optimizer.mini_batches": 5},
+            ["optimizer.mini_batches = 5", "prompts_per_step = 4", "--optimizer.mini_batches 4"],
+        ),
         (
             {"data.sources": {"task": "countdown", "min_target": 9, "max_target": 8}},
             ["data.sources", "min_target = 9", "max_target = 8"],
@@ -343,7 +377,7 @@ def test_values_that_do_not_fit_together(settings: dict[str, Any], parts: list[s
     ],
 )
 def test_impossible_number_is_found_before_torch_finds_it(name: str, value: Any) -> None:
-    with pytest.raises(UserError, match=f"^{name}"):
+    with pytest.raises(UserError, match=f"^--{name}: "):
         make_config({}, {name: value}, "my.yaml")
 
 
