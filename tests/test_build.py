@@ -269,6 +269,15 @@ def test_architecture_without_a_place_for_hooks(tmp_path: Path) -> None:
     assert "GPTNeoForCausalLM cannot be hooked" in message_of(model, tmp_path)
 
 
+def test_more_prompts_a_step_than_there_are_to_train_on_is_a_warning(tiny: Path, tmp_path: Path) -> None:
+    there_are = prepare(config(tiny), str(tiny)).prompts.train.num_prompts
+    for asked, warned in ((there_are, False), (there_are + 1, True)):
+        said: list[str] = []
+        build_run(config(tiny, prompts_per_step=asked), RunDirectory(tmp_path), lambda _: None, said.append)
+        expected = f"prompts_per_step = {asked:,} is more than the {there_are:,} training prompts"
+        assert any(expected in line for line in said) == warned
+
+
 def test_no_more_held_out_prompts_than_there_are(tiny: Path) -> None:
     questions = build_questions(config(tiny, **{"evaluation.num_prompts": 100_000}))
     limited = build_questions(config(tiny))

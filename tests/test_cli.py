@@ -14,6 +14,7 @@ import brorl
 from brorl.config.reading import parse_yaml, settings_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.training.run_directory import RunDirectory
 from run_support import SMALL, Outcome, command, save_tiny_model
 
 HEAVY = ("torch", "transformers", "tokenizers", "pyarrow")
@@ -107,7 +108,16 @@ def test_help_of_the_program_names_the_commands() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "trian"),
+        (["trian"], "'trian' is not a command; did you mean train?"),
+        (["xyzzy"], "the commands are train, resume, "),
+        (["train", "--lr=1e-4"], "lr is not a setting; did you mean optimizer.learning_rate?"),
+        (["train", "--num-generations", "8"], "did you mean rollouts_per_prompt?"),
+        (
+            ["train", "--optimizer.learning_rate", "abc"],
+            "brorl: --optimizer.learning_rate: the value should be a number, not 'abc'\n",
+        ),
+        (["train", "--data.sources={pth: x}"], "data.sources[0].pth is not a setting; did you mean path? (in --data.s"),
+        (["train", "--prompts_per_step=2"], "set --optimizer.mini_batches 2\n"),
         (["train", "--stpes", "4"], "stpes is not a setting; did you mean steps?"),
         (["train", "--loss.clip_hihg=1"], "loss.clip_hihg is not a setting; did you mean loss.clip_high?"),
         (["train", "--clip-high=1"], "clip_high is not a setting; did you mean loss.clip_high?"),
@@ -176,6 +186,15 @@ def test_output_dir_that_is_in_use_is_left_alone() -> None:
         assert advice in message
     assert "could not make output_dir" in refusal("train", "--output_dir=used/thesis.txt/run")
     assert (used / "thesis.txt").read_text() == "precious"
+
+
+def test_output_dir_that_another_process_holds_is_left_alone() -> None:
+    """The other process has made it, and has written nothing yet."""
+    Path("run").mkdir()
+    with RunDirectory(Path("run")).locked():
+        assert "another process is working on run; wait for it" in refusal("train", "--output_dir=run")
+        assert Path("run").is_dir()
+    short_run("--output_dir=run")
 
 
 def test_output_dir_that_cannot_be_made() -> None:

@@ -173,6 +173,18 @@ def test_hint_if_coverage_fell_beyond_the_intervals() -> None:
     assert "pass@8 went from 0.500 to 0.400" in hint
 
 
+def test_time_left_by_the_budget_alone(records: list[dict[str, Any]], tmp_path: Path) -> None:
+    """1,600 samples are half of 3,200: as much time is left as has passed."""
+    progress = Progress(None, Budget("samples", 3200), tmp_path / "run.log")
+    progress.show(records[0])
+    progress._started = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("brorl.console.perf_counter", lambda: 100.0)
+        for record in records[1:3]:
+            progress.show(record)
+    assert "1m40s" in (tmp_path / "run.log").read_text().splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.4, "0s"), (45, "45s"), (59.6, "1m00s"), (185, "3m05s"), (3599.7, "1h00m"), (7620, "2h07m"), (90000, "25h00m")],

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.build.data import Prompts, all_questions, build_prompts, build_questions
+from brorl.build.resuming import check_resumable, go_back
 from brorl.build.settings import (
     build_advantages,
     build_budget,
@@ -31,7 +32,6 @@ from brorl.build.settings import (
     build_shaping,
 )
 from brorl.build.verification import build_pool, build_verifiers, check_references
-from brorl.config.reading import make_config, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
@@ -145,6 +145,7 @@ def build_run(
     """
     discard_unfinished(directory.checkpoints)
     checkpoint = last_checkpoint(directory.checkpoints)
+    check_resumable(config, directory, checkpoint)
     if config.optimizer.from_checkpoint and not checkpoint and not is_checkpoint(Path(config.model)):
         raise UserError(
             "optimizer.from_checkpoint takes the optimizer's state from a checkpoint, and model = "
@@ -318,18 +319,14 @@ def _benchmark(config: TrainConfig, ready: Ready, observe: Observe) -> Benchmark
 
 def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> TrainerState:
     """Put the parts into the state of a checkpoint, and the files of the run with them."""
-    state = load_state(checkpoint) if checkpoint else START
-    if state.step > run.steps:
+    try:
+        state = load_state(checkpoint) if checkpoint else START
+    except UserError as error:
+        raise UserError(f"{error}; {go_back(run.directory)}") from error
+    if run.steps is not None and state.step > run.steps:
         raise UserError(f"the run has done {state.step} steps already, more than steps = {run.steps}; raise --steps")
-    if not checkpoint:
-        done = max((record["step"] for record in run.directory.read_metrics()), default=0)
-        if done > max(run.checkpoint_every, _checkpoint_every_so_far(run.directory)):
-            raise UserError(
-                f"{run.directory.path} has metrics of {done} steps but no checkpoint; put its checkpoints back, "
-                "or start anew with another output_dir"
-            )
-        if config.optimizer.from_checkpoint:
-            _take_optimizer(run, config.model)
+    if not checkpoint and config.optimizer.from_checkpoint:
+        _take_optimizer(run, config.model)
     try:
         if state.learner is not None:
             run.learner.load_state_dict(state.learner)
@@ -351,22 +348,13 @@ def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> 
     return state
 
 
-def _checkpoint_every_so_far(directory: RunDirectory) -> int:
-    """Return the setting that the run had until now; it may be lowered on resume."""
-    if not directory.config_file.is_file():
-        return 0
-    source = str(directory.config_file)
-    settings = parse_yaml(directory.config_file.read_text("utf-8"), source)
-    return make_config(settings, {}, source).checkpoint_every
-
-
 def _take_optimizer(run: TrainingRun, model: str) -> None:
     """Start with the optimizer's state of the checkpoint that the run continues from."""
-    state = read_state(Path(model)).learner
     try:
+        state = read_state(Path(model)).learner
         if state is not None:
             run.learner.load_optimizer_state(state)
-    except ValueError as error:
+    except (UserError, ValueError) as error:
         raise UserError(f"{error}; set optimizer.from_checkpoint: false") from error
 
 
@@ -376,5 +364,11 @@ def _say_what_is_ready(ready: Ready, config: TrainConfig, say: Callable[[str], N
         say(f"{ready.prompts.dropped:,} prompts of more than {config.data.max_prompt_tokens} tokens were dropped")
     if ready.prompts.asked:
         say(f"{ready.prompts.asked:,} training questions were left out, since they are evaluated on")
+    if ready.prompts.train.num_prompts < config.prompts_per_step:
+        say(
+            f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "
+            f"{ready.prompts.train.num_prompts:,} training prompts, so that a step repeats prompts; lower "
+            "prompts_per_step, or add data"
+        )
     warning = check(ready.memory, ready.memory.available_bytes)
     say(ready.memory.summary if warning is None else f"warning: {warning}")

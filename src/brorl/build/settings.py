@@ -34,9 +34,12 @@ def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, Widening | None
 
 
 def build_budget(config: TrainConfig) -> Budget:
-    """Return what the run may cost: its number of steps where nothing else is said."""
+    """Return what the run may cost: its number of steps where no budget is set."""
     budget = config.budget
-    return Budget("steps", config.steps) if budget.limit is None else Budget(budget.unit, budget.limit, budget.marks)
+    if budget.limit is not None:
+        return Budget(budget.unit, budget.limit, budget.marks)
+    assert config.steps is not None  # the config has checked it
+    return Budget("steps", config.steps)
 
 
 def build_sampling(config: TrainConfig) -> SamplingParams:

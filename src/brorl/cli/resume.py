@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import brorl
-from brorl.cli.settings import CHANGEABLE_ON_RESUME, Commands, add_settings, overrides_of
+from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.cli.train import run_to_end
 from brorl.errors import UserError
 
@@ -22,6 +22,8 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
     parser.set_defaults(execute=lambda parsed: resume(parsed.run, overrides_of(parsed)))
     if chosen:
+        from brorl.config.resuming import CHANGEABLE_ON_RESUME
+
         add_settings(parser, CHANGEABLE_ON_RESUME)
 
 
@@ -44,4 +46,6 @@ def resume(path: Path, overrides: dict[str, Any]) -> int:
     with Screen(f"brorl {brorl.__version__}") as screen:
         from brorl.training.run_directory import RunDirectory
 
-        return run_to_end(config, RunDirectory(path), screen)
+        directory = RunDirectory(path)
+        with directory.locked():
+            return run_to_end(config, directory, screen)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
@@ -42,21 +43,32 @@ def train(recipe: str, overrides: dict[str, Any]) -> int:
 
     config = make_config(read_recipe(recipe), overrides, recipe)
     with Screen(f"brorl {brorl.__version__}") as screen:  # from here on there is something to see: torch takes a while
-        directory = _new_run_directory(config, Path(recipe).stem)
-        try:
-            return run_to_end(config, directory, screen, recipe)
-        except UserError:
-            if not directory.read_metrics():
-                _remove_unused(directory)
-            raise
+        directory = _run_directory(config, Path(recipe).stem)
+        with directory.locked():  # from here on no other process finds the directory empty, or removes it
+            _refuse_used(directory)
+            try:
+                return run_to_end(config, directory, screen, recipe)
+            except UserError:
+                if not directory.read_metrics():
+                    _remove_unused(directory)
+                raise
 
 
 def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, recipe: str | None = None) -> int:
-    """Train to the end, or to the next interruption, and return the exit code."""
+    """Train to the end, or to the next interruption, and return the exit code.
+
+    Args:
+        config: The run's settings.
+        directory: The run's files; the caller holds its lock.
+        screen: Where the run is shown.
+        recipe: What a new run was made from; None for one that is resumed.
+    """
     from brorl.build.run import build_run
     from brorl.build.settings import build_budget
+    from brorl.config.resuming import fixed_settings
     from brorl.console.progress import Progress
     from brorl.trackers import open_trackers, require_package
+    from brorl.training.checkpoint import last_checkpoint
     from brorl.training.loop import Ending, is_due
     from brorl.training.loop import train as train_run
     from brorl.training.run_directory import Record
@@ -76,35 +88,40 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
     for tracker in tracking.to:
         require_package(tracker)
     try:
-        with directory.locked():
-            if not directory.config_file.exists():  # from here on a kill leaves a run that can be resumed
-                _write_config(config, directory)
-            run, state = build_run(config, directory, progress.show, screen.say, observe)
+        if not directory.config_file.exists():  # from here on a kill leaves a run that can be resumed
             _write_config(config, directory)
-            directory.write_environment(continued_from=_lineage(config))
-            directory.write_held_out(run.benchmark.prompts if run.benchmark else [])
-            progress.recall(directory.read_metrics())
-            screen.under_way.start_from(state.step)
-            _announce(screen, config, run, state.step)
-            with closing(
-                open_trackers(
-                    tracking.to,
-                    tracking.project,
-                    tracking.run_name or directory.path.name,
-                    config.model_dump(mode="json"),
-                    directory.path,
-                    screen.say,
-                    directory.read_metrics(),
-                )
-            ) as trackers:
+        run, state = build_run(config, directory, progress.show, screen.say, observe)
+        _write_config(config, directory)
+        if not directory.begun_file.exists():
+            directory.write_begun(fixed_settings(config), has_checkpoint=False)
+        directory.write_environment(continued_from=_lineage(config))
+        directory.write_held_out(run.benchmark.prompts if run.benchmark else [])
+        progress.recall(directory.read_metrics())
+        screen.under_way.start_from(state.step)
+        _announce(screen, config, run, state.step)
+        with closing(
+            open_trackers(
+                tracking.to,
+                tracking.project,
+                tracking.run_name or directory.path.name,
+                config.model_dump(mode="json"),
+                directory.path,
+                screen.say,
+                directory.read_metrics(),
+            )
+        ) as trackers:
 
-                def report(record: Record) -> None:
-                    progress.show(record)
-                    trackers.log(record)
+            def report(record: Record) -> None:
+                progress.show(record)
+                trackers.log(record)
 
-                ending, message = train_run(replace(run, report=report), state, stop)
+            ending, message = train_run(replace(run, report=report), state, stop)
     except KeyboardInterrupt:
-        screen.say(f"\nstopped at once; what came after the last checkpoint was discarded; go on with: {resume}", True)
+        last = last_checkpoint(directory.checkpoints)
+        where = f"go on from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
+        screen.say(
+            f"\nstopped at once; what came after the last checkpoint was discarded; {where} with: {resume}", True
+        )
         return 130
     screen.close()
     again = f"{directory.config_file} --output_dir null"
@@ -155,9 +172,9 @@ def _report(directory: RunDirectory) -> list[str]:
 
 def _twice_as_long(config: TrainConfig) -> str:
     """Return the options of `brorl resume` that go on for as long again."""
-    limit = config.budget.limit
+    limit, steps = config.budget.limit, config.steps
     options = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
-    return " ".join([*options, f"--steps {2 * config.steps}"])
+    return " ".join([*options, *([] if steps is None else [f"--steps {2 * steps}"])])
 
 
 def _write_config(config: TrainConfig, directory: RunDirectory) -> None:
@@ -240,34 +257,47 @@ def _rollouts_per_prompt(config: TrainConfig) -> str:
     )
 
 
-def _new_run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
-    """Make the run's directory, which must be new or empty."""
+def _run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
+    """Make the run's directory; without `output_dir` a new one under `runs`."""
     from brorl.training.run_directory import RunDirectory
 
-    if config.output_dir is None:
-        base = Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-        path, number = base, 1
-        while path.exists():
-            number += 1
-            path = base.with_name(f"{base.name}-{number}")
-    else:
-        path = Path(config.output_dir).expanduser()
     try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}"
-            )
+        if config.output_dir is None:
+            return RunDirectory(_new_directory(Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"))
+        path = Path(config.output_dir).expanduser()
         path.mkdir(parents=True, exist_ok=True)
+        return RunDirectory(path)
+    except FileExistsError as error:
+        raise _used(path) from error
     except OSError as error:
         raise UserError(
-            f"could not make output_dir {path}: {error.strerror}; set output_dir to a place you may write to"
+            f"could not make output_dir {error.filename}: {error.strerror}; set output_dir to a place you may write to"
         ) from error
-    return RunDirectory(path)
+
+
+def _new_directory(base: Path) -> Path:
+    """Make a directory that no other process has, not even one that makes its own at this moment."""
+    for number in count(1):
+        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("numbers do not end")
+
+
+def _refuse_used(directory: RunDirectory) -> None:
+    """Refuse a directory that holds something."""
+    if any(directory.path.iterdir()):
+        raise _used(directory.path)
+
+
+def _used(path: Path) -> UserError:
+    return UserError(f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}")
 
 
 def _remove_unused(directory: RunDirectory) -> None:
     """Remove the directory of a run that never began, so that the same command can be given again."""
-    for name in ("config.yaml", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json"):
+    for name in ("config.yaml", "begun.json", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json"):
         (directory.path / name).unlink(missing_ok=True)
     for tracker in ("tensorboard", "wandb", "trackio"):
         rmtree(directory.path / tracker, ignore_errors=True)

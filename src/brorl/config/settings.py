@@ -316,9 +316,12 @@ class TrainConfig(Section):
         512, description="N, rollouts of each prompt; adaptive gives more to prompts without both outcomes"
     )
     prompts_per_step: int = Field(16, ge=1, description="groups that a step trains on")
-    steps: int = Field(100, ge=1, description="number of steps, at most")
+    steps: int | None = Field(
+        100, ge=1, description="number of steps, at most; null lets budget.limit alone end the run, and is the default "
+        "where budget.limit is set",
+    )  # fmt: skip
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the end is always saved")
-    keep_checkpoints: int = Field(3, ge=0, description="checkpoints to keep, besides the best; 0 for all")
+    keep_checkpoints: int = Field(3, ge=0, description="regular checkpoints to keep, besides the best; 0 keeps all")
     store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts, 0 for none")
     report: bool = Field(True, description="write report.html, a page of charts and rollouts, when the run ends")
     seed: int = Field(0, ge=0, lt=2**63, description="decides everything random in the run")
@@ -355,12 +358,25 @@ class TrainConfig(Section):
         folder = Path(model).expanduser()
         return str(folder.resolve()) if folder.is_dir() else model
 
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_alone(cls, given: Any) -> Any:
+        """Let a budget alone end the run where no number of steps is given."""
+        if not isinstance(given, dict) or "steps" in given:
+            return given
+        budget = given.get("budget")
+        limit = budget.get("limit") if isinstance(budget, dict) else getattr(budget, "limit", None)
+        return given if limit is None else {**given, "steps": None}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.steps is None and self.budget.limit is None:
+            raise ValueError("steps = null needs a budget to end the run; set budget.limit, or a number of steps")
         if self.optimizer.mini_batches > self.prompts_per_step:
             raise ValueError(
                 f"optimizer.mini_batches = {self.optimizer.mini_batches} is more than prompts_per_step = "
-                f"{self.prompts_per_step}; every mini-batch needs a group"
+                f"{self.prompts_per_step}, and every mini-batch needs at least one prompt; set "
+                f"--optimizer.mini_batches {self.prompts_per_step}"
             )
         if self.importance.correction != "none" and not self.recompute_old_logprobs:
             raise ValueError(

@@ -35,12 +35,12 @@ class Progress:
     """Writes a line a step.
 
     Args:
-        steps: Number of steps of the whole run, at most.
+        steps: Number of steps of the whole run, at most; None if the budget alone ends it.
         budget: What the whole run may cost.
         screen: Where to.
     """
 
-    def __init__(self, steps: int, budget: Budget, screen: Screen) -> None:
+    def __init__(self, steps: int | None, budget: Budget, screen: Screen) -> None:
         self._steps, self._budget, self._screen = steps, budget, screen
         self._step_lines = StepLines(screen.width)
         self._started: float | None = None
@@ -96,7 +96,8 @@ class Progress:
             self._screen.say(hint, is_command=True)
 
     def _share_done(self) -> float:
-        return max(self._spent.steps / self._steps, self._spent.of(self._budget.unit) / self._budget.limit)
+        of_budget = self._spent.of(self._budget.unit) / self._budget.limit
+        return of_budget if self._steps is None else max(self._spent.steps / self._steps, of_budget)
 
     def _time_left(self) -> str:
         assert self._started is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from brorl.activity import Observe, Phase, Step, unobserved
 from brorl.algorithms.groups import Group
 from brorl.evaluation.benchmark import Benchmark
-from brorl.evaluation.compute_match import Budget, Cost, cost_of_step, total_cost
+from brorl.evaluation.compute_match import UNIT_WORDS, Budget, Cost, cost_of_step, total_cost
 from brorl.rollout.engine import Engine
 from brorl.training.checkpoint import TrainerState, mark_best, save_checkpoint
 from brorl.training.collect import Collected, Collector, NoMixedGroupsError
@@ -61,7 +62,7 @@ class TrainingRun:
         model: What is saved.
         tokenizer: Saved beside it.
         directory: The run's files.
-        steps: Number of steps of the whole run, at most.
+        steps: Number of steps of the whole run, at most; None if the budget alone ends it.
         budget: What the whole run may cost.
         checkpoint_every: Save after every so many steps (and at the end).
         keep_checkpoints: How many to keep; 0 for all.
@@ -84,7 +85,7 @@ class TrainingRun:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     directory: RunDirectory
-    steps: int
+    steps: int | None
     budget: Budget
     checkpoint_every: int
     keep_checkpoints: int
@@ -118,8 +119,8 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
                 return Ending.INTERRUPTED, "stopped before the first step"
             record_metrics(run, first)
         spent = total_cost(run.directory.read_metrics())
-        for step in range(state.step + 1, run.steps + 1):
-            if run.budget.is_spent(spent):
+        for step in count(state.step + 1):
+            if is_over(run, step - 1, spent):
                 break
             run.observe(Step(step))
             clock, position = Stopwatch(run.observe), run.collector.stream.state_dict()
@@ -159,7 +160,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
                 "seconds": clock.seconds(),
             }
             before, spent = spent, spent + cost_of_step(record)
-            last = step == run.steps or run.budget.is_spent(spent)
+            last = is_over(run, step, spent)
             regular = is_due(step, run.evaluate_every)
             if regular or last or run.budget.passes_mark(before, spent):
                 record |= evaluation_record(run)
@@ -171,13 +172,19 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
 
             collapsed = "ended" in record
             ends = last or stop.requested or collapsed
-            if is_due(step, run.checkpoint_every) or run.watch.best_step == step or ends:
-                save(run, step, carried)
+            due = is_due(step, run.checkpoint_every) or ends
+            if due or run.watch.best_step == step:
+                save(run, step, carried, regular=due)
             if collapsed:
                 return Ending.COLLAPSED, f"stopped after step {step}: {record['ended']}"
             if stop.requested and not last:
                 return Ending.INTERRUPTED, f"stopped after step {step}"
     return Ending.FINISHED, finish_line(run, spent)
+
+
+def is_over(run: TrainingRun, step: int, spent: Cost) -> bool:
+    """Return whether a run that has done so many steps has reached its number of steps or its budget."""
+    return (run.steps is not None and step >= run.steps) or run.budget.is_spent(spent)
 
 
 def is_due(step: int, every: int) -> bool:
@@ -186,12 +193,15 @@ def is_due(step: int, every: int) -> bool:
 
 
 def finish_line(run: TrainingRun, spent: Cost) -> str:
-    """Say what a run has come to."""
+    """Say what a run has done, and whether its budget or its number of steps ended it."""
     done = f"finished {spent.steps:,} step{'s' if spent.steps != 1 else ''}"
     unit = run.budget.unit
-    if unit == "steps":
+    if unit == "steps" and run.budget.limit == run.steps:  # no budget besides
         return done
-    return f"{done}: {spent.of(unit):,.0f} of {run.budget.limit:,.0f} {unit.replace('_', ' ')} spent"
+    of_budget = f"{spent.of(unit):,.0f} of {run.budget.limit:,.0f} {UNIT_WORDS[unit]} spent"
+    if run.budget.is_spent(spent):
+        return f"{done}, ended by the budget: {of_budget}"
+    return f"{done}, ended by steps = {run.steps:,}: {of_budget}"
 
 
 def num_rollouts(groups: Sequence[Group]) -> int:
@@ -240,8 +250,8 @@ def store_rollouts(run: TrainingRun, step: int, collected: Collected) -> None:
         run.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
 
 
-def save(run: TrainingRun, step: int, carried: Sequence[Group]) -> None:
-    """Write a checkpoint of the run after a step, and point to the best one."""
+def save(run: TrainingRun, step: int, carried: Sequence[Group], *, regular: bool = True) -> None:
+    """Write a checkpoint of the run after a step, and point to the best one; one that is not regular is the best."""
     run.observe(Phase("saving", f"step {step}"))
     state = TrainerState(
         step,
@@ -252,6 +262,7 @@ def save(run: TrainingRun, step: int, carried: Sequence[Group]) -> None:
         None if run.benchmark is None else run.benchmark.fingerprint,
     )
     best = run.watch.best_step
-    save_checkpoint(run.directory.checkpoints, state, run.model, run.tokenizer, run.keep_checkpoints, best)
+    save_checkpoint(run.directory.checkpoints, state, run.model, run.tokenizer, run.keep_checkpoints, best, regular)
+    run.directory.note_checkpoint()
     if best == step:
         mark_best(run.directory.checkpoints, step)
