@@ -175,11 +175,13 @@ def test_hint_if_coverage_fell_beyond_the_intervals() -> None:
 
 def test_time_left_by_the_budget_alone(records: list[dict[str, Any]], tmp_path: Path) -> None:
     """1,600 samples are half of 3,200: as much time is left as has passed."""
-    progress = Progress(None, Budget("samples", 3200), tmp_path / "run.log")
+    screen = Screen()
+    screen.log_to(tmp_path / "run.log")
+    progress = Progress(None, Budget("samples", 3200), screen)
     progress.show(records[0])
     progress._started = 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("brorl.console.perf_counter", lambda: 100.0)
+        patch.setattr("brorl.console.progress.perf_counter", lambda: 100.0)
         for record in records[1:3]:
             progress.show(record)
     assert "1m40s" in (tmp_path / "run.log").read_text().splitlines()[-1]

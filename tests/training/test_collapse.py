@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from brorl.training.collapse import Collapse, CollapseLimits, find_collapse
+from brorl.training.watch import Watch
 
 SHORT = CollapseLimits(window=3, patience=2)
 
@@ -140,3 +141,36 @@ def test_the_file_of_a_run_says_the_same_as_its_memory(rng: np.random.Generator)
 def test_limits_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CollapseLimits(**settings)
+
+
+def watched(every: int, records: Sequence[dict[str, Any]]) -> list[int]:
+    """The steps at which a watch sees a sign of collapse, told line by line; a resumed one sees the same."""
+    limits, seen = CollapseLimits(patience=2), []
+    watch = Watch(limits, stop=True, keep_best=True, evaluate_every=every)
+    for n, record in enumerate(records):
+        resumed = Watch(limits, stop=True, keep_best=True, evaluate_every=every)
+        resumed.recall(records[:n])
+        sign = watch.collapse(record)
+        assert resumed.collapse(record) == sign
+        seen += [record["step"]] if sign else []
+        watch.remember(record)
+    return seen
+
+
+def test_evaluations_at_marks_do_not_count_so_that_they_change_nothing_that_is_trained() -> None:
+    regular = [evaluation(step, 0.3, coverage) for step, coverage in ((0, 0.9), (10, 0.9), (20, 0.5), (30, 0.5))]
+    at_marks = [evaluation(step, 0.3, 0.5) for step in (3, 7, 13, 17, 23)]
+    assert watched(10, regular) == [30]
+    assert watched(10, sorted(regular + at_marks, key=lambda record: record["step"])) == [30]
+    assert watched(0, [evaluation(0, 0.3, 0.9), *at_marks]) == []
+    assert watched(1, regular + at_marks[:0]) == [30]  # every step is regular: the sign is there
+
+
+def test_the_best_evaluation_of_a_step_that_found_nothing_is_that_of_the_weights_before_it() -> None:
+    watch = Watch(CollapseLimits(), stop=False, keep_best=True, evaluate_every=1)
+    watch.remember(evaluation(0, 0.9, 0.9))
+    watch.remember(update(1) | evaluation(1, 0.3, 0.9))
+    watch.remember(update(2) | evaluation(2, 0.2, 0.9))
+    assert watch.best_step == 1
+    watch.remember(evaluation(3, 0.5, 0.9))  # no update: the weights are those of step 2
+    assert watch.best_step == 2

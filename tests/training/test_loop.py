@@ -132,7 +132,9 @@ def test_updates_are_finite_and_change_the_weights(run: Run) -> None:
     for record in run.records[1:]:
         known = [value for value in record["update"].values() if value is not None]
         assert all(np.isfinite(known))
-        assert len(known) == len(record["update"]) - 4  # there is no reference, and old log-probs are the engine's
+        assert (
+            len(known) == len(record["update"]) - 5
+        )  # there is no reference and no entropy bonus, and old log-probs are the engine's
     rates = [record["update"]["learning_rate"] for record in run.records[1:]]  # 2 updates a step, 5 of warm-up
     assert rates == pytest.approx([3e-4 * share for share in (2 / 5, 4 / 5, 1, 1, 1)])
     weights = [load_file(run.path / f"checkpoints/step-00000{s}/model.safetensors") for s in (3, 5)]
@@ -214,7 +216,16 @@ def test_checkpoints_are_those_asked_for_and_nothing_is_left_over(run: Run) -> N
     assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["step-000003", "step-000005"]
     assert not leftovers(run.path)
     names = {p.name for p in run.path.iterdir()}
-    assert names == {"config.yaml", "env.json", "held_out.json", "metrics.jsonl", "rollouts", "checkpoints", "run.log"}
+    assert names == {
+        "config.yaml",
+        "env.json",
+        "held_out.json",
+        "metrics.jsonl",
+        "rollouts",
+        "checkpoints",
+        "run.log",
+        "begun.json",
+    }
 
 
 def test_same_seed_same_run_other_seed_other_run(tmp_path: Path) -> None:

@@ -8,9 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from brorl.evaluation.compute_match import total_cost
+from brorl.training.checkpoint import load_state
+from brorl.training.run_directory import RunDirectory
 from run_support import (
     SMALL,
     ChildRuns,
@@ -305,10 +309,55 @@ def test_step_0_is_recorded_once_although_the_first_step_found_nothing(
     stopped = child("train", *cold, "--output_dir", run)
     assert stopped.code == 1  # not one step was made
     assert "no group had both correct and incorrect rollouts in 2 rounds in a row" in stopped.said
+    assert f"try again, with other draws: brorl resume {run}" in stopped.said
     assert last_complete(run) == "step-000000"
     assert child("resume", run).code == 1
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [(r["step"], "ended" in r) for r in records] == [(0, False), (1, True)]
+    assert [r["step"] for r in records if "ended" not in r] == [0]
+
+
+def prompts_of_step_1(run: Path) -> list[str]:
+    return pq.read_table(run / "rollouts/step-000001.parquet")["prompt_id"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint_every", "event"),
+    [
+        (1, r"rename .*step-000000$"),
+        (5, r"open a .*metrics\.jsonl"),
+        (5, r"unlink .*step-000000/COMMIT"),
+        (1, r"half .*step-000000"),
+    ],
+)
+def test_each_resume_of_a_run_that_found_nothing_is_one_more_attempt_whose_cost_stays(
+    checkpoint_every: int, event: str, child: ChildRuns, run: Path, reference: Reference
+) -> None:
+    """Three attempts, each with prompts of its own; a kill in the second changes nothing."""
+    cold = (*reference.settings, "--sampling.temperature=1e-6", "--dynamic_sampling.max_tries=1")
+    cold = (*cold, f"--checkpoint_every={checkpoint_every}", "--budget.unit=samples", "--budget.limit=1e6")
+    whole, again = run / "whole", run / "again"
+    asked: dict[Path, list[list[str]]] = {whole: [], again: []}
+    for path in asked:
+        assert child("train", *cold, "--output_dir", path).code == 1
+        asked[path].append(prompts_of_step_1(path))
+        if path == again:
+            assert child("resume", path, harms=[Harm("kill", event)]).code == KILLED
+        while len(metrics_without_times(path)) < 4:
+            assert child("resume", path).code == 1
+            asked[path].append(prompts_of_step_1(path))
+        assert not leftovers(path)
+    first, second, third = asked[whole]
+    assert first != second != third != first
+    assert asked[again][-1] == third
+    records = metrics_without_times(whole)
+    assert records == metrics_without_times(again)
+    assert [(r["step"], r.get("attempt")) for r in records] == [(0, None), (1, 0), (1, 1), (1, 2)]
+    assert all(r["sampling"]["samples"] > 0 for r in records[1:])
+    spent = total_cost(RunDirectory(again).read_metrics())
+    assert (spent.steps, spent.samples) == (0, sum(r["sampling"]["samples"] for r in records[1:]))
+    states = [load_state(path / "checkpoints/step-000000") for path in (whole, again)]
+    assert [state.attempts for state in states] == [3, 3]
+    assert_identical(states[0].stream, states[1].stream)
 
 
 def test_failed_resume_deletes_nothing(child: ChildRuns, run: Path, reference: Reference) -> None:

@@ -188,7 +188,9 @@ def build_run(
         ),
         schedule=build_schedule(config),
         reset_optimizer=config.reference.reset_optimizer,
-        watch=Watch(build_collapse_limits(config), config.collapse.stop, config.evaluation.keep_best),
+        watch=Watch(
+            build_collapse_limits(config), config.collapse.stop, config.evaluation.keep_best, config.evaluation.every
+        ),
         benchmark=_benchmark(config, ready, observe),
         evaluate_every=config.evaluation.every,
         model=loaded.model,
@@ -341,7 +343,7 @@ def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> 
         raise UserError(f"{run.directory.path} cannot be resumed: {error}") from error
     if state.schedule is not None:
         run.schedule.load_state_dict(state.schedule)
-    run.directory.rewind(state.step if checkpoint else -1)
+    run.directory.rewind(state.step if checkpoint else -1, state.attempts)
     run.watch.recall(run.directory.read_metrics())
     if run.watch.best_step is not None:  # a kill may have come before the link
         mark_best(run.directory.checkpoints, run.watch.best_step)

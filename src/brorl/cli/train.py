@@ -69,10 +69,11 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
     from brorl.console.progress import Progress
     from brorl.trackers import open_trackers, require_package
     from brorl.training.checkpoint import last_checkpoint
-    from brorl.training.loop import Ending, is_due
+    from brorl.training.loop import Ending
     from brorl.training.loop import train as train_run
     from brorl.training.run_directory import Record
     from brorl.training.stop_request import StopRequest
+    from brorl.training.watch import is_due
 
     screen.log_to(directory.path / "run.log")
     screen.under_way.evaluates_after = lambda step: is_due(step, config.evaluation.every) or step == config.steps
@@ -119,9 +120,7 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
     except KeyboardInterrupt:
         last = last_checkpoint(directory.checkpoints)
         where = f"go on from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
-        screen.say(
-            f"\nstopped at once; what came after the last checkpoint was discarded; {where} with: {resume}", True
-        )
+        screen.say(f"\nstopped at once; what was not saved is discarded; {where} with: {resume}", True)
         return 130
     screen.close()
     again = f"{directory.config_file} --output_dir null"
@@ -132,7 +131,7 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
             *([f"see what few rollouts give: brorl train {again} --rollouts_per_prompt 16"] if few_differ else []),
         ],
         Ending.INTERRUPTED: [f"go on with: {resume}"],
-        Ending.NO_MIXED_GROUPS: [],
+        Ending.NO_MIXED_GROUPS: [f"try again, with other draws: {resume}"],
         Ending.COLLAPSED: [f"go on all the same: {resume}"],
     }[ending]
     if config.report and ending is not Ending.INTERRUPTED:

@@ -54,12 +54,15 @@ class Cost:
 
 
 def cost_of_step(record: Mapping[str, Any]) -> Cost:
-    """Return the cost of a step from its line of the metrics; nothing for the line of the start."""
+    """Return the cost of a step from its line of the metrics; nothing for the line of the start.
+
+    A step that found nothing to learn from made no update: it counts in every unit but steps.
+    """
     if "sampling" not in record:
         return Cost()
     sampling = record["sampling"]
     tokens = sampling["sampled_tokens"], sampling["unique_tokens"]
-    return Cost(1, record["seconds"]["total"], sampling["samples"], *tokens)
+    return Cost(int("attempt" not in record), record["seconds"]["total"], sampling["samples"], *tokens)
 
 
 def total_cost(records: Iterable[Mapping[str, Any]]) -> Cost:

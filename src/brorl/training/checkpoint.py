@@ -2,8 +2,9 @@
 
 A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so
 that a kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a
-whole one. COMMIT holds the step and the size of every file, so that a file that is cut off later is found. A run
-that trains adapters saves the adapters alone, in peft's format, with the name of their base.
+whole one. COMMIT holds the step and the size of every file, so that a file that is cut off later is found. Where the
+next step finds nothing to learn from, the checkpoint is written again, with the count of such attempts. A run that
+trains adapters saves the adapters alone, in peft's format, with the name of their base.
 
 `best` is a link to the checkpoint that evaluated best; it is never deleted.
 """
@@ -48,6 +49,7 @@ class TrainerState:
         carried: Groups that were sampled but not yet trained on.
         schedule: State of the schedule of reference resets; numbers, strings and lists of them.
         held_out: Fingerprint of the prompts that are evaluated; None without.
+        attempts: How often the step after this one has found nothing to learn from.
     """
 
     step: int
@@ -56,6 +58,7 @@ class TrainerState:
     carried: tuple[Group, ...] = ()
     schedule: dict[str, Any] | None = None
     held_out: str | None = None
+    attempts: int = 0
 
 
 START = TrainerState(step=0, learner=None, stream=None)
@@ -89,7 +92,7 @@ def save_checkpoint(
         StorageError: If it could not be written, a full disk for instance; earlier checkpoints are intact.
     """
     target = folder / f"step-{state.step:06d}"
-    if is_checkpoint(target):
+    if is_checkpoint(target) and not state.attempts:
         return target  # steps are deterministic: it holds the same
     temporary = folder / f".{target.name}.tmp"
     try:
@@ -102,11 +105,12 @@ def save_checkpoint(
         for file in files:
             _to_disk(file)
         sizes = "".join(f"file {file.stat().st_size} {file.name}\n" for file in files)
-        (temporary / _COMMIT).write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sizes}")
-        _to_disk(temporary / _COMMIT)
+        commit = temporary / f"{_COMMIT}.tmp"
+        commit.write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sizes}")
+        _to_disk(commit)
+        commit.rename(temporary / _COMMIT)
         _to_disk(temporary)
-        temporary.rename(target)
-        _to_disk(folder)
+        _name(temporary, target)
     except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
         shutil.rmtree(temporary, ignore_errors=True)
         last = last_checkpoint(folder)
@@ -118,6 +122,15 @@ def save_checkpoint(
         with storing(folder):
             _delete_old(folder, keep, {state.step, best_step})
     return target
+
+
+def _name(complete: Path, target: Path) -> None:
+    """Give a complete checkpoint its name, in place of one of the same step; see `discard_unfinished` for kills."""
+    if is_checkpoint(target):
+        (target / _COMMIT).unlink()
+        shutil.rmtree(target)
+    complete.rename(target)
+    _to_disk(target.parent)
 
 
 def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> None:
@@ -232,12 +245,17 @@ def _read_plain(checkpoint: Path) -> dict[str, Any]:
 
 def _state_from(plain: dict[str, Any]) -> TrainerState:
     carried = tuple(map(_group_from, plain["carried"]))
-    later = plain.get("schedule"), plain.get("held_out")
+    later = plain.get("schedule"), plain.get("held_out"), plain.get("attempts", 0)
     return TrainerState(plain["step"], plain["learner"], plain["stream"], carried, *later)
 
 
 def discard_unfinished(folder: Path) -> None:
-    """Delete what a kill left half written."""
+    """Delete what a kill left half written, and name a complete checkpoint that a kill left without its name."""
+    for temporary in folder.glob(f".step-*.tmp/{_COMMIT}"):
+        target = folder / temporary.parent.name.removeprefix(".").removesuffix(".tmp")
+        if not is_checkpoint(target):
+            shutil.rmtree(target, ignore_errors=True)
+            _name(temporary.parent, target)
     for path in [
         *folder.glob(".step-*.tmp"),
         *(p for p in folder.glob("step-*") if _step_of(p) is not None and not (p / _COMMIT).exists()),
@@ -273,6 +291,7 @@ def _to_plain(state: TrainerState) -> dict[str, Any]:
     return {
         "schedule": state.schedule,
         "held_out": state.held_out,
+        "attempts": state.attempts,
         "step": state.step,
         "learner": state.learner,
         "stream": state.stream,

@@ -29,6 +29,8 @@ from brorl.training.why_not_mixed import why_not_mixed
 from brorl.tree import RolloutTree
 from brorl.verify.verifier import TIMEOUT, TRUNCATED, Verdict, is_failure
 
+_ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
+
 
 class NoMixedGroupsError(RuntimeError):
     """No group had both correct and incorrect rollouts for as many rounds as the config allows.
@@ -55,6 +57,7 @@ class Collected:
         mixed: How many of them had mixed outcomes.
         all_correct: How many were all correct.
         rounds: Number of calls of the engine.
+        attempt: How often the step had found nothing to learn from before.
         pilot_rollouts: Rollouts that every prompt got, where more could follow; None where N is fixed.
         pilot_correct: Number of correct rollouts of each pilot.
         keeps_all: Whether groups with one outcome are learned from too; dynamic sampling drops them.
@@ -66,6 +69,7 @@ class Collected:
     mixed: int = 0
     all_correct: int = 0
     rounds: int = 0
+    attempt: int = 0
     pilot_rollouts: int | None = None
     pilot_correct: list[int] = field(default_factory=list)
     keeps_all: bool = False
@@ -169,7 +173,7 @@ class Collector:
     observe: Observe = unobserved
 
     def collect(
-        self, step: int, carried: Sequence[Group], clock: Stopwatch
+        self, step: int, carried: Sequence[Group], clock: Stopwatch, attempt: int = 0
     ) -> tuple[list[Group], list[Group], Collected]:
         """Fill one step.
 
@@ -177,6 +181,7 @@ class Collector:
             step: The step; with the run's seed it decides all draws.
             carried: Groups left over by earlier steps; they are used first.
             clock: Where the time of generation and verification is added.
+            attempt: How often the step has found nothing to learn from; each attempt has draws of its own.
 
         Returns:
             `prompts_per_step` groups to train on, the surplus, and what was sampled.
@@ -185,7 +190,7 @@ class Collector:
             NoMixedGroupsError: After `max_tries` rounds in a row without a mixed group.
         """
         pilot_rollouts = self.rollouts_per_prompt if self.widening else None
-        collected = Collected(pilot_rollouts=pilot_rollouts, keeps_all=not self.dynamic_sampling)
+        collected = Collected(attempt=attempt, pilot_rollouts=pilot_rollouts, keeps_all=not self.dynamic_sampling)
         kept, tries, number = list(carried), 0, 0
         while len(kept) < self.prompts_per_step:
             number += 1
@@ -223,7 +228,8 @@ class Collector:
     ) -> list[RolloutTree]:
         """Call the engine, with a seed of its own."""
         so_far.rounds += 1
-        seed = int(np.random.SeedSequence([self.seed, step, so_far.rounds]).generate_state(1, np.uint64)[0])
+        draw = (so_far.attempt << _ROUND_BITS) + so_far.rounds
+        seed = int(np.random.SeedSequence([self.seed, step, draw]).generate_state(1, np.uint64)[0])
         with clock("generation"):
             return self.engine.sample([p.token_ids for p in prompts], num_rollouts, self.sampling, seed)
 

@@ -29,7 +29,7 @@ from brorl.training.reference_schedule import ReferenceSchedule
 from brorl.training.run_directory import Record, RunDirectory
 from brorl.training.stop_request import StopNow, StopRequest
 from brorl.training.stopwatch import Stopwatch
-from brorl.training.watch import Watch
+from brorl.training.watch import Watch, is_due
 
 EstimateAdvantages = Callable[[Sequence[Group]], list[NDArray[np.float64]]]
 
@@ -109,7 +109,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
     Returns:
         Why the run ended, and a sentence about it.
     """
-    carried = list(state.carried)
+    carried, attempt = list(state.carried), state.attempts
     with stop or StopRequest() as stop:
         if not run.watch.seen:
             try:
@@ -126,20 +126,20 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
             clock, position = Stopwatch(run.observe), run.collector.stream.state_dict()
             try:
                 with stop.discarding():
-                    groups, surplus, collected = run.collector.collect(step, carried, clock)
+                    groups, surplus, collected = run.collector.collect(step, carried, clock, attempt)
                     with clock("diagnostics"):
                         held_out = run.diagnostics.hold_out(step, groups)
             except NoMixedGroupsError as error:
-                save(run, step - 1, error.kept)
                 store_rollouts(run, step, error.collected)
-                record_metrics(run, fruitless_record(run, step, error, clock))
+                record_metrics(run, fruitless_record(run, step, attempt, error, clock))
+                save(run, step - 1, error.kept, attempts=attempt + 1)
                 return Ending.NO_MIXED_GROUPS, str(error)
             except StopNow:
                 run.collector.stream.load_state_dict(position)
-                save(run, step - 1, carried)
+                save(run, step - 1, carried, attempts=attempt)
                 return Ending.INTERRUPTED, f"stopped after step {step - 1}"
 
-            carried = surplus
+            carried, attempt = surplus, 0
             with clock("training"):
                 carried = run.learner.with_old_logprobs(carried)
                 rewarded = run.learner.penalised(groups)
@@ -187,11 +187,6 @@ def is_over(run: TrainingRun, step: int, spent: Cost) -> bool:
     return (run.steps is not None and step >= run.steps) or run.budget.is_spent(spent)
 
 
-def is_due(step: int, every: int) -> bool:
-    """Return whether it is the turn of what happens every so many steps, 0 for never."""
-    return every > 0 and step % every == 0
-
-
 def finish_line(run: TrainingRun, spent: Cost) -> str:
     """Say what a run has done, and whether its budget or its number of steps ended it."""
     done = f"finished {spent.steps:,} step{'s' if spent.steps != 1 else ''}"
@@ -219,10 +214,11 @@ def evaluation_record(run: TrainingRun) -> Record:
     return {} if run.benchmark is None else {"evaluation": asdict(run.benchmark.evaluate(run.engine))}
 
 
-def fruitless_record(run: TrainingRun, step: int, error: NoMixedGroupsError, clock: Stopwatch) -> Record:
-    """Return the last line of a run that found nothing more to learn from: why, what looking cost, how good it is."""
+def fruitless_record(run: TrainingRun, step: int, attempt: int, error: NoMixedGroupsError, clock: Stopwatch) -> Record:
+    """Return the line of a step that found nothing to learn from: why, what looking cost, how good the model is."""
     return {
         "step": step,
+        "attempt": attempt,
         "ended": str(error),
         "sampling": error.collected.summary(),
         "kept": {"groups": 0, "carried": len(error.kept), "samples": 0},
@@ -250,8 +246,16 @@ def store_rollouts(run: TrainingRun, step: int, collected: Collected) -> None:
         run.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
 
 
-def save(run: TrainingRun, step: int, carried: Sequence[Group], *, regular: bool = True) -> None:
-    """Write a checkpoint of the run after a step, and point to the best one; one that is not regular is the best."""
+def save(run: TrainingRun, step: int, carried: Sequence[Group], *, regular: bool = True, attempts: int = 0) -> None:
+    """Write a checkpoint of the run after a step, and point to the best one.
+
+    Args:
+        run: The parts.
+        step: The last step that was made.
+        carried: Groups for the next one.
+        regular: False if it is saved only for being the best.
+        attempts: How often the next step has found nothing to learn from.
+    """
     run.observe(Phase("saving", f"step {step}"))
     state = TrainerState(
         step,
@@ -260,6 +264,7 @@ def save(run: TrainingRun, step: int, carried: Sequence[Group], *, regular: bool
         tuple(carried),
         run.schedule.state_dict(),
         None if run.benchmark is None else run.benchmark.fingerprint,
+        attempts,
     )
     best = run.watch.best_step
     save_checkpoint(run.directory.checkpoints, state, run.model, run.tokenizer, run.keep_checkpoints, best, regular)

@@ -105,9 +105,20 @@ class RunDirectory:
                 raise UserError(f"{self.metrics_file} line {number} is not JSON; remove it, then resume") from error
         return records
 
-    def rewind(self, step: int) -> None:
-        """Remove metrics and rollouts of steps after `step`, and what a kill left half written."""
-        kept = [r for r in self.read_metrics() if r["step"] <= step]
+    def rewind(self, step: int, attempts: int = 0) -> None:
+        """Remove metrics and rollouts of steps after `step`, and what a kill left half written.
+
+        Args:
+            step: The step to go back to.
+            attempts: How often the step after it has found nothing to learn from; the lines about these attempts stay,
+                because they tell what the attempts cost.
+        """
+
+        def stays(record: Record) -> bool:
+            tried = "update" not in record and record["step"] == step + 1 and record.get("attempt", 0) < attempts
+            return record["step"] <= step or tried
+
+        kept = [r for r in self.read_metrics() if stays(r)]
         with storing(self.metrics_file):
             replace_file(self.metrics_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
         with storing(self.rollouts):

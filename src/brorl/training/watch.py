@@ -14,6 +14,11 @@ from brorl.training.run_directory import Record
 _KEPT = ("step", "update", "evaluation")
 
 
+def is_due(step: int, every: int) -> bool:
+    """Return whether it is the turn of what happens every so many steps, 0 for never."""
+    return every > 0 and step % every == 0
+
+
 class Watch:
     """Remembers what a run's metrics say.
 
@@ -21,10 +26,13 @@ class Watch:
         limits: When a model counts as collapsing.
         stop: Whether the run ends at the first sign.
         keep_best: Whether the best checkpoint is kept.
+        evaluate_every: Steps between the evaluations that count for a collapse. Others, at a budget's marks or where a
+            run ended that goes on now, must not change what is trained.
     """
 
-    def __init__(self, limits: CollapseLimits, stop: bool, keep_best: bool) -> None:
+    def __init__(self, limits: CollapseLimits, stop: bool, keep_best: bool, evaluate_every: int) -> None:
         self.stop = stop
+        self._evaluate_every = evaluate_every
         self._limits = limits
         self._keep_best = keep_best
         self._records: list[Record] = []
@@ -52,12 +60,18 @@ class Watch:
 
     def collapse(self, record: Record) -> str | None:
         """Return a sign of collapse that is new with a line of the metrics, if there is one."""
-        sign = find_collapse([*self._records, record], self._limits)
+        sign = find_collapse([*self._records, self._counting(record)], self._limits)
         return None if sign is None else sign.text
 
     def remember(self, record: Record) -> None:
         """Take a new line of the metrics."""
-        self._records.append({name: record[name] for name in _KEPT if name in record})
+        self._records.append(self._counting(record))
         score = self.score(record)
-        if score is not None and record["step"] > 0 and (self._best is None or score > self._best[0]):
-            self._best = (score, record["step"])
+        step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
+        if score is not None and step > 0 and (self._best is None or score > self._best[0]):
+            self._best = (score, step)
+
+    def _counting(self, record: Record) -> Record:
+        """Return what counts for a collapse."""
+        counts = is_due(record["step"], self._evaluate_every)
+        return {name: record[name] for name in _KEPT if name in record and (counts or name != "evaluation")}
