@@ -270,7 +270,7 @@ def adaptive_keys(given: dict[str, Any]) -> dict[str, Any]:
     [
         (
             {"rollouts_per_prompt": "adaptiv"},
-            "rollouts_per_prompt: .*whole number from 2 on, or adaptive, not 'adaptiv'",
+            "rollouts_per_prompt: .*whole number of at least 2, or adaptive, not 'adaptiv'",
         ),
         ({"rollouts_per_prompt": True}, "rollouts_per_prompt: .*not True"),
         ({"rollouts_per_prompt": 2.5}, "rollouts_per_prompt: .*not 2.5"),

@@ -15,7 +15,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser = commands.add_parser(
         "resume",
         usage="brorl resume RUN [--key value ...]",
-        help="go on with a run from its last checkpoint",
+        help="resume a run from its last checkpoint",
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
@@ -34,12 +34,12 @@ def resume(path: Path, overrides: dict[str, Any]) -> int:
     directory = RunDirectory(path)
     if not directory.config_file.is_file():
         raise UserError(
-            f"{path} is not a run directory (no config.yaml); give the directory that `brorl train` printed"
+            f"{path} is not a run directory (it has no config.yaml); use the directory that `brorl train` printed"
         )
     source = str(directory.config_file)
     settings = parse_yaml(directory.config_file.read_text("utf-8"), source)
     if not isinstance(settings, dict):
-        raise UserError(f"{source} holds no settings; put the run's config back, or start anew with another output_dir")
+        raise UserError(f"{source} has no settings; restore the file, or start a new run with another output_dir")
     config = make_config(settings, overrides, source)
     with directory.locked():
         return run_to_end(config, directory)
