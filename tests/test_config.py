@@ -345,7 +345,12 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
             {"advantage.estimator": "grpo", "advantage.normalise_over": "tokens"},
             ["advantage.normalise_over = tokens", "advantage.estimator = grpo"],
         ),
-        ({"loss.kind": "gspo"}, ["loss.kind = gspo", "loss.clip_low", "3e-4"]),
+        ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low", "3e-4"]),
+        ({"rewards.format_pattern": "(a"}, ["rewards.format_pattern = '(a'", "not a regular expression"]),
+        (
+            {"sampling.min_new_tokens": 8, "sampling.max_new_tokens": 8},
+            ["sampling.min_new_tokens = 8", "sampling.max_new_tokens = 8"],
+        ),
         (
             {"rewards.overlong_tokens": 9, "sampling.max_new_tokens": 8},
             ["rewards.overlong_tokens = 9", "sampling.max_new_tokens = 8"],

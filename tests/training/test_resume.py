@@ -146,9 +146,41 @@ def test_one_signal_finishes_the_step(action: str, child: ChildRuns, run: Path, 
     stopped = child("train", *reference.settings, "--output_dir", run, harms=[Harm(action, r"update 5$")])
     assert stopped.code == 130
     assert f"brorl resume {run}" in stopped.said
+    assert "finishing step 3, then saving" in stopped.said
     assert "stopped after step 3" in stopped.said
     assert last_complete(run) == "step-000003"
     assert [r["step"] for r in metrics_without_times(run)] == [0, 1, 2, 3]
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+def test_a_signal_before_the_first_step_stops_at_once(child: ChildRuns, run: Path, reference: Reference) -> None:
+    """The first call of the engine is that of the evaluation."""
+    stopped = child("train", *reference.settings, "--output_dir", run, harms=[Harm("interrupt", r"sample 1$")])
+    assert stopped.code == 130
+    assert "stopping now: training has not begun" in stopped.said
+    assert "stopped before the first step" in stopped.said
+    assert f"brorl resume {run}" in stopped.said
+    assert not (run / "metrics.jsonl").exists()
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+@pytest.mark.parametrize("action", ["interrupt", "terminate"])
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_signal_while_sampling_loses_nothing_that_was_learned(
+    step: int, action: str, child: ChildRuns, run: Path, reference: Reference
+) -> None:
+    """In the last round of a step: the state after the step before it is saved, with what that had carried."""
+    rounds = [r.get("sampling", {}).get("rounds", 0) for r in metrics_without_times(reference.path)]
+    evaluations = sum("evaluation" in r for r in metrics_without_times(reference.path)[:step])
+    call = sum(rounds[: step + 1]) + evaluations
+    stopped = child("train", *reference.settings, "--output_dir", run, harms=[Harm(action, rf"sample {call}$")])
+    assert stopped.code == 130
+    assert f"stopping now and saving the state after step {step - 1}; step {step} has not learned" in stopped.said
+    assert f"stopped after step {step - 1}" in stopped.said
+    assert last_complete(run) == f"step-{step - 1:06d}"
+    assert [r["step"] for r in metrics_without_times(run)] == list(range(step))
     assert child("resume", run).code == 0
     assert_same_run(run, reference.path)
 

@@ -8,12 +8,14 @@ then the model's weights are loaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from brorl.activity import Observe, Phase, unobserved
 from brorl.build.data import Prompts, all_questions, build_prompts, build_questions
 from brorl.build.resuming import check_resumable, go_back
 from brorl.build.settings import (
@@ -22,6 +24,8 @@ from brorl.build.settings import (
     build_collapse_limits,
     build_learner_settings,
     build_lora,
+    build_policy_loss,
+    build_response_format,
     build_rollouts_per_prompt,
     build_sampling,
     build_schedule,
@@ -97,6 +101,7 @@ def prepare(config: TrainConfig, source: str) -> Ready:
         torch.set_num_threads(config.engine.threads)
     torch.manual_seed(config.seed)
     shaping = build_shaping(config)
+    build_policy_loss(config)
     choose_device(config.device)
     model_config = read_config(find_model(source))
     sources = build_questions(config)
@@ -107,7 +112,13 @@ def prepare(config: TrainConfig, source: str) -> Ready:
     memory = build_memory_plan(config, model_config, prompts)
     if source == config.model:  # a run that is resumed has been checked
         check_references(verifiers, questions)
-    return Ready(source, tokenizer, prompts, Judge(verifiers, build_decode(tokenizer), shaping), memory)
+    return Ready(
+        source,
+        tokenizer,
+        prompts,
+        Judge(verifiers, build_decode(tokenizer), shaping, build_response_format(config)),
+        memory,
+    )
 
 
 def build_run(
@@ -115,14 +126,16 @@ def build_run(
     directory: RunDirectory,
     report: Callable[[Record], None],
     say: Callable[[str], None] = lambda _: None,
+    observe: Observe = unobserved,
 ) -> tuple[TrainingRun, TrainerState]:
     """Make the parts of a run, at its last checkpoint or at its start.
 
     Args:
         config: The run's settings.
         directory: The run's files.
-        report: Told every line of the metrics.
-        say: Told what a person should know besides.
+        report: Gets every line of the metrics.
+        say: Gets what a person should know besides.
+        observe: Gets what the parts report while they work.
 
     Returns:
         The run, and the state that its parts hold.
@@ -138,9 +151,10 @@ def build_run(
             f"optimizer.from_checkpoint needs a checkpoint, but model = {config.model} is not one; set model to "
             "RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
         )
+    observe(Phase("loading", "data"))
     ready = prepare(config, str(checkpoint) if checkpoint else config.model)
     _say_what_is_ready(ready, config, say)
-    loaded, engine = build_engine(config, ready)
+    loaded, engine = build_engine(config, ready, observe)
     num_rollouts, widening = build_rollouts_per_prompt(config)
     collector = Collector(
         engine=engine,
@@ -153,8 +167,9 @@ def build_run(
         max_tries=config.dynamic_sampling.max_tries,
         seed=config.seed,
         widening=widening,
+        observe=observe,
     )
-    learner = TreeLearner(loaded.model, build_learner_settings(config), say)
+    learner = TreeLearner(loaded.model, build_learner_settings(config, engine.stop_token_ids), say, observe)
     run = TrainingRun(
         collector=collector,
         estimate_advantages=build_advantages(config),
@@ -174,7 +189,7 @@ def build_run(
         schedule=build_schedule(config),
         reset_optimizer=config.reference.reset_optimizer,
         watch=Watch(build_collapse_limits(config), config.collapse.stop, config.evaluation.keep_best),
-        benchmark=_benchmark(config, ready),
+        benchmark=_benchmark(config, ready, observe),
         evaluate_every=config.evaluation.every,
         model=loaded.model,
         tokenizer=loaded.tokenizer,
@@ -186,12 +201,17 @@ def build_run(
         store_rollouts_every=config.store_rollouts_every,
         seed=config.seed,
         report=report,
+        observe=observe,
     )
     return run, _restore(run, config, checkpoint)
 
 
-def build_pilot(config: TrainConfig) -> PilotParts:
+def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotParts:
     """Make the parts that `brorl plan` measures: those of a run before its first step.
+
+    Args:
+        config: The settings of the run.
+        observe: Gets what the parts report while they work.
 
     Raises:
         UserError: If rollouts are not drawn from the whole distribution, or the data, the model, the tokenizer or the
@@ -202,17 +222,18 @@ def build_pilot(config: TrainConfig) -> PilotParts:
             f"a plan needs sampling from the full distribution, but sampling.top_p = {config.sampling.top_p} and "
             f"sampling.top_k = {config.sampling.top_k}; set sampling.top_p: 1.0 and sampling.top_k: 0"
         )
+    observe(Phase("loading", "data"))
     ready = prepare(config, config.model)
-    loaded, engine = build_engine(config, ready)
+    loaded, engine = build_engine(config, ready, observe)
     return PilotParts(
         engine=engine,
         model=loaded.model,
         stream=ready.prompts.train,
         judge=ready.judge,
-        sampling=SamplingParams(config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
+        sampling=replace(build_sampling(config), scheme="iid"),
         estimate_advantages=build_advantages(config),
         diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
-        learner_settings=build_learner_settings(config),
+        learner_settings=build_learner_settings(config, engine.stop_token_ids),
         engine_memory_bytes=int(config.engine.memory_gib * 2**30),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,
@@ -230,11 +251,12 @@ def build_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]]
     return decode
 
 
-def build_engine(config: TrainConfig, ready: Ready) -> tuple[LoadedModel, NativeEngine]:
+def build_engine(config: TrainConfig, ready: Ready, observe: Observe = unobserved) -> tuple[LoadedModel, NativeEngine]:
     """Load the model to train and the engine that samples with it.
 
     The engine shares the learner's weights, except where all weights are trained with bfloat16: then it has a copy.
     """
+    observe(Phase("loading", "model"))
     device = choose_device(config.device)
     lora = build_lora(config)
     low = config.dtype == "bfloat16"
@@ -244,7 +266,8 @@ def build_engine(config: TrainConfig, ready: Ready) -> tuple[LoadedModel, Native
     )
     check_vocabulary(ready.source, model, ready.tokenizer)
     sampler = load_model(ready.source, device, torch.bfloat16) if low and not lora else model
-    engine = NativeEngine(sampler, end_tokens(model, ready.tokenizer), int(config.engine.memory_gib * 2**30))
+    memory_bytes = int(config.engine.memory_gib * 2**30)
+    engine = NativeEngine(sampler, end_tokens(model, ready.tokenizer), memory_bytes, observe=observe)
     return LoadedModel(model, ready.tokenizer), engine
 
 
@@ -276,7 +299,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     return plan
 
 
-def _benchmark(config: TrainConfig, ready: Ready) -> Benchmark | None:
+def _benchmark(config: TrainConfig, ready: Ready, observe: Observe) -> Benchmark | None:
     if not ready.prompts.held_out:
         return None
     evaluation = config.evaluation
@@ -290,6 +313,7 @@ def _benchmark(config: TrainConfig, ready: Ready) -> Benchmark | None:
         evaluation.ks,
         config.seed + _EVALUATION_SEED,
         accept_truncated=config.rewards.stop_properly > 0,  # as in training
+        observe=observe,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import brorl
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.cli.train import run_to_end
 from brorl.errors import UserError
@@ -29,17 +30,20 @@ def add_parser(commands: Commands, chosen: bool) -> None:
 def resume(path: Path, overrides: dict[str, Any]) -> int:
     """Go on with the run in a directory and return the exit code."""
     from brorl.config.reading import make_config, parse_yaml
-    from brorl.training.run_directory import RunDirectory
+    from brorl.console.screen import Screen
 
-    directory = RunDirectory(path)
-    if not directory.config_file.is_file():
+    config_file = path / "config.yaml"
+    if not config_file.is_file():
         raise UserError(
             f"{path} is not a run directory (it has no config.yaml); use the directory that `brorl train` printed"
         )
-    source = str(directory.config_file)
-    settings = parse_yaml(directory.config_file.read_text("utf-8"), source)
+    settings = parse_yaml(config_file.read_text("utf-8"), str(config_file))
     if not isinstance(settings, dict):
-        raise UserError(f"{source} has no settings; restore the file, or start a new run with another output_dir")
-    config = make_config(settings, overrides, source)
-    with directory.locked():
-        return run_to_end(config, directory)
+        raise UserError(f"{config_file} has no settings; restore the file, or start a new run with another output_dir")
+    config = make_config(settings, overrides, str(config_file))
+    with Screen(f"brorl {brorl.__version__}") as screen:
+        from brorl.training.run_directory import RunDirectory
+
+        directory = RunDirectory(path)
+        with directory.locked():
+            return run_to_end(config, directory, screen)

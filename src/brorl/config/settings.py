@@ -52,6 +52,7 @@ class SamplingConfig(Section):
         0, ge=0, description="sample from the k most likely tokens, 0 for all; above 0 the gradient is biased"
     )
     max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
+    min_new_tokens: int = Field(0, ge=0, description="minimum length of a response, in tokens")
     end_token: str | None = Field(None, description="token that ends a response, if the tokenizer does not define one")
     scheme: Literal["iid", "systematic"] = Field(
         "iid", description="draw the rollouts of a prompt independently | spread them evenly over its tree"
@@ -129,7 +130,24 @@ class RewardsConfig(Section):
     overlong_tokens: int = Field(
         0, ge=0, description="number of tokens before the length limit in which a penalty grows to 1; 0 switches it off"
     )
+    format_pattern: str | None = Field(
+        None, description="regular expression that the whole response must match for format_reward, such as "
+        "'<think>.*</think>.*'; null switches the format reward off",
+    )  # fmt: skip
+    format_reward: float = Field(0.1, gt=0, lt=1, description="reward added to a response that matches format_pattern")
     domain_weights: dict[str, float] = Field({}, description="reward factors by domain, such as {math: 1.0}")
+
+    @field_validator("format_pattern")
+    @classmethod
+    def _is_pattern(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            import regex
+
+            try:
+                regex.compile(pattern)
+            except regex.error as error:
+                raise ValueError(f"rewards.format_pattern = {pattern!r} is not a regular expression: {error}") from None
+        return pattern
 
 
 class AdvantageConfig(Section):
@@ -159,8 +177,27 @@ class LossConfig(Section):
     kind: Literal["ppo", "cispo", "gspo"] = Field(
         "ppo", description="clip per token | clip the weight only | clip per sequence (one more forward pass)"
     )
-    clip_low: float = Field(0.2, gt=0, le=1, description="clip the ratio below 1 - clip_low; use 3e-4 for gspo")
-    clip_high: float = Field(0.28, gt=0, description="clip the ratio above 1 + clip_high; use 4e-4 for gspo")
+    clip_low: float | None = Field(
+        None, gt=0, le=1, description="clip the ratio below 1 - clip_low; null uses 0.2 for ppo, 1 for cispo (no "
+        "bound), 3e-4 for gspo",
+    )  # fmt: skip
+    clip_high: float | None = Field(
+        None, gt=0, description="clip the ratio above 1 + clip_high; null uses 0.28 for ppo, 4 for cispo, 4e-4 for gspo"
+    )
+    dual_clip: float | None = Field(
+        None,
+        gt=1,
+        description="ppo: largest ratio of tokens with a negative advantage, usually 3; null for no bound",
+    )
+    entropy_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the entropy bonus, the mean next-token entropy; 0 switches it off",
+    )
+    mask_truncated: bool = Field(
+        False,
+        description="remove truncated responses from the loss (overlong filtering); the group mean still counts them",
+    )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         "token_mean", description="mean over all tokens | mean over responses of their token means | fixed denominator"
     )
@@ -389,7 +426,12 @@ class TrainConfig(Section):
                 "advantage.normalise_over = tokens works only with reinforce_pp_baseline, not with "
                 f"advantage.estimator = {self.advantage.estimator}; remove it"
             )
-        if self.loss.kind == "gspo" and self.loss.clip_low > 0.1:
+        if self.sampling.min_new_tokens >= self.sampling.max_new_tokens:
+            raise ValueError(
+                f"sampling.min_new_tokens = {self.sampling.min_new_tokens} must be below sampling.max_new_tokens = "
+                f"{self.sampling.max_new_tokens}, or no response could end by itself; lower it"
+            )
+        if self.loss.kind == "gspo" and (self.loss.clip_low or 0) > 0.1:
             raise ValueError(
                 f"loss.kind = gspo clips the ratio of whole responses, which stays close to 1, so that "
                 f"loss.clip_low = {self.loss.clip_low} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"

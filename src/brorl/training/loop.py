@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from brorl.activity import Observe, Phase, Step, unobserved
 from brorl.algorithms.groups import Group
 from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.compute_match import UNIT_WORDS, Budget, Cost, cost_of_step, total_cost
@@ -26,7 +27,7 @@ from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.reference_schedule import ReferenceSchedule
 from brorl.training.run_directory import Record, RunDirectory
-from brorl.training.stop_request import StopRequest
+from brorl.training.stop_request import StopNow, StopRequest
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.watch import Watch
 
@@ -67,7 +68,8 @@ class TrainingRun:
         keep_checkpoints: How many to keep; 0 for all.
         store_rollouts_every: Store every so many steps' rollouts; 0 for none.
         seed: Seed of the run.
-        report: Told every line of the metrics as it is written.
+        report: Gets every line of the metrics as it is written.
+        observe: Gets each step, and each phase of it, when it begins.
     """
 
     collector: Collector
@@ -90,43 +92,63 @@ class TrainingRun:
     store_rollouts_every: int
     seed: int
     report: Callable[[Record], None]
+    observe: Observe = unobserved
 
 
-def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
-    """Train from `state` to the end of the run.
+def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
+    """Train from `state` to the end of the run, or until a stop is requested.
+
+    A stop request loses nothing that was learned. Before the update of a step it discards what the step has sampled,
+    which a resumed run samples again, with the same draws; from then on the step is finished first.
 
     Args:
         run: The parts.
         state: Where to start; the model, learner and stream already hold it.
+        stop: Tells whether to stop; a new one if None. The parts may check it while they work.
 
     Returns:
         Why the run ended, and a sentence about it.
     """
-    if not run.watch.seen:
-        record_metrics(run, {"step": 0, **evaluation_record(run)})
     carried = list(state.carried)
-    spent = total_cost(run.directory.read_metrics())
-    with StopRequest() as stop:
+    with stop or StopRequest() as stop:
+        if not run.watch.seen:
+            try:
+                with stop.discarding():
+                    first = {"step": 0, **evaluation_record(run)}
+            except StopNow:
+                return Ending.INTERRUPTED, "stopped before the first step"
+            record_metrics(run, first)
+        spent = total_cost(run.directory.read_metrics())
         for step in count(state.step + 1):
             if is_over(run, step - 1, spent):
                 break
-            clock = Stopwatch()
+            run.observe(Step(step))
+            clock, position = Stopwatch(run.observe), run.collector.stream.state_dict()
             try:
-                groups, carried, collected = run.collector.collect(step, carried, clock)
+                with stop.discarding():
+                    groups, surplus, collected = run.collector.collect(step, carried, clock)
+                    with clock("diagnostics"):
+                        held_out = run.diagnostics.hold_out(step, groups)
             except NoMixedGroupsError as error:
                 save(run, step - 1, error.kept)
+                store_rollouts(run, step, error.collected)
                 record_metrics(run, fruitless_record(run, step, error, clock))
                 return Ending.NO_MIXED_GROUPS, str(error)
+            except StopNow:
+                run.collector.stream.load_state_dict(position)
+                save(run, step - 1, carried)
+                return Ending.INTERRUPTED, f"stopped after step {step - 1}"
 
-            with clock("diagnostics"):
-                held_out = run.diagnostics.hold_out(step, groups)
+            carried = surplus
             with clock("training"):
+                carried = run.learner.with_old_logprobs(carried)
                 rewarded = run.learner.penalised(groups)
                 update = run.learner.step(rewarded, run.estimate_advantages(rewarded), seed=seed_of(run, step))
             run.engine.load_weights(run.learner.weights())
 
             with clock("storing"):
-                store_rollouts(run, step, collected)
+                if is_due(step, run.store_rollouts_every):
+                    store_rollouts(run, step, collected)
             with clock("diagnostics"):
                 measured = run.diagnostics.record(collected.groups, groups, held_out)
             record = {
@@ -222,14 +244,15 @@ def record_metrics(run: TrainingRun, record: dict[str, Any]) -> None:
 
 
 def store_rollouts(run: TrainingRun, step: int, collected: Collected) -> None:
-    """Store what a step sampled, if it is its turn."""
-    if run.store_rollouts_every and step % run.store_rollouts_every == 0:
+    """Store what a step sampled, unless the run stores none."""
+    if run.store_rollouts_every:
         texts = [run.collector.judge.texts(g.tree) for g in collected.groups]
         run.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
 
 
 def save(run: TrainingRun, step: int, carried: Sequence[Group], *, regular: bool = True) -> None:
     """Write a checkpoint of the run after a step, and point to the best one; one that is not regular is the best."""
+    run.observe(Phase("saving", f"step {step}"))
     state = TrainerState(
         step,
         run.learner.state_dict(),
