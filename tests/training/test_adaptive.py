@@ -276,7 +276,7 @@ def adaptive_keys(given: dict[str, Any]) -> dict[str, Any]:
         ({"rollouts_per_prompt": 2.5}, "rollouts_per_prompt: .*not 2.5"),
         ({"adaptive.pilot_rollouts": 1}, "adaptive.pilot_rollouts: .*greater than or equal to 2, not 1"),
         ({"adaptive.pilot_rollouts": 64}, "adaptive.pilot_rollouts = 64, adaptive.samples_per_prompt = 64 and"),
-        ({"adaptive.max_rollouts": 63}, "adaptive.max_rollouts = 63 must rise"),
+        ({"adaptive.max_rollouts": 63}, "adaptive.max_rollouts = 63 must be in ascending order"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
