@@ -125,7 +125,7 @@ def test_help_of_the_program_names_the_commands() -> None:
         (["train", "--step=4"], "step is not a setting; did you mean steps?"),
         (["train", "quickstart", "more"], "unexpected argument 'more'"),
         (["train", "quickstrat"], "did you mean quickstart?"),
-        (["train", "none.yaml"], "'none.yaml' is neither a file nor a built-in name"),
+        (["train", "none.yaml"], "'none.yaml' is neither a file nor a built-in recipe"),
         (["train", "--steps=many"], "steps: "),
         (["train", "--steps=1.5"], "1.5"),
         (["train", "--seed", "-1"], "seed: "),
@@ -134,9 +134,9 @@ def test_help_of_the_program_names_the_commands() -> None:
         (["train", "--evaluation.num_samples=8", "--evaluation.ks=[1, 9]"], "evaluation.num_samples = 8"),
         (["train", "--data.sources={task: countdown, min_target: 7, max_target: 6}"], "min_target = 7 is above"),
         (["train", "--data.sources=none.jsonl"], "none.jsonl"),
-        (["train", "--data.sources=[countdown, countdown]"], "two sources are called 'countdown'"),
+        (["train", "--data.sources=[countdown, countdown]"], "two sources have the name 'countdown'"),
         (["train", "--rewards.domain_weights={math: 2}"], "names the domain 'math'"),
-        (["train", "--optimizer.from_checkpoint=true"], "model = quickstart is none"),
+        (["train", "--optimizer.from_checkpoint=true"], "model = quickstart is not one"),
         (["train", "--optimizer.betas=[0.9"], "--optimizer.betas line 1"),
         (["train", "--model=./none"], "./none does not exist"),
         (["train", "--model=."], "no config.json"),
@@ -145,7 +145,7 @@ def test_help_of_the_program_names_the_commands() -> None:
         (["train", "--data.max_prompt_tokens=3"], "of countdown has more than data.max_prompt_tokens = 3"),
         (
             ["train", "--data.sources=[{task: countdown, name: one}, {task: countdown, num_numbers: 2, name: one}]"],
-            "two sources are called 'one'",
+            "two sources have the name 'one'",
         ),
         (["resume"], "RUN"),
         (["resume", "none"], "none is not a run directory"),
@@ -201,7 +201,7 @@ def test_output_dir_that_cannot_be_made() -> None:
     """/proc takes no folders, not even from root."""
     if not Path("/proc/self").exists():
         pytest.skip("there is no /proc")
-    assert "set output_dir to a place you may write to" in refusal("train", "--output_dir=/proc/run")
+    assert "set output_dir to a writable folder" in refusal("train", "--output_dir=/proc/run")
 
 
 def test_refused_run_can_be_given_again_with_the_same_output_dir() -> None:

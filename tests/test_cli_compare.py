@@ -272,7 +272,7 @@ def num_steps(run: Path) -> int:
             "one step of N=512 takes 8,192 samples, more than 5% of the budget of 9,000",
         ),
         (["--match=samples"], "give --budget X, in samples"),
-        (["nowhere.yaml", "quickstart", "--budget=5"], "is neither a file nor a built-in name"),
+        (["nowhere.yaml", "quickstart", "--budget=5"], "is neither a file nor a built-in recipe"),
         ([".", "quickstart", "--budget=5"], ". is a folder, but of no run; an arm is a recipe or a finished run"),
         (["quickstart", "quickstart", "--budget=5"], "1: quickstart and 2: quickstart do not differ in any setting"),
     ],

@@ -272,7 +272,7 @@ def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refuse
         (["quickstart", "--data={path: x, colour: red}"], "colour is not a setting"),
         (["quickstart", "--data={benchmark: aime24, colour: red}"], "colour should be one of benchmark, path, name"),
         (["quickstart", "--data={benchmark: aime23}"], "there is no benchmark 'aime23'"),
-        (["quickstart", "--data=countdown", "--data=countdown"], "two data sets are called 'countdown'"),
+        (["quickstart", "--data=countdown", "--data=countdown"], "two data sets have the name 'countdown'"),
         (["quickstart", "--prompt.template=none"], "prompt.template must hold {prompt} once"),
         (["quickstart", "--device=cuda:0"], "torch sees no CUDA device"),
         (["quickstart", "--output-dir=/proc/eval"], "cannot write to --output-dir /proc/eval"),
@@ -291,7 +291,7 @@ def test_what_cannot_work_is_said_before_any_work(arguments: list[str], said: st
 
 
 def test_a_model_of_no_run_needs_data(tiny: Path, run: Path, tmp_path: Path) -> None:
-    assert "belongs to no run that held questions out; name what to evaluate on: --data aime24 |" in refusal(tiny)
+    assert "is not from a run with held-out questions; choose the data to evaluate on: --data aime24 |" in refusal(tiny)
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('{"text": "x", "label": "1"}\n')
     said = refusal(tiny, f"--data=aime24={wrong}")

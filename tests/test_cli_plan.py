@@ -124,7 +124,7 @@ def test_what_a_checkpoint_argument_means(run: Path, tmp_path: Path) -> None:
         (["--sampling.top_p=0.9"], "a plan needs the probabilities of what is sampled"),
         (["--sampling.top_k=5"], "set sampling.top_p: 1.0 and sampling.top_k: 0"),
         (["--data=chess.jsonl"], "chess.jsonl"),
-        (["--recipe=no-such.yaml"], "is neither a file nor a built-in name"),
+        (["--recipe=no-such.yaml"], "is neither a file nor a built-in recipe"),
         (["/no/such/folder"], "model folder /no/such/folder does not exist"),
         (["quickstart", "--model=other"], "both name a model"),
         (["--pilot-prompts=9999999"], "is more than the"),

@@ -408,7 +408,7 @@ def test_malformed_yaml_names_the_line(text: str, where: str, tmp_path: Path) ->
 def test_file_without_settings(text: str, tmp_path: Path) -> None:
     file = tmp_path / "empty.yaml"
     file.write_text(text)
-    with pytest.raises(UserError, match="does not hold settings"):
+    with pytest.raises(UserError, match="has no settings"):
         read_recipe(str(file))
 
 
@@ -422,17 +422,18 @@ def test_file_that_is_no_text(content: bytes, tmp_path: Path) -> None:
 
 def test_missing_recipe_names_the_nearest_and_the_built_in_ones(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"'quickstrat' is neither a file nor a built-in name \(.*quickstart.*did you mean quickstart\?"
+        UserError,
+        match=r"'quickstrat' is neither a file nor a built-in recipe \(.*quickstart.*did you mean quickstart\?",
     ):
         read_recipe("quickstrat")
-    with pytest.raises(UserError, match="neither a file nor a built-in name"):
+    with pytest.raises(UserError, match="neither a file nor a built-in recipe"):
         read_recipe(str(tmp_path / "none.yaml"))
-    with pytest.raises(UserError, match="neither a file nor a built-in name"):
+    with pytest.raises(UserError, match="neither a file nor a built-in recipe"):
         read_recipe(str(tmp_path))
 
 
 def test_section_that_is_no_section_cannot_be_overridden() -> None:
-    with pytest.raises(UserError, match=r"loss in my\.yaml must hold settings"):
+    with pytest.raises(UserError, match=r"loss in my\.yaml must be a group of settings"):
         make_config({"loss": 5}, {"loss.clip_high": 0.2}, "my.yaml")
 
 
@@ -467,7 +468,7 @@ def test_make_config_leaves_the_recipe_alone() -> None:
         ({"path": "a.jsonl", "weight": 0}, "data.sources[0].weight: the value should be greater than 0, not 0"),
         (
             {"task": "countdown", "path": "x"},
-            "data.sources[0].path is not a setting; there are: task, name, num_numbers",
+            "data.sources[0].path is not a setting; the settings are: task, name, num_numbers",
         ),
     ],
 )
@@ -496,7 +497,7 @@ def test_a_local_file_is_kept_by_its_absolute_path(tmp_path: Path, monkeypatch: 
 def test_settings_in_sections_within_sections() -> None:
     config = make_config({"rewards": {"cosine_length": {"on_steps": 3}}}, {"rewards.cosine_length.every_steps": 9}, "x")
     assert (config.rewards.cosine_length.on_steps, config.rewards.cosine_length.every_steps) == (3, 9)
-    with pytest.raises(UserError, match=r"rewards\.cosine_length in x must hold settings"):
+    with pytest.raises(UserError, match=r"rewards\.cosine_length in x must be a group of settings"):
         make_config({"rewards": {"cosine_length": 5}}, {"rewards.cosine_length.every_steps": 9}, "x")
 
 

@@ -270,13 +270,13 @@ def adaptive_keys(given: dict[str, Any]) -> dict[str, Any]:
     [
         (
             {"rollouts_per_prompt": "adaptiv"},
-            "rollouts_per_prompt: .*whole number from 2 on, or adaptive, not 'adaptiv'",
+            "rollouts_per_prompt: .*whole number of at least 2, or adaptive, not 'adaptiv'",
         ),
         ({"rollouts_per_prompt": True}, "rollouts_per_prompt: .*not True"),
         ({"rollouts_per_prompt": 2.5}, "rollouts_per_prompt: .*not 2.5"),
         ({"adaptive.pilot_rollouts": 1}, "adaptive.pilot_rollouts: .*greater than or equal to 2, not 1"),
         ({"adaptive.pilot_rollouts": 64}, "adaptive.pilot_rollouts = 64, adaptive.samples_per_prompt = 64 and"),
-        ({"adaptive.max_rollouts": 63}, "adaptive.max_rollouts = 63 must rise"),
+        ({"adaptive.max_rollouts": 63}, "adaptive.max_rollouts = 63 must be in ascending order"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:

@@ -104,7 +104,7 @@ def test_marks_need_a_budget(tmp_path: Path) -> None:
     for options in (("--budget.marks=[5]",), ("--budget.limit=4", "--budget.marks=[5]")):
         outcome = command("train", *SMALL, *options, "--output_dir", tmp_path / "run")
         assert outcome.code == 2
-        assert "budget.marks must lie above 0 and up to budget.limit" in outcome.said
+        assert "budget.marks must be above 0 and at most budget.limit" in outcome.said
 
 
 def test_costs_add_up(rng: np.random.Generator) -> None:

@@ -195,7 +195,7 @@ def test_two_signals_discard_the_step(second: str, child: ChildRuns, run: Path, 
     stopped = child("train", *reference.settings, "--output_dir", run, harms=harms)
     assert stopped.code == 130
     assert "Traceback" not in stopped.said
-    assert f"go on from step-000002 with: brorl resume {run}" in stopped.said
+    assert f"resume from step-000002 with: brorl resume {run}" in stopped.said
     assert last_complete(run) == "step-000002"
     kept = torch.load(run / "checkpoints/step-000002/trainer_state.pt", weights_only=True)
     assert kept["step"] == 2

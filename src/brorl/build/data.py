@@ -77,7 +77,7 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
             sources.append(SourceQuestions(only.label, 0.0, (), shuffled[:limit]))
         if not any(source.held_out for source in sources):
             raise UserError(
-                "there is no held-out question to evaluate on; raise data.held_out_share, name evaluation.sources, or "
+                "there is no held-out question for evaluation; raise data.held_out_share, set evaluation.sources, or "
                 "set evaluation.num_prompts: 0"
             )
     evaluated = [question for source in sources for question in source.held_out]
@@ -86,13 +86,12 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
     for source in sources:
         if not source.train and source.weight:
             raise UserError(
-                f"data.sources: {source.name} gives no training question that is not held out; lower "
-                "data.held_out_share, or give it more rows"
+                f"data.sources: {source.name} has no question left for training; lower data.held_out_share, or add rows"
             )
     names = [source.name for source in sources]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
-        raise UserError(f"two sources are called {repeated!r}; give each a name of its own, by its setting `name`")
+        raise UserError(f"two sources have the name {repeated!r}; set a different `name` for one of them")
     return sources
 
 
@@ -221,8 +220,8 @@ def check_prompts(
         if len(prompt.token_ids) + response > window:
             raise UserError(
                 f"prompt {prompt.id} ({len(prompt.token_ids)} tokens) and {setting} = {response} exceed the sliding "
-                f"window of {window} tokens of {model}, whose layers then see different contexts, which tree "
-                f"attention does not compute; lower {setting}{otherwise}"
+                f"window of {window} tokens of {model}, and tree attention does not support longer contexts; "
+                f"lower {setting}{otherwise}"
             )
         if longest and len(prompt.token_ids) + response > longest:
             raise UserError(

@@ -180,7 +180,7 @@ def _render(
             if dropped:
                 notes.append(f"{one.name}: {dropped} prompts of more than {longest} tokens left out, as in the run")
         if not prompts:
-            raise UserError(f"{one.name} has no prompt to evaluate on; choose other data")
+            raise UserError(f"{one.name} has no prompt to evaluate; choose other data")
         prompts_of[one.name] = prompts
     asked = [one.name for one in sets if one.style.template == BOXED_TEMPLATE and not request.own_template]
     if asked and not request.belongs_to_run:

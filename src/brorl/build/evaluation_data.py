@@ -75,7 +75,7 @@ def read_sets(request: Request) -> list[QuestionSet]:
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UserError(
-            f"two data sets are called {repeated!r}; give one another name: --data '{{path: ..., name: ...}}'"
+            f"two data sets have the name {repeated!r}; rename one of them: --data '{{path: ..., name: ...}}'"
         )
     if request.limit is None:
         return sets
@@ -102,14 +102,14 @@ def parse_data(text: str) -> BenchmarkSource | FileConfig | CountdownConfig:
         return BenchmarkSource(text)
     if equals and re.fullmatch(r"\w+", name):
         if name not in BENCHMARKS or not path:
-            raise UserError(f"--data {text}: write NAME=PATH with one of the names {', '.join(BENCHMARKS)}")
+            raise UserError(f"--data {text}: NAME in NAME=PATH must be one of {', '.join(BENCHMARKS)}")
         return BenchmarkSource(name, path)
     value = parse_yaml(text, "--data") if text.lstrip().startswith("{") else text
     if isinstance(value, dict) and "benchmark" in value:
         known = BenchmarkSource.__dataclass_fields__
         wrong = next((key for key in value if key not in known or not isinstance(value[key], str | None)), None)
         if wrong is not None:
-            raise UserError(f"--data {text}: {wrong} should be one of {', '.join(known)}, with text as its value")
+            raise UserError(f"--data {text}: the keys are {', '.join(known)}, each with a text value, not {wrong}")
         try:
             return BenchmarkSource(**value)
         except ValueError as error:
@@ -149,7 +149,7 @@ def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
     config = request.config
     if not request.belongs_to_run or not (config.data.held_out_share or config.evaluation.sources):
         raise UserError(
-            f"{config.model} belongs to no run that held questions out; name what to evaluate on: --data "
+            f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: --data "
             f"{' | '.join(BENCHMARKS)} | FILE | HUB_ID | countdown"
         )
     limit = _NO_LIMIT if request.limit is None else request.limit

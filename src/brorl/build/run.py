@@ -148,8 +148,8 @@ def build_run(
     check_resumable(config, directory, checkpoint)
     if config.optimizer.from_checkpoint and not checkpoint and not is_checkpoint(Path(config.model)):
         raise UserError(
-            "optimizer.from_checkpoint takes the optimizer's state from a checkpoint, and model = "
-            f"{config.model} is none; set model to RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
+            f"optimizer.from_checkpoint needs a checkpoint, but model = {config.model} is not one; set model to "
+            "RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
         )
     observe(Phase("loading", "data"))
     ready = prepare(config, str(checkpoint) if checkpoint else config.model)
@@ -221,8 +221,8 @@ def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotPart
     """
     if config.sampling.top_p < 1 or config.sampling.top_k:
         raise UserError(
-            f"a plan needs the probabilities of what is sampled, and sampling.top_p = {config.sampling.top_p}, "
-            f"sampling.top_k = {config.sampling.top_k} hide them; set sampling.top_p: 1.0 and sampling.top_k: 0"
+            f"a plan needs sampling from the full distribution, but sampling.top_p = {config.sampling.top_p} and "
+            f"sampling.top_k = {config.sampling.top_k}; set sampling.top_p: 1.0 and sampling.top_k: 0"
         )
     observe(Phase("loading", "data"))
     ready = prepare(config, config.model)
@@ -326,7 +326,7 @@ def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> 
     except UserError as error:
         raise UserError(f"{error}; {go_back(run.directory)}") from error
     if run.steps is not None and state.step > run.steps:
-        raise UserError(f"the run has done {state.step} steps already, more than steps = {run.steps}; raise --steps")
+        raise UserError(f"the run has already made {state.step} steps, but steps = {run.steps}; raise --steps")
     if not checkpoint and config.optimizer.from_checkpoint:
         _take_optimizer(run, config.model)
     try:
@@ -336,8 +336,7 @@ def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> 
             run.collector.stream.load_state_dict(state.stream)
         if run.benchmark is not None and state.held_out not in (None, run.benchmark.fingerprint):
             raise ValueError(
-                "the held-out questions have changed since the run began; put the data back as it was, or start a new "
-                "run"
+                "the held-out questions have changed since the run began; restore the data, or start a new run"
             )
     except ValueError as error:  # the data or the model has changed since
         raise UserError(f"{run.directory.path} cannot be resumed: {error}") from error
@@ -363,9 +362,9 @@ def _take_optimizer(run: TrainingRun, model: str) -> None:
 def _say_what_is_ready(ready: Ready, config: TrainConfig, say: Callable[[str], None]) -> None:
     """Say what the data and the memory come to."""
     if ready.prompts.dropped:
-        say(f"{ready.prompts.dropped:,} prompts of more than {config.data.max_prompt_tokens} tokens were dropped")
+        say(f"{ready.prompts.dropped:,} prompts with more than {config.data.max_prompt_tokens} tokens were dropped")
     if ready.prompts.asked:
-        say(f"{ready.prompts.asked:,} training questions were left out, since they are evaluated on")
+        say(f"{ready.prompts.asked:,} training questions were removed because they are also in the evaluation data")
     if ready.prompts.train.num_prompts < config.prompts_per_step:
         say(
             f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "

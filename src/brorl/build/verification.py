@@ -42,9 +42,9 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], pool: WorkerPoo
             verifiers[domain] = MathVerifier(pool)
         else:
             raise UserError(
-                f"the data has questions of the domain {domain!r}, which has no verifier (there are: "
+                f"the data has questions of the domain {domain!r}, which has no verifier (domains with one: "
                 f"{', '.join(sorted({COUNTDOWN_DOMAIN, MATH_DOMAIN, *functions}))}); set data.sources[].domain, or "
-                f"name your own: verification.functions: {{{domain}: package.module:function}}"
+                f"add your own: verification.functions: {{{domain}: package.module:function}}"
             )
     for setting, named in (
         ("rewards.domain_weights", config.rewards.domain_weights),
@@ -53,8 +53,8 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], pool: WorkerPoo
         unused = next((name for name in named if name not in needed), None)
         if unused is not None:
             raise UserError(
-                f"{setting} names the domain {unused!r}, and the data has {', '.join(needed)}; correct it, or set the "
-                "domain of a source: data.sources[].domain"
+                f"{setting} names the domain {unused!r}, but the domains of the data are {', '.join(needed)}; correct "
+                "the name, or set data.sources[].domain"
             )
     return verifiers
 
@@ -79,8 +79,8 @@ def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Ques
     if bad:
         first = next(question for question in mine if question.reference in bad)
         raise UserError(
-            f"question {first.id} has the reference answer {first.reference[:80]!r}, which is no mathematical "
-            f"expression that math-verify can read ({len(bad)} of these); fix or delete the row, set "
-            "data.sources[].answer_after to what stands before the answer, or name a verifier of your own in "
+            f"question {first.id} has the reference answer {first.reference[:80]!r}, which math-verify cannot read as "
+            f"a mathematical expression ({len(bad)} such answers); fix or delete the row, set "
+            "data.sources[].answer_after to the text before the answer, or set your own verifier in "
             "verification.functions"
         )

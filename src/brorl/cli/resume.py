@@ -16,7 +16,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser = commands.add_parser(
         "resume",
         usage="brorl resume RUN [--key value ...]",
-        help="go on with a run from its last checkpoint",
+        help="resume a run from its last checkpoint",
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
@@ -35,13 +35,11 @@ def resume(path: Path, overrides: dict[str, Any]) -> int:
     config_file = path / "config.yaml"
     if not config_file.is_file():
         raise UserError(
-            f"{path} is not a run directory (no config.yaml); give the directory that `brorl train` printed"
+            f"{path} is not a run directory (it has no config.yaml); use the directory that `brorl train` printed"
         )
     settings = parse_yaml(config_file.read_text("utf-8"), str(config_file))
     if not isinstance(settings, dict):
-        raise UserError(
-            f"{config_file} holds no settings; put the run's config back, or start anew with another output_dir"
-        )
+        raise UserError(f"{config_file} has no settings; restore the file, or start a new run with another output_dir")
     config = make_config(settings, overrides, str(config_file))
     with Screen(f"brorl {brorl.__version__}") as screen:
         from brorl.training.run_directory import RunDirectory

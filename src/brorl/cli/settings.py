@@ -50,7 +50,7 @@ def unknown_option(option: str, command: str | None) -> str:
     if command in ("simulate", "report", "samples", "eval"):
         return f"--{name} is not an option of brorl {command}; see brorl {command} --help"
     if command == "resume":
-        return f"--{name} cannot be changed on resume; what can: {', '.join(CHANGEABLE_ON_RESUME)}"
+        return f"--{name} cannot be changed on resume; these settings can: {', '.join(CHANGEABLE_ON_RESUME)}"
     return unknown_setting(name)
 
 

@@ -27,10 +27,12 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser = commands.add_parser(
         "train",
         usage="brorl train [RECIPE] [--key value ...]",
-        help="train a model by a recipe; without one, the built-in `quickstart`",
+        help="train a model from a recipe (default: the built-in `quickstart`)",
         allow_abbrev=False,
     )
-    parser.add_argument("recipe", nargs="?", default="quickstart", metavar="RECIPE", help="YAML file or built-in name")
+    parser.add_argument(
+        "recipe", nargs="?", default="quickstart", metavar="RECIPE", help="YAML file or built-in recipe"
+    )
     parser.set_defaults(execute=lambda parsed: train(parsed.recipe, overrides_of(parsed)))
     if chosen:
         add_settings(parser)
@@ -119,7 +121,7 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
             ending, message = train_run(replace(run, report=report), state, stop)
     except KeyboardInterrupt:
         last = last_checkpoint(directory.checkpoints)
-        where = f"go on from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
+        where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
         screen.say(f"\nstopped at once; what was not saved is discarded; {where} with: {resume}", True)
         return 130
     screen.close()
@@ -270,7 +272,7 @@ def _run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
         raise _used(path) from error
     except OSError as error:
         raise UserError(
-            f"could not make output_dir {error.filename}: {error.strerror}; set output_dir to a place you may write to"
+            f"could not make output_dir {error.filename}: {error.strerror}; set output_dir to a writable folder"
         ) from error
 
 
@@ -291,7 +293,9 @@ def _refuse_used(directory: RunDirectory) -> None:
 
 
 def _used(path: Path) -> UserError:
-    return UserError(f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}")
+    return UserError(
+        f"output_dir {path} exists and is not empty; choose another, or resume the run in it: brorl resume {path}"
+    )
 
 
 def _remove_unused(directory: RunDirectory) -> None:

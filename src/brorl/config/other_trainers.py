@@ -19,6 +19,7 @@ _NAMES = {
     "prompt.chat": "apply_chat_template",
     "sampling.max_new_tokens": "max_completion_length max_response_length response_length generate_max_len max_tokens "
     "max_length max_gen_len",
+    "sampling.min_new_tokens": "min_tokens min_length min_completion_length",
     "dynamic_sampling.enabled": "filter_groups dynamic_filtering",
     "advantage.estimator": "adv_estimator advantage_estimator",
     "loss.kind": "loss_type policy_loss",
@@ -26,6 +27,9 @@ _NAMES = {
     "loss.clip_low": "epsilon eps_clip clip_eps clip_range cliprange clip_ratio clip_ratio_low eps_clip_low "
     "epsilon_low",
     "loss.clip_high": "epsilon_high eps_clip_high clip_ratio_high",
+    "loss.dual_clip": "delta clip_ratio_c",
+    "loss.entropy_coefficient": "entropy_coef entropy_coeff entropy_bonus",
+    "loss.mask_truncated": "mask_truncated_completions overlong_filtering overlong_filter",
     "importance.high": "tis_imp_ratio_cap importance_sampling_cap vllm_importance_sampling_cap",
     "kl.coefficient": "beta kl_beta kl_coef kl_coeff kl_loss_coef init_kl_coef kl_penalty",
     "kl.estimator": "kl_loss_type",

@@ -49,14 +49,14 @@ def read_recipe(recipe: str) -> dict[str, Any]:
         try:
             text = Path(recipe).read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"recipe {recipe} cannot be read as UTF-8 text: {error}") from error
+            raise UserError(f"recipe {recipe} is not readable UTF-8 text: {error}") from error
     else:
         raise UserError(
-            f"recipe {recipe!r} is neither a file nor a built-in name ({', '.join(names)}){_nearest(recipe, names)}"
+            f"recipe {recipe!r} is neither a file nor a built-in recipe ({', '.join(names)}){_nearest(recipe, names)}"
         )
     settings = parse_yaml(text, recipe)
     if not isinstance(settings, dict):
-        raise UserError(f"{recipe} does not hold settings (lines like `steps: 100`)")
+        raise UserError(f"{recipe} has no settings; write lines like `steps: 100`")
     return settings
 
 
@@ -114,7 +114,7 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
         for depth, section in enumerate(sections, 1):
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
-                raise UserError(f"{'.'.join(sections[:depth])} in {source} must hold settings, not {target!r}")
+                raise UserError(f"{'.'.join(sections[:depth])} in {source} must be a group of settings, not {target!r}")
         is_whole = name in whole and isinstance(value, float) and value.is_integer()  # such as 1e3
         target[key] = int(value) if is_whole else value
     try:
@@ -143,7 +143,7 @@ def unknown_setting(name: str) -> str:
     names = [n for n, _ in settings_of(TrainConfig)]
     sections = sorted({n.rpartition(".")[0] for n in names} - {""})
     if name in sections:
-        return f"{name} is a group of settings; give one of {', '.join(n for n in names if n.startswith(f'{name}.'))}"
+        return f"{name} is a group of settings; use one of {', '.join(n for n in names if n.startswith(f'{name}.'))}"
     first, _, key = name.rpartition(".")
     elsewhere = SETTING_OF.get(key)
     if elsewhere and (first not in sections or elsewhere.startswith(f"{first}.")):
@@ -162,7 +162,7 @@ def _nearest(word: str, candidates: list[str]) -> str:
 
 def _nearest_of_source(key: str, section: type[BaseModel]) -> str:
     close = difflib.get_close_matches(key, list(section.model_fields), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(section.model_fields)}"
+    return f"; did you mean {close[0]}?" if close else f"; the settings are: {', '.join(section.model_fields)}"
 
 
 def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
@@ -188,7 +188,7 @@ def _expectation(problem: Any) -> str:
     """Return what pydantic expected."""
     plain = {
         "tuple_type": "the value should be a list like [1, 16]",
-        "model_type": "settings should stand below it",
+        "model_type": "expected a group of settings",
         "missing": "a value is missing",
         "string_pattern_mismatch": "the value should be auto, cpu, cuda or cuda:N",
         "int_type": "the value should be a whole number",

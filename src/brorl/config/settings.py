@@ -22,21 +22,21 @@ class DataConfig(Section):
     """The prompts."""
 
     sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
-        (CountdownConfig(),), min_length=1, description="files, Hugging Face data sets or built-in puzzles to train "
-        "on; one, or a list with weights; see docs/data.md",
+        (CountdownConfig(),), min_length=1, description="training data: files, Hugging Face data sets or "
+        "built-in puzzles; one, or a list with weights (docs/data.md)",
     )  # fmt: skip
-    held_out_share: float = Field(0.1, ge=0, lt=1, description="share of the prompts kept out of training, to evaluate")
-    split_seed: int = Field(0, ge=0, lt=2**63, description="which prompts are held out")
-    max_prompt_tokens: int = Field(0, ge=0, description="drop prompts of more tokens; 0 keeps all that fit the model")
+    held_out_share: float = Field(0.1, ge=0, lt=1, description="share of the prompts held out for evaluation")
+    split_seed: int = Field(0, ge=0, lt=2**63, description="seed that decides which prompts are held out")
+    max_prompt_tokens: int = Field(0, ge=0, description="drop prompts with more tokens than this; 0 keeps all")
 
 
 class PromptConfig(Section):
     """From a question to what the model reads."""
 
-    template: str = Field("{prompt}", description="text around the question; {prompt} is where it goes")
-    system_prompt: str | None = Field(None, description="what the model is told before every question")
+    template: str = Field("{prompt}", description="text around the question; {prompt} marks its place")
+    system_prompt: str | None = Field(None, description="system prompt before every question; null for none")
     chat: Literal["auto", "always", "never"] = Field(
-        "auto", description="use the tokenizer's chat template: where it has one | or stop | never"
+        "auto", description="use the tokenizer's chat template: if it has one | always, an error if it has none | never"
     )
     chat_template_options: dict[str, Any] = Field(
         {}, description="variables for the chat template, such as {enable_thinking: false}"
@@ -46,26 +46,28 @@ class PromptConfig(Section):
 class SamplingConfig(Section):
     """How rollouts are drawn."""
 
-    temperature: float = Field(1.0, gt=0, description="divisor of the logits")
-    top_p: float = Field(1.0, gt=0, le=1, description="nucleus mass; below 1 the gradient is biased")
-    top_k: int = Field(0, ge=0, description="most probable tokens kept, 0 for all; above 0 the gradient is biased")
-    max_new_tokens: int = Field(256, ge=1, description="length limit of a response, in tokens")
-    min_new_tokens: int = Field(0, ge=0, description="no end token before a response has this many tokens")
-    end_token: str | None = Field(None, description="token that ends a response, for a tokenizer that names none")
+    temperature: float = Field(1.0, gt=0, description="sampling temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; below 1 the gradient is biased")
+    top_k: int = Field(
+        0, ge=0, description="sample from the k most likely tokens, 0 for all; above 0 the gradient is biased"
+    )
+    max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
+    min_new_tokens: int = Field(0, ge=0, description="minimum length of a response, in tokens")
+    end_token: str | None = Field(None, description="token that ends a response, if the tokenizer does not define one")
     scheme: Literal["iid", "systematic"] = Field(
-        "iid", description="rollouts of a prompt drawn independently | spread evenly over its tree"
+        "iid", description="draw the rollouts of a prompt independently | spread them evenly over its tree"
     )
 
 
 class AdaptiveConfig(Section):
-    """How `rollouts_per_prompt: adaptive` spends rollouts; without effect otherwise."""
+    """How `rollouts_per_prompt: adaptive` spends rollouts; unused otherwise."""
 
-    pilot_rollouts: int = Field(16, ge=2, description="rollouts that every prompt gets, whatever their outcomes")
+    pilot_rollouts: int = Field(16, ge=2, description="rollouts that every prompt gets first")
     max_rollouts: int = Field(
-        512, ge=2, description="rollouts that a prompt without both outcomes is widened to at most, by doubling"
+        512, ge=2, description="most rollouts of a prompt; prompts without both outcomes are doubled up to this"
     )
     samples_per_prompt: int = Field(
-        64, ge=2, description="budget of a round of prompts, in rollouts per prompt on average, pilots included"
+        64, ge=2, description="average rollouts per prompt that a round may spend, including the first ones"
     )
 
     @model_validator(mode="after")
@@ -73,20 +75,24 @@ class AdaptiveConfig(Section):
         if not self.pilot_rollouts < self.samples_per_prompt <= self.max_rollouts:
             raise ValueError(
                 f"adaptive.pilot_rollouts = {self.pilot_rollouts}, adaptive.samples_per_prompt = "
-                f"{self.samples_per_prompt} and adaptive.max_rollouts = {self.max_rollouts} must rise in this order, "
-                "the last two may be equal"
+                f"{self.samples_per_prompt} and adaptive.max_rollouts = {self.max_rollouts} must be in ascending "
+                "order (the last two may be equal)"
             )
         return self
 
 
 class VerificationConfig(Section):
-    """Worker processes that verify what could hang or crash, and the user's own verifiers."""
+    """Worker processes for verifiers that could hang or crash, and your own verifiers."""
 
-    workers: int = Field(0, ge=0, le=1024, description="processes; 0 for one less than there are cores")
-    timeout_s: float = Field(4.0, gt=0, description="a verification that takes longer is killed, and counted")
-    memory_mib: int = Field(1024, ge=256, description="memory limit of a process")
+    workers: int = Field(0, ge=0, le=1024, description="worker processes; 0 for one less than the number of cores")
+    timeout_s: float = Field(
+        4.0,
+        gt=0,
+        description="time limit of one verification, in seconds; a longer one is stopped and counted as timed out",
+    )
+    memory_mib: int = Field(1024, ge=256, description="memory limit of a worker process, in MiB")
     functions: dict[str, str] = Field(
-        {}, description="verifiers by domain, {my_domain: package.module:function}; see docs/verifiers.md"
+        {}, description="your verifiers by domain: {my_domain: package.module:function} (docs/verifiers.md)"
     )
 
     @field_validator("functions")
@@ -104,30 +110,32 @@ class CosineLengthConfig(Section):
     """The scheduled cosine length reward; off while `every_steps` is 0."""
 
     every_steps: int = Field(0, ge=0, description="period of the schedule, in steps; 0 switches it off")
-    on_steps: int = Field(100, ge=1, description="first steps of each period, in which the length counts")
-    correct_short: float = Field(1.0, description="reward of a correct response of no length")
-    correct_long: float = Field(0.5, description="reward of a correct response of full length")
-    wrong_short: float = Field(0.0, description="reward of a wrong response of no length")
-    wrong_long: float = Field(0.0, description="reward of a wrong response of full length")
+    on_steps: int = Field(
+        100, ge=1, description="the length reward applies in this many steps at the start of each period"
+    )
+    correct_short: float = Field(1.0, description="reward of a correct response of length 0")
+    correct_long: float = Field(0.5, description="reward of a correct response of maximum length")
+    wrong_short: float = Field(0.0, description="reward of a wrong response of length 0")
+    wrong_long: float = Field(0.0, description="reward of a wrong response of maximum length")
 
 
 class RewardsConfig(Section):
-    """From verdicts to rewards; dynamic sampling always goes by the raw verdict."""
+    """From verdicts to rewards; dynamic sampling always uses the raw verdict."""
 
-    partial_credit: bool = Field(False, description="reward the verifier's score in place of 0 or 1")
+    partial_credit: bool = Field(False, description="use the verifier's score as the reward, not just 0 or 1")
     stop_properly: float = Field(
-        0.0, ge=0, le=1, description="factor of the reward of a truncated response; above 0 these are verified too"
+        0.0, ge=0, le=1, description="factor on the reward of truncated responses; above 0 they are verified too"
     )
     cosine_length: CosineLengthConfig = CosineLengthConfig()
     overlong_tokens: int = Field(
-        0, ge=0, description="last tokens before the length limit over which up to 1 is subtracted; 0 switches it off"
+        0, ge=0, description="number of tokens before the length limit in which a penalty grows to 1; 0 switches it off"
     )
     format_pattern: str | None = Field(
-        None, description="regular expression for the whole response, such as '<think>.*</think>.*'; null switches the "
-        "format reward off",
+        None, description="regular expression that the whole response must match for format_reward, such as "
+        "'<think>.*</think>.*'; null switches the format reward off",
     )  # fmt: skip
-    format_reward: float = Field(0.1, gt=0, lt=1, description="added to the reward of a response that matches it")
-    domain_weights: dict[str, float] = Field({}, description="factors of the rewards by domain, {math: 1.0}")
+    format_reward: float = Field(0.1, gt=0, lt=1, description="reward added to a response that matches format_pattern")
+    domain_weights: dict[str, float] = Field({}, description="reward factors by domain, such as {math: 1.0}")
 
     @field_validator("format_pattern")
     @classmethod
@@ -147,17 +155,19 @@ class AdvantageConfig(Section):
 
     estimator: Literal["reinforce_pp_baseline", "grpo", "rloo"] = Field(
         "reinforce_pp_baseline",
-        description="reward minus group mean, normalised over the batch (the paper's) | GRPO | RLOO",
+        description="reward minus group mean, normalized over the batch (as in the paper) | GRPO | RLOO",
     )
     normalise_over: Literal["trajectories", "tokens"] = Field(
-        "trajectories", description="what the batch statistics of reinforce_pp_baseline count"
+        "trajectories", description="what reinforce_pp_baseline averages over in its batch statistics"
     )
 
 
 class DynamicSamplingConfig(Section):
-    """Keeping only groups with correct and incorrect rollouts."""
+    """Keep only groups with both correct and incorrect rollouts."""
 
-    enabled: bool = Field(True, description="train only on groups with 0 < number correct < N, and refill")
+    enabled: bool = Field(
+        True, description="train only on groups with 0 < number correct < N, and sample more prompts to replace others"
+    )
     max_tries: int = Field(10, ge=1, description="stop the run after this many rounds in a row without a mixed group")
 
 
@@ -165,31 +175,31 @@ class LossConfig(Section):
     """The policy loss."""
 
     kind: Literal["ppo", "cispo", "gspo"] = Field(
-        "ppo", description="clipped ratio per token | its weight only | per sequence (one more forward pass)"
+        "ppo", description="clip per token | clip the weight only | clip per sequence (one more forward pass)"
     )
     clip_low: float | None = Field(
-        None, gt=0, le=1, description="how far the ratio may fall below 1; null: 0.2 for ppo, 1 for cispo (no bound), "
-        "3e-4 for gspo",
+        None, gt=0, le=1, description="clip the ratio below 1 - clip_low; null uses 0.2 for ppo, 1 for cispo (no "
+        "bound), 3e-4 for gspo",
     )  # fmt: skip
     clip_high: float | None = Field(
-        None, gt=0, description="how far the ratio may rise above 1; null: 0.28 for ppo, 4 for cispo, 4e-4 for gspo"
+        None, gt=0, description="clip the ratio above 1 + clip_high; null uses 0.28 for ppo, 4 for cispo, 4e-4 for gspo"
     )
     dual_clip: float | None = Field(
         None,
         gt=1,
-        description="largest ratio of a token with a negative advantage, for ppo; 3 is usual, null for no bound",
+        description="ppo: largest ratio of tokens with a negative advantage, usually 3; null for no bound",
     )
     entropy_coefficient: float = Field(
         0.0,
         ge=0,
-        description="weight of the mean next-token entropy, which is added to the objective; 0 switches it off",
+        description="weight of the entropy bonus, the mean next-token entropy; 0 switches it off",
     )
     mask_truncated: bool = Field(
         False,
-        description="leave truncated responses out of the loss (overlong filtering); their group's mean keeps them",
+        description="remove truncated responses from the loss (overlong filtering); the group mean still counts them",
     )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
-        "token_mean", description="mean over all tokens | over responses of their token means | fixed denominator"
+        "token_mean", description="mean over all tokens | mean over responses of their token means | fixed denominator"
     )
 
 
@@ -197,112 +207,120 @@ class ImportanceConfig(Section):
     """Correction for the difference between the sampling engine and the learner."""
 
     correction: Literal["none", "truncate", "mask", "sequence_mask"] = Field(
-        "none", description="weights of learner over engine: none | cut at `high` | 0 outside of `low`..`high` | "
-        "responses whose geometric mean lies outside are left out",
+        "none", description="weight tokens by learner over engine probability: no | cut at `high` | 0 outside `low` to "
+        "`high` | 0 for whole responses whose geometric mean is outside",
     )  # fmt: skip
-    low: float = Field(0.5, ge=0, lt=1, description="smallest weight that a mask lets through")
+    low: float = Field(0.5, ge=0, lt=1, description="smallest weight that a mask keeps")
     high: float = Field(5.0, ge=1, description="largest weight")
 
 
 class KLConfig(Section):
-    """Penalty on the divergence from the reference policy."""
+    """Penalty on the KL divergence from the reference policy."""
 
-    coefficient: float = Field(0.0, ge=0, description="weight of the penalty; 0 switches it and the reference off")
-    estimator: Literal["k1", "k2", "k3"] = Field("k2", description="estimator of the divergence per token")
-    placement: Literal["loss", "reward"] = Field("loss", description="part of the loss, or taken from the reward")
-    clamp: float = Field(10.0, gt=0, le=50, description="log-ratios beyond this, in nats, count as this")
+    coefficient: float = Field(
+        0.0, ge=0, description="weight of the penalty; 0 switches the penalty and the reference off"
+    )
+    estimator: Literal["k1", "k2", "k3"] = Field("k2", description="estimator of the divergence, per token")
+    placement: Literal["loss", "reward"] = Field(
+        "loss", description="add the penalty to the loss | subtract it from the reward"
+    )
+    clamp: float = Field(10.0, gt=0, le=50, description="largest absolute log-ratio, in nats; larger ones are clamped")
 
 
 class ReferenceConfig(Section):
     """The reference policy of the KL penalty: the policy at the start, or at the last reset."""
 
-    offload: bool = Field(False, description="keep its weights in CPU memory while they are not used")
-    reset_every: int = Field(0, ge=0, description="steps between resets to the policy of that step; 0 for never")
-    reset_kl_above: float | None = Field(None, gt=0, description="reset when the divergence stays above this, in nats")
+    offload: bool = Field(False, description="keep its weights in CPU memory while unused")
+    reset_every: int = Field(0, ge=0, description="steps between resets to the current policy; 0 for never")
+    reset_kl_above: float | None = Field(
+        None, gt=0, description="reset when the KL divergence stays above this, in nats; null for never"
+    )
     reset_patience: int | None = Field(
-        None, ge=1, description="reset after this many evaluations without a new best pass@k, but not by this or by "
-        "reset_kl_above within 20 steps of the last reset",
+        None, ge=1, description="reset after this many evaluations without a new best pass@k; null for never. Neither "
+        "this nor reset_kl_above resets within 20 steps of the last reset",
     )  # fmt: skip
-    reset_optimizer: bool = Field(False, description="clear AdamW's moments with every reset")
+    reset_optimizer: bool = Field(False, description="clear AdamW's moments at every reset")
 
 
 class OptimizerConfig(Section):
-    """AdamW and how the batch is used."""
+    """AdamW, and how it uses the batch."""
 
-    learning_rate: float = Field(2e-6, gt=0, description="at the reference batch, before the square-root rule")
+    learning_rate: float = Field(
+        2e-6, gt=0, description="learning rate; scaled with the batch if reference_batch is set"
+    )
     reference_batch: int | None = Field(
-        None, ge=1, description="rollouts per step that learning_rate was tuned at; the rate in use is "
-        "learning_rate * sqrt(rollouts per step / reference_batch); null switches the rule off",
+        None, ge=1, description="rollouts per step at which learning_rate was tuned; the rate used is "
+        "learning_rate * sqrt(rollouts per step / reference_batch); null uses learning_rate as it is",
     )  # fmt: skip
-    mini_batches: int = Field(4, ge=1, description="updates per step, M")
+    mini_batches: int = Field(4, ge=1, description="mini-batches per step, one update each")
     betas: Annotated[tuple[DecayRate, DecayRate], Field(strict=False)] = Field(
         (0.9, 0.95), description="AdamW's decay rates"
     )
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradients are scaled down to this norm")
-    warmup_updates: int = Field(0, ge=0, description="updates over which the learning rate rises linearly")
+    max_grad_norm: float = Field(1.0, gt=0, description="clip the gradient to this norm")
+    warmup_updates: int = Field(0, ge=0, description="updates of linear learning-rate warmup")
     responses_per_verdict: int = Field(
-        0, ge=0, description="back-propagate at most this many correct and incorrect distinct responses per group, "
-        "weighted without bias; 0 for all",
+        0, ge=0, description="train on at most this many correct and this many incorrect distinct responses per group, "
+        "weighted to stay unbiased; 0 for all",
     )  # fmt: skip
     old_logprobs: Literal["engine", "recompute"] = Field(
         "engine",
-        description="log-probs of the old policy: as sampled, or from the learner's own forward pass",
+        description="old-policy log-probs: from sampling | from a forward pass of the learner",
     )
-    from_checkpoint: bool = Field(
-        False, description="start with the optimizer's state of the checkpoint that `model` names"
-    )
+    from_checkpoint: bool = Field(False, description="start with the optimizer state of the checkpoint in `model`")
 
 
 class LoraConfig(Section):
-    """Training low-rank adapters in place of all weights (needs the extra `peft`)."""
+    """Train low-rank adapters instead of all weights (needs the extra `peft`)."""
 
-    rank: int = Field(0, ge=0, description="rank of the adapters; 0 trains all weights")
-    alpha: float = Field(32.0, gt=0, description="adapters are scaled by alpha / rank")
+    rank: int = Field(0, ge=0, description="rank of the adapters; 0 trains all weights instead")
+    alpha: float = Field(32.0, gt=0, description="the adapters are scaled by alpha / rank")
     target_modules: Annotated[tuple[str, ...], BeforeValidator(listed), Field(strict=False)] = Field(
-        ("all-linear",), min_length=1, description="names of the layers that get one"
+        ("all-linear",), min_length=1, description="names of the layers that get an adapter"
     )
 
 
 class DiagnosticsConfig(Section):
-    """What is measured of every step, besides its sampled and unsampled mass, which always is."""
+    """What is measured in addition to the sampled and unsampled mass of every step."""
 
     certificate_every: int = Field(
-        25, ge=0, description="steps between held-out certificates of the update; 0 for none"
+        25, ge=0, description="steps between certificates of an update, on held-out rollouts; 0 for none"
     )
-    held_out_rollouts: int = Field(
-        32, ge=2, description="rollouts per prompt that a certificate draws besides those that train"
-    )
+    held_out_rollouts: int = Field(32, ge=2, description="extra rollouts per prompt for a certificate")
 
 
 class EngineConfig(Section):
-    """Memory of the built-in engine and learner; none of it changes results beyond rounding."""
+    """Memory and threads of the engine and the learner; results stay the same up to rounding."""
 
-    memory_gib: float = Field(4.0, gt=0, description="limit for keys, values and logits while sampling; more rows wait")
+    memory_gib: float = Field(
+        4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait their turn"
+    )
     nodes_per_pass: int | None = Field(
-        None, ge=16, description="tree nodes per forward pass of the learner; null decides itself"
+        None, ge=16, description="tree nodes per forward pass of the learner; null chooses automatically"
     )
-    gradient_checkpointing: bool = Field(
-        False, description="compute activations again in the backward pass rather than keep them"
-    )
-    threads: int = Field(0, ge=0, le=1024, description="CPU threads; 0 for torch's default")
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass to save memory")
+    threads: int = Field(0, ge=0, le=1024, description="number of CPU threads; 0 for the default of torch")
 
 
 class TrackingConfig(Section):
-    """Where else the metrics go; metrics.jsonl is always written."""
+    """Where the metrics go besides metrics.jsonl."""
 
     to: Annotated[
         tuple[Literal["wandb", "tensorboard", "trackio"], ...], BeforeValidator(listed), Field(strict=False)
-    ] = Field((), description="trackers: wandb, tensorboard, trackio (each an extra of the package), or a list")
-    project: str = Field("brorl", min_length=1, description="project to file the run under")
-    run_name: str | None = Field(None, description="name of the run; null takes the run directory's")
+    ] = Field((), description="wandb, tensorboard or trackio (each an extra of the package), or a list")
+    project: str = Field("brorl", min_length=1, description="project of the run in the tracker")
+    run_name: str | None = Field(
+        None, description="name of the run in the tracker; null uses the name of the run directory"
+    )
 
 
 def _number_or_adaptive(value: Any) -> Any:
     """Refuse what is not N: pydantic would complain of every member of the union by itself."""
     if value == "adaptive" or (type(value) is int and value >= 2):
         return value
-    raise ValueError(f"rollouts_per_prompt: the value should be a whole number from 2 on, or adaptive, not {value!r}")
+    raise ValueError(
+        f"rollouts_per_prompt: the value should be a whole number of at least 2, or adaptive, not {value!r}"
+    )
 
 
 class TrainConfig(Section):
@@ -310,25 +328,25 @@ class TrainConfig(Section):
 
     model: str = Field(
         "quickstart",
-        description="the shipped model `quickstart`, a local folder or checkpoint, or a Hugging Face hub id",
+        description="model to train: the built-in `quickstart`, a local folder or checkpoint, or a Hugging Face hub id",
     )
     rollouts_per_prompt: Annotated[int | Literal["adaptive"], BeforeValidator(_number_or_adaptive)] = Field(
-        512, description="N, rollouts of each prompt; adaptive gives more to prompts without both outcomes"
+        512, description="N, rollouts per prompt; adaptive gives more to prompts without both outcomes"
     )
-    prompts_per_step: int = Field(16, ge=1, description="groups that a step trains on")
+    prompts_per_step: int = Field(16, ge=1, description="prompts (groups of rollouts) that a step trains on")
     steps: int | None = Field(
         100, ge=1, description="number of steps, at most; null lets budget.limit alone end the run, and is the default "
         "where budget.limit is set",
     )  # fmt: skip
-    checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the end is always saved")
+    checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the last step is always saved")
     keep_checkpoints: int = Field(3, ge=0, description="regular checkpoints to keep, besides the best; 0 keeps all")
-    store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts, 0 for none")
-    report: bool = Field(True, description="write report.html, a page of charts and rollouts, when the run ends")
-    seed: int = Field(0, ge=0, lt=2**63, description="decides everything random in the run")
-    output_dir: str | None = Field(None, description="run directory, new or empty; null makes one under runs/")
+    store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts; 0 stores none")
+    report: bool = Field(True, description="write report.html, with charts and rollouts, at the end of the run")
+    seed: int = Field(0, ge=0, lt=2**63, description="random seed")
+    output_dir: str | None = Field(None, description="run directory, new or empty; null creates one under runs/")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
-        "float32", description="numbers computed with; with bfloat16 the trained weights stay float32"
+        "float32", description="number format of the computation; with bfloat16 the trained weights stay float32"
     )
     data: DataConfig = DataConfig()
     prompt: PromptConfig = PromptConfig()
@@ -380,33 +398,33 @@ class TrainConfig(Section):
             )
         if self.importance.correction != "none" and not self.recompute_old_logprobs:
             raise ValueError(
-                f"importance.correction = {self.importance.correction} compares the engine's log-probs with the "
-                "learner's, and optimizer.old_logprobs = engine takes both from the engine; set it to recompute"
+                f"importance.correction = {self.importance.correction} needs the learner's own log-probs, but "
+                "optimizer.old_logprobs = engine; set --optimizer.old_logprobs recompute"
             )
         resets = {"reset_every": 0, "reset_kl_above": None, "reset_patience": None}
         asked = [n for n, off in resets.items() if getattr(self.reference, n) != off]
         if asked and not self.kl.coefficient:
             raise ValueError(
                 f"reference.{asked[0]} = {getattr(self.reference, asked[0])} resets the reference of the KL penalty, "
-                "and kl.coefficient = 0 uses none; set kl.coefficient"
+                "but kl.coefficient = 0 switches that penalty off; set kl.coefficient above 0"
             )
         if self.reference.reset_optimizer and not asked:
             raise ValueError(
-                "reference.reset_optimizer clears AdamW with every reset, and nothing resets the reference; set "
+                "reference.reset_optimizer clears AdamW at every reset, but no reset is set; set "
                 "reference.reset_every, or reference.reset_optimizer: false"
             )
         if not self.evaluation.num_prompts and (self.reference.reset_patience or self.evaluation.sources):
             setting = "reference.reset_patience" if self.reference.reset_patience else "evaluation.sources"
-            raise ValueError(f"{setting} needs evaluations, and evaluation.num_prompts = 0 switches them off; raise it")
+            raise ValueError(f"{setting} needs evaluations, but evaluation.num_prompts = 0 switches them off; raise it")
         if self.reference.reset_patience and not self.evaluation.every:
             raise ValueError(
-                "reference.reset_patience counts the evaluations of evaluation.every, and evaluation.every = 0 makes "
-                "none; set it to a number of steps"
+                "reference.reset_patience counts regular evaluations, but evaluation.every = 0 switches them off; "
+                "set evaluation.every to a number of steps"
             )
         if self.advantage.normalise_over == "tokens" and self.advantage.estimator != "reinforce_pp_baseline":
             raise ValueError(
-                "advantage.normalise_over = tokens is for reinforce_pp_baseline, and advantage.estimator = "
-                f"{self.advantage.estimator} has no batch statistics; leave it out"
+                "advantage.normalise_over = tokens works only with reinforce_pp_baseline, not with "
+                f"advantage.estimator = {self.advantage.estimator}; remove it"
             )
         if self.sampling.min_new_tokens >= self.sampling.max_new_tokens:
             raise ValueError(
@@ -415,13 +433,13 @@ class TrainConfig(Section):
             )
         if self.loss.kind == "gspo" and (self.loss.clip_low or 0) > 0.1:
             raise ValueError(
-                f"loss.kind = gspo clips the ratio of whole responses, which hardly moves: loss.clip_low = "
-                f"{self.loss.clip_low} would never bite; its authors use loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
+                f"loss.kind = gspo clips the ratio of whole responses, which stays close to 1, so that "
+                f"loss.clip_low = {self.loss.clip_low} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
             )
         if self.rewards.overlong_tokens > self.sampling.max_new_tokens:
             raise ValueError(
                 f"rewards.overlong_tokens = {self.rewards.overlong_tokens} is more than sampling.max_new_tokens = "
-                f"{self.sampling.max_new_tokens}; lower it"
+                f"{self.sampling.max_new_tokens}; lower rewards.overlong_tokens"
             )
         if self.rewards.cosine_length.every_steps and (
             self.rewards.cosine_length.on_steps > self.rewards.cosine_length.every_steps

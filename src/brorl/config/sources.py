@@ -15,21 +15,21 @@ class Section(BaseModel):
 
 
 class CountdownConfig(Section):
-    """Built-in puzzles: reach a target from some numbers with + - * /; the split is by the set of numbers."""
+    """Built-in puzzles: reach a target from some numbers with + - * /. Equal numbers are held out together."""
 
     task: Literal["countdown"] = Field("countdown", description="which built-in puzzle")
-    name: str | None = Field(None, description="what the source is called in tables, where there are several")
+    name: str | None = Field(None, description="name of the source in tables")
     num_numbers: int = Field(3, ge=2, le=5, description="numbers per puzzle")
     max_number: int = Field(9, ge=2, description="largest number of a puzzle")
     min_target: int = Field(1, ge=0, description="smallest target")
     max_target: int = Field(99, ge=0, description="largest target")
-    weight: float = Field(1.0, gt=0, description="share of the training prompts, relative to other sources")
+    weight: float = Field(1.0, gt=0, description="weight among the training prompts, relative to other sources")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.min_target > self.max_target:
             raise ValueError(
-                f"data.sources: min_target = {self.min_target} is above max_target = {self.max_target}; swap them"
+                f"data.sources: min_target = {self.min_target} is above max_target = {self.max_target}; swap the two"
             )
         return self
 
@@ -42,20 +42,20 @@ class CountdownConfig(Section):
 class FileConfig(Section):
     """Questions with checkable answers, one a row: JSONL, JSON, Parquet, or a Hugging Face data set."""
 
-    path: str = Field(description="file, folder or pattern (*.jsonl), or the hub id of a data set")
-    name: str | None = Field(None, description="what it is called in tables; null takes the path's last part")
-    prompt_column: str = Field("prompt", description="column of the question: text, or a list of messages")
-    answer_column: str = Field("answer", description="column of the reference answer")
+    path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a data set")
+    name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
+    prompt_column: str = Field("prompt", description="column with the question: text, or a list of messages")
+    answer_column: str = Field("answer", description="column with the reference answer")
     answer_after: str | None = Field(
-        None, description="the answer is what follows the last such text, as #### in GSM8K"
+        None, description="the answer follows the last occurrence of this text, such as #### in GSM8K"
     )
-    id_column: str | None = Field(None, description="column of a unique name; null numbers the rows")
-    domain: str = Field("math", min_length=1, description="which verifier judges the responses")
-    domain_column: str | None = Field(None, description="column of the domain, where rows differ")
+    id_column: str | None = Field(None, description="column with a unique id; null numbers the rows")
+    domain: str = Field("math", min_length=1, description="domain of the questions, which selects the verifier")
+    domain_column: str | None = Field(None, description="column with the domain, if it differs between rows")
     subset: str | None = Field(None, description="configuration of a Hugging Face data set")
     split: str = Field("train", description="split of a Hugging Face data set")
-    limit: int | None = Field(None, ge=1, description="read at most so many rows")
-    weight: float = Field(1.0, gt=0, description="share of the training prompts, relative to other sources")
+    limit: int | None = Field(None, ge=1, description="maximum number of rows to read")
+    weight: float = Field(1.0, gt=0, description="weight among the training prompts, relative to other sources")
 
     @field_validator("path")
     @classmethod
