@@ -26,6 +26,7 @@ _COLUMNS = (
     "correct", "score", "extracted", "reason", "reward",
 )  # fmt: skip
 _LISTS = ("token_ids", "logprobs")
+_QUESTION = "question"  # older runs did not store it
 _ROWS_AT_A_TIME = 1024
 
 Row = dict[str, Any]
@@ -40,6 +41,7 @@ class StoredGroup:
         prompt_id: Name of the prompt.
         domain: Its domain.
         prompt: What the model read.
+        question: The question alone; what the model read where the run did not store it.
         tree: The rollouts; its `prompt_ids` are empty, since they are not stored.
         texts: Text of each distinct response, L of them.
         verdicts: Verdict of each distinct response; their seconds are 0, since they are not stored.
@@ -50,6 +52,7 @@ class StoredGroup:
     prompt_id: str
     domain: str
     prompt: str
+    question: str
     tree: RolloutTree
     texts: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
@@ -149,6 +152,7 @@ def _group(file: Path, step: int, rows: Sequence[Row]) -> StoredGroup:
         prompt_id=first["prompt_id"],
         domain=first["domain"],
         prompt=first["prompt"],
+        question=first.get(_QUESTION) or first["prompt"],
         tree=tree,
         texts=tuple(r["response"] for r in rows),
         verdicts=verdicts,
@@ -166,8 +170,9 @@ def _rows(file: Path) -> Iterator[Row]:
             missing = [name for name in _COLUMNS if name not in parquet.schema_arrow.names]
             if missing:
                 raise _damaged(file, f"it has no column {missing[0]}")
-            for batch in parquet.iter_batches(_ROWS_AT_A_TIME, columns=list(_COLUMNS)):
-                columns = {n: batch.column(n).to_pylist() for n in _COLUMNS if n not in _LISTS}
+            names = [*_COLUMNS, *([_QUESTION] if _QUESTION in parquet.schema_arrow.names else [])]
+            for batch in parquet.iter_batches(_ROWS_AT_A_TIME, columns=names):
+                columns = {n: batch.column(n).to_pylist() for n in names if n not in _LISTS}
                 columns |= {n: _slices(batch.column(n)) for n in _LISTS}
                 for i in range(batch.num_rows):
                     yield {name: values[i] for name, values in columns.items()}
