@@ -114,14 +114,16 @@ class RunDirectory:
                 verdict = group_verdicts[i]
                 rows.append({
                     "step": step, "prompt_id": group.prompt.id, "domain": group.prompt.domain, "prompt":
-                    group.prompt.text, "question": group.prompt.question, "response": group_texts[i], "token_ids": token_ids, "logprobs":
+                    group.prompt.text, "question": group.prompt.question, "response": group_texts[i],
+                    "token_ids": token_ids, "logprobs":
                     tree.logprob[tree.path(int(leaf))], "count": count, "num_rollouts": tree.num_rollouts,
                     "finished": bool(tree.finished[i]), "correct": verdict.correct, "score": verdict.score,
                     "extracted": verdict.extracted, "reason": verdict.reason, "reward": float(group.reward_L[i]),
                 })  # fmt: skip
         schema = pa.schema([
             ("step", pa.int32()), ("prompt_id", pa.string()), ("domain", pa.string()), ("prompt", pa.string()),
-            ("question", pa.string()), ("response", pa.string()), ("token_ids", pa.list_(pa.int32())), ("logprobs", pa.list_(pa.float32())),
+            ("question", pa.string()), ("response", pa.string()),
+            ("token_ids", pa.list_(pa.int32())), ("logprobs", pa.list_(pa.float32())),
             ("count", pa.int32()), ("num_rollouts", pa.int32()), ("finished", pa.bool_()), ("correct", pa.bool_()),
             ("score", pa.float64()), ("extracted", pa.string()), ("reason", pa.string()), ("reward", pa.float64()),
         ])  # fmt: skip
