@@ -1,6 +1,6 @@
 """Checkpoints hold everything, load with transformers, and are complete or absent."""
 
-from dataclasses import fields, replace
+from dataclasses import fields, replace, replace
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +70,9 @@ def state_after(step: int) -> TrainerState:
         "max_nodes": None,
     }
     stream, schedule = {"epoch": 1, "position": step}, {"last_reset": step, "history": [1 / 3, None, "spike"]}
-    return TrainerState(step, learner, stream, (group(step), group(step + 1)), schedule)
+    waited = group(step + 1)
+    waited = replace(waited, old_logprob_M=np.random.default_rng(step).normal(size=waited.tree.num_unique_tokens))
+    return TrainerState(step, learner, stream, (group(step), waited), schedule)
 
 
 def test_loads_with_transformers_as_the_trained_model(
@@ -110,6 +112,10 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
             assert_identical(torch.tensor(getattr(ours.tree, name)), torch.tensor(getattr(theirs.tree, name)), name)
         assert ours.correct_L.tolist() == theirs.correct_L.tolist()
         assert ours.reward_L.tobytes() == theirs.reward_L.tobytes()
+    fresh, waited = (g.old_logprob_M for g in restored.carried)
+    assert fresh is None
+    assert waited is not None
+    assert waited.tobytes() == state.carried[1].old_logprob_M.tobytes()
 
 
 def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

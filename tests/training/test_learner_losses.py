@@ -364,3 +364,59 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
     for name in ("loss", "reference_kl", "clip_low_share", "clip_high_share"):
         assert getattr(update, name) == pytest.approx(np.mean([told[name] for told in losses]), rel=1e-6), name
     assert abs(update.old_policy_kl) > 1e-9  # 0 in the first mini-batch
+
+
+@pytest.mark.parametrize(("mode", "kl"), [("none", None), ("truncate", None), ("mask", KLPenalty(0.7, "k2", "reward"))])
+def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
+    mode: str, kl: KLPenalty | None, rng: np.random.Generator
+) -> None:
+    """After a step has moved the weights, a group's ratios are to the weights that sampled it, also when recomputed."""
+    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
+    start = deepcopy(model)
+    importance = ImportanceCorrection(mode, 0.8, 1.25)  # type: ignore[arg-type]
+    settings = replace(
+        SETTINGS, learning_rate=3e-2, importance=importance, kl=kl, recompute_old_logprobs=True, mini_batches=1
+    )
+    learner = TreeLearner(model, settings)
+    first, waiting = sampled(model, rng, num_groups=1), sampled(model, rng, num_groups=1)
+    old_waiting = detached(rows_of(model, [g.tree for g in waiting[0]]))
+    carried = learner.with_old_logprobs(waiting[0])
+    learner.step(learner.penalised(first[0]), first[1], seed=0)
+
+    fresh = sampled(model, rng, num_groups=1)
+    plain = deepcopy(model)
+    plain.zero_grad()
+    trees = [g.tree for g in (*carried, *fresh[0])]
+    new = rows_of(plain, trees)
+    old = [*old_waiting, detached(rows_of(plain, trees[1:]))[0]]
+    reference = detached(rows_of(start, trees))
+    groups, advantages = learner.penalised([*learner.with_old_logprobs(carried), *fresh[0]]), [*waiting[1], *fresh[1]]
+    for p, (before, after) in enumerate(zip([*waiting[0], *fresh[0]], groups, strict=True)):
+        for i, (leaf, _) in enumerate(rollouts(before.tree)):
+            row = Tally()
+            if kl:
+                add_kl(row, old[p][i], reference[p][i], kl, 1.0, 1.0)
+            assert after.reward_L[leaf] == pytest.approx(before.reward_L[leaf] - 0.7 * row.kl, rel=1e-9, abs=1e-12)
+    total, told = flat((groups, advantages), settings, new, old, reference)
+    total.backward()
+    update = learner.step(groups, advantages, seed=0)
+    assert_same_gradients(gradients(model), gradients(plain))
+    _, of_fresh = flat(fresh, settings, new[1:], old[1:], reference[1:])
+    for name in told:
+        expected = of_fresh if name.startswith("mismatch") else told
+        assert getattr(update, name) == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
+    assert update.clip_share > 0  # all of it from the group that waited: the other's ratios are 1
+
+
+def test_groups_that_wait_stay_as_they_are_where_the_engine_gives_old_log_probs(rng: np.random.Generator) -> None:
+    model = small_model(seed=1, num_hidden_layers=1)
+    groups, _ = sampled(model, rng)
+    assert TreeLearner(model, SETTINGS).with_old_logprobs(groups) == groups
+
+
+def test_a_step_of_waiting_groups_alone_measures_no_mismatch(rng: np.random.Generator) -> None:
+    model = small_model(seed=1, num_hidden_layers=1)
+    learner = TreeLearner(model, replace(SETTINGS, recompute_old_logprobs=True))
+    groups, advantages = sampled(model, rng)
+    update = learner.step(learner.with_old_logprobs(groups), advantages, seed=0)
+    assert update.mismatch_mean is update.mismatch_max is update.mismatch_kl is None

@@ -275,6 +275,7 @@ def _group_to(group: Group) -> dict[str, Any]:
         "tree": {name: _tensor(getattr(group.tree, name)) for name in _TREE_ARRAYS},
         "correct_L": _tensor(group.correct_L),
         "reward_L": _tensor(group.reward_L),
+        "old_logprob_M": None if group.old_logprob_M is None else _tensor(group.old_logprob_M),
     }
 
 
@@ -282,7 +283,10 @@ def _group_from(plain: dict[str, Any]) -> Group:
     prompt = Prompt(**{**plain["prompt"], "token_ids": tuple(plain["prompt"]["token_ids"])})
     arrays = {name: tensor.numpy() for name, tensor in plain["tree"].items()}
     tree = RolloutTree(prompt_ids=prompt.token_ids, **arrays)
-    return Group(prompt, tree, plain["correct_L"].numpy(), plain["reward_L"].numpy())
+    old = plain.get("old_logprob_M")  # earlier versions did not keep it
+    return Group(
+        prompt, tree, plain["correct_L"].numpy(), plain["reward_L"].numpy(), None if old is None else old.numpy()
+    )
 
 
 def _tensor(array: np.ndarray[Any, Any] | Sequence[float]) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Dynamic sampling with refill: samples prompts until a step has its groups, and loses none.
 
-Groups beyond what a step needs are carried to the next one; their log-probs are those of the policy that sampled them.
+Groups beyond what a step needs are carried to the next one; their log-probs stay those of the policy that sampled them.
 Every prompt gets the same number of rollouts, unless widening is asked for: then prompts whose pilot found only
 correct or only incorrect rollouts get more, from a budget, and their draws become one group.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection, Mismatch, mismatch
+from brorl.algorithms.importance import ImportanceCorrection, Mismatch, masked_share, mismatch
 from brorl.algorithms.kl import KLPenalty, penalised_group
 from brorl.algorithms.learning_rate import warmed_up
 from brorl.algorithms.policy_loss import PolicyLossSettings
@@ -88,6 +88,10 @@ class LearnerSettings:
 
 class Learner(Protocol):
     """Updates a model from groups."""
+
+    def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups that wait for a later step, with the old log-probs that they will need there."""
+        ...
 
     def penalised(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the KL penalty taken off their rewards, where it is placed there."""
@@ -181,7 +185,7 @@ class TreeLearner:
         if len(groups) < settings.mini_batches:
             raise ValueError(f"{settings.mini_batches} mini-batches need as many groups, got {len(groups)}")
         self.model.train()
-        batches, apart = self._mini_batches(groups, advantages, np.random.default_rng(seed))
+        batches, apart, masked = self._mini_batches(groups, advantages, np.random.default_rng(seed))
         sums = np.zeros(7)
         for batch in batches:
             sums += self._update(batch)
@@ -202,17 +206,35 @@ class TreeLearner:
             mismatch_mean=apart.mean if apart else None,
             mismatch_max=apart.max if apart else None,
             mismatch_kl=apart.kl if apart else None,
-            masked_share=apart.masked_share if apart else 0.0,
+            masked_share=masked,
             nodes_per_pass=self._nodes.value,
             out_of_memory_retries=retries,
         )
+
+    def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups that wait for a later step, with the old log-probs that they will need there.
+
+        This step's updates move the weights away from those that sampled the groups. Later, only these log-probs let
+        the clip see how far.
+
+        Args:
+            groups: Groups that this step does not train on, before its first update.
+
+        Returns:
+            The groups, in order. Those that waited before keep what they have. All stay as they are where old log-probs
+            are the engine's.
+        """
+        if not self._settings.recompute_old_logprobs:
+            return list(groups)
+        old = self._old_logprobs([g.tree for g in groups], [g.old_logprob_M for g in groups])
+        return [replace(g, old_logprob_M=old_M) for g, old_M in zip(groups, old, strict=True)]
 
     def penalised(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the KL penalty taken off their rewards, where it is placed there, else as they are.
 
         Args:
-            groups: What the next step trains on, before advantages are estimated; the weights are still those that
-                sampled. The step then takes the log-probs that were computed here.
+            groups: What the next step trains on, before advantages are estimated. The step then takes the log-probs
+                that were computed here.
 
         Returns:
             The groups, in order.
@@ -221,7 +243,8 @@ class TreeLearner:
         if penalty is None or penalty.placement != "reward":
             return list(groups)
         trees = [g.tree for g in groups]
-        old, [reference] = self._old_logprobs(trees), self._reference_logprobs([trees])
+        old = self._old_logprobs(trees, [g.old_logprob_M for g in groups])
+        [reference] = self._reference_logprobs([trees])
         self._scored = {id(t): _Scored(t, o, r) for t, o, r in zip(trees, old, reference, strict=True)}
         return [penalised_group(g, o, r, penalty) for g, o, r in zip(groups, old, reference, strict=True)]
 
@@ -325,8 +348,12 @@ class TreeLearner:
 
     def _mini_batches(
         self, groups: Sequence[Group], advantages: Sequence[FloatArray], generator: np.random.Generator
-    ) -> tuple[list[MiniBatch], Mismatch | None]:
-        """Deal the groups out, and compute all that is needed before the first update."""
+    ) -> tuple[list[MiniBatch], Mismatch | None, float]:
+        """Deal the groups out, and compute all that is needed before the first update.
+
+        Returns:
+            The mini-batches, how far old policy and sampler are apart, and the share of tokens that a mask set to 0.
+        """
         settings = self._settings
         parts = np.array_split(generator.permutation(len(groups)), settings.mini_batches)
         size = settings.responses_per_verdict
@@ -338,7 +365,9 @@ class TreeLearner:
         for part, mine, its_old, its_reference in zip(parts, lessons, old, reference, strict=True):
             trees = [groups[i].tree for i in part]
             batches.append(assemble(trees, mine, its_old, its_reference, loss, importance, self._tensor))
-        return batches, self._mismatch(list(chain(*lessons)), list(chain(*old)))
+        every, every_old = list(chain(*lessons)), list(chain(*old))
+        masked = masked_share([lesson.tree for lesson in every], every_old, importance)
+        return batches, self._mismatch(every, every_old), masked
 
     def _before_update(self, lessons: list[list[Lesson]]) -> tuple[_Logprobs, _Logprobs | list[None]]:
         """Return old and reference log-probs of each mini-batch's lessons, at the weights before the first update."""
@@ -347,11 +376,15 @@ class TreeLearner:
             old = [[x.of_whole(known[id(x.whole)].old_logprob_M) for x in part] for part in lessons]
             return old, [[x.of_whole(known[id(x.whole)].reference_logprob_M) for x in part] for part in lessons]
         batches = [[lesson.tree for lesson in part] for part in lessons]
-        old = [self._old_logprobs(trees) for trees in batches]
+        old = [self._old_logprobs([x.tree for x in part], [x.old_logprob_M for x in part]) for part in lessons]
         return old, self._reference_logprobs(batches) if self.has_reference else [None] * len(batches)
 
-    def _old_logprobs(self, trees: list[RolloutTree]) -> list[FloatArray]:
-        return self.logprobs(trees) if self._settings.recompute_old_logprobs else [t.logprob for t in trees]
+    def _old_logprobs(self, trees: Sequence[RolloutTree], known: Sequence[FloatArray | None]) -> list[FloatArray]:
+        """Return the log-probs of the weights that sampled: the engine's, or those known, or those of the weights now."""
+        if not self._settings.recompute_old_logprobs:
+            return [t.logprob for t in trees]
+        fresh = iter(self.logprobs([t for t, known_M in zip(trees, known, strict=True) if known_M is None]))
+        return [next(fresh) if known_M is None else known_M for known_M in known]
 
     def _reference_logprobs(self, batches: list[list[RolloutTree]]) -> _Logprobs:
         """Return the reference's log-probs of lists of trees, with its weights brought in once."""
@@ -365,13 +398,12 @@ class TreeLearner:
         return self._nodes.run(work)
 
     def _mismatch(self, lessons: Sequence[Lesson], old_logprobs: Sequence[FloatArray]) -> Mismatch | None:
-        """Compare the old policy with the sampler, where both are known."""
-        trees = [lesson.tree for lesson in lessons]
-        importance = self._settings.importance
-        unknown = importance.mode == "none" and any(np.isnan(t.logprob).any() for t in trees)
-        if not self._settings.recompute_old_logprobs or not trees or unknown:
+        """Compare the old policy with the sampler on fresh rollouts, where both are known."""
+        pairs = [(x.tree, old) for x, old in zip(lessons, old_logprobs, strict=True) if x.old_logprob_M is None]
+        unknown = any(np.isnan(tree.logprob).any() for tree, _ in pairs)
+        if not self._settings.recompute_old_logprobs or not pairs or unknown:
             return None
-        return mismatch(trees, old_logprobs, importance)
+        return mismatch([tree for tree, _ in pairs], [old for _, old in pairs])
 
     def _update(self, batch: MiniBatch) -> FloatArray:
         """Accumulate the gradient of one mini-batch and apply it; return what `Update` is the mean of."""

@@ -120,6 +120,7 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
             with clock("diagnostics"):
                 held_out = run.diagnostics.hold_out(step, groups)
             with clock("training"):
+                carried = run.learner.with_old_logprobs(carried)
                 rewarded = run.learner.penalised(groups)
                 update = run.learner.step(rewarded, run.estimate_advantages(rewarded), seed=seed_of(run, step))
             run.engine.load_weights(run.learner.weights())

@@ -35,6 +35,7 @@ class Lesson:
         node_M: For each node of `tree` its index in `whole`, shape [M]; None if they are the same.
         advantage_L: Advantages, shape [L].
         factor_L: One over the probability that the response was chosen, shape [L].
+        old_logprob_M: Log-probs of the old policy that an earlier step computed, shape [M]; None for fresh rollouts.
     """
 
     whole: RolloutTree
@@ -42,6 +43,7 @@ class Lesson:
     node_M: IntArray | None
     advantage_L: FloatArray
     factor_L: FloatArray
+    old_logprob_M: FloatArray | None
 
     def of_whole(self, value_W: FloatArray) -> FloatArray:
         """Return the entries of this tree's nodes of an array over the nodes of the whole tree, shape [M]."""
@@ -65,13 +67,14 @@ def lesson_of(
     """
     tree = group.tree
     if not responses_per_verdict:
-        return Lesson(tree, tree, None, advantage_L, np.ones(tree.num_responses))
+        return Lesson(tree, tree, None, advantage_L, np.ones(tree.num_responses), group.old_logprob_M)
     total_L = tree.leaf_count * advantage_L
     chosen, factor_K = choose_responses(total_L, group.correct_L, responses_per_verdict, generator)
     if not chosen.size:
         return None
     part, node_M = tree.select(chosen)
-    return Lesson(tree, part, node_M, advantage_L[chosen], factor_K)
+    old_logprob_M = None if group.old_logprob_M is None else group.old_logprob_M[node_M]
+    return Lesson(tree, part, node_M, advantage_L[chosen], factor_K, old_logprob_M)
 
 
 @dataclass(frozen=True, eq=False)
