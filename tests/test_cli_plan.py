@@ -79,7 +79,7 @@ def test_a_run_gives_its_settings_and_its_last_checkpoint(run: Path) -> None:
     outcome = command("plan", run, *PILOT, "--rollouts=4,16")
     assert outcome.code == 0, outcome
     assert "checkpoints/step-000001" in outcome.said
-    record = json.loads(Path("plan/plan.json").read_text())
+    record = json.loads(Path("runs/plan/plan.json").read_text())
     assert record["model"] == str(run / "checkpoints" / "step-000001")
     assert record["recipe"]["prompts_per_step"] == 4  # the run's, not the quickstart's 16
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before  # nothing of the run has changed
@@ -151,7 +151,7 @@ def test_a_model_that_solves_nothing_stops_after_its_pilot(tmp_path: Path) -> No
     assert outcome.code == 1
     assert outcome.err.startswith("brorl: in none of 12 prompts were some of 8 rollouts correct")
     assert outcome.err.count("\n") == 1
-    assert list(Path("plan").iterdir()) == []
+    assert list(Path("runs/plan").iterdir()) == []
 
 
 def test_help_is_light_and_documents_options() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.cli.checkpoint import Checkpoint, resolve_checkpoint
+from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
 
@@ -63,7 +64,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--output-dir", "--output_dir", metavar="DIR",
-        help="folder; one that holds this evaluation is gone on with (default: one under evaluations/)",
+        help="folder; one that holds this evaluation is gone on with (default: one in runs/evaluations/)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="INT", help="decides what is sampled (default: 0)")
     parser.set_defaults(execute=evaluate)
@@ -194,7 +195,7 @@ def _folder(parsed: argparse.Namespace, ready: ReadyEvaluation) -> tuple[Path, b
         from hashlib import blake2b
 
         digest = blake2b(json.dumps(ready.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
-        output = Path("evaluations") / f"{_label(ready.request.config.model)}-{digest}"
+        output = RUNS / "evaluations" / f"{_label(ready.request.config.model)}-{digest}"
     else:
         output = Path(parsed.output_dir).expanduser()
     is_new = not output.exists()

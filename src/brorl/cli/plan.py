@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.cli.checkpoint import resolve_checkpoint
+from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
 
@@ -58,7 +59,10 @@ def add_parser(commands: Commands, chosen: bool) -> None:
         "--seconds-per-step", type=float, metavar="S",
         help="time budget of a step (default: what the recipe's own N and prompts take)",
     )  # fmt: skip
-    parser.add_argument("--output-dir", "--output_dir", default="plan", metavar="DIR", help="folder (default: plan)")
+    parser.add_argument(
+        "--output-dir", "--output_dir", default=str(RUNS / "plan"), metavar="DIR",
+        help="folder; an earlier plan in it is replaced (default: %(default)s)",
+    )  # fmt: skip
     parser.set_defaults(execute=plan)
     if chosen:
         from brorl.config.reading import settings_of

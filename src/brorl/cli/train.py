@@ -10,6 +10,7 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import brorl
+from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
 
@@ -213,7 +214,7 @@ def _new_run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
     from brorl.training.run_directory import RunDirectory
 
     if config.output_dir is None:
-        base = Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
+        base = RUNS / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
         path, number = base, 1
         while path.exists():
             number += 1
