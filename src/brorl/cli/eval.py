@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,9 +96,12 @@ def evaluate(parsed: argparse.Namespace) -> int:
     try:
         with RunDirectory(output).locked():
             store.check(ready.settings)
-            _announce(console, ready, output)
+            own = _compare_with_own(parsed, checkpoint, ready)
+            _announce(console, ready, output, own)
             stored = _sample(console, ready, store)
             _finish(console, ready, stored, ks, output)
+            for line in own:
+                _say(console, line)
     except UserError:
         if is_new:
             with suppress(OSError):  # not empty: something is stored there
@@ -215,7 +219,16 @@ def _label(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
 
 
-def _announce(console: Console, ready: ReadyEvaluation, output: Path) -> None:
+def _compare_with_own(parsed: argparse.Namespace, checkpoint: Checkpoint, ready: ReadyEvaluation) -> list[str]:
+    """Say by what the evaluation differs from the run's own, if it asks what the run held out."""
+    from brorl.cli.own_evaluation import compare_with_own
+
+    if checkpoint.run_config is None or parsed.data:
+        return []
+    return compare_with_own(parsed.checkpoint, checkpoint.run_config, ready.settings)
+
+
+def _announce(console: Console, ready: ReadyEvaluation, output: Path, own: Sequence[str]) -> None:
     """Say what is about to happen."""
     settings, device = ready.settings, ready.settings["device"]
     sets = ", ".join(f"{name} ({one['prompts']:,} prompts)" for name, one in settings["data"].items())
@@ -225,6 +238,7 @@ def _announce(console: Console, ready: ReadyEvaluation, output: Path) -> None:
         f"{settings['samples']:,} responses a prompt, {drawn}, at most {settings['max_new_tokens']:,} tokens each, "
         f"seed {settings['seed']}; folder {output}",
         *ready.notes,
+        *own[:1],
     ):
         _say(console, line)
 
