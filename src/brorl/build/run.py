@@ -132,13 +132,11 @@ def build_run(
     """
     discard_unfinished(directory.checkpoints)
     checkpoint = last_checkpoint(directory.checkpoints)
-    if config.optimizer.from_checkpoint and not checkpoint and not is_checkpoint(Path(config.model)):
-        raise UserError(
-            "optimizer.from_checkpoint takes the optimizer's state from a checkpoint, and model = "
-            f"{config.model} is none; set model to RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
-        )
+    if not checkpoint:
+        check_start(config)
     ready = prepare(config, str(checkpoint) if checkpoint else config.model)
-    _say_what_is_ready(ready, config, say)
+    for line in readiness_lines(ready, config):
+        say(line)
     loaded, engine = build_engine(config, ready)
     num_rollouts, widening = build_rollouts_per_prompt(config)
     collector = Collector(
@@ -189,6 +187,19 @@ def build_run(
     return run, _restore(run, config, checkpoint)
 
 
+def check_start(config: TrainConfig) -> None:
+    """Refuse to start with the optimizer's state of a checkpoint where the model is none.
+
+    Raises:
+        UserError: If the model is no checkpoint.
+    """
+    if config.optimizer.from_checkpoint and not is_checkpoint(Path(config.model)):
+        raise UserError(
+            "optimizer.from_checkpoint takes the optimizer's state from a checkpoint, and model = "
+            f"{config.model} is none; set model to RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
+        )
+
+
 def build_pilot(config: TrainConfig) -> PilotParts:
     """Make the parts that `brorl plan` measures: those of a run before its first step.
 
@@ -201,14 +212,19 @@ def build_pilot(config: TrainConfig) -> PilotParts:
             f"a plan needs the probabilities of what is sampled, and sampling.top_p = {config.sampling.top_p}, "
             f"sampling.top_k = {config.sampling.top_k} hide them; set sampling.top_p: 1.0 and sampling.top_k: 0"
         )
-    ready = prepare(config, config.model)
+    independent = SamplingParams(config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens)
+    return build_pilot_parts(config, prepare(config, config.model), independent)
+
+
+def build_pilot_parts(config: TrainConfig, ready: Ready, sampling: SamplingParams) -> PilotParts:
+    """Load the model and make the parts whose work on a few prompts is measured, with rollouts drawn like this."""
     loaded, engine = build_engine(config, ready)
     return PilotParts(
         engine=engine,
         model=loaded.model,
         stream=ready.prompts.train,
         judge=ready.judge,
-        sampling=SamplingParams(config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
+        sampling=sampling,
         estimate_advantages=build_advantages(config),
         diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
         learner_settings=build_learner_settings(config),
@@ -346,11 +362,14 @@ def _take_optimizer(run: TrainingRun, model: str) -> None:
         raise UserError(f"{error}; set optimizer.from_checkpoint: false") from error
 
 
-def _say_what_is_ready(ready: Ready, config: TrainConfig, say: Callable[[str], None]) -> None:
-    """Say what the data and the memory come to."""
+def readiness_lines(ready: Ready, config: TrainConfig) -> list[str]:
+    """Return what was left out of the data, and the memory that the run will need, as lines for a person."""
+    lines = []
     if ready.prompts.dropped:
-        say(f"{ready.prompts.dropped:,} prompts of more than {config.data.max_prompt_tokens} tokens were dropped")
+        lines.append(
+            f"{ready.prompts.dropped:,} prompts of more than {config.data.max_prompt_tokens} tokens were dropped"
+        )
     if ready.prompts.asked:
-        say(f"{ready.prompts.asked:,} training questions were left out, since they are evaluated on")
+        lines.append(f"{ready.prompts.asked:,} training questions were left out, since they are evaluated on")
     warning = check(ready.memory, ready.memory.available_bytes)
-    say(ready.memory.summary if warning is None else f"warning: {warning}")
+    return [*lines, ready.memory.summary if warning is None else f"warning: {warning}"]

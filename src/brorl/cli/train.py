@@ -222,16 +222,21 @@ def _new_run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
     else:
         path = Path(config.output_dir).expanduser()
     try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}"
-            )
+        refuse_used_folder(path)
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
             f"could not make output_dir {path}: {error.strerror}; set output_dir to a place you may write to"
         ) from error
     return RunDirectory(path)
+
+
+def refuse_used_folder(path: Path) -> None:
+    """Refuse an output_dir that holds something."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(
+            f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}"
+        )
 
 
 def _remove_unused(directory: RunDirectory) -> None:
