@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import brorl
-from brorl.cli import check, compare, plan, report, resume, samples, simulate, train
+from brorl.cli import check, compare, init, plan, report, resume, samples, simulate, train
 from brorl.cli import eval as evaluate
 from brorl.cli.settings import unknown_option
 from brorl.errors import UserError
 
 _COMMANDS = {
+    "init": init,
     "check": check,
     "train": train,
     "resume": resume,
