@@ -70,7 +70,7 @@ def _wrong_responses(verifier: Verifier, prompts: Sequence[Prompt]) -> list[str]
     """Return responses of which at least one should be incorrect."""
     if prompts[0].domain == COUNTDOWN_DOMAIN and not isinstance(verifier, FunctionVerifier):
         numbers = CountdownPuzzle.from_reference(prompts[0].reference).numbers
-        return [sign.join(map(str, numbers)) for sign in "+*-"]  # at most two of them reach the target
+        return [*(sign.join(map(str, numbers)) for sign in "+*-"), _NO_ANSWER]
     others = dict.fromkeys(p.reference for p in prompts[1:] if p.reference != prompts[0].reference)
     made = [_right_response(verifier, prompt) for prompt in prompts[1:] if prompt.reference in others]
     return [*dict.fromkeys(made[:_OTHERS]), _NO_ANSWER]
