@@ -159,7 +159,9 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     assert "has no column 'x' (columns: prompt, answer, note); give --answer-column" in refusal(
         data, "--answer-column=x"
     )
-    assert "there is no file or folder none.jsonl" in refusal("none.jsonl")
+    said = refusal("none.jsonl")
+    assert "there is no file or folder none.jsonl" in said
+    assert "fix DATA_FILE" in said
     Path("mine.yaml").write_text("precious")
     assert "mine.yaml exists already and is left as it is; choose another name with --output" in refusal(data)
     Path("empty.jsonl").write_text("")

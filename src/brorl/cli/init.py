@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 _HELD_OUT = 64  # questions, if there are enough
+_OPTIONS = {"path": "DATA_FILE", "prompt_column": "--prompt-column", "answer_column": "--answer-column"}
 _SPLITS = (0.2, 0.3, 0.4, 0.5)  # shares that are tried where there are few
 
 
@@ -51,22 +52,16 @@ def init(parsed: argparse.Namespace) -> int:
     """Look at the data, write the recipe, print what was guessed, and return the exit code."""
     from brorl.config.reading import make_config, parse_yaml
     from brorl.config.starter_recipe import starter_recipe
-    from brorl.prompts.files import FileSource, read_questions
-    from brorl.prompts.guess import guess_meaning
 
     if parsed.output.exists():
         raise UserError(f"{parsed.output} exists already and is left as it is; choose another name with --output")
-    guess = guess_meaning(parsed.data, parsed.prompt_column, parsed.answer_column, parsed.domain)
-    questions = read_questions(
-        FileSource(
-            parsed.data,
-            Path(parsed.data).stem.replace(":", "-") or "data",
-            guess.prompt_column,
-            guess.answer_column,
-            domain=guess.domain,
-            answer_after=guess.answer_after,
-        )
-    )
+    try:
+        guess, questions = _read(parsed)
+    except UserError as error:  # which names settings of a recipe
+        said = str(error)
+        for setting, option in _OPTIONS.items():
+            said = said.replace(f"data.sources[].{setting}:", option).replace(f"data.sources[].{setting}", option)
+        raise UserError(said) from error
     starter = make_starter(parsed.data, parsed.model, guess, questions)
     text = starter_recipe(starter, str(parsed.output))
     make_config(parse_yaml(text, str(parsed.output)), {}, str(parsed.output))
@@ -79,6 +74,23 @@ def init(parsed: argparse.Namespace) -> int:
     for line in _said(starter, guess, parsed.output):
         print(line)  # noqa: T201
     return 0
+
+
+def _read(parsed: argparse.Namespace) -> tuple[Guess, list[Question]]:
+    """Guess what the file means, and read all of it."""
+    from brorl.prompts.files import FileSource, read_questions
+    from brorl.prompts.guess import guess_meaning
+
+    guess = guess_meaning(parsed.data, parsed.prompt_column, parsed.answer_column, parsed.domain)
+    source = FileSource(
+        parsed.data,
+        Path(parsed.data).stem.replace(":", "-") or "data",
+        guess.prompt_column,
+        guess.answer_column,
+        domain=guess.domain,
+        answer_after=guess.answer_after,
+    )
+    return guess, read_questions(source)
 
 
 def make_starter(path: str, model: str | None, guess: Guess, questions: list[Question]) -> Starter:
