@@ -1,6 +1,6 @@
 """Checkpoints hold everything, load with transformers, and are complete or absent."""
 
-from dataclasses import fields, replace, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +73,28 @@ def state_after(step: int) -> TrainerState:
     waited = group(step + 1)
     waited = replace(waited, old_logprob_M=np.random.default_rng(step).normal(size=waited.tree.num_unique_tokens))
     return TrainerState(step, learner, stream, (group(step), waited), schedule)
+
+
+def test_checkpoints_that_were_only_the_best_take_no_slot(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """A regular one every 4 steps, two of which are kept; each odd step is a new best, and so is step 8."""
+    kept = {
+        3: [3],
+        4: [3, 4],
+        5: [4, 5],
+        7: [4, 7],
+        8: [4, 8],
+        9: [4, 8, 9],
+        11: [4, 8, 11],
+        12: [8, 11, 12],
+        16: [11, 12, 16],
+    }
+    best = 0
+    for step, steps in kept.items():
+        best = step if step % 2 or step == 8 else best
+        save_checkpoint(tmp_path, state_after(step), model, tokenizer, 2, best, regular=step % 4 == 0)
+        assert [read_step(folder) for folder in complete_checkpoints(tmp_path)] == steps
 
 
 def test_loads_with_transformers_as_the_trained_model(

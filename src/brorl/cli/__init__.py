@@ -7,6 +7,7 @@ stopped a run. numpy, torch and transformers are imported only once a command re
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Collection, Sequence
 from typing import NoReturn
@@ -70,6 +71,10 @@ def make_parser(chosen: Collection[str]) -> argparse.ArgumentParser:
 
 def _run(arguments: list[str]) -> int:
     parser = make_parser(arguments[:1])
+    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
+        close = difflib.get_close_matches(arguments[0], list(COMMANDS), n=1)
+        advice = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}"
+        raise UserError(f"{arguments[0]!r} is not a command; {advice} (see brorl --help)")
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise UserError(unknown_option(unknown[0], parsed.command))
