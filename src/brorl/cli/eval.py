@@ -103,7 +103,7 @@ def _evaluate(parsed: argparse.Namespace, request: Request, ks: tuple[int, ...],
     try:
         with RunDirectory(output).locked():
             store.check(ready.settings)
-            own = _compare_with_own(parsed, checkpoint, ready)
+            own = _compare_with_own(parsed, ready)
             _announce(console, ready, output, own)
             stored = _sample(screen, ready, store)
             screen.close()
@@ -227,13 +227,14 @@ def _label(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
 
 
-def _compare_with_own(parsed: argparse.Namespace, checkpoint: Checkpoint, ready: ReadyEvaluation) -> list[str]:
+def _compare_with_own(parsed: argparse.Namespace, ready: ReadyEvaluation) -> list[str]:
     """Say by what the evaluation differs from the run's own, if it asks what the run held out."""
     from brorl.cli.own_evaluation import compare_with_own
 
-    if checkpoint.run_config is None or parsed.data:
+    run_config = resolve_checkpoint(parsed.checkpoint).run_config
+    if run_config is None or parsed.data:
         return []
-    return compare_with_own(parsed.checkpoint, checkpoint.run_config, ready.settings)
+    return compare_with_own(parsed.checkpoint, run_config, ready.settings)
 
 
 def _announce(console: Console, ready: ReadyEvaluation, output: Path, own: Sequence[str]) -> None:
