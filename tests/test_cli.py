@@ -67,7 +67,7 @@ def heavy(): return sorted(set({HEAVY!r}) & set(sys.modules))
 import brorl
 found = {{"import brorl": heavy()}}
 from brorl.cli import main
-for arguments in (["--help"], ["--version"], ["train", "--help"], ["resume", "--help"]):
+for arguments in (["--help"], ["--version"], ["train", "--help"], ["resume", "--help"], ["check", "--help"], ["init", "--help"]):
     try: main(arguments)
     except SystemExit as leaving: assert not leaving.code
     found["brorl " + " ".join(arguments)] = heavy()
@@ -76,7 +76,7 @@ print(json.dumps(found))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 5
+    assert len(found) == 7
     assert not any(found.values()), found
     assert done.stderr == ""
 
