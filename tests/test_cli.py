@@ -67,7 +67,8 @@ def heavy(): return sorted(set({HEAVY!r}) & set(sys.modules))
 import brorl
 found = {{"import brorl": heavy()}}
 from brorl.cli import main
-for arguments in (["--help"], ["--version"], ["train", "--help"], ["resume", "--help"], ["check", "--help"], ["init", "--help"]):
+commands = [[name, "--help"] for name in ("train", "resume", "check", "init")]
+for arguments in (["--help"], ["--version"], *commands):
     try: main(arguments)
     except SystemExit as leaving: assert not leaving.code
     found["brorl " + " ".join(arguments)] = heavy()
