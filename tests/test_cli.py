@@ -1,10 +1,12 @@
 """The command line: help, overrides, and one line with exit code 2 for whatever cannot work, before any work."""
 
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from time import time
 
 import pyarrow.parquet as pq
 import pytest
@@ -65,7 +67,8 @@ def heavy(): return sorted(set({HEAVY!r}) & set(sys.modules))
 import brorl
 found = {{"import brorl": heavy()}}
 from brorl.cli import main
-for arguments in (["--help"], ["--version"], ["train", "--help"], ["resume", "--help"]):
+commands = [[name, "--help"] for name in ("train", "resume", "check", "init")]
+for arguments in (["--help"], ["--version"], *commands):
     try: main(arguments)
     except SystemExit as leaving: assert not leaving.code
     found["brorl " + " ".join(arguments)] = heavy()
@@ -74,7 +77,7 @@ print(json.dumps(found))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 5
+    assert len(found) == 7
     assert not any(found.values()), found
     assert done.stderr == ""
 
@@ -109,7 +112,7 @@ def test_help_of_the_program_names_the_commands() -> None:
     ("arguments", "message"),
     [
         (["trian"], "'trian' is not a command; did you mean train?"),
-        (["xyzzy"], "the commands are train, resume, "),
+        (["xyzzy"], "the commands are init, check, train, resume, "),
         (["train", "--lr=1e-4"], "lr is not a setting; did you mean optimizer.learning_rate?"),
         (["train", "--num-generations", "8"], "did you mean rollouts_per_prompt?"),
         (
@@ -147,7 +150,7 @@ def test_help_of_the_program_names_the_commands() -> None:
             ["train", "--data.sources=[{task: countdown, name: one}, {task: countdown, num_numbers: 2, name: one}]"],
             "two sources have the name 'one'",
         ),
-        (["resume"], "RUN"),
+        (["resume"], "there is no run in runs/ to resume; start one with brorl train, or give the run's directory"),
         (["resume", "none"], "none is not a run directory"),
         (["resume", "none", "--seed=3"], "seed cannot be changed on resume"),
     ],
@@ -348,6 +351,52 @@ def test_other_held_out_questions_are_refused_on_resume() -> None:
     outcome = command("resume", "run", "--steps=2")
     assert outcome.code == 2
     assert "the held-out questions have changed since the run began" in outcome.err
+
+
+def last_active(name: str, hours_ago: float) -> Path:
+    """Make a folder of runs/ look as if it was last written to so long ago."""
+    folder = Path("runs", name)
+    for file in folder.iterdir():
+        os.utime(file, (time() - 3600 * hours_ago,) * 2)
+    return folder
+
+
+def test_resume_without_a_run_takes_the_newest_that_is_not_finished() -> None:
+    for name in ("old", "newer", "finished"):
+        short_run(f"--output_dir=runs/{name}")
+    for name in ("old", "newer"):  # as if they had been stopped after the first of 2 steps
+        config = Path("runs", name, "config.yaml")
+        config.write_text(config.read_text().replace("steps: 1\n", "steps: 2\n"))
+    for name in ("plan", "evaluations/model-1234", "simulation", "compare-1/arms/one/seed-0"):  # of other commands
+        Path("runs", name).mkdir(parents=True)
+    Path("runs/compare-1/arms/one/seed-0/config.yaml").write_text("steps: 3\n")
+    Path("runs/not-settings").mkdir()
+    Path("runs/not-settings/config.yaml").write_text("[")
+    last_active("old", 3), last_active("newer", 2), last_active("finished", 1)
+    Path("runs/old/report.html").write_text("written by hand, later")
+    assert "resuming runs/newer, the newest unfinished run in runs/" in command("resume").said
+    assert Path("runs/newer/checkpoints/step-000002/COMMIT").exists()
+    assert not Path("runs/old/checkpoints/step-000002").exists()
+
+    last_active("newer", 2)
+    assert "resuming runs/old," in command("resume").said
+    Path("runs/not-settings/config.yaml").unlink()
+    last_active("old", 3)
+    outcome = command("resume")  # all are finished now
+    assert (outcome.code, outcome.out) == (2, "")
+    said = "no run in runs/ can be resumed; the newest, runs/finished, is finished (1 step); train longer with: "
+    assert outcome.err == f"brorl: {said}brorl resume runs/finished --steps 2\n"
+    outcome = command("resume", "--steps=3")  # and with more steps none is
+    assert outcome.code == 0
+    assert "resuming runs/finished," in outcome.said
+
+
+def test_resume_without_a_run_leaves_alone_what_another_process_works_on() -> None:
+    short_run("--output_dir=runs/only")
+    with RunDirectory(Path("runs/only")).locked():
+        outcome = command("resume", "--steps=2")
+    assert outcome.code == 2
+    assert "the newest, runs/only, cannot go on: another process is working on runs/only" in outcome.err
 
 
 def test_a_run_that_a_tracker_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """`brorl eval` from the command line: whole evaluations, going on, and one line for whatever cannot work."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pyarrow import parquet
 
 import brorl
+from brorl.config.reading import read_recipe
 from brorl.errors import UserError
 from brorl.evaluation.sampling_parts import Respondent
 from brorl.training.checkpoint import mark_best
@@ -124,7 +126,7 @@ def test_interrupted_it_goes_on_to_the_very_same(monkeypatch: pytest.MonkeyPatch
         patch.setattr("brorl.training.run_directory.processor_name", lambda: "another processor")
         outcome = command("eval", *QUICK)
     assert outcome.code == 130
-    (folder,) = Path("evaluations").iterdir()
+    (folder,) = Path("runs/evaluations").iterdir()
     said = f"interrupted; 1 of 3 parts are stored: to go on, give the same command again (it finds {folder})"
     assert said in outcome.said
     first = next(folder.glob("responses/*")).stat().st_mtime_ns
@@ -202,6 +204,29 @@ def test_a_run_gives_its_held_out_questions_and_its_last_checkpoint(run: Path) -
     assert [p["prompt_id"] for p in record("a")["prompts"]] == [q.id for q in source.held_out]
     trained = {q.id for q in source.train}
     assert not trained & {p["prompt_id"] for p in record("a")["prompts"]}
+
+
+def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: Path) -> None:
+    path = tmp_path / "evaluated"
+    assert command("train", *SMALL, "--steps=1", f"--output_dir={path}").code == 0
+    outcome = command("eval", path, "--samples=8", "--evaluation.num_prompts=3", "--top-p=1", "--output-dir=other")
+    assert outcome.code == 0, outcome
+    differing = "temperature 0.6 (in training 1), responses a prompt 8 (in training 4), prompts 3 (in training 2)"
+    said = f"the run's own evaluations had other settings, so their pass@k is another number: {differing}"
+    assert outcome.said.count(said) == 2  # before the work, and beside the numbers
+    line = next(line for line in outcome.out.splitlines() if "brorl eval" in line)
+    words = shlex.split(line[line.index("brorl eval") :])[1:]
+    outcome = command(*words, "--output-dir=same")
+    assert outcome.code == 0, outcome
+    assert "own evaluations" not in outcome.said
+    settings, config = record("same")["settings"], read_recipe(str(path / "config.yaml"))
+    wanted = config["evaluation"]
+    assert (settings["temperature"], settings["top_p"]) == (wanted["temperature"], wanted["top_p"]) == (1, 1)
+    assert settings["max_new_tokens"] == config["sampling"]["max_new_tokens"]
+    held_out = {prompt["id"] for prompt in json.loads((path / "held_out.json").read_text())}
+    assert {prompt["prompt_id"] for prompt in record("same")["prompts"]} == held_out
+    assert list(record("same")["overall"]["pass_at"]) == [str(k) for k in wanted["ks"]]
+    assert "own evaluations" not in command("eval", path, "--data=countdown", "--samples=2", *QUICK[2:]).said
 
 
 def test_benchmarks_of_one_model(tiny: Path, tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_a_plan_from_end_to_end() -> None:
     assert outcome.err == ""
     assert "8 rollouts of each of 12 training prompts, 96 in all (1.5 of a step)" in outcome.said
     assert "What fits in 2.50 s a step" in outcome.said
+    assert "no --recipe was given: all settings but the prompts are those of quickstart" in outcome.said
     record = json.loads(Path("out/mine/plan.json").read_text())
     assert [r["num_rollouts"] for r in record["rows"]] == [4, 16, 64]
     assert record["pilot"]["num_prompts"] == 12
@@ -80,7 +81,8 @@ def test_a_run_gives_its_settings_and_its_last_checkpoint(run: Path) -> None:
     outcome = command("plan", run, *PILOT, "--rollouts=4,16")
     assert outcome.code == 0, outcome
     assert "checkpoints/step-000001" in outcome.said
-    record = json.loads(Path("plan/plan.json").read_text())
+    assert "no --recipe was given" not in outcome.said
+    record = json.loads(Path("runs/plan/plan.json").read_text())
     assert record["model"] == str(run / "checkpoints" / "step-000001")
     assert record["recipe"]["prompts_per_step"] == 4  # the run's, not the quickstart's 16
     assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before  # nothing of the run has changed
@@ -110,6 +112,20 @@ def test_what_a_checkpoint_argument_means(run: Path, tmp_path: Path) -> None:
     assert means(run, recipe="quickstart") == (str(checkpoint), 512, 0)
     assert means(run, **{"setting:seed": "9"}) == (str(checkpoint), 16, 9)
     assert means(None, **{"setting:rollouts_per_prompt": "adaptive"})[1] == 512  # a plan compares fixed numbers
+
+
+def test_a_plan_without_a_recipe_says_whose_prompts_it_takes(run: Path) -> None:
+    from argparse import Namespace
+
+    from brorl.cli.plan import _unnamed_recipe
+
+    def said(**given: object) -> str:
+        return "".join(_unnamed_recipe(Namespace(**{"checkpoint": None, "recipe": None, "data": None, **given})))
+
+    for checkpoint in (None, "some/hub-id", "quickstart"):
+        assert "the plan is for the arithmetic puzzles of quickstart" in said(checkpoint=checkpoint)
+    assert "all settings but the prompts are those of quickstart" in said(data="mine.jsonl")
+    assert said(recipe="mine.yaml") == said(checkpoint=str(run)) == ""
 
 
 @pytest.mark.parametrize(
@@ -152,7 +168,7 @@ def test_a_model_that_solves_nothing_stops_after_its_pilot(tmp_path: Path) -> No
     assert outcome.code == 1
     assert outcome.err.startswith("brorl: in none of 12 prompts were some of 8 rollouts correct")
     assert outcome.err.count("\n") == 1
-    assert list(Path("plan").iterdir()) == []
+    assert list(Path("runs/plan").iterdir()) == []
 
 
 def test_help_is_light_and_documents_options() -> None:

@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -72,6 +73,14 @@ def test_a_report_of_a_real_run(run: Path) -> None:
     assert command("report", run).code == 0  # a report may be written over
     both = command("report", run, run.parent / "small", "--output", "x.html")
     assert (both.code, both.err) == (2, f"brorl: the run {run} is given twice; give each run once\n")
+
+
+def test_a_report_of_several_runs_goes_under_runs(run: Path, tmp_path: Path) -> None:
+    copytree(run, tmp_path / "twin")
+    outcome = command("report", run, tmp_path / "twin")
+    assert outcome.code == 0, outcome
+    assert outcome.out.startswith("runs/report.html (")
+    assert [path.name for path in Path("runs").iterdir()] == ["report.html"]
 
 
 def test_what_cannot_be_reported_is_refused_in_one_line(run: Path) -> None:

@@ -109,11 +109,11 @@ def test_progress_runs_over_all_simulations(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_earlier_simulation_is_replaced_and_other_files_are_not() -> None:
     assert command("simulate", *TINY, "--rollouts=2").code == 0
-    first = Path("simulation/simulation.json").read_text()
+    first = Path("runs/simulation/simulation.json").read_text()
     again = command("simulate", *TINY, "--rollouts=3", "--seeds=7")
     assert "in place of the earlier simulation" in again.said
-    assert Path("simulation/simulation.json").read_text() != first
-    Path("simulation/simulation.json").write_text("{}")
+    assert Path("runs/simulation/simulation.json").read_text() != first
+    Path("runs/simulation/simulation.json").write_text("{}")
     assert "did not write" in refusal(*TINY)
 
 
@@ -163,7 +163,8 @@ def test_a_full_disk_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.code == 1
     assert "worst drop" in outcome.out  # the outcome is shown all the same
     assert outcome.err == (
-        "brorl: could not write to simulation: No space left on device; free space or choose another --output-dir\n"
+        "brorl: could not write to runs/simulation: No space left on device; free space or choose another "
+        "--output-dir\n"
     )
 
 

@@ -200,6 +200,14 @@ def test_large_random_tree_agrees_with_loops(rng: np.random.Generator) -> None:
     assert Counter(dict(tree.responses())) == Counter(responses)
 
 
+def test_repr_is_one_short_line(rng: np.random.Generator) -> None:
+    tree = RolloutTree.from_responses([9, 8], [[1, 2], [1, 3], [1, 2]])
+    assert repr(tree) == "RolloutTree(3 rollouts, 2 distinct responses, 3 nodes, prompt of 2 tokens)"
+    large = RolloutTree.from_responses([5], rng.integers(0, 50, (2000, 30)).tolist())
+    assert len(repr(large)) < 120
+    assert "\n" not in repr(large)
+
+
 def test_arrays_are_read_only() -> None:
     tree = build([(1, 2), (1, 3)])
     for name in ARRAYS:

@@ -34,7 +34,7 @@ _DTYPES: dict[str, type[np.generic]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RolloutTree:
     """All rollouts of one prompt as a prefix tree with counts (M nodes, L distinct responses, N rollouts).
 
@@ -346,6 +346,12 @@ class RolloutTree:
         )
 
     __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return (
+            f"RolloutTree({self.num_rollouts:,} rollouts, {self.num_responses:,} distinct responses, "
+            f"{self.num_unique_tokens:,} nodes, prompt of {len(self.prompt_ids):,} tokens)"
+        )
 
 
 def _padded(responses: Sequence[Sequence[int]]) -> tuple[IntArray, IntArray]:

@@ -75,7 +75,7 @@ class TestPlainText:
         tokenizer = byte_tokenizer()
         prompts = render([ask(text, f"q{i}") for i, text in enumerate(texts)], PromptFormat(), tokenizer)
         assert prompts == [
-            Prompt(f"q{i}", text, tuple(tokenizer(text)["input_ids"]), "2", "math", "mine")
+            Prompt(f"q{i}", text, tuple(tokenizer(text)["input_ids"]), "2", "math", "mine", text)
             for i, text in enumerate(texts)
         ]
         assert all(prompt.token_ids[0] == BOS for prompt in prompts)
@@ -233,6 +233,16 @@ def test_a_format_checks_its_settings(fields: dict[str, Any], message: str) -> N
     with pytest.raises(ValueError, match="prompt") as caught:
         PromptFormat(**fields)
     assert str(caught.value) == message
+
+
+def test_a_prompt_keeps_the_question_alone() -> None:
+    around = PromptFormat(template="Think. {prompt} Answer:", system_prompt="You are a poet.")
+    (prompt,) = render([ask("What is 1 + 1?")], around, byte_tokenizer())
+    assert (prompt.question, prompt.text) == ("What is 1 + 1?", "You are a poet.\n\nThink. What is 1 + 1? Answer:")
+    chat = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    turns = talk(("user", "Hello"), ("assistant", "Hi"), ("user", "And 2 + 2?"))
+    (prompt,) = render([turns], around, byte_tokenizer(chat))
+    assert prompt.question == "And 2 + 2?"
 
 
 def test_long_prompts_are_dropped_and_counted() -> None:

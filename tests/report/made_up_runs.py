@@ -62,7 +62,9 @@ def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, lo
         if num_groups > 2 and g == 2:
             name = groups[1].prompt.id[:-2]
         place = 1 if num_groups > 2 and g == 2 else g
-        prompt = Prompt(f"{name} {place}", f"{name}{place}\n{'x' * long}", (3, 4), "ref", f"domain {place % 2}")
+        question = f"{name}{place}\n{'x' * long}"
+        text = f"You are told this before every question.\n\n{question}"
+        prompt = Prompt(f"{name} {place}", text, (3, 4), "ref", f"domain {place % 2}", question=question)
         tree = random_tree(rng, num_rollouts, unknown=g == 3)
         correct_L = rng.random(tree.num_responses) < rng.random()
         made = [

@@ -199,6 +199,15 @@ def test_memory_of_steps_that_do_not_fit_is_unknown() -> None:
     assert predict_memory(full.measured, full.plan, SETTINGS) == ([None] * 4, [None] * 4)
 
 
+def test_a_long_path_does_not_leave_the_figure(tmp_path: Path) -> None:
+    path = f"/home/somebody/{'experiments/' * 12}runs/mine/checkpoints/step-000150"
+    draw_plan(replace(report(), model=path), tmp_path / "plan.png")
+    title = imread(tmp_path / "plan.png")[:50, :, :3]
+    assert (title < 0.5).any()
+    assert (title[:, :20] == 1).all()  # it ends before the figure's edges
+    assert (title[:, -20:] == 1).all()
+
+
 def test_the_figure_is_drawn(tmp_path: Path) -> None:
     """Where nothing is recommended, too; tests/test_cli_plan.py draws a whole one."""
     draw_plan(report(p_value=0.5, tied=[], chosen=None, best=None), tmp_path / "plan.png")

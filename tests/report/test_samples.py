@@ -112,8 +112,19 @@ def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
     table = [line for line in lines if re.match(r" *\d+ +\d+/\d+ ", line)]
     assert len(table) == MOST_PROMPTS
     assert max(len(line) for line in table) <= 80
-    assert any(line.split() == ["#", "correct", "distinct", "cut", "prompt"] for line in lines)
+    assert any(line.split() == ["#", "correct", "distinct", "cut", "question"] for line in lines)
     assert any("20 of 60 prompts, evenly spaced by success" in line for line in lines)
+
+
+def test_the_list_shows_questions_without_what_stands_around_them(tmp_path: Path, rng: np.random.Generator) -> None:
+    step = random_step(rng, 3, 8)
+    RunDirectory(tmp_path).write_rollouts(1, step.groups, step.verdicts, step.texts)
+    (tmp_path / "config.yaml").touch()
+    listed, _, responses = shown(tmp_path, width=300).partition("\nprompt ")
+    for group in step.groups:
+        assert visible_text(group.prompt.question.strip(), one_line=True) in listed
+    assert "You are told this" not in listed
+    assert "You are told this before every question." in responses  # a prompt's responses stand below all of it
 
 
 def test_kinds_that_do_not_occur(tmp_path: Path, rng: np.random.Generator) -> None:

@@ -43,12 +43,20 @@ def test_groups_come_back_as_they_were(
         assert np.array_equal(group.reward_L, made.reward_L)
         assert (group.step, group.prompt_id, group.prompt) == (STEP, made.prompt.id, made.prompt.text)
         assert group.domain == made.prompt.domain
+        assert group.question == made.prompt.question != group.prompt
         assert group.num_correct == made.num_correct
         cut = sum(count for done, count in zip(made.tree.finished, made.tree.leaf_count, strict=True) if not done)
         assert group.num_truncated == cut
         paths = [made.tree.path(int(leaf)) for leaf in made.tree.leaf]
         means = [sum(float(np.float32(made.tree.logprob[n])) for n in path) / len(path) for path in paths]
         np.testing.assert_allclose(group.mean_logprob_L, means, rtol=1e-12)
+
+
+def test_a_run_that_stored_no_questions_shows_prompts_in_their_place(tmp_path: Path, stored: Stored) -> None:
+    file = tmp_path / "rollouts" / f"step-{STEP:06d}.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["question"]), file)
+    groups = list(read_groups(tmp_path, STEP))
+    assert [group.question for group in groups] == [made.prompt.text for made in stored.groups]
 
 
 def test_steps_are_those_with_a_whole_file(tmp_path: Path) -> None:

@@ -146,14 +146,12 @@ def build_run(
     discard_unfinished(directory.checkpoints)
     checkpoint = last_checkpoint(directory.checkpoints)
     check_resumable(config, directory, checkpoint)
-    if config.optimizer.from_checkpoint and not checkpoint and not is_checkpoint(Path(config.model)):
-        raise UserError(
-            f"optimizer.from_checkpoint needs a checkpoint, but model = {config.model} is not one; set model to "
-            "RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
-        )
+    if not checkpoint:
+        check_start(config)
     observe(Phase("loading", "data"))
     ready = prepare(config, str(checkpoint) if checkpoint else config.model)
-    _say_what_is_ready(ready, config, say)
+    for line in readiness_lines(ready, config):
+        say(line)
     loaded, engine = build_engine(config, ready, observe)
     num_rollouts, widening = build_rollouts_per_prompt(config)
     collector = Collector(
@@ -208,6 +206,19 @@ def build_run(
     return run, _restore(run, config, checkpoint)
 
 
+def check_start(config: TrainConfig) -> None:
+    """Refuse to start with the optimizer's state of a checkpoint where the model is none.
+
+    Raises:
+        UserError: If the model is no checkpoint.
+    """
+    if config.optimizer.from_checkpoint and not is_checkpoint(Path(config.model)):
+        raise UserError(
+            f"optimizer.from_checkpoint needs a checkpoint, but model = {config.model} is not one; set model to "
+            "RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
+        )
+
+
 def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotParts:
     """Make the parts that `brorl plan` measures: those of a run before its first step.
 
@@ -226,13 +237,20 @@ def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotPart
         )
     observe(Phase("loading", "data"))
     ready = prepare(config, config.model)
+    return build_pilot_parts(config, ready, replace(build_sampling(config), scheme="iid"), observe)
+
+
+def build_pilot_parts(
+    config: TrainConfig, ready: Ready, sampling: SamplingParams, observe: Observe = unobserved
+) -> PilotParts:
+    """Load the model and make the parts whose work on a few prompts is measured, with rollouts drawn like this."""
     loaded, engine = build_engine(config, ready, observe)
     return PilotParts(
         engine=engine,
         model=loaded.model,
         stream=ready.prompts.train,
         judge=ready.judge,
-        sampling=replace(build_sampling(config), scheme="iid"),
+        sampling=sampling,
         estimate_advantages=build_advantages(config),
         diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
         learner_settings=build_learner_settings(config, engine.stop_token_ids),
@@ -359,17 +377,22 @@ def _take_optimizer(run: TrainingRun, model: str) -> None:
         raise UserError(f"{error}; set optimizer.from_checkpoint: false") from error
 
 
-def _say_what_is_ready(ready: Ready, config: TrainConfig, say: Callable[[str], None]) -> None:
-    """Say what the data and the memory come to."""
+def readiness_lines(ready: Ready, config: TrainConfig) -> list[str]:
+    """Return what was left out of the data, and the memory that the run will need, as lines for a person."""
+    lines = []
     if ready.prompts.dropped:
-        say(f"{ready.prompts.dropped:,} prompts with more than {config.data.max_prompt_tokens} tokens were dropped")
+        lines.append(
+            f"{ready.prompts.dropped:,} prompts with more than {config.data.max_prompt_tokens} tokens were dropped"
+        )
     if ready.prompts.asked:
-        say(f"{ready.prompts.asked:,} training questions were removed because they are also in the evaluation data")
+        lines.append(
+            f"{ready.prompts.asked:,} training questions were removed because they are also in the evaluation data"
+        )
     if ready.prompts.train.num_prompts < config.prompts_per_step:
-        say(
+        lines.append(
             f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "
             f"{ready.prompts.train.num_prompts:,} training prompts, so that a step repeats prompts; lower "
             "prompts_per_step, or add data"
         )
     warning = check(ready.memory, ready.memory.available_bytes)
-    say(ready.memory.summary if warning is None else f"warning: {warning}")
+    return [*lines, ready.memory.summary if warning is None else f"warning: {warning}"]

@@ -9,16 +9,18 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 import brorl
-from brorl.cli import compare, plan, report, resume, samples, simulate, train
+from brorl.cli import check, compare, completion, init, plan, report, resume, samples, simulate, train
 from brorl.cli import eval as evaluate
 from brorl.cli.settings import unknown_option
 from brorl.errors import UserError
 
-_COMMANDS = {
+COMMANDS = {
+    "init": init,
+    "check": check,
     "train": train,
     "resume": resume,
     "eval": evaluate,
@@ -27,6 +29,7 @@ _COMMANDS = {
     "samples": samples,
     "plan": plan,
     "simulate": simulate,
+    "completion": completion,
 }
 
 
@@ -53,18 +56,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(arguments: list[str]) -> int:
+def make_parser(chosen: Collection[str]) -> argparse.ArgumentParser:
+    """Make the parser of all commands; settings are added to the `chosen` ones alone, since that takes time."""
     parser = _Parser(
         prog="brorl",
         description="Reinforcement learning from verifiable rewards at many rollouts per prompt, as one tree.",
     )
     parser.add_argument("--version", action="version", version=f"brorl {brorl.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for name, command in _COMMANDS.items():
-        command.add_parser(commands, chosen=arguments[:1] == [name])
-    if arguments and arguments[0] not in _COMMANDS and not arguments[0].startswith("-"):
-        close = difflib.get_close_matches(arguments[0], list(_COMMANDS), n=1)
-        advice = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(_COMMANDS)}"
+    for name, command in COMMANDS.items():
+        command.add_parser(commands, chosen=name in chosen)
+    return parser
+
+
+def _run(arguments: list[str]) -> int:
+    parser = make_parser(arguments[:1])
+    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
+        close = difflib.get_close_matches(arguments[0], list(COMMANDS), n=1)
+        advice = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}"
         raise UserError(f"{arguments[0]!r} is not a command; {advice} (see brorl --help)")
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import overrides_of
 from brorl.errors import UserError
 
@@ -60,7 +61,7 @@ def plan_of(parsed: argparse.Namespace) -> tuple[Path, Plan]:
         return folder, _plan_again(parsed, folder)
     plan = _new_plan(parsed)
     if parsed.output_dir is None:
-        return Path("runs") / f"compare-{datetime.now():%Y%m%d-%H%M%S}", plan
+        return RUNS / f"compare-{datetime.now():%Y%m%d-%H%M%S}", plan
     folder = Path(parsed.output_dir).expanduser()
     if (folder / SPEC_FILE).is_file():
         before = _plan_in(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Phase
 from brorl.cli.checkpoint import Checkpoint, resolve_checkpoint
+from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
 
@@ -65,7 +67,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--output-dir", "--output_dir", metavar="DIR",
-        help="folder; one that holds this evaluation is gone on with (default: one under evaluations/)",
+        help="folder; one that holds this evaluation is gone on with (default: one in runs/evaluations/)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="INT", help="decides what is sampled (default: 0)")
     parser.set_defaults(execute=evaluate)
@@ -101,10 +103,13 @@ def _evaluate(parsed: argparse.Namespace, request: Request, ks: tuple[int, ...],
     try:
         with RunDirectory(output).locked():
             store.check(ready.settings)
-            _announce(console, ready, output)
+            own = _compare_with_own(parsed, ready)
+            _announce(console, ready, output, own)
             stored = _sample(screen, ready, store)
             screen.close()
             _finish(console, ready, stored, ks, output)
+            for line in own:
+                _say(console, line)
     except UserError:
         if is_new:
             with suppress(OSError):  # not empty: something is stored there
@@ -202,7 +207,7 @@ def _folder(parsed: argparse.Namespace, ready: ReadyEvaluation) -> tuple[Path, b
         from hashlib import blake2b
 
         digest = blake2b(json.dumps(ready.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
-        output = Path("evaluations") / f"{_label(ready.request.config.model)}-{digest}"
+        output = RUNS / "evaluations" / f"{_label(ready.request.config.model)}-{digest}"
     else:
         output = Path(parsed.output_dir).expanduser()
     is_new = not output.exists()
@@ -222,7 +227,17 @@ def _label(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
 
 
-def _announce(console: Console, ready: ReadyEvaluation, output: Path) -> None:
+def _compare_with_own(parsed: argparse.Namespace, ready: ReadyEvaluation) -> list[str]:
+    """Say by what the evaluation differs from the run's own, if it asks what the run held out."""
+    from brorl.cli.own_evaluation import compare_with_own
+
+    run_config = resolve_checkpoint(parsed.checkpoint).run_config
+    if run_config is None or parsed.data:
+        return []
+    return compare_with_own(parsed.checkpoint, run_config, ready.settings)
+
+
+def _announce(console: Console, ready: ReadyEvaluation, output: Path, own: Sequence[str]) -> None:
     """Say what is about to happen."""
     settings, device = ready.settings, ready.settings["device"]
     sets = ", ".join(f"{name} ({one['prompts']:,} prompts)" for name, one in settings["data"].items())
@@ -232,6 +247,7 @@ def _announce(console: Console, ready: ReadyEvaluation, output: Path) -> None:
         f"{settings['samples']:,} responses a prompt, {drawn}, at most {settings['max_new_tokens']:,} tokens each, "
         f"seed {settings['seed']}; folder {output}",
         *ready.notes,
+        *own[:1],
     ):
         _say(console, line)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Phase
 from brorl.cli.checkpoint import resolve_checkpoint
+from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
 
@@ -60,7 +61,10 @@ def add_parser(commands: Commands, chosen: bool) -> None:
         "--seconds-per-step", type=float, metavar="S",
         help="time budget of a step (default: what the recipe's own N and prompts take)",
     )  # fmt: skip
-    parser.add_argument("--output-dir", "--output_dir", default="plan", metavar="DIR", help="folder (default: plan)")
+    parser.add_argument(
+        "--output-dir", "--output_dir", default=str(RUNS / "plan"), metavar="DIR",
+        help="folder; an earlier plan in it is replaced (default: %(default)s)",
+    )  # fmt: skip
     parser.set_defaults(execute=plan)
     if chosen:
         from brorl.config.reading import settings_of
@@ -167,6 +171,7 @@ def _announce(
     lines = [
         f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
         f"the recipe: N = {num_rollouts} rollouts x {config.prompts_per_step} prompts a step",
+        *_unnamed_recipe(parsed),
         f"pilot: {parsed.pilot_rollouts} rollouts of each of {parsed.pilot_prompts} training prompts, {pilot:,} in all "
         f"({pilot / step:.2g} of a step), and two gradients of each prompt",
         "then the phases of a step are timed at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more "
@@ -174,6 +179,18 @@ def _announce(
     ]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _unnamed_recipe(parsed: argparse.Namespace) -> list[str]:
+    """Say that the quickstart's recipe is planned where nothing names another one."""
+    if parsed.recipe or (parsed.checkpoint is not None and resolve_checkpoint(parsed.checkpoint).run_config):
+        return []
+    if parsed.data is not None or hasattr(parsed, "setting:data.sources"):
+        return [f"no --recipe was given: all settings but the prompts are those of {_RECIPE}"]
+    return [
+        f"no --recipe was given: the plan is for the arithmetic puzzles of {_RECIPE}; plan your own prompts with "
+        "--recipe mine.yaml or --data FILE"
+    ]
 
 
 def _measure_and_report(

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands
 from brorl.errors import StorageError, UserError
 
@@ -28,14 +29,14 @@ def add_parser(commands: Commands, chosen: bool) -> None:  # noqa: ARG001 (no se
         "--output",
         type=Path,
         metavar="FILE",
-        help=f"where to write it (default: RUN/{REPORT}; of several runs: {REPORT} in this folder)",
+        help=f"where to write it (default: RUN/{REPORT}; of several runs: {RUNS / REPORT})",
     )
     parser.set_defaults(execute=lambda parsed: report(parsed.runs, parsed.output))
 
 
 def report(paths: list[Path], output: Path | None) -> int:
     """Write the report of runs and return the exit code."""
-    target = output or (paths[0] / REPORT if len(paths) == 1 else Path(REPORT))
+    target = output or (paths[0] / REPORT if len(paths) == 1 else RUNS / REPORT)
     size = write_report(paths, target)
     print(f"{target} ({size / 1e6:.1f} MB): open it in a browser")  # noqa: T201
     return 0

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import brorl
+from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands
 from brorl.errors import StorageError, UserError
 
@@ -63,10 +64,10 @@ def add_parser(commands: Commands, chosen: bool) -> None:
         "--output-dir",
         "--output_dir",
         type=Path,
-        default=Path("simulation"),
+        default=RUNS / "simulation",
         metavar="DIR",
         help="folder for simulation.json, .csv and .png; an earlier simulation in it is replaced "
-        "(default: ./simulation)",
+        "(default: %(default)s)",
     )
     parser.set_defaults(execute=run_command)
     if chosen:

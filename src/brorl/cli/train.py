@@ -11,6 +11,7 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import brorl
+from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
 
@@ -47,7 +48,7 @@ def train(recipe: str, overrides: dict[str, Any]) -> int:
     with Screen(f"brorl {brorl.__version__}") as screen:  # from here on there is something to see: torch takes a while
         directory = _run_directory(config, Path(recipe).stem)
         with directory.locked():  # from here on no other process finds the directory empty, or removes it
-            _refuse_used(directory)
+            refuse_used_folder(directory.path)
             try:
                 return run_to_end(config, directory, screen, recipe)
             except UserError:
@@ -264,7 +265,7 @@ def _run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
 
     try:
         if config.output_dir is None:
-            return RunDirectory(_new_directory(Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"))
+            return RunDirectory(_new_directory(RUNS / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"))
         path = Path(config.output_dir).expanduser()
         path.mkdir(parents=True, exist_ok=True)
         return RunDirectory(path)
@@ -286,10 +287,10 @@ def _new_directory(base: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def _refuse_used(directory: RunDirectory) -> None:
-    """Refuse a directory that holds something."""
-    if any(directory.path.iterdir()):
-        raise _used(directory.path)
+def refuse_used_folder(path: Path) -> None:
+    """Refuse an output_dir that is a file, or holds something."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise _used(path)
 
 
 def _used(path: Path) -> UserError:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from hashlib import blake2b
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations, combinations_with_replacement, permutations
 from math import gcd
 from typing import NamedTuple, Self
 
@@ -56,6 +57,12 @@ class CountdownPuzzle:
         """What the model reads: `3 5 7 -> 22:`; the response follows directly."""
         return f"{self.reference}:"
 
+    @property
+    def solution(self) -> str | None:
+        """An expression that reaches the target, such as `(3*5)+7`; None if there is none."""
+        found = _expression([(Fraction(number), str(number)) for number in self.numbers], self.target)
+        return found[1:-1] if found and found.startswith("(") else found
+
     @classmethod
     def from_reference(cls, reference: str) -> Self:
         """Read a puzzle back from its one-line form.
@@ -72,6 +79,21 @@ class CountdownPuzzle:
             raise ValueError(
                 f"{reference!r} is no countdown reference; write ascending numbers and the target like '3 5 7 -> 22'"
             ) from error
+
+
+def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | None:
+    """Combine two parts in every way, until one is left that has the target as its value."""
+    if len(parts) == 1:
+        return parts[0][1] if parts[0][0] == target else None
+    for i, j in permutations(range(len(parts)), 2):
+        (a, left), (b, right) = parts[i], parts[j]
+        rest = [part for k, part in enumerate(parts) if k not in (i, j)]
+        made = [(a - b, "-"), *([(a / b, "/")] if b else []), *([(a + b, "+"), (a * b, "*")] if i < j else [])]
+        for value, sign in made:
+            found = _expression([*rest, (value, f"({left}{sign}{right})")], target)
+            if found:
+                return found
+    return None
 
 
 class CountdownSplit(NamedTuple):

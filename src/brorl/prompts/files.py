@@ -22,7 +22,7 @@ from brorl.prompts.rows import Place, Row, read_rows
 
 _MISSING = object()
 # What other data sets call these columns, most telling first.
-_OTHER_NAMES = {
+USUAL_NAMES = {
     "prompt_column": ("prompt", "question", "problem", "instruction", "query", "messages", "input", "text"),
     "answer_column": (
         "answer", "solution", "ground_truth", "final_answer", "expected_answer", "target", "label", "reference",
@@ -191,7 +191,7 @@ def _cell(row: Row, column: str, setting: str, source: FileSource) -> Any:
 def _nearest(column: str, columns: list[str], setting: str) -> str | None:
     """Return the column that was probably meant: the same but for case, one of a usual name, or one spelled alike."""
     lower = {name.lower(): name for name in reversed(columns)}
-    for name in (column.lower(), *_OTHER_NAMES.get(setting, ())):
+    for name in (column.lower(), *USUAL_NAMES.get(setting, ())):
         if name in lower:
             return lower[name]
     alike = difflib.get_close_matches(column.lower(), lower, n=1)

@@ -59,6 +59,11 @@ class PromptMixture:
         self._turns = [0] * len(streams)
 
     @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The distinct prompts, source by source."""
+        return tuple(prompt for stream in self._streams for prompt in stream.prompts)
+
+    @property
     def num_prompts(self) -> int:
         """Number of distinct prompts of all sources."""
         return sum(stream.num_prompts for stream in self._streams)

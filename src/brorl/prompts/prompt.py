@@ -18,6 +18,7 @@ class Prompt:
         reference: What the verifier of `domain` needs to judge a response.
         domain: Which verifier judges the responses.
         source: Name of the data the question came from, for results by source.
+        question: The question alone, without system prompt and template, for lists; empty if it is unknown.
 
     Raises:
         ValueError: If there is no token.
@@ -29,6 +30,7 @@ class Prompt:
     reference: str
     domain: str
     source: str = ""
+    question: str = ""
 
     def __post_init__(self) -> None:
         if not self.token_ids:

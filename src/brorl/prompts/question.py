@@ -60,6 +60,11 @@ class Question:
             )
 
     @property
+    def last_turn(self) -> str:
+        """What the model answers: the text, or the last message."""
+        return self.messages[-1].content if self.messages else self.text
+
+    @property
     def key(self) -> str:
         """What is asked, as one string: equal keys are the same question, whatever their ids and sources."""
         if not self.messages:

@@ -150,7 +150,7 @@ def render(questions: Sequence[Question], format: PromptFormat, tokenizer: Token
                 raise UserError(
                     f"the tokenizer makes no token of question {q.id} ({text[:60]!r}); fix or delete the row"
                 )
-            prompts.append(Prompt(q.id, text, kept, q.reference, q.domain, q.source))
+            prompts.append(Prompt(q.id, text, kept, q.reference, q.domain, q.source, q.last_turn))
     return prompts
 
 

@@ -13,6 +13,11 @@ class PromptSupply(Protocol):
     """Endless prompts in a fixed order that can be left and taken up again."""
 
     @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The distinct prompts, source by source."""
+        ...
+
+    @property
     def num_prompts(self) -> int:
         """Number of distinct prompts."""
         ...

@@ -16,6 +16,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 from brorl.report.plan import PlanReport, seconds_text
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#1f5fa8", "#d9822b", "#3a8f5c", "#b3382c", "#8a8f98"
+_LONGEST_NAME = 80  # characters that fit into the title
 _PHASE_COLOURS = {
     "generation": _BLUE,
     "verification": _GREEN,
@@ -38,10 +39,19 @@ def draw_plan(report: PlanReport, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_xlabel("rollouts per prompt, N")
     figure.suptitle(
-        f"{report.model} on {report.device}: pilot of {report.measured.summary.num_prompts} prompts x "
-        f"{report.measured.summary.num_rollouts} rollouts (bands: 95%)"
+        f"{_shortened(report.model)} on {report.device}\n"
+        f"pilot of {report.measured.summary.num_prompts} prompts x {report.measured.summary.num_rollouts} rollouts "
+        "(bands: 95%)"
     )
     figure.savefig(path, dpi=130)
+
+
+def _shortened(model: str) -> str:
+    """Return a model's name without the first folders of a path that is too long for the figure."""
+    if len(model) <= _LONGEST_NAME:
+        return model
+    end = model[-_LONGEST_NAME:]
+    return f"...{end[end.find('/') :]}" if "/" in end else f"...{end}"
 
 
 def _draw_shares(axis: Axes, report: PlanReport) -> None:

@@ -35,7 +35,7 @@ class PromptRow:
     Attributes:
         number: Its place in the step, from 1.
         prompt_id: Its name.
-        prompt: What the model read.
+        question: What it asks.
         domain: Its domain.
         num_correct: Correct rollouts.
         num_rollouts: Rollouts.
@@ -45,7 +45,7 @@ class PromptRow:
 
     number: int
     prompt_id: str
-    prompt: str
+    question: str
     domain: str
     num_correct: int
     num_rollouts: int
@@ -144,7 +144,7 @@ _KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "cor
 def _row(number: int, group: StoredGroup) -> PromptRow:
     tree = group.tree
     return PromptRow(
-        number, group.prompt_id, group.prompt, group.domain, group.num_correct, tree.num_rollouts, tree.num_responses,
+        number, group.prompt_id, group.question, group.domain, group.num_correct, tree.num_rollouts, tree.num_responses,
         group.num_truncated,
     )  # fmt: skip
 
@@ -173,7 +173,7 @@ def _prompt_list(rows: Sequence[PromptRow], width: int) -> list[RenderableType]:
             _bar(row.num_correct / row.num_rollouts),
             str(row.num_responses),
             str(row.num_truncated or ""),
-            Text(_one_line(row.prompt)),
+            Text(_one_line(row.question)),
         )
         for row in (order[i] for i in places)
     ]
@@ -183,9 +183,9 @@ def _prompt_list(rows: Sequence[PromptRow], width: int) -> list[RenderableType]:
         widest = max(len(name), *(len(row[i]) for row in cells)) if cells else len(name)
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
         left -= widest + 3
-    table.add_column("prompt", no_wrap=True)
+    table.add_column("question", no_wrap=True)
     for row in cells:
-        row[-1].truncate(max(left, 10), overflow="ellipsis")  # only the prompt gives way where it is narrow
+        row[-1].truncate(max(left, 10), overflow="ellipsis")  # only the question gives way where it is narrow
         table.add_row(*row)
     parts: list[RenderableType] = [table]
     if len(order) > MOST_PROMPTS:

@@ -25,7 +25,7 @@ _COLUMNS = (
     "prompt_id", "domain", "prompt", "response", "token_ids", "logprobs", "count", "num_rollouts", "finished",
     "correct", "score", "extracted", "reason", "reward",
 )  # fmt: skip
-_LATER = ("reference",)  # earlier versions did not store it
+_LATER = ("question", "reference")  # earlier versions did not store it
 _LISTS = ("token_ids", "logprobs")
 _ROWS_AT_A_TIME = 1024
 
@@ -41,6 +41,7 @@ class StoredGroup:
         prompt_id: Name of the prompt.
         domain: Its domain.
         prompt: What the model read.
+        question: The question alone; what the model read where the run did not store it.
         tree: The rollouts; its `prompt_ids` are empty, since they are not stored.
         texts: Text of each distinct response, L of them.
         verdicts: Verdict of each distinct response; their seconds are 0, since they are not stored.
@@ -52,6 +53,7 @@ class StoredGroup:
     prompt_id: str
     domain: str
     prompt: str
+    question: str
     tree: RolloutTree
     texts: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
@@ -152,6 +154,7 @@ def _group(file: Path, step: int, rows: Sequence[Row]) -> StoredGroup:
         prompt_id=first["prompt_id"],
         domain=first["domain"],
         prompt=first["prompt"],
+        question=first.get("question") or first["prompt"],
         tree=tree,
         texts=tuple(r["response"] for r in rows),
         verdicts=verdicts,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from brorl.algorithms.dynamic_sampling import has_mixed_outcomes
 from brorl.algorithms.groups import Group
@@ -186,12 +187,12 @@ def measure(
     spent = sum(clock.seconds()["generation"] + clock.seconds()["verification"] for clock in clocks)
 
     say("gradients of the pilot's prompts, on a copy of the model")
-    first = _Prober(parts, scratch)
+    first = StepProber(parts, copy.deepcopy(parts.model), scratch)
     products = gradient_products(first.learner.model, groups, parts, parts.generator(1))
     first.finish(sampled[0], Stopwatch())  # what is imported or set up once is no memory of a step
     del first
     say("timing the phases of a step")
-    prober = _Prober(parts, scratch)
+    prober = StepProber(parts, copy.deepcopy(parts.model), scratch)
     quick = spent <= _QUICK_SECONDS
     sizes = probe_sizes(num_prompts, num_rollouts, parts.prompts_per_step, int(wanted[-1]), quick)
     memory = [prober.observe(prompts[:p], n, quick) for n, p in sizes]  # warms up, too
@@ -226,14 +227,19 @@ def _nothing_mixed(groups: Sequence[Group]) -> str:
     )
 
 
-class _Prober:
-    """Runs the phases of a step with a copy of the model."""
+class StepProber:
+    """Runs the phases of a step.
 
-    def __init__(self, parts: PilotParts, scratch: Path) -> None:
+    Args:
+        parts: The parts of the run.
+        model: What is trained: the run's model, or a copy if that must stay as it is.
+        scratch: An empty folder for stored rollouts.
+    """
+
+    def __init__(self, parts: PilotParts, model: PreTrainedModel, scratch: Path) -> None:
         self._parts = parts
         self._directory = RunDirectory(scratch)
         self._device = parts.model.device
-        model = copy.deepcopy(parts.model)
         gc.collect()  # what loading left behind must not look like memory that a step gives back
         self._loaded_bytes = bytes_in_use(self._device)
         self.learner = TreeLearner(model, parts.learner_settings)

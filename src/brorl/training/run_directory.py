@@ -152,7 +152,7 @@ class RunDirectory:
                 verdict = group_verdicts[i]
                 rows.append({
                     "step": step, "prompt_id": group.prompt.id, "domain": group.prompt.domain, "prompt":
-                    group.prompt.text, "reference": group.prompt.reference,
+                    group.prompt.text, "question": group.prompt.question, "reference": group.prompt.reference,
                     "response": group_texts[i], "token_ids": token_ids, "logprobs":
                     tree.logprob[tree.path(int(leaf))], "count": count, "num_rollouts": tree.num_rollouts,
                     "finished": bool(tree.finished[i]), "correct": verdict.correct, "score": verdict.score,
@@ -160,7 +160,7 @@ class RunDirectory:
                 })  # fmt: skip
         schema = pa.schema([
             ("step", pa.int32()), ("prompt_id", pa.string()), ("domain", pa.string()), ("prompt", pa.string()),
-            ("reference", pa.string()),
+            ("question", pa.string()), ("reference", pa.string()),
             ("response", pa.string()), ("token_ids", pa.list_(pa.int32())), ("logprobs", pa.list_(pa.float32())),
             ("count", pa.int32()), ("num_rollouts", pa.int32()), ("finished", pa.bool_()), ("correct", pa.bool_()),
             ("score", pa.float64()), ("extracted", pa.string()), ("reason", pa.string()), ("reward", pa.float64()),

@@ -1,0 +1,51 @@
+"""`brorl completion`: a script that completes commands and options in bash, zsh and fish.
+
+The script is static: a press of the Tab key runs no Python. It is made by shtab from the parsers of all commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from brorl.cli.settings import Commands
+from brorl.errors import UserError
+
+_SHELLS = ("bash", "zsh", "fish")
+_FILES = ("ARM", "CHECKPOINT", "DATA", "DATA_FILE", "FILE", "MODEL", "RECIPE", "RUN", "SOURCE")  # what a path may be
+_FOLDERS = ("DIR",)
+
+
+def add_parser(commands: Commands, chosen: bool) -> None:  # noqa: ARG001 (no settings to add)
+    """Add the command."""
+    parser = commands.add_parser(
+        "completion",
+        usage="brorl completion bash | zsh | fish",
+        help="print a script that completes commands and options in a shell",
+        allow_abbrev=False,
+    )
+    parser.add_argument("shell", choices=_SHELLS, help="the shell")
+    parser.set_defaults(execute=lambda parsed: completion(parsed.shell))
+
+
+def completion(shell: str) -> int:
+    """Print the script and return the exit code."""
+    from brorl.cli import COMMANDS, make_parser
+
+    try:
+        import shtab
+    except ImportError as error:
+        raise UserError("brorl completion needs the package shtab; pip install shtab") from error
+    parser = make_parser(COMMANDS)
+    _complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
+    print(shtab.complete(parser, shell=shell))  # noqa: T201
+    return 0
+
+
+def _complete_paths(parser: argparse.ArgumentParser, files: dict[str, str], folders: dict[str, str]) -> None:
+    """Complete paths where an argument's placeholder stands for one."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_paths(command, files, folders)
+        elif action.metavar in (*_FILES, *_FOLDERS):
+            action.complete = folders if action.metavar in _FOLDERS else files  # type: ignore[attr-defined]

@@ -1,0 +1,159 @@
+"""What a data file most likely means: which columns hold question and answer, and which verifier fits.
+
+In: the path of a file, and what the user knows already. Out: a guess with its reasons. It looks at the first rows only;
+what it cannot tell is a `UserError` that names the columns and the option that answers the question.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from math import isfinite
+from typing import Any, NamedTuple
+
+from brorl.errors import UserError
+from brorl.prompts.boxed import last_box
+from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
+from brorl.prompts.files import USUAL_NAMES
+from brorl.prompts.rows import Row, read_rows
+
+_ROWS = 200  # that are looked at
+_MARKER = "####"  # before the answer in GSM8K's form
+_MATH_DOMAIN = "math"
+_MOSTLY = 0.9
+_LONGEST_ANSWER = 200  # characters; longer texts are solutions, not answers
+_MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "and", "or"}
+
+
+class Guess(NamedTuple):
+    """What a file seems to hold.
+
+    Attributes:
+        prompt_column: Column of the question.
+        answer_column: Column of the answer; with a dot, a key inside a column.
+        answer_after: The answer is what follows the last such text; None if it is the whole column.
+        domain: Which verifier judges the responses.
+        example: An answer.
+        domain_reason: Why this domain.
+    """
+
+    prompt_column: str
+    answer_column: str
+    answer_after: str | None
+    domain: str
+    example: str
+    domain_reason: str
+
+
+def guess_meaning(
+    path: str, prompt_column: str | None = None, answer_column: str | None = None, domain: str | None = None
+) -> Guess:
+    """Guess what the columns of a file mean.
+
+    Args:
+        path: A file, a folder or a data set, as `read_rows` takes it.
+        prompt_column: Column of the question, if it is known.
+        answer_column: Column of the answer, if it is known.
+        domain: The verifier, if it is known.
+
+    Raises:
+        UserError: If the file cannot be read, or something cannot be told from it.
+    """
+    first = next(read_rows(path, None, "train", ()), None)
+    if first is None:
+        raise UserError(f"{path} is empty; it should hold at least one question with an answer")
+    rows = list(islice(read_rows(path, None, "train", first.columns), _ROWS))
+    columns = list(first.columns)
+    prompt = _column(path, columns, rows, "prompt", prompt_column, taken=answer_column)
+    answer = _column(path, columns, rows, "answer", answer_column, taken=prompt)
+    texts = [str(_value(row, answer)).strip() for row in rows]
+    after = _MARKER if all(_MARKER in text for text in texts) else None
+    if after:
+        texts = [text.rpartition(after)[2].strip() for text in texts]
+    found, reason = (domain, "as given") if domain else _domain(path, answer, texts)
+    return Guess(prompt, answer, after, found, texts[0], reason)
+
+
+def _column(
+    path: str, columns: Sequence[str], rows: Sequence[Row], what: str, given: str | None, taken: str | None
+) -> str:
+    """Return the column of the question or the answer: the given one, or the first with a usual name that fits."""
+    listed = ", ".join(columns) or "none"
+    if given is not None:
+        if given in columns or given.partition(".")[0] in columns:
+            return given
+        raise UserError(f"{path} has no column {given!r} (columns: {listed}); give --{what}-column one of them")
+    spelled = {column.lower(): column for column in reversed(columns) if column != taken}
+    names = USUAL_NAMES[f"{what}_column"]
+    for name in names:
+        if name not in spelled:
+            continue
+        column = spelled[name]
+        inside = _keys(rows, column, names) if what == "answer" else []
+        for candidate in (column, *inside):
+            if all(_fits(_value(row, candidate), what) for row in rows):
+                return candidate
+    question = "the question" if what == "prompt" else "the reference answer"
+    raise UserError(f"{path}: no column is clearly {question} (columns: {listed}); give --{what}-column NAME")
+
+
+def _keys(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[str]:
+    """Return the keys with a usual name inside a column of objects, such as reward_model.ground_truth."""
+    value = rows[0].values.get(column)
+    return [f"{column}.{name}" for name in names if name in value] if isinstance(value, Mapping) else []
+
+
+def _value(row: Row, column: str) -> Any:
+    if column in row.values:
+        return row.values[column]
+    name, _, key = column.partition(".")
+    inside = row.values.get(name)
+    return inside.get(key) if isinstance(inside, Mapping) else None
+
+
+def _fits(value: Any, what: str) -> bool:
+    """Whether a value can be a question (text, messages) or an answer (text, a number)."""
+    if isinstance(value, str):
+        return bool(value.strip())
+    if what == "prompt":
+        return isinstance(value, list) and bool(value) and all(isinstance(turn, Mapping) for turn in value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _domain(path: str, column: str, texts: Sequence[str]) -> tuple[str, str]:
+    """Return the domain that the answers belong to, and why."""
+    if all(_is_puzzle(text) for text in texts):
+        return COUNTDOWN_DOMAIN, "the answers are puzzles such as `3 5 7 -> 22`"
+    solutions = [text for text in texts if len(text) > _LONGEST_ANSWER]
+    if solutions and all(last_box(text) is not None for text in solutions):
+        raise UserError(
+            f"{path}: column {column!r} holds whole solutions with the answer in \\boxed{{}}; write the answers into a "
+            "column of their own and give --answer-column NAME"
+        )
+    if sum(map(_looks_mathematical, texts)) >= _MOSTLY * len(texts):
+        return _MATH_DOMAIN, "the answers look like numbers or formulas"
+    strange = next(text for text in texts if not _looks_mathematical(text))
+    raise UserError(
+        f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
+        "give --domain NAME and write a verifier for it (docs/verifiers.md), --domain math if math-verify can judge "
+        "them all the same, or another --answer-column"
+    )
+
+
+def _is_puzzle(text: str) -> bool:
+    try:
+        CountdownPuzzle.from_reference(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _looks_mathematical(text: str) -> bool:
+    """Whether an answer is a number, a formula, or the letter of a choice."""
+    if len(text) > _LONGEST_ANSWER:
+        return False
+    if "\\" in text or re.fullmatch(r"\(?[A-J]\)?", text):
+        return True
+    words = {word.lower() for word in re.findall(r"[A-Za-z]{2,}", text)}
+    return words <= _MATH_WORDS and any(character.isdigit() for character in text)

@@ -1,0 +1,180 @@
+"""`brorl init`: what it guesses of a data file, and that the recipe it writes is one that `brorl check` takes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from brorl.config.reading import make_config, parse_yaml
+from brorl.config.sources import FileConfig
+from run_support import command, save_tiny_model
+
+EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> Path:
+    path = Path(name)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sums(rng: np.random.Generator, number: int, question: str, answer: str, form: str = "{}") -> list[dict[str, Any]]:
+    pairs = {(int(a), int(b)) for a, b in rng.integers(0, 1000, (number, 2))}
+    return [{question: f"What is {a} + {b}?", answer: form.format(a + b), "note": "easy"} for a, b in pairs]
+
+
+def source_of(recipe: str) -> FileConfig:
+    config = make_config(parse_yaml(Path(recipe).read_text(), recipe), {}, recipe)
+    (source,) = config.data.sources
+    assert isinstance(source, FileConfig)
+    return source
+
+
+def refusal(*arguments: str | Path) -> str:
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    outcome = command("init", *arguments)
+    assert (outcome.code, outcome.out) == (2, ""), outcome
+    assert outcome.err.startswith("brorl: ")
+    assert outcome.err.count("\n") == 1
+    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
+    return outcome.err
+
+
+@pytest.mark.parametrize(
+    ("file", "question", "answer", "form", "after"),
+    [
+        ("a.jsonl", "prompt", "answer", "{}", None),
+        ("a.json", "question", "ground_truth", "${}$", None),
+        ("a.parquet", "Problem", "Solution", "First add.\n#### {}", "####"),
+        ("a.jsonl", "instruction", "target", "\\boxed{{{}}}", None),
+    ],
+)
+def test_columns_and_domain_are_guessed(
+    rng: np.random.Generator, file: str, question: str, answer: str, form: str, after: str | None
+) -> None:
+    rows = sums(rng, 300, question, answer, form)
+    outcome = command("init", write(file, rows))
+    assert outcome.code == 0, outcome
+    source = source_of("mine.yaml")
+    assert (source.prompt_column, source.answer_column, source.answer_after) == (question, answer, after)
+    assert (source.domain, Path(source.path).name) == ("math", file)
+    for said in (
+        f"{len(rows)} questions",
+        f"column {question}",
+        f"column {answer}",
+        "verifier: math",
+        "wrote mine.yaml",
+    ):
+        assert said in outcome.said
+
+
+def test_conversations_and_answers_inside_a_column(rng: np.random.Generator) -> None:
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{a} times 2?"}],
+            "reward_model": {"style": "rule", "ground_truth": 2 * a},
+        }
+        for a in rng.permutation(1000)[:50].tolist()
+    ]
+    assert command("init", write("verl.parquet", rows)).code == 0
+    source = source_of("mine.yaml")
+    assert (source.prompt_column, source.answer_column) == ("prompt", "reward_model.ground_truth")
+
+
+def test_every_setting_has_a_comment(rng: np.random.Generator) -> None:
+    assert command("init", write("a.jsonl", sums(rng, 40, "prompt", "answer"))).code == 0
+    lines = Path("mine.yaml").read_text().splitlines()
+    settings = [
+        (before, line) for before, line in zip(["", *lines], lines, strict=False) if ": " in line.split(" #")[0]
+    ]
+    settings = [(before, line) for before, line in settings if not line.lstrip().startswith("#")]
+    assert len(settings) > 15
+    for before, line in settings:
+        assert " # " in line or before.lstrip().startswith("# "), line
+    assert max(map(len, lines)) <= 120
+    config = make_config(parse_yaml("\n".join(lines), "mine.yaml"), {}, "mine.yaml")
+    assert config.rollouts_per_prompt == 16
+    assert "512" in next(line for line in lines if line.startswith("rollouts_per_prompt"))
+
+
+def test_what_it_writes_is_checked_and_trained(rng: np.random.Generator, tmp_path: Path) -> None:
+    """By a random model, which solves nothing: training makes no step, and says so."""
+    model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=256)
+    data = write("sums.jsonl", sums(rng, 12, "question", "answer"))
+    assert command("init", data, "--model", model, "--output", "recipes/first.yaml").code == 0
+    short = ("--sampling.max_new_tokens=4", "--engine.threads=1", "--verification.workers=1")
+    outcome = command("check", "recipes/first.yaml", *short)
+    assert outcome.code == 0, outcome
+    assert "seconds a step: about" in outcome.said
+    few = ("--evaluation.num_prompts=1", "--dynamic_sampling.max_tries=1", "--output_dir=run")
+    outcome = command("train", "recipes/first.yaml", *short, *few)
+    assert outcome.code == 1
+    assert "no group had both correct and incorrect rollouts" in outcome.said
+
+
+def test_puzzles_are_for_the_shipped_model() -> None:
+    rows = [{"prompt": f"1 2 {i} -> {3 + i}:", "answer": f"1 2 {i} -> {3 + i}"} for i in range(2, 40)]
+    assert command("init", write("puzzles.jsonl", rows)).code == 0
+    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    assert config.model == "quickstart"
+    assert config.prompt.template == "{prompt}"
+    assert source_of("mine.yaml").domain == "countdown"
+    assert command("check", "mine.yaml", "--no-timing").code == 0
+
+
+def test_a_domain_of_ones_own() -> None:
+    write("cities.jsonl", [{"q": f"Capital of {i}?", "a": f"City {chr(97 + i)}"} for i in range(20)])
+    said = refusal("cities.jsonl")
+    assert "no column is clearly the question (columns: q, a); give --prompt-column NAME" in said
+    said = refusal("cities.jsonl", "--prompt-column=q")
+    assert "no column is clearly the reference answer (columns: q, a); give --answer-column NAME" in said
+    said = refusal("cities.jsonl", "--prompt-column=q", "--answer-column=a")
+    assert "such as 'City a', do not look like numbers or formulas; give --domain NAME" in said
+    outcome = command("init", "cities.jsonl", "--prompt-column=q", "--answer-column=a", "--domain=cities")
+    assert outcome.code == 0
+    assert "write the verifier first" in outcome.said
+    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    assert list(config.verification.functions) == ["cities"]
+    Path("my_checks.py").write_text("def check(response, reference):\n    return response == reference\n")
+    outcome = command("check", "mine.yaml", "--no-timing", "--model=quickstart")
+    assert "cannot spell the prompt" in outcome.err  # the function was found; the shipped model knows no letters
+
+
+def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
+    data = write("a.jsonl", sums(rng, 30, "prompt", "answer"))
+    assert "has no column 'x' (columns: prompt, answer, note); give --answer-column" in refusal(
+        data, "--answer-column=x"
+    )
+    said = refusal("none.jsonl")
+    assert "there is no file or folder none.jsonl" in said
+    assert "fix DATA_FILE" in said
+    Path("mine.yaml").write_text("precious")
+    assert "mine.yaml exists already and is left as it is; choose another name with --output" in refusal(data)
+    Path("empty.jsonl").write_text("")
+    assert "empty.jsonl is empty" in refusal("empty.jsonl", "--output=b.yaml")
+    long = "Let us think. " * 30
+    write("solved.jsonl", [{"prompt": f"{i}?", "solution": f"{long}\\boxed{{{i}}}"} for i in range(5)])
+    assert "holds whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
+    write("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
+    assert "asks what twice.jsonl line 1 asks, with another answer" in refusal("twice.jsonl", "--output=b.yaml")
+    assert "DATA_FILE" in refusal()
+
+
+def test_one_question_is_trained_on_and_not_evaluated() -> None:
+    assert command("init", write("one.jsonl", [{"prompt": "1 + 1?", "answer": 2}])).code == 0
+    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    assert (config.evaluation.num_prompts, config.data.held_out_share) == (0, 0)

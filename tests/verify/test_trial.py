@@ -1,0 +1,81 @@
+"""A trial gives a verifier one response that is right and one that is wrong, and tells which verdicts it got."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brorl.cli.check import refuse_failed_trial
+from brorl.errors import UserError
+from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles
+from brorl.prompts.prompt import Prompt
+from brorl.verify.countdown import CountdownVerifier
+from brorl.verify.math_answers import MathVerifier
+from brorl.verify.pool import WorkerPool
+from brorl.verify.trial import try_verifier
+from brorl.verify.user_function import FunctionVerifier
+
+
+def prompts(domain: str, *references: str) -> list[Prompt]:
+    return [Prompt(f"{domain}:{i}", "?", (1,), reference, domain) for i, reference in enumerate(references)]
+
+
+@pytest.fixture(scope="module")
+def pool() -> WorkerPool:
+    return WorkerPool(1, 20.0, 1 << 30)
+
+
+@pytest.mark.parametrize("num_numbers", [1, 2, 3, 4])
+def test_every_puzzle_is_solved_as_the_verifier_wants_it(num_numbers: int, rng: np.random.Generator) -> None:
+    puzzles = countdown_puzzles(num_numbers, 8, range(1, 50))
+    for i in rng.choice(len(puzzles), min(40, len(puzzles)), replace=False):
+        puzzle = puzzles[int(i)]
+        trial = try_verifier(CountdownVerifier(), prompts("countdown", puzzle.reference))
+        assert trial.right.verdict.correct, (puzzle, trial.right)
+        assert not trial.wrong.verdict.correct, (puzzle, trial.wrong)
+
+
+def test_a_puzzle_without_a_solution_has_none() -> None:
+    assert CountdownPuzzle((1, 1), 50).solution is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "others"),
+    [("28", ["28", "31"]), ("\\frac{1}{2}", ["0.5", "1/2", "3"]), ("B", ["C"]), ("7", []), ("\\boxed{9}", ["10"])],
+)
+def test_mathematical_answers(reference: str, others: list[str], pool: WorkerPool) -> None:
+    trial = try_verifier(MathVerifier(pool), prompts("math", reference, *others))
+    assert trial.right.verdict.correct
+    assert not trial.wrong.verdict.correct  # equal answers of other prompts are passed over
+    refuse_failed_trial(trial)
+
+
+def test_a_reference_that_nothing_equals_is_refused(pool: WorkerPool) -> None:
+    with pytest.raises(
+        UserError, match=r"question math:0: a response with the reference answer, .* fix the row's answer"
+    ):
+        refuse_failed_trial(try_verifier(MathVerifier(pool), prompts("math", "\\\\", "4")))
+
+
+def test_functions_of_the_user(pool: WorkerPool, tmp_path: Path) -> None:
+    file = tmp_path / "checks.py"
+    file.write_text(
+        "def same(response, reference):\n    return response == reference\n"
+        "def strict(response, reference):\n    return response == f'<{reference}>'\n"
+        "def fails(response, reference):\n    return 1 / (response != 'b')\n"
+    )
+    asked = prompts("mine", "a", "a", "b")
+    trials = {
+        name: try_verifier(FunctionVerifier(pool, f"{file}:{name}", "mine"), asked)
+        for name in ("same", "strict", "fails")
+    }
+    same, strict = trials["same"], trials["strict"]
+    assert (same.right.response, same.right.verdict.correct) == ("a", True)
+    assert (same.wrong.response, same.wrong.verdict.correct) == ("b", False)
+    assert not strict.right.verdict.correct
+    refuse_failed_trial(same)
+    refuse_failed_trial(strict)  # it may want more than the reference answer
+    with pytest.raises(
+        UserError, match="failed on the response `b` to question mine:0: verifier raised ZeroDivisionError"
+    ):
+        refuse_failed_trial(trials["fails"])
