@@ -119,12 +119,10 @@ class AgainstFirst:
     Attributes:
         arm: The later arm's name.
         equal: What both scored, by k: pass@1 and pass@k of the largest k.
-        first_evaluated_later: Arms that had spent more before their first evaluation: their scores there are guesses.
     """
 
     arm: str
     equal: Mapping[int, EqualCost]
-    first_evaluated_later: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,15 +239,6 @@ def ordered_by_number(arms: Sequence[Arm]) -> bool:
 def tied(best: BestAt) -> bool:
     """Return whether the best arm of a mark is no better than the second, which of them comes first being arbitrary."""
     return abs(best.lead.value) < _TIE
-
-
-def late_at(comparison: Comparison, equal: EqualCost) -> tuple[str, ...]:
-    """Return the arms that had spent more before their first evaluation: their scores there are guesses."""
-    return tuple(
-        arm.name
-        for arm in comparison.arms
-        if any(run.scores[min(1, len(run.scores) - 1)].cost.of(equal.unit) > equal.amount for run in arm.trajectories)
-    )
 
 
 def measure_of(k: int) -> Measure:
@@ -369,7 +358,7 @@ def _against_first(comparison: Comparison, ks: tuple[int, ...]) -> tuple[Against
         for unit in units:
             equal = {k: at_equal_cost(two, unit, measure_of(k), k) for k in ends_of(ks)}
             if equal[1].amount > 0:
-                found.append(AgainstFirst(arm.name, equal, late_at(two, equal[1])))
+                found.append(AgainstFirst(arm.name, equal))
     return tuple(found)
 
 

@@ -13,8 +13,8 @@ from statistics import median
 from brorl.evaluation.comparison import Arm
 from brorl.evaluation.compute_match import TOLERANCE, UNIT_WORDS, UNITS, RunMatch, Spread, Unit, amount
 from brorl.evaluation.equal_cost import EqualCost
-from brorl.evaluation.paired import PairedDifference
-from brorl.report.comparison_findings import Findings, late_at
+from brorl.evaluation.paired import PairedDifference, Verdict
+from brorl.report.comparison_findings import Findings
 from brorl.report.comparison_sheet import p_value, short, short_time, signed, times
 from brorl.report.comparison_tables import kind_words
 
@@ -174,9 +174,7 @@ def _told(found: Findings, equal: EqualCost) -> str:
 def _equal_cost(found: Findings) -> list[str]:
     """Say which arm leads where all runs had spent the same of another unit."""
     told = [
-        f"at {_told(found, equal)}"
-        for equal in found.equal
-        if equal.unit != found.comparison.unit and equal.difference and not late_at(found.comparison, equal)
+        f"at {_told(found, equal)}" for equal in found.equal if equal.unit != found.comparison.unit and equal.difference
     ]
     return [f"pass@1 at equal cost in other units, read off between evaluations: {'; '.join(told)}."] if told else []
 
@@ -205,23 +203,27 @@ def equal_score_words(found: Findings) -> list[str]:
     equal = found.equal_score
     if equal is None:
         return []
-    first, *others = equal.arms
-    reached = listed([f"{one.arm} after {_in_short(one.spent, found.comparison.unit)}" for one in equal.arms])
-    where = f"Where pass@1 first was {equal.level:.3f} ({reached}), pass@{equal.k} was {first.coverage.value:.3f} with"
-    told = {
-        lead: [
-            f"{one.arm} {one.coverage.value:.3f} ({signed(one.difference)})" for one in others if one.verdict == lead
+    first, unit = equal.arms[0], found.comparison.unit
+    passed = [one.arm for one in equal.arms if one.coverage is None]
+    if first.coverage is None or len(passed) == len(equal.arms) - 1:
+        return [
+            f"pass@{equal.k} at equal pass@1 is not compared: {listed(passed)} had passed {equal.level:.3f} before the "
+            "first evaluation; --marks adds earlier ones."
         ]
-        for lead in ("B leads", "A leads", "no difference shown")
-    }
-    if len(others) == 1:
-        (one,) = others
-        leads = {"A leads": f"{first.arm} leads", "B leads": f"{one.arm} leads"}.get(one.verdict, one.verdict)
-        value = f"{one.coverage.value:.3f} with {one.arm}"
-        return [f"{where} {first.arm} and {value}: {leads} (difference {signed(one.difference)})."]
+    reached = listed([f"{one.arm} after {_in_short(one.spent, unit)}" for one in equal.arms if one.spent is not None])
+    where = f"Where pass@1 first was {equal.level:.3f} ({reached}), pass@{equal.k} was {first.coverage.value:.3f} with"
+    groups: dict[Verdict, list[str]] = {"B leads": [], "A leads": [], "no difference shown": []}
+    for one in equal.arms[1:]:
+        if one.coverage is None or one.difference is None or one.verdict is None:
+            continue
+        if len(equal.arms) == 2:
+            leads = {"A leads": f"{first.arm} leads", "B leads": f"{one.arm} leads"}.get(one.verdict, one.verdict)
+            value = f"{one.coverage.value:.3f} with {one.arm}"
+            return [f"{where} {first.arm} and {value}: {leads} (difference {signed(one.difference)})."]
+        groups[one.verdict].append(f"{one.arm} {one.coverage.value:.3f} ({signed(one.difference)})")
     words = {"B leads": "higher", "A leads": "lower", "no difference shown": "no difference shown"}
-    groups = [f"{words[lead]}: {', '.join(arms)}" for lead, arms in told.items() if arms]
-    return [f"{where} {first.arm}; {'; '.join(groups)}."]
+    told = [f"{words[lead]}: {', '.join(arms)}" for lead, arms in groups.items() if arms]
+    return [f"{where} {first.arm}; {'; '.join(told)}."]
 
 
 def coverage_words(found: Findings) -> str:

@@ -119,6 +119,8 @@ def _against_first(found: Findings) -> list[str]:
         for lead, words in groups.items():
             arms = [f"{a} ({signed(d.difference)})" for a, d in differences.items() if d.verdict == lead]
             told += [f"{words}: {', '.join(arms)}"] if arms else []
+        if unknown := [arm for arm, difference in equal.items() if difference is None]:
+            told.append(f"not evaluated close enough to equal {UNIT_WORDS[unit]}: {', '.join(unknown)}")
         lines.append(f"pass@{k} against {first} at equal {UNIT_WORDS[unit]}, {'; '.join(told)}.")
     return lines
 
