@@ -222,7 +222,7 @@ def test_ctrl_c_saves_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert outcome.code == 130, outcome
-    assert f"stopped; go on with: brorl compare {folder}" in outcome.said
+    assert f"more up to their last checkpoint; go on with: brorl compare {folder}" in outcome.said
     for run in runs:  # each ended after a step, with a checkpoint of it
         assert (run / f"checkpoints/step-{num_steps(run):06d}/COMMIT").is_file()
 

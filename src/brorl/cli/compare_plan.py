@@ -94,7 +94,12 @@ def _plan_in(folder: Path) -> Plan:
     spec = read_spec(folder)
     source = str(folder / SPEC_FILE)
     arms = tuple(
-        ArmPlan(arm["name"], make_config(arm["settings"], {}, source), Path(arm["run"]) if arm["run"] else None)
+        ArmPlan(
+            arm["name"],
+            make_config(arm["settings"], {}, source),
+            Path(arm["run"]) if arm["run"] else None,
+            arm.get("title", ""),
+        )
         for arm in spec["arms"]
     )
     before = tuple(spec["seeds_before"])
@@ -239,8 +244,8 @@ def _refuse_other(folder: Path, before: Plan, now: Plan) -> None:
                 f"{folder} holds a comparison with {name} {getattr(before, name)}, not {getattr(now, name)}; choose "
                 "another --output-dir"
             )
-    if before.arms != now.arms:
+    if [(arm.config, arm.run) for arm in before.arms] != [(arm.config, arm.run) for arm in now.arms]:
         raise UserError(
-            f"{folder} holds a comparison of other arms ({', '.join(arm.name for arm in before.arms)}) or with other "
-            f"settings; choose another --output-dir, or go on with that one: brorl compare {folder}"
+            f"{folder} holds a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
+            f"other settings; choose another --output-dir, or go on with that one: brorl compare {folder}"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +27,7 @@ def announce(console: Console, plan: Plan, num_runs: int, machine: str, folder: 
         f"{num_runs} run{'s' if num_runs != 1 else ''} in all; {machine}",
         f"evaluated at {', '.join(_number(mark) for mark in plan.marks)} {unit}; folder {folder}",
     ]
+    lines += [f"{arm.name}: {arm.title}" for arm in plan.arms if arm.title]
     if plan.unit == "seconds":
         lines.append(
             "evaluations and starting up come on top; leave the machine alone, since seconds are what is matched"
@@ -50,6 +52,7 @@ class View:
         self._console, self._num_jobs = console, len(jobs)
         self.complete = frozenset(job for job in jobs if progress_of(job).ended)
         self._num_done = len(self.complete)
+        self._width = max((len(job.arm) for job in jobs), default=0)
         self._started = perf_counter()
         self._under_way = 0.0
         unfinished = len(self.complete) < len(jobs)
@@ -66,8 +69,9 @@ class View:
         scores = "  ".join(f"pass@{k} {progress.first[k]:.3f} -> {progress.score[k]:.3f}" for k in ends)
         left = self._seconds_left(self._num_done - len(self.complete) + max(self._under_way - 1, 0))
         spent = f"{progress.spent.steps:,} steps, {progress.spent.seconds:.0f} s"
+        run = f"{progress.job.arm:<{self._width}}  seed {progress.job.seed}"
         self._console.print(
-            f"{self._num_done:>4}/{self._num_jobs}  {progress.job.arm:<8} seed {progress.job.seed}  {scores}  {spent}  "
+            f"{self._num_done:>4}/{self._num_jobs}  {run}  {scores}  {spent}  "
             f"{'' if not left else duration(left) + ' left'}",
             soft_wrap=True,
             markup=False,
@@ -82,6 +86,11 @@ class View:
         told = ", ".join(f"{p.job.arm} seed {p.job.seed} {p.share:.0%}" for p in running)
         self._status.update(Text(f"{told}{'' if not left else f'; about {duration(left)} left'}"))
 
+    def stopping(self, num_runs: int) -> None:
+        """Say that runs were asked to stop."""
+        runs = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
+        self._console.print(f"\nstopping: {runs}; Ctrl-C again discards the steps under way", soft_wrap=True)
+
     def _seconds_left(self, done: float) -> float | None:
         """Go by the share of the work of this call that is done."""
         all_of_it = self._num_jobs - len(self.complete)
@@ -91,6 +100,20 @@ class View:
         """Leave the terminal as it was."""
         if self._status:
             self._status.stop()
+
+
+def stopped_words(folder: Path, jobs: Sequence[Job]) -> str:
+    """Say what is kept of a comparison that was stopped, and which command goes on."""
+    from brorl.training.checkpoint import last_checkpoint
+    from brorl.training.run_directory import RunDirectory
+
+    complete = {job for job in jobs if progress_of(job).ended}
+    saved = [job for job in jobs if job not in complete and last_checkpoint(RunDirectory(job.directory).checkpoints)]
+    more = f", {len(saved)} more up to {'its' if len(saved) == 1 else 'their'} last checkpoint" if saved else ""
+    return (
+        f"stopped: {len(complete)} of {len(jobs)} runs are complete{more}; go on with: brorl compare "
+        f"{shlex.quote(str(folder))}"
+    )
 
 
 def _ends(scores: Mapping[int, float]) -> list[int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.cli.checkpoint import Checkpoint, resolve_checkpoint
 from brorl.cli.settings import Commands, add_settings, overrides_of
+from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ def evaluate(parsed: argparse.Namespace) -> int:
         done = len(list(store.responses.glob("part-*.parquet")))
         _say(
             console,
-            f"\ninterrupted; {done} of {len(ready.parts)} parts are stored: to go on, give the same command again"
+            f"\nstopped: {done} of {len(ready.parts)} parts are stored; go on with the same command"
             + ("" if parsed.output_dir else f" (it finds {output})"),
         )
-        return 130
+        return STOPPED
     return 0
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.cli.checkpoint import resolve_checkpoint
 from brorl.cli.settings import Commands, add_settings, overrides_of
+from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError
 
 if TYPE_CHECKING:
@@ -83,10 +85,18 @@ def plan(parsed: argparse.Namespace) -> int:
             f"--pilot-prompts {parsed.pilot_prompts} is more than the {parts.stream.num_prompts} training prompts that "
             "there are; lower it"
         )
+    is_new = not output.exists()
     _make_folder(output)
     console = Console(highlight=False)
-    _announce(console, parsed, config, parts, num_rollouts)
-    _measure_and_report(console, parsed, config, parts, sorted({*wanted, num_rollouts}), num_rollouts, output)
+    try:
+        _announce(console, parsed, config, parts, num_rollouts)
+        _measure_and_report(console, parsed, config, parts, sorted({*wanted, num_rollouts}), num_rollouts, output)
+    except KeyboardInterrupt:
+        if is_new:
+            with suppress(OSError):  # not empty: the plan is written already
+                output.rmdir()
+        console.print("\nstopped: a plan is written at its end; give the same command again", soft_wrap=True)
+        return STOPPED
     return 0
 
 

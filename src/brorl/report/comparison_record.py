@@ -25,7 +25,6 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         ValueError: If there are fewer than two arms, or runs that were not evaluated at a mark.
     """
     found, words = findings(comparison), verdict(comparison)
-    comparison = found.comparison
     record = {
         "verdict": words,
         "checkpoint": comparison.checkpoint,
@@ -56,8 +55,8 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
 
 def _arm(found: Findings, arm: Arm, index: int) -> dict[str, Any]:
     return {
-        "name": found.key.get(arm.name, arm.name),
-        "label": arm.name,
+        "name": arm.name,
+        "title": arm.title,
         "num_rollouts": arm.num_rollouts,
         "prompts_per_step": arm.prompts_per_step,
         "differs": arm.differs,

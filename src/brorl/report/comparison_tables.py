@@ -41,7 +41,8 @@ _LONGEST_VALUE = 9  # characters of a setting in a column
 
 def sheets(found: Findings) -> list[Sheet]:
     """Return the tables of a comparison, in the order of reading."""
-    result = [key_sheet(found)] if found.key else []
+    settings = parts(settings_sheet(found)) if any(arm.differs for arm in found.comparison.arms) else []
+    result = [*settings] if found.key else []
     result += [cost_sheet(found), use_sheet(found)]
     if found.pair is not None:
         result += [pass_sheet(found), paired_sheet(found)]
@@ -59,14 +60,7 @@ def sheets(found: Findings) -> list[Sheet]:
     if found.tasks:
         result += [*task_sheets(found)]
     result.append(coverage_sheet(found))
-    if any(arm.differs for arm in found.comparison.arms):
-        result += parts(settings_sheet(found))
-    return result
-
-
-def key_sheet(found: Findings) -> Sheet:
-    """Make the table of what the arms are that are called by letters."""
-    return Sheet("The arms", ("arm", "name"), tuple(found.key.items()), words=frozenset({0, 1}))
+    return result if found.key else [*result, *settings]
 
 
 def cost_sheet(found: Findings) -> Sheet:
@@ -399,13 +393,22 @@ def settings_sheet(found: Findings) -> Sheet:
     """Make the table of the settings in which the arms differ; a row for each arm where the values are long."""
     arms = found.comparison.arms
     title = "Settings in which the arms differ"
-    names = _ordered(name for arm in arms for name in arm.differs)
-    if len(arms) == 2 or max(len(value) for arm in arms for value in arm.differs.values()) <= _LONGEST_VALUE:
-        rows = tuple((name, *(arm.differs.get(name, "-") for arm in arms)) for name in names)
+    told = [_told_settings(arm) for arm in arms]
+    names = _ordered(name for of_arm in told for name in of_arm)
+    if len(arms) == 2 or max(len(value) for of_arm in told for value in of_arm.values()) <= _LONGEST_VALUE:
+        rows = tuple((name, *(of_arm.get(name, "-") for of_arm in told)) for name in names)
         words = frozenset({0, 1, 2} if len(arms) == 2 else {0})
         return Sheet(title, ("setting", *(arm.name for arm in arms)), rows, words=words)
-    each = tuple((arm.name, ", ".join(f"{n}: {v}" for n, v in arm.differs.items())) for arm in arms)
+    each = tuple(
+        (arm.name, ", ".join(f"{n}: {v}" for n, v in of_arm.items())) for arm, of_arm in zip(arms, told, strict=True)
+    )
     return Sheet(title, ("arm", "settings"), each, words=frozenset({0, 1}))
+
+
+def _told_settings(arm: Arm) -> dict[str, str]:
+    """Return the settings in which an arm differs, and its recipe unless its title repeats them all."""
+    repeated = all(f"{name.rpartition('.')[2]}={value}" in arm.title for name, value in arm.differs.items())
+    return {**({} if not arm.title or repeated else {"recipe": arm.title}), **arm.differs}
 
 
 def seeds_words(arms: Sequence[Arm]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from brorl.errors import UserError
-from brorl.evaluation.comparison import Arm, Comparison, HeldOutPrompt, Score, Trajectory
+from brorl.evaluation.comparison import Arm, Comparison, HeldOutPrompt, Score, Trajectory, labelled
 from brorl.evaluation.compute_match import Budget, Cost, cost_of_step
 from brorl.report.run_record import SPEC_FILE
 from brorl.training.run_directory import Record, RunDirectory
@@ -33,7 +33,8 @@ def read_comparison(folder: Path) -> Comparison:
     spec = read_spec(folder)
     budget = Budget(spec["unit"], spec["budget"], tuple(spec["marks"]))
     arms, alike = [], _Alike()
-    for arm in spec["arms"]:
+    labels = labelled([arm["name"] for arm in spec["arms"]])  # an earlier version wrote long names
+    for (name, title), arm in zip(labels, spec["arms"], strict=True):
         runs = [read_trajectory(Path(folder / run["path"]), run["seed"], budget, alike) for run in arm["runs"]]
         complete = tuple(run for run in runs if run is not None)
         if len(complete) < len(runs):
@@ -41,7 +42,8 @@ def read_comparison(folder: Path) -> Comparison:
                 f"{folder}: {len(complete)} of {len(runs)} runs of {arm['name']} are complete; go on with: brorl "
                 f"compare {folder}"
             )
-        arms.append(Arm(arm["name"], arm["num_rollouts"], arm["prompts_per_step"], arm["differs"], complete))
+        title = title or arm.get("title", "")
+        arms.append(Arm(name, title, arm["num_rollouts"], arm["prompts_per_step"], arm["differs"], complete))
     prompts, num_samples, ks = alike.seen
     return Comparison(
         spec["checkpoint"], budget.unit, budget.limit, budget.marks, prompts, num_samples, ks, tuple(arms),
