@@ -17,7 +17,7 @@ from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.comparison import labelled
-from brorl.evaluation.compute_match import TOLERANCE, Budget, Unit
+from brorl.evaluation.compute_match import TOLERANCE, UNIT_WORDS, Budget, Unit
 from brorl.model.load import choose_device
 from brorl.training.memory_plan import available_bytes
 from brorl.training.run_directory import RunDirectory, held_out_record
@@ -175,8 +175,8 @@ def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, 
         step = _cost_of_one_step(plan.config, unit)
         if plan.run is None and step > TOLERANCE * budget:
             raise UserError(
-                f"one step of {plan.full_name} takes {step:,} {unit}, more than {TOLERANCE:.0%} of the budget of "
-                f"{budget:,.0f}, so that it could not be matched; raise --budget to {step / TOLERANCE:,.0f} or more, "
+                f"one step of {plan.full_name} takes {step:,} {UNIT_WORDS[unit]}, more than {TOLERANCE:.0%} of the "
+                f"budget of {budget:,.0f}, so it cannot be matched; raise --budget to {step / TOLERANCE:,.0f} or more, "
                 "or lower prompts_per_step"
             )
     _check_ready(plans, seeds, jobs)

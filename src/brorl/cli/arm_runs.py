@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -231,7 +231,8 @@ def _start(job: Job, slot: Slot) -> ForkServerProcess:
     context.set_forkserver_preload(list(_PRELOADED))
     process = context.Process(target=_work, args=(command, slot, str(_errors_of(job))))
     # The process that forks the runs inherits the mask: a signal to all processes of a job must not end it, or how the
-    # runs end would never be known here.
+    # runs end would never be known here. What tracks resources undoes the mask when it starts, so it starts before.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process.start()

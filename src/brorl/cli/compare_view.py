@@ -14,18 +14,18 @@ from rich.text import Text
 import brorl
 from brorl.cli.arm_runs import Job, Progress, progress_of
 from brorl.cli.compare_plan import Plan
-from brorl.words import duration
+from brorl.evaluation.compute_match import UNIT_WORDS, amount
+from brorl.words import duration, plain
 
 
 def announce(console: Console, plan: Plan, num_runs: int, machine: str, folder: Path) -> None:
     """Say what is about to happen."""
-    unit = plan.unit.replace("_", " ")
     names = (" against " if len(plan.arms) == 2 else ", ").join(arm.name for arm in plan.arms)
     lines = [
-        f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, {plan.budget:,.6g} {unit} of training "
-        f"each, {plan.seeds} seed{'s' if plan.seeds != 1 else ''}",
+        f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, {amount(plan.budget, plan.unit)} of "
+        f"training each, {plan.seeds} seed{'s' if plan.seeds != 1 else ''}",
         f"{num_runs} run{'s' if num_runs != 1 else ''} in all; {machine}",
-        f"evaluated at {', '.join(_number(mark) for mark in plan.marks)} {unit}; folder {folder}",
+        f"evaluated at {', '.join(map(plain, plan.marks))} {UNIT_WORDS[plan.unit]}; folder {folder}",
     ]
     lines += [f"{arm.name}: {arm.title}" for arm in plan.arms if arm.title]
     if plan.unit == "seconds":
@@ -34,10 +34,6 @@ def announce(console: Console, plan: Plan, num_runs: int, machine: str, folder: 
         )
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
-
-
-def _number(mark: float) -> str:
-    return f"{mark:,.0f}" if mark >= 100 else f"{mark:.3g}"
 
 
 class View:
@@ -68,7 +64,7 @@ class View:
         ends = _ends(progress.score)
         scores = "  ".join(f"pass@{k} {progress.first[k]:.3f} -> {progress.score[k]:.3f}" for k in ends)
         left = self._seconds_left(self._num_done - len(self.complete) + max(self._under_way - 1, 0))
-        spent = f"{progress.spent.steps:,} steps, {progress.spent.seconds:.0f} s"
+        spent = f"{progress.spent.steps:,} steps, {progress.spent.seconds:,.0f} s"
         run = f"{progress.job.arm:<{self._width}}  seed {progress.job.seed}"
         self._console.print(
             f"{self._num_done:>4}/{self._num_jobs}  {run}  {scores}  {spent}  "
@@ -122,7 +118,7 @@ def _ends(scores: Mapping[int, float]) -> list[int]:
 
 def present(console: Console, folder: Path) -> None:
     """Print what came of a comparison, and write it."""
-    from brorl.report.comparison import comparison_tables, markdown, verdict
+    from brorl.report.comparison import comparison_tables, markdown, verdict_words
     from brorl.report.comparison_figure import draw_comparison
     from brorl.report.comparison_record import comparison_record
     from brorl.report.frontier_figure import draw_frontier
@@ -138,10 +134,14 @@ def present(console: Console, folder: Path) -> None:
         if len(comparison.arms) > 2:
             draw_frontier(comparison, folder / "frontier.png")
             written.append("frontier.png")
+    found = verdict_words(comparison)
+    console.print()
+    for line in found.answer:
+        console.print(line, soft_wrap=True, markup=False)
     for table in comparison_tables(comparison):
         console.print()
         console.print(table)
-    console.print()
-    for line in verdict(comparison):
-        console.print(line, soft_wrap=True, markup=False)
+    console.print("\nWhat this rests on", style="bold")
+    for line in found.remarks:
+        console.print(f"- {line}", soft_wrap=True, markup=False)
     console.print(f"\nwritten to {folder}: {', '.join(written)}", soft_wrap=True, markup=False)

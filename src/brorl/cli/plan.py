@@ -14,6 +14,7 @@ from brorl.cli.checkpoint import resolve_checkpoint
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError
+from brorl.words import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -170,7 +171,7 @@ def _announce(
         f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
         f"the recipe: N = {num_rollouts} rollouts x {config.prompts_per_step} prompts a step",
         f"pilot: {parsed.pilot_rollouts} rollouts of each of {parsed.pilot_prompts} training prompts, {pilot:,} in all "
-        f"({pilot / step:.2g} of a step), and two gradients of each prompt",
+        f"({plain(pilot / step, 2)} of a step), and two gradients of each prompt",
         "then the phases of a step are timed at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more "
         "than the pilot, and after a pilot of more than 10 s none samples more than a quarter of it",
     ]
@@ -229,7 +230,8 @@ def _measure_and_report(
         command = _command(parsed, "train", options)
         console.print(f"train with it: {command}", soft_wrap=True, markup=False)
         if sweep := _sweep(found.rows, row, num_rollouts):
-            measure_it = _command(parsed, "compare", {}, [*sweep, "--budget", f"{_COMPARED_STEPS * found.budget:.3g}"])
+            budget = plain(_COMPARED_STEPS * found.budget).replace(",", "")
+            measure_it = _command(parsed, "compare", {}, [*sweep, "--budget", budget])
             console.print(f"or measure it: {measure_it}", soft_wrap=True, markup=False)
 
 

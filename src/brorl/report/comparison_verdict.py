@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from brorl.evaluation.comparison import Arm
@@ -24,24 +25,43 @@ _FEWEST_SIBLINGS = 3  # runs of an arm from which "usual" means something
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # what a comparison of N is expected to change
 
 
-def pair_words(found: Findings) -> list[str]:
-    """Return what two arms show, the answer first."""
+@dataclass(frozen=True)
+class VerdictWords:
+    """What a comparison shows, in sentences.
+
+    Attributes:
+        answer: Those that answer the question, the answer itself first.
+        remarks: What the answer rests on and holds for.
+    """
+
+    answer: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def pair_verdict(found: Findings) -> VerdictWords:
+    """Return what two arms show."""
     assert found.pair is not None
     a, b = found.comparison.arms
-    return [
-        answer(found),
-        *key_words(found),
-        *_coverage(found),
-        *match_words(found),
-        *_at_the_same(found),
-        *_other_units(found),
-        *_equal_cost(found),
-        *ending_words(found),
-        *_certainty(found.pair.differences[1], found.pair.seeds_ahead, b.name),
-        *_tasks(found),
-        *other_settings((a, b)),
-        *limit_words(found),
-    ]
+    return VerdictWords(
+        (
+            answer(found),
+            *key_words(found),
+            *_coverage(found),
+            *equal_score_words(found),
+            *_at_the_same(found),
+        ),
+        (
+            coverage_words(found),
+            *match_words(found),
+            *_other_units(found),
+            *_equal_cost(found),
+            *ending_words(found),
+            *_certainty(found.pair.differences[1], found.pair.seeds_ahead, b.name),
+            *_tasks(found),
+            *other_settings((a, b)),
+            *limit_words(found),
+        ),
+    )
 
 
 def answer(found: Findings) -> str:
@@ -180,22 +200,21 @@ def _equal_cost(found: Findings) -> list[str]:
 
 
 def _coverage(found: Findings) -> list[str]:
-    """Say what became of coverage: pass@k of the largest k, prompts gained and lost."""
+    """Say what became of coverage: pass@k of the largest k."""
     assert found.pair is not None
-    lines = []
     names = [arm.name for arm in found.comparison.arms]
     k = found.largest_k
-    if k > 1:
-        difference = found.pair.differences[k]
-        at_a, at_b = (found.arms[name][-1].pass_at[k].value for name in names)
-        leads = {"A leads": f"{names[0]} leads", "B leads": f"{names[1]} leads"}.get(
-            difference.verdict, "no difference shown"
-        )
-        lines.append(
-            f"Coverage: pass@{k} is {at_b:.3f} with {names[1]} and {at_a:.3f} with {names[0]}, "
-            f"{found.start[k].value:.3f} at the start: {leads} (difference {signed(difference.difference)})."
-        )
-    return [*lines, *equal_score_words(found), coverage_words(found)]
+    if k == 1:
+        return []
+    difference = found.pair.differences[k]
+    at_a, at_b = (found.arms[name][-1].pass_at[k].value for name in names)
+    leads = {"A leads": f"{names[0]} leads", "B leads": f"{names[1]} leads"}.get(
+        difference.verdict, "no difference shown"
+    )
+    return [
+        f"Coverage: pass@{k} is {at_b:.3f} with {names[1]} and {at_a:.3f} with {names[0]}, "
+        f"{found.start[k].value:.3f} at the start: {leads} (difference {signed(difference.difference)})."
+    ]
 
 
 def equal_score_words(found: Findings) -> list[str]:
