@@ -316,8 +316,8 @@ def test_seconds_are_not_gone_on_with_on_another_machine(compared: Compared, tmp
     spec = json.loads((folder / "compare.json").read_text())
     (folder / "compare.json").write_text(json.dumps(spec | {"unit": "seconds", "machine": "a faster one"}))
     said = refusal(folder)
-    assert f"{folder} was begun on a faster one, and this is" in said
-    assert "its seconds cannot be gone on with here" in said
+    assert f"{folder} was started on a faster one, and this is" in said
+    assert "a comparison in seconds cannot continue here" in said
 
 
 def test_a_finished_run_must_tell_what_is_needed(compared: Compared, tmp_path: Path) -> None:

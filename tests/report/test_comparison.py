@@ -539,12 +539,12 @@ class TestVerdict:
         cost = replace(last.cost, steps=int(share * steps[1]))
         slow = replace(run, scores=(*run.scores[:-1], replace(last, cost=cost)), cost=cost, path="arms/some/seed-3")
         arms = (comparison.arms[0], replace(arm, trajectories=(*others, slow)), *comparison.arms[2:])
-        lines = [w for w in verdict(replace(comparison, arms=arms)) if "something else had the machine" in w]
+        lines = [w for w in verdict(replace(comparison, arms=arms)) if "busy with something else" in w]
         assert len(lines) == told
         if told:
             beginning = f"Seed 3 of {arm.name} made {cost.steps:,} steps in its time, where {steps[1]:,} are usual"
             assert lines[0].startswith(beginning)
-            assert "delete arms/some/seed-3 and" in lines[0]
+            assert "delete arms/some/seed-3 and run" in lines[0]
 
 
 class TestRecord:

@@ -286,7 +286,7 @@ def _check_end(progress: Progress, code: int) -> None:
     """Refuse a run that has not come to its end.
 
     Raises:
-        UserError: With the run's own words.
+        UserError: With the last line of the run's errors.
     """
     errors = _errors_of(progress.job)
     end = progress_of(progress.job)
@@ -297,8 +297,8 @@ def _check_end(progress: Progress, code: int) -> None:
     job = progress.job
     raise UserError(
         f"the run {job.arm}, seed {job.seed}, failed (exit code {code}): "
-        f"{said[-1].removeprefix('brorl: ') if said else 'it said nothing'} (all that it said is in {errors}); mend it "
-        "and give the same command again"
+        f"{said[-1].removeprefix('brorl: ') if said else 'no error was printed'} (its errors are in {errors}); fix "
+        "this and give the same command again"
     )
 
 

@@ -34,7 +34,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser.add_argument(
         "arms", nargs="*", metavar="ARM",
         help="two or more recipes (files, built-in names), one of which may be a finished run; one recipe with "
-        "--sweep; or the folder of a comparison, to go on with it (default: quickstart-16 quickstart)",
+        "--sweep; or the folder of a comparison, to continue it (default: quickstart-16 quickstart)",
     )  # fmt: skip
     options: list[tuple[str, str, dict[str, Any]]] = [
         ("--sweep", "KEY=V,V,...", {"action": "append", "default": [], "help":
@@ -48,7 +48,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
         ("--jobs", "J", {"type": int, "help":
             "runs at a time, each on cores (or a GPU) of its own (default: as many as fit)"}),
         ("--output-dir", "DIR", {"dest": "output_dir", "help":
-            "folder (default: runs/compare-...); an unfinished comparison there is gone on with"}),
+            "folder (default: runs/compare-...); an unfinished comparison in it continues"}),
     ]  # fmt: skip
     parser.add_argument("--match", choices=_UNITS, help="unit in which every run gets the same (default: seconds)")
     for name, metavar, more in options:
@@ -223,6 +223,6 @@ def _refuse_other_machine(folder: Path, plan: Plan, machine: str) -> None:
     before = read_spec(folder)["machine"]
     if before != machine:
         raise UserError(
-            f"{folder} was begun on {before}, and this is {machine}: its seconds cannot be gone on with here; use the "
-            "same --jobs, or start anew in another --output-dir"
+            f"{folder} was started on {before}, and this is {machine}: a comparison in seconds cannot continue here; "
+            "use the same --jobs, or start a new one in another --output-dir"
         )

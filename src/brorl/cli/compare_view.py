@@ -30,7 +30,7 @@ def announce(console: Console, plan: Plan, num_runs: int, machine: str, folder: 
     lines += [f"{arm.name}: {arm.title}" for arm in plan.arms if arm.title]
     if plan.unit == "seconds":
         lines.append(
-            "evaluations and starting up come on top; leave the machine alone, since seconds are what is matched"
+            "evaluations and startup take extra time; keep the machine free of other work, because seconds are matched"
         )
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)

@@ -167,8 +167,8 @@ def paired_sheet(found: Findings) -> Sheet:
             seeds = d.num_seeds[0] if d.seeds_paired else f"{d.num_seeds[0]} + {d.num_seeds[1]}"
             rows.append(("", f"{seeds} seeds", signed(d.seed_interval), *_test(d.seed_test)))
     notes = (
-        f"The verdict goes by the first line of each score. The test over prompts is the paper's and takes the "
-        f"trained models as given; that over seeds takes the prompts as given. One-tailed p: for {b} above {a}.",
+        f"The verdict uses the first line of each score. The test over prompts, which is the paper's, does not allow "
+        f"for other seeds, and the test over seeds does not allow for other prompts. One-tailed p: for {b} above {a}.",
     )
     columns = ("score", "test", "difference", "t (df)", "p, one-\ntailed", "p, two-\ntailed")
     return Sheet(f"Paired tests: {b} less {a}", columns, tuple(rows), notes, words=frozenset({0, 1}))

@@ -125,8 +125,8 @@ def _slow_runs(found: Findings) -> list[str]:
         usual = median(run.spent.steps for run in runs) if len(runs) >= _FEWEST_SIBLINGS else 0
         lines += [
             f"Seed {run.seed} of {arm.name} made {run.spent.steps:,} steps in its time, where {usual:,.0f} are usual "
-            f"for {arm.name}: something else had the machine. Its scores are too low; to repeat it, delete "
-            f"{_path(arm, run.seed)} and go on with the comparison."
+            f"for {arm.name}: the machine was busy with something else. Its scores are too low; to repeat it, delete "
+            f"{_path(arm, run.seed)} and run the same command again."
             for run in runs
             if run.spent.steps < _SLOW * usual
         ]
@@ -272,14 +272,14 @@ def _certainty(difference: PairedDifference, ahead: int | None, name: str) -> li
     }[difference.covers]
     lines = [f"{_seeds(difference).capitalize()} an arm: the interval (95%) allows for {covers}."]
     if min(difference.num_seeds) == 1:
-        lines.append("One seed says which of these trained models is better; another seed may reverse it.")
+        lines.append("With one seed, only these trained models are compared; another seed may reverse it.")
     elif ahead is not None:
         lines.append(f"{name} was ahead in {ahead} of {difference.num_seeds[0]} seeds.")
     test = difference.prompt_test
     if test is not None and difference.verdict == "no difference shown" and test.p_two_sided < 0.05:
         lines.append(
             f"The t-test over prompts alone would call it a difference (two-tailed p = {p_value(test.p_two_sided)}), "
-            "but it takes these trained models as given."
+            "but it does not allow for other seeds."
         )
     return lines
 
@@ -302,14 +302,14 @@ def other_settings(arms: Sequence[Arm]) -> list[str]:
     if not others or len(names) == 1:
         return []
     if _ROLLOUTS in names:
-        return [f"The arms differ in {listed(others)} too: the result is that of all of it together."]
-    return [f"The arms differ in {listed(names)}: the result is that of all of it together."]
+        return [f"The arms differ in {listed(others)} too: the result is due to all of these together."]
+    return [f"The arms differ in {listed(names)}: the result is due to all of these together."]
 
 
 def limit_words(found: Findings) -> list[str]:
     """Say what the result holds for."""
     comparison = found.comparison
-    line = f"It holds for this checkpoint ({comparison.checkpoint}), this data and this budget"
+    line = f"This holds for this checkpoint ({comparison.checkpoint}), this data and this budget"
     machine = f", and for this machine ({comparison.machine})" if comparison.unit == "seconds" else ""
     return [f"{line}{machine}: a longer run may rank the arms differently."]
 

@@ -59,11 +59,13 @@ def read_spec(folder: Path) -> dict[str, Any]:
     """
     file = folder / SPEC_FILE
     if not file.is_file():
-        raise UserError(f"{folder} is no comparison (no {SPEC_FILE}); give the folder that `brorl compare` made")
+        raise UserError(f"{folder} is not a comparison (no {SPEC_FILE}); give the folder that `brorl compare` made")
     try:
         spec: dict[str, Any] = json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); put it back, or start anew in another folder") from error
+        raise UserError(
+            f"{file} is damaged ({error}); restore it, or start a new comparison in another folder"
+        ) from error
     return spec
 
 
@@ -127,7 +129,7 @@ def read_trajectory(path: Path, seed: int, budget: Budget, alike: _Alike | None 
 
 def _score(path: Path, cost: Cost, evaluation: Mapping[str, Any]) -> Score:
     if "prompts" not in evaluation:
-        raise UserError(f"{path} was made by an earlier version, which kept no results by prompt; train it anew")
+        raise UserError(f"{path} was made by an earlier version, which kept no results by prompt; train it again")
     prompts = evaluation["prompts"]
     return Score(
         cost,
