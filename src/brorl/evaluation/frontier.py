@@ -338,8 +338,8 @@ def _sigmoid(field: _Field) -> tuple[Sigmoid | None, str | None]:
     at_end = low < x_M[0] + _TIE or high > x_M[-1] - _TIE  # the rise may have begun before the marks, or go on after
     if at_end or high - low > _WIDEST * (x_M[-1] - x_M[0]):
         return None, (
-            f"where the best N rises is not known: half-way anywhere between budgets of {plain(np.exp(low))} and "
-            f"{plain(np.exp(high))} (95%), of marks from {plain(np.exp(x_M[0]))} to {plain(np.exp(x_M[-1]))}"
+            f"where the best N rises is not known: half-way anywhere between budgets of {plain(np.exp(low), 4)} and "
+            f"{plain(np.exp(high), 4)} (95%), of marks from {plain(np.exp(x_M[0]), 4)} to {plain(np.exp(x_M[-1]), 4)}"
         )
     middle = float(fit.middle_B[0])
     midpoint = Estimate(*(float(np.exp(v)) for v in (middle, min(low, middle), max(high, middle))))
