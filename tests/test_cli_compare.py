@@ -315,7 +315,9 @@ def test_nobody_else_works_in_the_folder_meanwhile(compared: Compared, tmp_path:
 def test_seconds_are_not_gone_on_with_on_another_machine(compared: Compared, tmp_path: Path) -> None:
     folder = shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
     spec = json.loads((folder / "compare.json").read_text())
-    (folder / "compare.json").write_text(json.dumps(spec | {"unit": "seconds", "machine": "a faster one"}))
+    (folder / "compare.json").write_text(
+        json.dumps(spec | {"unit": "seconds", "budget": 1e6, "machine": "a faster one"})
+    )
     said = refusal(folder)
     assert f"{folder} was started on a faster one, and this is" in said
     assert "a comparison in seconds cannot continue here" in said
@@ -370,7 +372,7 @@ def test_arms_have_short_names_and_titles_where_these_are_letters() -> None:
         ("N=8", ""),
         ("N=16", ""),
     ]
-    assert told({"loss.kind": ["ppo", "gspo"]}) == [("kind=ppo", ""), ("kind=gspo", "")]
+    assert told({"loss.kind": ["ppo", "cispo"]}) == [("kind=ppo", ""), ("kind=cispo", "")]
     assert told({"optimizer.learning_rate": [1e-4, 3e-4], "optimizer.mini_batches": [1, 4]}) == [
         ("A", "learning_rate=0.0001, mini_batches=1"), ("B", "learning_rate=0.0003, mini_batches=4")
     ]  # fmt: skip
