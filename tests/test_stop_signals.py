@@ -135,7 +135,9 @@ def test_the_second_signal_discards_the_steps_under_way(tmp_path: Path) -> None:
         command.process.send_signal(signal.SIGINT)
         assert command.ended().code == 130
     assert [num_steps(p.parent) for p in tmp_path.glob("out/arms/*/*/metrics.jsonl")] == [0, 0]
-    assert command.said.splitlines()[-1] == "stopped: 0 of 4 runs are complete; go on with: brorl compare out"
+    last = command.said.splitlines()[-1]
+    assert last.startswith("stopped: 0 of 4 runs are complete")
+    assert last.endswith("; go on with: brorl compare out")
 
 
 def test_an_evaluation_keeps_its_parts(tmp_path: Path) -> None:

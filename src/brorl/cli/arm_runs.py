@@ -30,7 +30,7 @@ _POLL_S = 0.5
 _KILLED_BY = 3  # signals that the comparison was sent
 _PRELOADED = (  # by the process that all runs are forked from, so that a run starts at once
     "brorl.build.run",
-    "brorl.console",
+    "brorl.console.progress",
     "brorl.trackers",
     "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",
