@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from brorl.build.comparison import ArmPlan, differences
+from brorl.build.comparison import ArmPlan, differences, sweep_arms
 from brorl.cli.arm_runs import Job, Slot, cpu_slots, gpu_slots, progress_of
 from brorl.cli.compare import _folders
 from brorl.cli.compare_plan import plan_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.evaluation.comparison import labelled
 from brorl.evaluation.compute_match import Budget, total_cost
 from brorl.report import comparison_figure
 from brorl.report.read_comparison import read_comparison
@@ -222,7 +223,7 @@ def test_ctrl_c_saves_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert outcome.code == 130, outcome
-    assert f"stopped; go on with: brorl compare {folder}" in outcome.said
+    assert f"more up to their last checkpoint; go on with: brorl compare {folder}" in outcome.said
     for run in runs:  # each ended after a step, with a checkpoint of it
         assert (run / f"checkpoints/step-{num_steps(run):06d}/COMMIT").is_file()
 
@@ -314,10 +315,12 @@ def test_nobody_else_works_in_the_folder_meanwhile(compared: Compared, tmp_path:
 def test_seconds_are_not_gone_on_with_on_another_machine(compared: Compared, tmp_path: Path) -> None:
     folder = shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
     spec = json.loads((folder / "compare.json").read_text())
-    (folder / "compare.json").write_text(json.dumps(spec | {"unit": "seconds", "machine": "a faster one"}))
+    (folder / "compare.json").write_text(
+        json.dumps(spec | {"unit": "seconds", "budget": 1e6, "machine": "a faster one"})
+    )
     said = refusal(folder)
-    assert f"{folder} was begun on a faster one, and this is" in said
-    assert "its seconds cannot be gone on with here" in said
+    assert f"{folder} was started on a faster one, and this is" in said
+    assert "a comparison in seconds cannot continue here" in said
 
 
 def test_a_finished_run_must_tell_what_is_needed(compared: Compared, tmp_path: Path) -> None:
@@ -359,6 +362,52 @@ def test_every_arm_has_a_folder_of_its_own() -> None:
     assert folders("template={p} ?", "template={p} !") == ["arms/1-template=_p___", "arms/2-template=_p___"]
     assert all(len(Path(name).name) < 100 for name in folders("a" * 300, "b" * 300))
     assert folders("../x", "y")[0] == "arms/.._x"
+
+
+def test_arms_have_short_names_and_titles_where_these_are_letters() -> None:
+    def told(sweep: dict[str, list[Any]]) -> list[tuple[str, str]]:
+        return [(arm.name, arm.title) for arm in sweep_arms("quickstart", {}, None, sweep)]
+
+    assert told({"rollouts_per_prompt": [8, 16], "optimizer.learning_rate": [1e-4, 3e-4]}) == [
+        ("N=8", ""),
+        ("N=16", ""),
+    ]
+    assert told({"loss.kind": ["ppo", "cispo"]}) == [("kind=ppo", ""), ("kind=cispo", "")]
+    assert told({"optimizer.learning_rate": [1e-4, 3e-4], "optimizer.mini_batches": [1, 4]}) == [
+        ("A", "learning_rate=0.0001, mini_batches=1"), ("B", "learning_rate=0.0003, mini_batches=4")
+    ]  # fmt: skip
+    letters = [name for name, _ in labelled([f"a name that is too long {i}" for i in range(54)])]
+    assert letters[:2] + letters[25:28] + letters[51:54] == ["A", "B", "Z", "AA", "AB", "AZ", "BA", "BB"]
+    assert len({*letters}) == 54
+
+
+def test_a_folder_of_an_earlier_version_is_read_and_gone_on_with(compared: Compared, tmp_path: Path) -> None:
+    """It has long names, in `compare.json` and as folders, and no titles."""
+    folder = shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
+    spec = json.loads((folder / "compare.json").read_text())
+    names = ["learning_rate=0.0001, mini_batches=1", "learning_rate=0.0003, mini_batches=1"]
+    for arm, name in zip(spec["arms"], names, strict=True):
+        del arm["title"]
+        slug = name.replace(",", "_").replace(" ", "_")
+        (folder / "arms" / arm["name"]).rename(folder / "arms" / slug)
+        arm["name"], arm["runs"] = name, [{"seed": seed, "path": f"arms/{slug}/seed-{seed}"} for seed in (0, 1)]
+    (folder / "compare.json").write_text(json.dumps(spec))
+    assert [(arm.name, arm.title) for arm in read_comparison(folder).arms] == list(zip("AB", names, strict=True))
+    outcome = command("compare", folder)
+    assert outcome.code == 0, outcome.err
+    assert "4 of 4 runs are complete already" in outcome.said
+    assert f"A is {names[0]}; B is {names[1]}." in outcome.said
+
+
+def test_the_answer_comes_before_the_tables(compared: Compared) -> None:
+    record = json.loads((compared.folder / "comparison.json").read_text())
+    said, written = compared.outcome.said, " ".join((compared.folder / "comparison.md").read_text().split())
+    for text in (said, written):
+        places = [text.index(part) for part in (
+            " ".join(record["verdict"][0].split()), "What the arms spent and scored", "What this rests on",
+            " ".join(record["verdict"][-1].split()),
+        )]  # fmt: skip
+        assert places == sorted(places)
 
 
 def test_gpus_are_those_that_this_process_may_see(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_interrupted_it_goes_on_to_the_very_same(monkeypatch: pytest.MonkeyPatch
         outcome = command("eval", *QUICK)
     assert outcome.code == 130
     (folder,) = Path("runs/evaluations").iterdir()
-    said = f"interrupted; 1 of 3 parts are stored: to go on, give the same command again (it finds {folder})"
+    said = f"stopped: 1 of 3 parts are stored; go on with the same command (it finds {folder})"
     assert said in outcome.said
     first = next(folder.glob("responses/*")).stat().st_mtime_ns
     outcome = command("eval", *QUICK)

@@ -74,7 +74,9 @@ def way_sheet(arm: Arm) -> Sheet:
         "all correct",
         "correct in training",
     )
-    return Sheet(f"N = 16 on the way to its plateau, {arm.name}, one seed", columns, tuple(rows), words=frozenset())
+    return Sheet(
+        f"N = 16 on the way to its plateau, {arm.title or arm.name}, one seed", columns, tuple(rows), words=frozenset()
+    )
 
 
 def shares(window: list[Record]) -> tuple[str, str, str]:

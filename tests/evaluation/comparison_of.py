@@ -40,7 +40,7 @@ def run_of(
 
 
 def arm_of(name: str, runs: Sequence[Trajectory], num_rollouts: int | None = 16) -> Arm:
-    return Arm(name, num_rollouts, 8, {}, tuple(runs))
+    return Arm(name, "", num_rollouts, 8, {}, tuple(runs))
 
 
 def comparison_of(

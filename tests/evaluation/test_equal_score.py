@@ -33,7 +33,7 @@ def made_up(
                 seconds = mark * (1 + 0.01 * seed)
                 scores.append(Score(Cost(t, seconds, 0, 0, 0), rng.binomial(N, rate_P), np.ones(num_prompts, int), 0.0))
             trajectories.append(Trajectory(seed, tuple(scores), scores[-1].cost, {}, 1, 1, 1, None, "run"))
-        arms.append(Arm(f"arm {index}", 16 + index, 1, {}, tuple(trajectories)))
+        arms.append(Arm(f"arm {index}", "", 16 + index, 1, {}, tuple(trajectories)))
     prompts = tuple(HeldOutPrompt(str(i), "task", "math", "", "") for i in range(num_prompts))
     return Comparison("start", "seconds", MARKS[-1], MARKS, prompts, N, (1, K), tuple(arms), "cpu")
 

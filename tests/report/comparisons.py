@@ -5,7 +5,7 @@ from math import comb, exp, log
 
 import numpy as np
 
-from brorl.evaluation.comparison import Arm, Comparison, HeldOutPrompt, Score, Trajectory
+from brorl.evaluation.comparison import Arm, Comparison, HeldOutPrompt, Score, Trajectory, labelled
 from brorl.evaluation.compute_match import Cost, Unit
 
 
@@ -63,6 +63,7 @@ def synthetic(
     logit_P = rng.normal(-2.5, 1.8, num_prompts)
     start = _score(rng, Cost(), logit_P, num_samples)
     arms = []
+    labels = labelled(_names(numbers, names))
     for index, number in enumerate(numbers):
         runs = []
         for run in range(num_seeds):
@@ -74,9 +75,8 @@ def synthetic(
                 gain = (lift or {}).get(index, gain_at(number or 64, mark, marks[-1]) + rng.normal(0, 0.05))
                 scores.append(_score(rng, _cost(number or 64, unit, spent, run), drift_P + gain, num_samples))
             runs.append(_run(rng, run, tuple(scores), reached < len(marks)))
-        name = names[index] if names else "adaptive" if number is None else f"N={number}"
         differs = {"rollouts_per_prompt": "adaptive" if number is None else str(number)}
-        arms.append(Arm(name, number, 16, differs, tuple(runs)))
+        arms.append(Arm(*labels[index], number, 16, differs, tuple(runs)))
     return Comparison(
         "quickstart", unit, marks[-1], marks, prompts, num_samples, ks, tuple(arms), "cpu (2 threads), 1 run at a time"
     )
@@ -101,7 +101,8 @@ def levels(
         for i in range(num_prompts)
     )
     arms = []
-    for index, (number, level_M) in enumerate(zip(numbers, level_AM, strict=True)):
+    labels = labelled(_names(numbers, names))
+    for (name, title), number, level_M in zip(labels, numbers, level_AM, strict=True):
         scores = [
             Score(
                 cost_at(number or 64, mark) if mark else Cost(),
@@ -111,13 +112,12 @@ def levels(
             )
             for mark, level in zip((0.0, *marks), (4, *level_M), strict=True)
         ]
-        name = names[index] if names else "adaptive" if number is None else f"N={number}"
         cost = scores[-1].cost
         runs = tuple(
             Trajectory(seed, tuple(scores), cost, {"generation": 1.0}, 100, 50, 50, None, f"runs/{name}-{seed}")
             for seed in range(num_seeds)
         )
-        arms.append(Arm(name, number, 16, {"rollouts_per_prompt": str(number)}, runs))
+        arms.append(Arm(name, title, number, 16, {"rollouts_per_prompt": str(number)}, runs))
     return Comparison("quickstart", "seconds", marks[-1], marks, prompts, num_samples, ks, tuple(arms), "cpu")
 
 
@@ -141,6 +141,10 @@ def score_SP(comparison: Comparison, arm: Arm, mark: float, k: int = 1) -> np.nd
             for run in range(len(arm.trajectories))
         ]
     )
+
+
+def _names(numbers: Sequence[int | None], names: Sequence[str] | None) -> Sequence[str]:
+    return names or ["adaptive" if number is None else f"N={number}" for number in numbers]
 
 
 def _cost(number: int, unit: Unit, spent: float, run: int) -> Cost:

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from io import StringIO
+from itertools import pairwise
 from math import comb, sqrt
 
 import numpy as np
@@ -139,9 +140,10 @@ class TestTables:
         spent = [[score_of(comparison, arm, 0, mark).cost for mark in comparison.marks] for arm in comparison.arms]
         assert steps[0] == f"{spent[1][2].steps} steps"  # all of N=512, and part of N=16
         assert steps[1:3] == (f"{8.5 / 32:.3f}", f"{16.5 / 32:.3f}")
-        assert samples[0] == f"{spent[0][2].samples:,} samples ?"  # N=512 had spent more at its first evaluation
-        guess = 4.5 + 4 * spent[0][2].samples / spent[1][0].samples
-        assert float(samples[2]) == pytest.approx(guess / 32, abs=5.1e-4)
+        assert samples[0] == f"{spent[0][2].samples:,} samples"
+        assert spent[0][2].samples < spent[1][0].samples  # N=512 had spent more at its first evaluation
+        assert samples[1:] == (f"{8.5 / 32:.3f}", "", "", "")
+        assert any(note.startswith("Empty: ") for note in equal_sheet(findings(comparison)).notes)
         a, b = spent[0][2].unique_tokens, [cost.unique_tokens for cost in spent[1]]
         assert b[0] < a < b[1]
         assert tokens[0] == f"{a:,} unique tokens"
@@ -150,20 +152,21 @@ class TestTables:
         assert "samples" not in line
         assert f"at {a:,} unique tokens each N=512 leads (" in line
         record = comparison_record(comparison)["at_equal_cost"]
-        assert [(e["unit"], e["first_evaluated_later"]) for e in record] == [
-            ("steps", []), ("samples", ["N=512"]), ("unique_tokens", [])
+        assert [(e["unit"], e["not_evaluated"], e["difference"] is None) for e in record] == [
+            ("steps", [], False), ("samples", ["N=512"], True), ("unique_tokens", [], False)
         ]  # fmt: skip
+        assert [score is None for score in record[1]["scores"]] == [False, True]
 
     def test_the_budgets_own_unit_is_made_equal_too(self) -> None:
-        """A's steps end at 20 s, B's at 25 s: at 20 s each, B is two thirds of the way from 10 s to 25 s."""
+        """A's steps end at 20 s, B's at 25 s: at 20 s each, B is 60% of the way from 12.5 s to 25 s."""
         comparison = levels([[8, 8], [8, 20]])
-        b = comparison.arms[1].trajectories[0].scores
-        late = replace(b[-1], cost=replace(b[-1].cost, seconds=25.0))
-        comparison = with_scores(comparison, 1, (*b[:-1], late), cost=late.cost)
+        start, *b = comparison.arms[1].trajectories[0].scores
+        early, late = (replace(at, cost=replace(at.cost, seconds=s)) for at, s in zip(b, (12.5, 25.0), strict=True))
+        comparison = with_scores(comparison, 1, (start, early, late), cost=late.cost)
         found = findings(comparison)
         assert [equal.unit for equal in found.equal] == ["seconds", "steps", "samples", "unique_tokens"]
         cells = equal_sheet(found).rows[0]
-        assert cells[:3] == ("20 seconds", f"{8.5 / 32:.3f}", f"{(8.5 + 12 * 2 / 3) / 32:.3f}")
+        assert cells[:3] == ("20 seconds", f"{8.5 / 32:.3f}", f"{(8.5 + 12 * 0.6) / 32:.3f}")
         assert comparison_record(comparison)["at_equal_cost"][0]["unit"] == "seconds"
         assert not any("conclusion changes" in line for line in verdict(comparison))  # N=512 leads there too
         assert not any("equal cost in other units" in line and "seconds" in line for line in verdict(comparison))
@@ -213,6 +216,26 @@ class TestTables:
         assert record["level"] == pytest.approx(8.5 / 32)
         assert [one["arm"] for one in record["arms"]] == [arm.name for arm in comparison.arms]
 
+    def test_coverage_is_not_told_where_an_arm_was_first_evaluated_above_the_level(self) -> None:
+        """N=16 ends at the level, and N=512 is above it at its first evaluation already."""
+        comparison = levels([[6, 8], [9, 20]])
+        found = findings(comparison)
+        assert found.equal_score is not None
+        sheet = equal_score_sheet(found.equal_score, found)
+        assert [row[1:] for row in sheet.rows][1] == ("", "", "", "")
+        assert any(note.startswith("Empty: ") for note in sheet.notes)
+        told = "pass@16 at equal pass@1 is not compared: N=512 had passed 0.266 before the first evaluation"
+        assert any(line.startswith(told) for line in verdict(comparison))
+        first = findings(swapped(comparison)).equal_score
+        assert first is not None
+        assert [(one.coverage is None, one.difference is None) for one in first.arms] == [(True, True), (False, True)]
+        assert any(line.startswith(told) for line in verdict(swapped(comparison)))
+        many = verdict(levels([[6, 8], [9, 20], [6, 20]], numbers=(16, 64, 512)))
+        (line,) = (line for line in many if line.startswith("Where pass@1 first was 0.266 ("))
+        assert "N=64" not in line
+        assert "N=512 0" in line
+        json.dumps(comparison_record(comparison), allow_nan=False)
+
     def test_no_coverage_at_equal_pass_1_where_an_arm_fell(self) -> None:
         for comparison in (levels([[8, 16], [2, 3]]), levels([[8, 16], [6, 8]], ks=(1,))):
             assert comparison_record(comparison)["coverage_at_equal_pass_1"] is None
@@ -230,6 +253,14 @@ class TestTables:
             reached = min(run.scores[-1].cost.of(unit) for run in runs)
             assert kept["arm"] == arm.name
             assert row[0].startswith(f"{arm.name}, ")
+            if any(
+                one.cost.of(unit) < reached < two.cost.of(unit) and two.cost.of(unit) > 2.1 * one.cost.of(unit)
+                for run in runs
+                for one, two in pairwise(run.scores)
+            ):
+                assert row[1:] == ("", "")
+                assert all(kept["equal"][k]["difference"] is None for k in ("1", "16"))
+                continue
             for k, cell in zip((1, 16), row[1:], strict=True):
                 score_SP = [
                     np.array([
@@ -255,8 +286,19 @@ class TestTables:
                 half = sqrt(sum(stats.t.ppf(0.975, m.size - 1) ** 2 * m.var(ddof=1) / m.size for m in means))
                 assert (low, high) == pytest.approx((value - half, value + half), abs=1e-9)
                 assert cell.endswith("*") == (low > 0 or high < 0)
-            late = any(run.scores[1].cost.of(unit) > reached for run in runs)
-            assert row[0].endswith("?") == late == bool(kept["first_evaluated_later"])
+        assert {row[1] == "" for row in cells} == {True, False}  # N=512 samples more than N=16 in all before 10 s
+
+    def test_an_arm_that_was_evaluated_late_is_not_measured_against_the_first(self) -> None:
+        comparison = levels([[8, 20], [8, 20], [30, 30]], numbers=(16, 16, 512), names=("a", "b", "late"))
+        comparison = replace(
+            comparison, unit="samples", marks=(1.0, float(comparison.arms[0].trajectories[0].cost.samples))
+        )
+        words = verdict(comparison)
+        (line,) = (line for line in words if line.startswith("pass@1 against a at equal samples"))
+        assert line.endswith("; not evaluated close enough to equal samples: late.")
+        rows = against_first_sheet(findings(comparison)).rows
+        late = [row for row in rows if row[0].startswith("late, ") and row[0].endswith(" samples")]
+        assert [row[1:] for row in late] == [("", "")]
 
     def test_a_sweep_tells_who_is_higher_and_lower_than_the_first(self) -> None:
         comparison = levels([[8, 8], [8, 20], [8, 6], [8, 8]], numbers=(16, 64, 512, 2048))
@@ -497,12 +539,12 @@ class TestVerdict:
         cost = replace(last.cost, steps=int(share * steps[1]))
         slow = replace(run, scores=(*run.scores[:-1], replace(last, cost=cost)), cost=cost, path="arms/some/seed-3")
         arms = (comparison.arms[0], replace(arm, trajectories=(*others, slow)), *comparison.arms[2:])
-        lines = [w for w in verdict(replace(comparison, arms=arms)) if "something else had the machine" in w]
+        lines = [w for w in verdict(replace(comparison, arms=arms)) if "busy with something else" in w]
         assert len(lines) == told
         if told:
             beginning = f"Seed 3 of {arm.name} made {cost.steps:,} steps in its time, where {steps[1]:,} are usual"
             assert lines[0].startswith(beginning)
-            assert "delete arms/some/seed-3 and" in lines[0]
+            assert "delete arms/some/seed-3 and run" in lines[0]
 
 
 class TestRecord:

@@ -219,11 +219,21 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
         f"{'ABC'[i]}: {name}" for i, name in enumerate(names)
     ]
     first = sheets(findings(comparison))[0]
-    assert first.rows == tuple(zip("ABC", names, strict=True))
-    settings = sheets(findings(comparison))[-1]
-    assert settings.rows == (("optimizer.learning_rate", "1", "1", "1"), ("kl.coefficient", "0", "1", "2"))
+    assert first.title == "Settings in which the arms differ"
+    assert first.rows == tuple(
+        (letter, f"recipe: {name}, optimizer.learning_rate: 1, kl.coefficient: {i}")
+        for i, (letter, name) in enumerate(zip("ABC", names, strict=True))
+    )
+    values = ("1e-06", "3e-06", "1e-05")
+    arms = [
+        replace(arm, differs={"optimizer.learning_rate": value, "optimizer.mini_batches": "4"})
+        for arm, value in zip(arms, values, strict=True)
+    ]
+    told = sheets(findings(replace(comparison, arms=tuple(arms))))[0]  # the titles say no more than the settings
+    assert told.columns == ("setting", "A", "B", "C")
+    assert told.rows == (("optimizer.learning_rate", *values), ("optimizer.mini_batches", "4", "4", "4"))
     record = comparison_record(comparison)
-    assert [(arm["name"], arm["label"]) for arm in record["arms"]] == list(zip(names, "ABC", strict=True))
+    assert [(arm["title"], arm["name"]) for arm in record["arms"]] == list(zip(names, "ABC", strict=True))
     assert record["arms"][1]["efficiency"][0]["arm"] == "B"
     assert set(record["prompts"][0]["arms"]) == set("ABC")
 

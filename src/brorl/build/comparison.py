@@ -8,7 +8,7 @@ prompts, other ways of sampling them, steps too large for the budget.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from brorl.build.run import prepare
 from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe, settings_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.evaluation.compute_match import TOLERANCE, Budget, Unit
+from brorl.evaluation.comparison import labelled
+from brorl.evaluation.compute_match import TOLERANCE, UNIT_WORDS, Budget, Unit
 from brorl.model.load import choose_device
 from brorl.training.memory_plan import available_bytes
 from brorl.training.run_directory import RunDirectory, held_out_record
@@ -38,14 +39,21 @@ class ArmPlan:
     """An arm before it is run.
 
     Attributes:
-        name: What it is called.
+        name: What it is called: short.
         config: Its settings, but for seed, output directory and budget.
         run: The finished run that it is; None if it is still to be run.
+        title: Its full name, if it is called by a letter; else empty.
     """
 
     name: str
     config: TrainConfig
     run: Path | None = None
+    title: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """Name and title, for whoever has not seen yet what the letters are."""
+        return f"{self.name} ({self.title})" if self.title else self.name
 
 
 def refuse_owned(overrides: Mapping[str, Any]) -> None:
@@ -130,14 +138,14 @@ def sweep_arms(
 
 
 def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:
-    """Call arms by their N where that tells them apart, else by what was given, else by numbers."""
+    """Call arms by their N if each has its own, else by recipe or swept values if all are short, else A, B, C, ..."""
     rollouts = [plan.config.rollouts_per_prompt for plan in plans]
     names = [plan.name for plan in plans]
     if len({*map(str, rollouts)}) == len(plans):
         names = [f"N={n}" for n in rollouts]
     elif len({*names}) < len(plans):
         names = [f"{i}: {name}" for i, name in enumerate(names, 1)]
-    return [ArmPlan(name, plan.config, plan.run) for name, plan in zip(names, plans, strict=True)]
+    return [replace(plan, name=name, title=title) for plan, (name, title) in zip(plans, labelled(names), strict=True)]
 
 
 def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, jobs: int) -> None:
@@ -157,7 +165,7 @@ def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, 
         raise UserError("a comparison needs two recipes, or one recipe and --sweep KEY=VALUE,VALUE,...")
     if len(plans) == 2 and not differences([plan.config for plan in plans])[0]:
         raise UserError(
-            f"{plans[0].name} and {plans[1].name} do not differ in any setting; there is nothing to compare"
+            f"{plans[0].full_name} and {plans[1].full_name} do not differ in any setting; there is nothing to compare"
         )
     first = plans[0]
     for plan in plans[1:]:
@@ -166,8 +174,8 @@ def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, 
         step = _cost_of_one_step(plan.config, unit)
         if plan.run is None and step > TOLERANCE * budget:
             raise UserError(
-                f"one step of {plan.name} takes {step:,} {unit}, more than {TOLERANCE:.0%} of the budget of "
-                f"{budget:,.0f}, so that it could not be matched; raise --budget to {step / TOLERANCE:,.0f} or more, "
+                f"one step of {plan.full_name} takes {step:,} {UNIT_WORDS[unit]}, more than {TOLERANCE:.0%} of the "
+                f"budget of {budget:,.0f}, so it cannot be matched; raise --budget to {step / TOLERANCE:,.0f} or more, "
                 "or lower prompts_per_step"
             )
     _check_ready(plans, seeds, jobs)
@@ -177,15 +185,15 @@ def _check_same(first: ArmPlan, other: ArmPlan) -> None:
     """Refuse two arms that do not start at the same place, or are not measured alike."""
     if first.config.model != other.config.model:
         raise UserError(
-            f"{first.name} starts from {first.config.model} and {other.name} from {other.config.model}; arms must "
-            "start from the same checkpoint: give it with --from"
+            f"{first.full_name} starts from {first.config.model} and {other.full_name} from {other.config.model}; arms "
+            "must start from the same checkpoint: give it with --from"
         )
     theirs = _measured_by(other.config)
     for name, value in _measured_by(first.config).items():
         if value != theirs[name]:
             raise UserError(
-                f"the arms are evaluated differently: {name} is {value} for {first.name} and {theirs[name]} for "
-                f"{other.name}; give one value for both: --{name} ..."
+                f"the arms are evaluated differently: {name} is {value} for {first.full_name} and {theirs[name]} for "
+                f"{other.full_name}; give one value for both: --{name} ..."
             )
     if not first.config.evaluation.num_prompts:
         raise UserError("a comparison needs held-out prompts, and evaluation.num_prompts is 0; raise it")
@@ -223,8 +231,8 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
     for plan, asked in zip(plans, held_out, strict=True):
         if asked != held_out[0]:
             raise UserError(
-                f"{plan.name} holds out other prompts than {plans[0].name}, so that their scores cannot be compared; "
-                "give both the same data, data.held_out_share, data.split_seed and prompt settings"
+                f"{plan.full_name} holds out other prompts than {plans[0].full_name}, so that their scores cannot be "
+                "compared; give both the same data, data.held_out_share, data.split_seed and prompt settings"
             )
     device = choose_device(plans[0].config.device)
     available = available_bytes(device)
@@ -249,7 +257,7 @@ def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> Tra
         "budget.unit": budget.unit,
         "budget.limit": budget.limit,
         "budget.marks": list(budget.marks),
-        "tracking.run_name": f"{plan.name} seed {seed}",
+        "tracking.run_name": f"{plan.full_name} seed {seed}",
     }
     return make_config(settings, own, plan.name)
 

@@ -1,7 +1,8 @@
 """The command line: one module a command, each of which adds its options and says what runs.
 
 Errors that the user can fix are one line on stderr, exit code 2 for what was found before any work and 1 for what
-stopped a run. numpy, torch and transformers are imported only once a command really runs.
+stopped a run. Ctrl-C and SIGTERM stop every command alike, exit code 130. numpy, torch and transformers are imported
+only once a command really runs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import brorl
 from brorl.cli import check, compare, completion, init, plan, report, resume, samples, simulate, train
 from brorl.cli import eval as evaluate
 from brorl.cli.settings import unknown_option
+from brorl.cli.stop_signals import STOPPED, sigterm_as_interrupt
 from brorl.errors import UserError
 
 COMMANDS = {
@@ -47,13 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command line without the program's name; that of the process if not given.
     """
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
+        with sigterm_as_interrupt():
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
     except KeyboardInterrupt:
-        print("brorl: interrupted", file=sys.stderr)  # noqa: T201
-        return 130
+        print("brorl: stopped", file=sys.stderr)  # noqa: T201
+        return STOPPED
 
 
 def make_parser(chosen: Collection[str]) -> argparse.ArgumentParser:

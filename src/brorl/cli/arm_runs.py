@@ -13,20 +13,21 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from brorl.cli.stop_signals import STOP_SIGNALS, StopCount, counted_stops
 from brorl.errors import UserError
 from brorl.evaluation.compute_match import Budget, Cost, cost_of_step
 
 _POLL_S = 0.5
+_KILLED_BY = 3  # signals that the comparison was sent
 _PRELOADED = (  # by the process that all runs are forked from, so that a run starts at once
     "brorl.build.run",
     "brorl.console.progress",
@@ -179,38 +180,45 @@ def run_jobs(
     slots: Sequence[Slot],
     say: Callable[[Progress], None],
     show: Callable[[Sequence[Progress]], None],
+    stopping: Callable[[int], None],
 ) -> None:
     """Bring every run to its end.
 
     Args:
         jobs: The runs, in the order in which they are started.
         slots: Where runs may work at the same time.
-        say: Told each run that has ended.
-        show: Told all runs under way, now and then.
+        say: Called with each run that has ended.
+        show: Called with all runs under way, now and then.
+        stopping: Called with the number of runs that are asked to stop after their step.
 
     Raises:
         UserError: If a run failed; the others are stopped after their step, and all of them can be gone on with.
-        KeyboardInterrupt: On Ctrl-C, once every run has saved its state.
+        KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state. The second one discards the steps
+            under way, the third kills the runs.
     """
     waiting = list(jobs)
     running: dict[Slot, tuple[Progress, ForkServerProcess]] = {}
-    try:
-        while waiting or running:
-            for slot in slots:
-                if waiting and slot not in running:
-                    job = waiting.pop(0)
-                    running[slot] = (Progress(job), _start(job, slot))
-            time.sleep(_POLL_S)
-            for slot, (progress, process) in list(running.items()):
-                code = process.exitcode
-                progress.update()
-                if code is not None:
-                    del running[slot]
-                    _check_end(progress, code)
-                    say(progress)
-            show([progress for progress, _ in running.values()])
-    finally:
-        _stop([process for _, process in running.values()])
+    with counted_stops() as stops:
+        try:
+            while waiting or running:
+                for slot in slots:
+                    if waiting and slot not in running:
+                        job = waiting.pop(0)
+                        running[slot] = (Progress(job), _start(job, slot))
+                time.sleep(_POLL_S)
+                if stops.count:
+                    stopping(len(running))
+                    raise KeyboardInterrupt
+                for slot, (progress, process) in list(running.items()):
+                    code = process.exitcode
+                    progress.update()
+                    if code is not None:
+                        del running[slot]
+                        _check_end(progress, code)
+                        say(progress)
+                show([progress for progress, _ in running.values()])
+        finally:
+            _stop([process for _, process in running.values()], stops)
 
 
 def _start(job: Job, slot: Slot) -> ForkServerProcess:
@@ -222,7 +230,10 @@ def _start(job: Job, slot: Slot) -> ForkServerProcess:
     context = get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     process = context.Process(target=_work, args=(command, slot, str(_errors_of(job))))
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process alone
+    # The process that forks the runs inherits the mask: a signal to all processes of a job must not end it, or how the
+    # runs end would never be known here. What tracks resources undoes the mask when it starts, so it starts before.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         process.start()
     finally:
@@ -231,9 +242,12 @@ def _start(job: Job, slot: Slot) -> ForkServerProcess:
 
 
 def _work(command: list[str], slot: Slot, errors: str) -> None:
-    """Be a run: what the child does."""
+    """Be a run: what the child does.
+
+    SIGINT stops it, which the comparison sends. SIGTERM stays blocked: a scheduler sends it to every process of a job,
+    and a run that got both would take the second one for a request to discard its step.
+    """
     os.setsid()  # Ctrl-C reaches the comparison, which passes it on
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for path, descriptor in ((os.devnull, 1), (errors, 2)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(file, descriptor)
@@ -253,13 +267,15 @@ def _work(command: list[str], slot: Slot, errors: str) -> None:
 
     from brorl.cli import main
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts a job in the background ignores it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     sys.exit(main(command))
 
 
 def _end_with(sentinel: int) -> None:
     """Ask this process to end after its step when the comparison is gone."""
     wait([sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _errors_of(job: Job) -> Path:
@@ -270,7 +286,7 @@ def _check_end(progress: Progress, code: int) -> None:
     """Refuse a run that has not come to its end.
 
     Raises:
-        UserError: With the run's own words.
+        UserError: With the last line of the run's errors.
     """
     errors = _errors_of(progress.job)
     end = progress_of(progress.job)
@@ -281,39 +297,23 @@ def _check_end(progress: Progress, code: int) -> None:
     job = progress.job
     raise UserError(
         f"the run {job.arm}, seed {job.seed}, failed (exit code {code}): "
-        f"{said[-1].removeprefix('brorl: ') if said else 'it said nothing'} (all that it said is in {errors}); mend it "
-        "and give the same command again"
+        f"{said[-1].removeprefix('brorl: ') if said else 'no error was printed'} (its errors are in {errors}); fix "
+        "this and give the same command again"
     )
 
 
-def _stop(processes: Sequence[ForkServerProcess]) -> None:
-    """Have runs end after their step; a second Ctrl-C discards their steps, a third kills them."""
-    _interrupt(processes)
-    with _second_interrupt(processes):
-        for process in processes:
-            process.join()
-
-
-def _interrupt(processes: Sequence[ForkServerProcess]) -> None:
-    for process in processes:
-        if process.pid is not None and process.exitcode is None:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGINT)
-
-
-@contextmanager
-def _second_interrupt(processes: Sequence[ForkServerProcess]) -> Iterator[None]:
-    interrupts = count(2)
-
-    def pass_on(*_: object) -> None:
-        if next(interrupts) == 2:
-            _interrupt(processes)
-        else:
+def _stop(processes: Sequence[ForkServerProcess], stops: StopCount) -> None:
+    """Have runs end after their step; the second signal discards their steps, the third kills them."""
+    passed_on = 0
+    while any(process.exitcode is None for process in processes):
+        while passed_on < max(stops.count, 1):  # at least once: another run may have failed
+            passed_on += 1
             for process in processes:
-                process.kill()
+                _pass_on(process, signal.SIGINT if passed_on < _KILLED_BY else signal.SIGKILL)
+        wait([process.sentinel for process in processes if process.exitcode is None], _POLL_S)
 
-    before = signal.signal(signal.SIGINT, pass_on)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+
+def _pass_on(process: ForkServerProcess, number: signal.Signals) -> None:
+    if process.pid is not None and process.exitcode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.cli.settings import Commands, add_settings
+from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser.add_argument(
         "arms", nargs="*", metavar="ARM",
         help="two or more recipes (files, built-in names), one of which may be a finished run; one recipe with "
-        "--sweep; or the folder of a comparison, to go on with it (default: quickstart-16 quickstart)",
+        "--sweep; or the folder of a comparison, to continue it (default: quickstart-16 quickstart)",
     )  # fmt: skip
     options: list[tuple[str, str, dict[str, Any]]] = [
         ("--sweep", "KEY=V,V,...", {"action": "append", "default": [], "help":
@@ -48,7 +48,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
         ("--jobs", "J", {"type": int, "help":
             "runs at a time, each on cores (or a GPU) of its own (default: as many as fit)"}),
         ("--output-dir", "DIR", {"dest": "output_dir", "help":
-            "folder (default: runs/compare-...); an unfinished comparison there is gone on with"}),
+            "folder (default: runs/compare-...); an unfinished comparison in it continues"}),
     ]  # fmt: skip
     parser.add_argument("--match", choices=_UNITS, help="unit in which every run gets the same (default: seconds)")
     for name, metavar, more in options:
@@ -91,7 +91,7 @@ def compare(parsed: argparse.Namespace) -> int:
 def _run(console: Any, folder: Path, plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot], machine: str) -> int:
     """Bring all runs to their end and present them; nobody else may work in the folder meanwhile."""
     from brorl.cli.arm_runs import run_jobs
-    from brorl.cli.compare_view import View, announce, present
+    from brorl.cli.compare_view import View, announce, present, stopped_words
     from brorl.storage import storing
     from brorl.training.run_directory import RunDirectory
 
@@ -102,15 +102,15 @@ def _run(console: Any, folder: Path, plan: Plan, jobs: Sequence[Job], slots: Seq
         announce(console, plan, len(jobs), machine, folder)
         view = View(console, jobs)
         try:
-            run_jobs([job for job in jobs if job not in view.complete], slots, view.say, view.show)
+            left = [job for job in jobs if job not in view.complete]
+            run_jobs(left, slots, view.say, view.show, view.stopping)
+            view.close()
+            present(console, folder)
         except KeyboardInterrupt:
-            console.print(
-                f"\nstopped; go on with: brorl compare {shlex.quote(str(folder))}", soft_wrap=True, markup=False
-            )
-            return 130
+            console.print(f"\n{stopped_words(folder, jobs)}", soft_wrap=True, markup=False)
+            return STOPPED
         finally:
             view.close()
-        present(console, folder)
     return 0
 
 
@@ -167,7 +167,7 @@ def _spec(plan: Plan, machine: str) -> dict[str, Any]:
         n = arm.config.rollouts_per_prompt
         runs = [{"seed": seed, "path": f"{folders[arm.name]}/seed-{seed}"} for seed in range(plan.seeds)]
         arms.append({
-            "name": arm.name, "num_rollouts": n if isinstance(n, int) else None,
+            "name": arm.name, "title": arm.title, "num_rollouts": n if isinstance(n, int) else None,
             "prompts_per_step": arm.config.prompts_per_step, "differs": different,
             "run": str(arm.run) if arm.run else None,
             "runs": [{"seed": arm.config.seed, "path": str(arm.run)}] if arm.run else runs,
@@ -223,6 +223,6 @@ def _refuse_other_machine(folder: Path, plan: Plan, machine: str) -> None:
     before = read_spec(folder)["machine"]
     if before != machine:
         raise UserError(
-            f"{folder} was begun on {before}, and this is {machine}: its seconds cannot be gone on with here; use the "
-            "same --jobs, or start anew in another --output-dir"
+            f"{folder} was started on {before}, and this is {machine}: a comparison in seconds cannot continue here; "
+            "use the same --jobs, or start a new one in another --output-dir"
         )

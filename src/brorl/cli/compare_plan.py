@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import overrides_of
 from brorl.errors import UserError
+from brorl.words import exact
 
 if TYPE_CHECKING:
     from brorl.build.comparison import ArmPlan
@@ -95,7 +96,12 @@ def _plan_in(folder: Path) -> Plan:
     spec = read_spec(folder)
     source = str(folder / SPEC_FILE)
     arms = tuple(
-        ArmPlan(arm["name"], make_config(arm["settings"], {}, source), Path(arm["run"]) if arm["run"] else None)
+        ArmPlan(
+            arm["name"],
+            make_config(arm["settings"], {}, source),
+            Path(arm["run"]) if arm["run"] else None,
+            arm.get("title", ""),
+        )
         for arm in spec["arms"]
     )
     before = tuple(spec["seeds_before"])
@@ -126,9 +132,9 @@ def _new_plan(parsed: argparse.Namespace) -> Plan:
             raise UserError(f"give --budget X, in {words}")
         budget = _BUDGET_S
     if not 0 < budget < float("inf"):
-        raise UserError(f"--budget: an amount above 0 is needed, not {budget:g}")
+        raise UserError(f"--budget: an amount above 0 is needed, not {exact(budget)}")
     if unit == "steps" and not budget.is_integer():
-        raise UserError(f"--budget: a whole number of steps is needed, not {budget:g}")
+        raise UserError(f"--budget: a whole number of steps is needed, not {exact(budget)}")
     seeds = _SEEDS if parsed.seeds is None else parsed.seeds
     if seeds < 1:
         raise UserError(f"--seeds: at least 1 is needed, not {seeds}")
@@ -138,8 +144,8 @@ def _new_plan(parsed: argparse.Namespace) -> Plan:
         raise UserError("--marks: the other arm is evaluated where the finished run was; leave it out")
     last = next((amount for amount in amounts if abs(amount - budget) <= _CLOSE * budget), None)
     if last is None:
-        told = ", ".join(f"{amount:.15g}" for amount in amounts)
-        raise UserError(f"the finished run was not evaluated at {budget:.15g} {words}; give one of: {told}")
+        told = ", ".join(map(exact, amounts))
+        raise UserError(f"the finished run was not evaluated at {exact(budget)} {words}; give one of: {told}")
     return Plan(arms, unit, last, tuple(amount for amount in amounts if amount <= last), seeds)
 
 
@@ -221,7 +227,9 @@ def _marks(text: str | None, budget: float, unit: Unit) -> tuple[float, ...]:
         raise UserError(f"--marks: a number of marks, or amounts like 10,20,40, not {text!r}") from None
     if "," in text:
         if not all(0 < number <= budget for number in numbers):
-            raise UserError(f"--marks: amounts should lie above 0 and up to the budget of {budget:g}, not {text!r}")
+            raise UserError(
+                f"--marks: amounts should lie above 0 and up to the budget of {exact(budget)}, not {text!r}"
+            )
         marks = [*numbers, budget]
     elif numbers[0] < 1 or not numbers[0].is_integer():
         raise UserError(f"--marks: a number of marks, or amounts like 10,20,40, not {text!r}")
@@ -240,8 +248,8 @@ def _refuse_other(folder: Path, before: Plan, now: Plan) -> None:
                 f"{folder} holds a comparison with {name} {getattr(before, name)}, not {getattr(now, name)}; choose "
                 "another --output-dir"
             )
-    if before.arms != now.arms:
+    if [(arm.config, arm.run) for arm in before.arms] != [(arm.config, arm.run) for arm in now.arms]:
         raise UserError(
-            f"{folder} holds a comparison of other arms ({', '.join(arm.name for arm in before.arms)}) or with other "
-            f"settings; choose another --output-dir, or go on with that one: brorl compare {folder}"
+            f"{folder} holds a comparison of other arms ({', '.join(arm.full_name for arm in before.arms)}) or with "
+            f"other settings; choose another --output-dir, or go on with that one: brorl compare {folder}"
         )

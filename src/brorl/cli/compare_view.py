@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -13,29 +14,26 @@ from rich.text import Text
 import brorl
 from brorl.cli.arm_runs import Job, Progress, progress_of
 from brorl.cli.compare_plan import Plan
-from brorl.words import duration
+from brorl.evaluation.compute_match import UNIT_WORDS, amount
+from brorl.words import duration, plain
 
 
 def announce(console: Console, plan: Plan, num_runs: int, machine: str, folder: Path) -> None:
     """Say what is about to happen."""
-    unit = plan.unit.replace("_", " ")
     names = (" against " if len(plan.arms) == 2 else ", ").join(arm.name for arm in plan.arms)
     lines = [
-        f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, {plan.budget:,.6g} {unit} of training "
-        f"each, {plan.seeds} seed{'s' if plan.seeds != 1 else ''}",
+        f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, {amount(plan.budget, plan.unit)} of "
+        f"training each, {plan.seeds} seed{'s' if plan.seeds != 1 else ''}",
         f"{num_runs} run{'s' if num_runs != 1 else ''} in all; {machine}",
-        f"evaluated at {', '.join(_number(mark) for mark in plan.marks)} {unit}; folder {folder}",
+        f"evaluated at {', '.join(map(plain, plan.marks))} {UNIT_WORDS[plan.unit]}; folder {folder}",
     ]
+    lines += [f"{arm.name}: {arm.title}" for arm in plan.arms if arm.title]
     if plan.unit == "seconds":
         lines.append(
-            "evaluations and starting up come on top; leave the machine alone, since seconds are what is matched"
+            "evaluations and startup take extra time; keep the machine free of other work, because seconds are matched"
         )
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
-
-
-def _number(mark: float) -> str:
-    return f"{mark:,.0f}" if mark >= 100 else f"{mark:.3g}"
 
 
 class View:
@@ -50,6 +48,7 @@ class View:
         self._console, self._num_jobs = console, len(jobs)
         self.complete = frozenset(job for job in jobs if progress_of(job).ended)
         self._num_done = len(self.complete)
+        self._width = max((len(job.arm) for job in jobs), default=0)
         self._started = perf_counter()
         self._under_way = 0.0
         unfinished = len(self.complete) < len(jobs)
@@ -65,9 +64,10 @@ class View:
         ends = _ends(progress.score)
         scores = "  ".join(f"pass@{k} {progress.first[k]:.3f} -> {progress.score[k]:.3f}" for k in ends)
         left = self._seconds_left(self._num_done - len(self.complete) + max(self._under_way - 1, 0))
-        spent = f"{progress.spent.steps:,} steps, {progress.spent.seconds:.0f} s"
+        spent = f"{progress.spent.steps:,} steps, {progress.spent.seconds:,.0f} s"
+        run = f"{progress.job.arm:<{self._width}}  seed {progress.job.seed}"
         self._console.print(
-            f"{self._num_done:>4}/{self._num_jobs}  {progress.job.arm:<8} seed {progress.job.seed}  {scores}  {spent}  "
+            f"{self._num_done:>4}/{self._num_jobs}  {run}  {scores}  {spent}  "
             f"{'' if not left else duration(left) + ' left'}",
             soft_wrap=True,
             markup=False,
@@ -82,6 +82,11 @@ class View:
         told = ", ".join(f"{p.job.arm} seed {p.job.seed} {p.share:.0%}" for p in running)
         self._status.update(Text(f"{told}{'' if not left else f'; about {duration(left)} left'}"))
 
+    def stopping(self, num_runs: int) -> None:
+        """Say that runs were asked to stop."""
+        runs = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
+        self._console.print(f"\nstopping: {runs}; Ctrl-C again discards the steps under way", soft_wrap=True)
+
     def _seconds_left(self, done: float) -> float | None:
         """Go by the share of the work of this call that is done."""
         all_of_it = self._num_jobs - len(self.complete)
@@ -93,13 +98,27 @@ class View:
             self._status.stop()
 
 
+def stopped_words(folder: Path, jobs: Sequence[Job]) -> str:
+    """Say what is kept of a comparison that was stopped, and which command goes on."""
+    from brorl.training.checkpoint import last_checkpoint
+    from brorl.training.run_directory import RunDirectory
+
+    complete = {job for job in jobs if progress_of(job).ended}
+    saved = [job for job in jobs if job not in complete and last_checkpoint(RunDirectory(job.directory).checkpoints)]
+    more = f", {len(saved)} more up to {'its' if len(saved) == 1 else 'their'} last checkpoint" if saved else ""
+    return (
+        f"stopped: {len(complete)} of {len(jobs)} runs are complete{more}; go on with: brorl compare "
+        f"{shlex.quote(str(folder))}"
+    )
+
+
 def _ends(scores: Mapping[int, float]) -> list[int]:
     return list(dict.fromkeys((min(scores), max(scores)))) if scores else []
 
 
 def present(console: Console, folder: Path) -> None:
     """Print what came of a comparison, and write it."""
-    from brorl.report.comparison import comparison_tables, markdown, verdict
+    from brorl.report.comparison import comparison_tables, markdown, verdict_words
     from brorl.report.comparison_figure import draw_comparison
     from brorl.report.comparison_record import comparison_record
     from brorl.report.frontier_figure import draw_frontier
@@ -115,10 +134,14 @@ def present(console: Console, folder: Path) -> None:
         if len(comparison.arms) > 2:
             draw_frontier(comparison, folder / "frontier.png")
             written.append("frontier.png")
+    found = verdict_words(comparison)
+    console.print()
+    for line in found.answer:
+        console.print(line, soft_wrap=True, markup=False)
     for table in comparison_tables(comparison):
         console.print()
         console.print(table)
-    console.print()
-    for line in verdict(comparison):
-        console.print(line, soft_wrap=True, markup=False)
+    console.print("\nWhat this rests on", style="bold")
+    for line in found.remarks:
+        console.print(f"- {line}", soft_wrap=True, markup=False)
     console.print(f"\nwritten to {folder}: {', '.join(written)}", soft_wrap=True, markup=False)

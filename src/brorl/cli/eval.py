@@ -14,6 +14,7 @@ from brorl.activity import Phase
 from brorl.cli.checkpoint import Checkpoint, resolve_checkpoint
 from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
+from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError
 
 if TYPE_CHECKING:
@@ -119,10 +120,10 @@ def _evaluate(parsed: argparse.Namespace, request: Request, ks: tuple[int, ...],
         done = len(list(store.responses.glob("part-*.parquet")))
         _say(
             console,
-            f"\ninterrupted; {done} of {len(ready.parts)} parts are stored: to go on, give the same command again"
+            f"\nstopped: {done} of {len(ready.parts)} parts are stored; go on with the same command"
             + ("" if parsed.output_dir else f" (it finds {output})"),
         )
-        return 130
+        return STOPPED
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from brorl.activity import Phase
 from brorl.cli.checkpoint import resolve_checkpoint
 from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
+from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError
+from brorl.words import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,10 +98,18 @@ def _plan(parsed: argparse.Namespace, wanted: list[int], config: TrainConfig, nu
             f"--pilot-prompts {parsed.pilot_prompts} is more than the {parts.stream.num_prompts} training prompts that "
             "there are; lower it"
         )
+    is_new = not output.exists()
     _make_folder(output)
     console = screen.console
-    _announce(console, parsed, config, parts, num_rollouts)
-    _measure_and_report(console, parsed, config, parts, sorted({*wanted, num_rollouts}), num_rollouts, output)
+    try:
+        _announce(console, parsed, config, parts, num_rollouts)
+        _measure_and_report(console, parsed, config, parts, sorted({*wanted, num_rollouts}), num_rollouts, output)
+    except KeyboardInterrupt:
+        if is_new:
+            with suppress(OSError):  # not empty: the plan is written already
+                output.rmdir()
+        console.print("\nstopped: a plan is written at its end; give the same command again", soft_wrap=True)
+        return STOPPED
     return 0
 
 
@@ -173,7 +184,7 @@ def _announce(
         f"the recipe: N = {num_rollouts} rollouts x {config.prompts_per_step} prompts a step",
         *_unnamed_recipe(parsed),
         f"pilot: {parsed.pilot_rollouts} rollouts of each of {parsed.pilot_prompts} training prompts, {pilot:,} in all "
-        f"({pilot / step:.2g} of a step), and two gradients of each prompt",
+        f"({plain(pilot / step, 2)} of a step), and two gradients of each prompt",
         "then the phases of a step are timed at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more "
         "than the pilot, and after a pilot of more than 10 s none samples more than a quarter of it",
     ]
@@ -244,7 +255,8 @@ def _measure_and_report(
         command = _command(parsed, "train", options)
         console.print(f"train with it: {command}", soft_wrap=True, markup=False)
         if sweep := _sweep(found.rows, row, num_rollouts):
-            measure_it = _command(parsed, "compare", {}, [*sweep, "--budget", f"{_COMPARED_STEPS * found.budget:.3g}"])
+            budget = plain(_COMPARED_STEPS * found.budget).replace(",", "")
+            measure_it = _command(parsed, "compare", {}, [*sweep, "--budget", budget])
             console.print(f"or measure it: {measure_it}", soft_wrap=True, markup=False)
 
 

@@ -6,7 +6,7 @@ compare them. Dimensions: A arms, S seeds (runs of an arm), P held-out prompts, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from brorl.evaluation.compute_match import Cost, Unit
 
 IntArray = NDArray[np.int64]
+_LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Arm:
     """One of the things compared.
 
     Attributes:
-        name: What it is called.
+        name: What it is called: short.
+        title: Its full name, if it is called by a letter; else empty.
         num_rollouts: N; None where it is adaptive.
         prompts_per_step: Groups that a step trains on.
         differs: Settings in which the arms differ, with this arm's values as text.
@@ -93,6 +95,7 @@ class Arm:
     """
 
     name: str
+    title: str
     num_rollouts: int | None
     prompts_per_step: int
     differs: Mapping[str, str]
@@ -124,3 +127,16 @@ class Comparison:
     ks: tuple[int, ...]
     arms: tuple[Arm, ...]
     machine: str
+
+
+def labelled(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return what each arm is called, and its title: the names and no titles if all are short, else A, B, C, ..."""
+    if max(map(len, names), default=0) <= _LONGEST_NAME:
+        return [(name, "") for name in names]
+    return [(_letters(i), name) for i, name in enumerate(names)]
+
+
+def _letters(index: int) -> str:
+    """Return A to Z, then AA, AB, ..."""
+    more, last = divmod(index, 26)
+    return (_letters(more - 1) if more else "") + chr(ord("A") + last)

@@ -4,8 +4,8 @@ Training sharpens: pass@1 rises and pass@k of a large k falls. At equal cost a s
 is slow. Here every arm is looked at where its own pass@1 first reached what all of them reached.
 
 In: a comparison whose runs were evaluated on the way. Out: pass@k of each arm there, and what it had spent by then. It
-leaves out arms that are not shown to have risen, whose place on the way is noise, and reads nothing off beyond the
-evaluations.
+leaves out arms that are not shown to have risen, whose place on the way is noise. It reads nothing off beyond the
+evaluations, and nothing between the start and the first of them: how an arm got there is not known.
 
 The intervals. A value is read off mean curves, so that it is no mean of values of prompts or of seeds. Leaving out one
 prompt, or one seed, and reading off again, at the level that all arms then reach, gives the jackknife's pseudo-values
@@ -35,17 +35,19 @@ class AtLevel:
 
     Attributes:
         arm: Its name.
-        spent: What its runs had spent by then on average, in the comparison's unit.
-        coverage: pass@k there, with a 95% interval over prompts and seeds.
-        difference: That of the first arm subtracted, with its interval; 0 for the first arm itself.
-        verdict: What the difference shows, the first arm being A.
+        spent: What its runs had spent by then on average, in the comparison's unit; None if the arm was above the level
+            at its first evaluation already, so that nothing is known of it there.
+        coverage: pass@k there, with a 95% interval over prompts and seeds; None where `spent` is.
+        difference: That of the first arm subtracted, with its interval; 0 for the first arm itself. None if the
+            coverage of either is not known.
+        verdict: What the difference shows, the first arm being A; None without one.
     """
 
     arm: str
-    spent: float
-    coverage: Estimate
-    difference: Estimate
-    verdict: Verdict
+    spent: float | None
+    coverage: Estimate | None
+    difference: Estimate | None
+    verdict: Verdict | None
 
 
 @dataclass(frozen=True)
@@ -88,18 +90,22 @@ def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
         return None
     arms, curves = [comparison.arms[i] for i in risen], [all_curves[i] for i in risen]
     mean_A = [curve.mean() for curve in curves]
-    value_A = _read_off(mean_A)
-    pseudo_PA = _pseudo(value_A, [[curve.without_prompt(p) for curve in curves] for p in range(curves[0].num_prompts)])
-    pseudo = [_pseudo(value_A, replicates) for replicates in _without_seeds(arms, curves)]
+    level, readings = _level(mean_A), _Readings.of(arms, curves)
+    known = [_is_evaluated_before(score_T, level) for score_T, _ in mean_A]
     found = []
     for i, (arm, (score_T, _)) in enumerate(zip(arms, mean_A, strict=True)):
-        spent = _at(score_T, np.array([_spent(comparison, arm, mark) for mark in marks]), _level(mean_A))
-        coverage = interval_from(value_A[i], pseudo_PA[:, i], [value_SA[:, i] for value_SA in pseudo], 0, 1)
-        over_prompts, *over_seeds = [value_KA[:, i] - value_KA[:, 0] for value_KA in (pseudo_PA, *pseudo)]
-        difference = interval_from(value_A[i] - value_A[0], over_prompts, over_seeds, -1, 1)
-        found.append(AtLevel(arm.name, spent, coverage, difference, verdict_of(difference)))
+        difference = readings.difference(i) if known[0] and known[i] else None
+        found.append(
+            AtLevel(
+                arm=arm.name,
+                spent=_at(score_T, np.array([_spent(comparison, arm, m) for m in marks]), level) if known[i] else None,
+                coverage=readings.coverage(i) if known[i] else None,
+                difference=difference,
+                verdict=None if difference is None else verdict_of(difference),
+            )
+        )
     not_risen = tuple(arm.name for i, arm in enumerate(comparison.arms) if i not in risen)
-    return EqualScore(_level(mean_A), k, tuple(found), not_risen)
+    return EqualScore(level, k, tuple(found), not_risen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +137,38 @@ class _Curve:
 
     def without_seed(self, s: int) -> _MeanCurve:
         return _left_out(self.score_TSP.mean(2), s), _left_out(self.coverage_TSP.mean(2), s)
+
+
+@dataclass(frozen=True, eq=False)
+class _Readings:
+    """What is read off the arms' curves, shape [A], and the jackknife's pseudo-values of it.
+
+    Attributes:
+        value_A: The coverage of each arm.
+        of_prompts_PA: Pseudo-values of each prompt.
+        of_seeds_SA: Of each seed: one array of shape [S, A], or one for each arm where runs are not paired.
+    """
+
+    value_A: FloatArray
+    of_prompts_PA: FloatArray
+    of_seeds_SA: tuple[FloatArray, ...]
+
+    @classmethod
+    def of(cls, arms: Sequence[Arm], curves: list[_Curve]) -> _Readings:
+        value_A = _read_off([curve.mean() for curve in curves])
+        prompts = [[curve.without_prompt(p) for curve in curves] for p in range(curves[0].num_prompts)]
+        seeds = tuple(_pseudo(value_A, replicates) for replicates in _without_seeds(arms, curves))
+        return cls(value_A, _pseudo(value_A, prompts), seeds)
+
+    def coverage(self, a: int) -> Estimate:
+        """Return an arm's coverage with its interval."""
+        of_seeds = [pseudo_SA[:, a] for pseudo_SA in self.of_seeds_SA]
+        return interval_from(float(self.value_A[a]), self.of_prompts_PA[:, a], of_seeds, 0, 1)
+
+    def difference(self, a: int) -> Estimate:
+        """Return an arm's coverage less the first arm's, with its interval."""
+        of_prompts, *of_seeds = [pseudo[:, a] - pseudo[:, 0] for pseudo in (self.of_prompts_PA, *self.of_seeds_SA)]
+        return interval_from(float(self.value_A[a] - self.value_A[0]), of_prompts, of_seeds, -1, 1)
 
 
 def _left_out(value_TK: FloatArray, k: int) -> FloatArray:
@@ -165,6 +203,11 @@ def _read_off(mean_A: list[_MeanCurve]) -> FloatArray:
 
 def _level(mean_A: list[_MeanCurve]) -> float:
     return float(min(score_T.max() for score_T, _ in mean_A))
+
+
+def _is_evaluated_before(score_T: FloatArray, level: float) -> bool:
+    """Return whether an arm was evaluated after its start and before its score passed a level."""
+    return bool(score_T[1] <= level)
 
 
 def _at(score_T: FloatArray, value_T: FloatArray, level: float) -> float:

@@ -29,6 +29,7 @@ from brorl.evaluation.paired import (
 from brorl.evaluation.pass_at_k import Estimate, FloatArray
 from brorl.evaluation.sigmoid import fit_rises, rise
 from brorl.evaluation.trajectory_kind import Movement, movement_of
+from brorl.words import plain
 
 _MIN_MARKS = 5
 _MIN_DIFFERENT = 3  # so one of them at least lies within the sweep
@@ -337,8 +338,8 @@ def _sigmoid(field: _Field) -> tuple[Sigmoid | None, str | None]:
     at_end = low < x_M[0] + _TIE or high > x_M[-1] - _TIE  # the rise may have begun before the marks, or go on after
     if at_end or high - low > _WIDEST * (x_M[-1] - x_M[0]):
         return None, (
-            f"where the best N rises is not known: half-way anywhere between budgets of {np.exp(low):,.4g} and "
-            f"{np.exp(high):,.4g} (95%), of marks from {np.exp(x_M[0]):,.4g} to {np.exp(x_M[-1]):,.4g}"
+            f"where the best N rises is not known: half-way anywhere between budgets of {plain(np.exp(low), 4)} and "
+            f"{plain(np.exp(high), 4)} (95%), of marks from {plain(np.exp(x_M[0]), 4)} to {plain(np.exp(x_M[-1]), 4)}"
         )
     middle = float(fit.middle_B[0])
     midpoint = Estimate(*(float(np.exp(v)) for v in (middle, min(low, middle), max(high, middle))))

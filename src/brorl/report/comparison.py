@@ -1,7 +1,8 @@
 """A comparison for people: the verdict in words, tables for the console, the same as Markdown.
 
-In: a comparison. Out: sentences (the answer first), rich tables that fit 80 columns, GitHub Markdown. Nothing is
-estimated here; `brorl.evaluation` does that.
+In: a comparison. Out: sentences, rich tables that fit 80 columns, GitHub Markdown. What answers the question comes
+before the tables, and what the answer rests on comes after them. Nothing is estimated here; `brorl.evaluation` does
+that.
 """
 
 from __future__ import annotations
@@ -13,24 +14,30 @@ from brorl.evaluation.compute_match import amount
 from brorl.report.comparison_findings import findings
 from brorl.report.comparison_sheet import markdown_table, rich_table
 from brorl.report.comparison_tables import sheets
-from brorl.report.comparison_verdict import pair_words
-from brorl.report.frontier_words import sweep_words
+from brorl.report.comparison_verdict import VerdictWords, pair_verdict
+from brorl.report.frontier_words import sweep_verdict
 
 
-def verdict(comparison: Comparison) -> list[str]:
+def verdict_words(comparison: Comparison) -> VerdictWords:
     """Say what a comparison shows, in plain sentences.
 
     Args:
         comparison: At least two arms. Of two, the second is measured against the first; more are a sweep.
 
     Returns:
-        The answer in one sentence, then coverage, what is matched and what is not, early endings, seeds, limits.
+        The answer in one sentence, then coverage; what is matched and what is not, early endings, seeds, limits.
 
     Raises:
         ValueError: If there are fewer than two arms, or runs that were not evaluated at a mark.
     """
     found = findings(comparison)
-    return sweep_words(found) if found.pair is None else pair_words(found)
+    return sweep_verdict(found) if found.pair is None else pair_verdict(found)
+
+
+def verdict(comparison: Comparison) -> list[str]:
+    """Return all sentences of `verdict_words`, the answer first."""
+    found = verdict_words(comparison)
+    return [*found.answer, *found.remarks]
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
@@ -51,6 +58,7 @@ def markdown(comparison: Comparison) -> str:
     names = [arm.name for arm in comparison.arms]
     others = f"{', '.join(names[:-1])} and {names[-1]}"
     title = f"# {others} from {comparison.checkpoint}, {amount(comparison.marks[-1], comparison.unit)} each"
-    words = "\n".join(f"- {line}" for line in verdict(comparison))
+    found = verdict_words(comparison)
+    answer, remarks = ("\n".join(f"- {line}" for line in lines) for lines in (found.answer, found.remarks))
     tables = [markdown_table(sheet) for sheet in sheets(findings(comparison))]
-    return "\n\n".join([title.replace("|", "\\|"), words, *tables]) + "\n"
+    return "\n\n".join([title.replace("|", "\\|"), answer, *tables, "## What this rests on", remarks]) + "\n"

@@ -90,7 +90,7 @@ def _draw_scores(part: SubFigure, found: Findings) -> None:
         )  # fmt: skip
         label_ends(
             axis, axis.get_xlim()[1],
-            {name: (line.mean_M[-1], f"{_short_name(name)}  {line.mean_M[-1]:.3f}") for name, line in ends.items()},
+            {name: (line.mean_M[-1], f"{name}  {line.mean_M[-1]:.3f}") for name, line in ends.items()},
             arm_colours(comparison.arms),
         )  # fmt: skip
 
@@ -153,7 +153,7 @@ def _draw_tasks(part: SubFigure, found: Findings, tasks: list[str]) -> None:
         _draw_lines(
             axis, comparison, lambda arm, p=prompts: curve(comparison, arm, 1, comparison.unit, p), small=True
         )  # fmt: skip
-        title = f"{_short_name(task, 24)} ({len(prompts)})"
+        title = f"{task if len(task) <= 24 else f'{task[:21]}...'} ({len(prompts)})"
         axis.set_title(f"{title}\n{fill(kinds[task], 32)}" if kinds else title, fontsize=8.5, color=INK, loc="left")
         cost_axis(axis, comparison.unit, most_ticks=3)
         axis.set_xlim(left=0)
@@ -196,7 +196,3 @@ def _tasks(comparison: Comparison) -> list[str]:
         return []
     most = sorted(names, key=lambda name: -len(prompts_of(comparison, name)))[:_MOST_TASKS]
     return sorted(most)
-
-
-def _short_name(name: str, most: int = 18) -> str:
-    return name if len(name) <= most else f"{name[: most - 3]}..."

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from string import ascii_uppercase
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +48,6 @@ from brorl.evaluation.token_efficiency import (
 )
 from brorl.evaluation.trajectory_kind import TaskTrajectory, task_trajectories
 
-_LONGEST_NAME = 14  # characters that tables and figures can repeat
 _TIE = 1e-12
 
 
@@ -119,12 +117,10 @@ class AgainstFirst:
     Attributes:
         arm: The later arm's name.
         equal: What both scored, by k: pass@1 and pass@k of the largest k.
-        first_evaluated_later: Arms that had spent more before their first evaluation: their scores there are guesses.
     """
 
     arm: str
     equal: Mapping[int, EqualCost]
-    first_evaluated_later: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +128,8 @@ class Findings:
     """What a comparison shows.
 
     Attributes:
-        comparison: The comparison, its arms called by letters if their names are too long to be repeated.
-        key: Names of the arms by letter; empty if they are called by their names.
+        comparison: The comparison.
+        key: Titles of the arms by letter; empty if they are called by names of their own.
         ks: The k of every pass@k, rising; 1 is always among them.
         start: pass@k of the checkpoint, for every k.
         arms: Each arm at each mark, by name.
@@ -187,7 +183,6 @@ def findings(comparison: Comparison) -> Findings:
     Raises:
         ValueError: If it has fewer than two arms, two arms of one name, or runs that were not evaluated at a mark.
     """
-    comparison, key = labelled(comparison)
     names = [arm.name for arm in comparison.arms]
     if len(names) < 2:
         raise ValueError(f"a comparison needs at least two arms, not {len(names)}")
@@ -197,7 +192,7 @@ def findings(comparison: Comparison) -> Findings:
     two = len(names) == 2
     return Findings(
         comparison=comparison,
-        key=key,
+        key={arm.name: arm.title for arm in comparison.arms if arm.title},
         ks=ks,
         start={k: mean_over_runs(start_scores(comparison, measure_of(k), k)) for k in ks},
         arms={arm.name: tuple(_arm_at(comparison, arm, m, ks) for m in comparison.marks) for arm in comparison.arms},
@@ -218,16 +213,6 @@ def findings(comparison: Comparison) -> Findings:
     )
 
 
-def labelled(comparison: Comparison) -> tuple[Comparison, dict[str, str]]:
-    """Call arms by letters if one has a long name; return the names by letter too, none if the names are kept."""
-    names = [arm.name for arm in comparison.arms]
-    if max(map(len, names), default=0) <= _LONGEST_NAME or len(names) > len(ascii_uppercase):
-        return comparison, {}
-    key = dict(zip(ascii_uppercase, names, strict=False))
-    arms = tuple(replace(arm, name=letter) for letter, arm in zip(key, comparison.arms, strict=True))
-    return replace(comparison, arms=arms), key
-
-
 def ends_of(ks: tuple[int, ...]) -> tuple[int, ...]:
     """Return the first and the last k, once if they are one."""
     return tuple(dict.fromkeys((ks[0], ks[-1])))
@@ -241,15 +226,6 @@ def ordered_by_number(arms: Sequence[Arm]) -> bool:
 def tied(best: BestAt) -> bool:
     """Return whether the best arm of a mark is no better than the second, which of them comes first being arbitrary."""
     return abs(best.lead.value) < _TIE
-
-
-def late_at(comparison: Comparison, equal: EqualCost) -> tuple[str, ...]:
-    """Return the arms that had spent more before their first evaluation: their scores there are guesses."""
-    return tuple(
-        arm.name
-        for arm in comparison.arms
-        if any(run.scores[min(1, len(run.scores) - 1)].cost.of(equal.unit) > equal.amount for run in arm.trajectories)
-    )
 
 
 def measure_of(k: int) -> Measure:
@@ -369,7 +345,7 @@ def _against_first(comparison: Comparison, ks: tuple[int, ...]) -> tuple[Against
         for unit in units:
             equal = {k: at_equal_cost(two, unit, measure_of(k), k) for k in ends_of(ks)}
             if equal[1].amount > 0:
-                found.append(AgainstFirst(arm.name, equal, late_at(two, equal[1])))
+                found.append(AgainstFirst(arm.name, equal))
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from brorl.evaluation.compute_match import TOLERANCE
 from brorl.evaluation.paired import scores_at
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.report.comparison import verdict
-from brorl.report.comparison_findings import Findings, Pair, findings, late_at, start_scores
+from brorl.report.comparison_findings import Findings, Pair, findings, start_scores
 from brorl.report.comparison_tables import measure_name
 from brorl.storage import json_ready
 
@@ -25,7 +25,6 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         ValueError: If there are fewer than two arms, or runs that were not evaluated at a mark.
     """
     found, words = findings(comparison), verdict(comparison)
-    comparison = found.comparison
     record = {
         "verdict": words,
         "checkpoint": comparison.checkpoint,
@@ -42,9 +41,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         "start": {"pass_at": found.start, "efficiency": [e for e in found.efficiency if e.arm == "start"]},
         "arms": [_arm(found, arm, index) for index, arm in enumerate(comparison.arms)],
         "runs_at_budget": found.runs,
-        "at_equal_cost": [
-            {**json_ready(equal), "first_evaluated_later": list(late_at(comparison, equal))} for equal in found.equal
-        ],
+        "at_equal_cost": found.equal,
         "coverage_at_equal_pass_1": found.equal_score,
         "tasks": found.tasks,
         "pair": None if found.pair is None else _pair(found.pair),
@@ -58,8 +55,8 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
 
 def _arm(found: Findings, arm: Arm, index: int) -> dict[str, Any]:
     return {
-        "name": found.key.get(arm.name, arm.name),
-        "label": arm.name,
+        "name": arm.name,
+        "title": arm.title,
         "num_rollouts": arm.num_rollouts,
         "prompts_per_step": arm.prompts_per_step,
         "differs": arm.differs,

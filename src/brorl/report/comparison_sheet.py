@@ -16,6 +16,7 @@ from rich.text import Text
 
 from brorl.evaluation.compute_match import Spread, Unit
 from brorl.evaluation.pass_at_k import Estimate
+from brorl.words import plain
 
 _WIDTH = 80  # of a console
 _HEADING = 9  # characters that a heading may always take; a longer one is broken, unless the numbers below are as long
@@ -177,7 +178,7 @@ def cost_text(value: float, unit: Unit) -> str:
 
 def times(ratio: float) -> str:
     """Return a ratio to three digits: 0.351, 11.3."""
-    return f"{ratio:,.0f}" if ratio >= 99.95 else f"{ratio:.3g}"
+    return plain(ratio)
 
 
 def p_value(p: float) -> str:

@@ -20,7 +20,7 @@ from brorl.evaluation.equal_score import EqualScore
 from brorl.evaluation.frontier import Frontier
 from brorl.evaluation.paired import PairedDifference, TTest, Verdict
 from brorl.evaluation.token_efficiency import TokenEfficiency
-from brorl.report.comparison_findings import ArmAt, Findings, ends_of, late_at, tied
+from brorl.report.comparison_findings import ArmAt, Findings, ends_of, tied
 from brorl.report.comparison_sheet import (
     Sheet,
     cost_text,
@@ -35,13 +35,14 @@ from brorl.report.comparison_sheet import (
 )
 
 _MOST_MARKS = 4  # rows of an arm in the first table of two arms
-_GUESSED = "? an arm was first evaluated later: a line from the start on guesses its score, mostly too low"
+_NOT_KNOWN = "Empty: the arm was not evaluated close enough to that cost; a larger --marks adds evaluations."
 _LONGEST_VALUE = 9  # characters of a setting in a column
 
 
 def sheets(found: Findings) -> list[Sheet]:
     """Return the tables of a comparison, in the order of reading."""
-    result = [key_sheet(found)] if found.key else []
+    settings = parts(settings_sheet(found)) if any(arm.differs for arm in found.comparison.arms) else []
+    result = [*settings] if found.key else []
     result += [cost_sheet(found), use_sheet(found)]
     if found.pair is not None:
         result += [pass_sheet(found), paired_sheet(found)]
@@ -59,14 +60,7 @@ def sheets(found: Findings) -> list[Sheet]:
     if found.tasks:
         result += [*task_sheets(found)]
     result.append(coverage_sheet(found))
-    if any(arm.differs for arm in found.comparison.arms):
-        result += parts(settings_sheet(found))
-    return result
-
-
-def key_sheet(found: Findings) -> Sheet:
-    """Make the table of what the arms are that are called by letters."""
-    return Sheet("The arms", ("arm", "name"), tuple(found.key.items()), words=frozenset({0, 1}))
+    return result if found.key else [*result, *settings]
 
 
 def cost_sheet(found: Findings) -> Sheet:
@@ -173,8 +167,8 @@ def paired_sheet(found: Findings) -> Sheet:
             seeds = d.num_seeds[0] if d.seeds_paired else f"{d.num_seeds[0]} + {d.num_seeds[1]}"
             rows.append(("", f"{seeds} seeds", signed(d.seed_interval), *_test(d.seed_test)))
     notes = (
-        f"The verdict goes by the first line of each score. The test over prompts is the paper's and takes the "
-        f"trained models as given; that over seeds takes the prompts as given. One-tailed p: for {b} above {a}.",
+        f"The verdict uses the first line of each score. The test over prompts, which is the paper's, does not allow "
+        f"for other seeds, and the test over seeds does not allow for other prompts. One-tailed p: for {b} above {a}.",
     )
     columns = ("score", "test", "difference", "t (df)", "p, one-\ntailed", "p, two-\ntailed")
     return Sheet(f"Paired tests: {b} less {a}", columns, tuple(rows), notes, words=frozenset({0, 1}))
@@ -199,18 +193,19 @@ def equal_sheet(found: Findings) -> Sheet:
     """Make the table of pass@1 at equal cost, in every unit."""
     names = [arm.name for arm in found.comparison.arms]
     rows = []
-    late = {equal.unit: late_at(found.comparison, equal) for equal in found.equal}
     for equal in found.equal:
         row = [
-            f"{amount(equal.amount, equal.unit)}{' ?' if late[equal.unit] else ''}",
-            *(f"{score.value:.3f}" for score in equal.scores),
+            amount(equal.amount, equal.unit),
+            *("" if score is None else f"{score.value:.3f}" for score in equal.scores),
         ]
         if equal.difference is not None:
             row += [signed(equal.difference.difference), _lead(equal.difference, names[0], names[1])]
+        elif found.pair is not None:
+            row += ["", ""]
         rows.append(tuple(row))
-    notes = ["As far as every run went, on straight lines between its evaluations."]
-    if any(late.values()):
-        notes.append(_GUESSED)
+    notes = ["At the largest cost that every run reached, on straight lines between its evaluations."]
+    if any(equal.not_evaluated for equal in found.equal):
+        notes.append(_NOT_KNOWN)
     more = () if found.pair is None else ("difference", "what it shows")
     words = frozenset({0}) if found.pair is None else frozenset({0, 4})
     return Sheet("pass@1 at equal cost", ("spent", *names, *more), tuple(rows), tuple(notes), words)
@@ -219,23 +214,25 @@ def equal_sheet(found: Findings) -> Sheet:
 def equal_score_sheet(equal: EqualScore, found: Findings) -> Sheet:
     """Make the table of the coverage that each arm had where its pass@1 was the same."""
     unit, first = found.comparison.unit, found.comparison.arms[0].name
-    rows = tuple(
-        (
-            one.arm,
-            cost_text(one.spent, unit),
-            interval(one.coverage),
-            *(("", "") if one.arm == first else (signed(one.difference), _shown(one.verdict, first, one.arm))),
-        )
-        for one in equal.arms
-    )
+    rows = []
+    for one in equal.arms:
+        spent = "" if one.spent is None else cost_text(one.spent, unit)
+        coverage = "" if one.coverage is None else interval(one.coverage)
+        if one.difference is None or one.verdict is None or one.arm == first:
+            rows.append((one.arm, spent, coverage, "", ""))
+        else:
+            rows.append((one.arm, spent, coverage, signed(one.difference), _shown(one.verdict, first, one.arm)))
     notes = [
         "Where the mean curve of an arm's runs first reached this pass@1, the highest that all of them reached, on "
         "straight lines between evaluations."
     ]
+    if any(one.coverage is None for one in equal.arms):
+        notes.append("Empty: the arm had passed this pass@1 before its first evaluation. --marks adds earlier ones.")
     if equal.not_risen:
-        notes.append(f"Not among them, since nothing shows that it rose: {', '.join(equal.not_risen)}.")
+        notes.append(f"Left out, since their pass@1 is not shown to have risen: {', '.join(equal.not_risen)}.")
     columns = ("arm", UNIT_WORDS[unit], f"pass@{equal.k}", f"less {first}", "what it shows")
-    return Sheet(f"pass@{equal.k} where pass@1 was {equal.level:.3f}", columns, rows, tuple(notes), frozenset({0, 4}))
+    title = f"pass@{equal.k} where pass@1 was {equal.level:.3f}"
+    return Sheet(title, columns, tuple(rows), tuple(notes), frozenset({0, 4}))
 
 
 def against_first_sheet(found: Findings) -> Sheet:
@@ -246,20 +243,20 @@ def against_first_sheet(found: Findings) -> Sheet:
     for one in found.against_first:
         spent, unit = cost_text(one.equal[1].amount, one.equal[1].unit), one.equal[1].unit
         counted = {"seconds": "", "unique_tokens": " tokens"}.get(unit, f" {unit}")
-        cells = [f"{one.arm}, {spent}{counted}{' ?' if one.first_evaluated_later else ''}"]
+        cells = [f"{one.arm}, {spent}{counted}"]
         for k in ends:
             difference = one.equal[k].difference
-            assert difference is not None
-            shown = "" if difference.verdict == "no difference shown" else " *"
-            cells.append(f"{signed(difference.difference)}{shown}")
+            shown = "" if difference is None or difference.verdict == "no difference shown" else " *"
+            cells.append("" if difference is None else f"{signed(difference.difference)}{shown}")
         rows.append(tuple(cells))
+    filled = sum(one.equal[k].difference is not None for one in found.against_first for k in ends)
     notes = [
-        "As far as every run of the two went, on straight lines between evaluations; tokens are unique tokens. * the "
-        f"95% interval, over prompts and seeds, excludes 0; of {len(rows) * len(ends)} such intervals one in 20 would "
-        "by chance."
+        "At the largest cost that every run of the two arms reached, on straight lines between evaluations; tokens are "
+        f"unique tokens. * the 95% interval over prompts and seeds excludes 0; of {filled} such intervals, one in 20 "
+        "would by chance."
     ]
-    if any(one.first_evaluated_later for one in found.against_first):
-        notes.append(_GUESSED)
+    if any(equal.not_evaluated for one in found.against_first for equal in one.equal.values()):
+        notes.append(_NOT_KNOWN)
     columns = ("arm, spent", *(f"pass@{k}" for k in ends))
     return Sheet(f"Every arm less {first}, at equal cost", columns, tuple(rows), tuple(notes))
 
@@ -396,13 +393,22 @@ def settings_sheet(found: Findings) -> Sheet:
     """Make the table of the settings in which the arms differ; a row for each arm where the values are long."""
     arms = found.comparison.arms
     title = "Settings in which the arms differ"
-    names = _ordered(name for arm in arms for name in arm.differs)
-    if len(arms) == 2 or max(len(value) for arm in arms for value in arm.differs.values()) <= _LONGEST_VALUE:
-        rows = tuple((name, *(arm.differs.get(name, "-") for arm in arms)) for name in names)
+    told = [_told_settings(arm) for arm in arms]
+    names = _ordered(name for of_arm in told for name in of_arm)
+    if len(arms) == 2 or max(len(value) for of_arm in told for value in of_arm.values()) <= _LONGEST_VALUE:
+        rows = tuple((name, *(of_arm.get(name, "-") for of_arm in told)) for name in names)
         words = frozenset({0, 1, 2} if len(arms) == 2 else {0})
         return Sheet(title, ("setting", *(arm.name for arm in arms)), rows, words=words)
-    each = tuple((arm.name, ", ".join(f"{n}: {v}" for n, v in arm.differs.items())) for arm in arms)
+    each = tuple(
+        (arm.name, ", ".join(f"{n}: {v}" for n, v in of_arm.items())) for arm, of_arm in zip(arms, told, strict=True)
+    )
     return Sheet(title, ("arm", "settings"), each, words=frozenset({0, 1}))
+
+
+def _told_settings(arm: Arm) -> dict[str, str]:
+    """Return the settings in which an arm differs, and its recipe unless its title repeats them all."""
+    repeated = all(f"{name.rpartition('.')[2]}={value}" in arm.title for name, value in arm.differs.items())
+    return {**({} if not arm.title or repeated else {"recipe": arm.title}), **arm.differs}
 
 
 def seeds_words(arms: Sequence[Arm]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from brorl.evaluation.comparison import Arm
 from brorl.evaluation.compute_match import TOLERANCE, UNIT_WORDS, UNITS, RunMatch, Spread, Unit, amount
 from brorl.evaluation.equal_cost import EqualCost
-from brorl.evaluation.paired import PairedDifference
-from brorl.report.comparison_findings import Findings, late_at
+from brorl.evaluation.paired import PairedDifference, Verdict
+from brorl.report.comparison_findings import Findings
 from brorl.report.comparison_sheet import p_value, short, short_time, signed, times
 from brorl.report.comparison_tables import kind_words
 
@@ -24,24 +25,43 @@ _FEWEST_SIBLINGS = 3  # runs of an arm from which "usual" means something
 _EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # what a comparison of N is expected to change
 
 
-def pair_words(found: Findings) -> list[str]:
-    """Return what two arms show, the answer first."""
+@dataclass(frozen=True)
+class VerdictWords:
+    """What a comparison shows, in sentences.
+
+    Attributes:
+        answer: Those that answer the question, the answer itself first.
+        remarks: What the answer rests on and holds for.
+    """
+
+    answer: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+
+def pair_verdict(found: Findings) -> VerdictWords:
+    """Return what two arms show."""
     assert found.pair is not None
     a, b = found.comparison.arms
-    return [
-        answer(found),
-        *key_words(found),
-        *_coverage(found),
-        *match_words(found),
-        *_at_the_same(found),
-        *_other_units(found),
-        *_equal_cost(found),
-        *ending_words(found),
-        *_certainty(found.pair.differences[1], found.pair.seeds_ahead, b.name),
-        *_tasks(found),
-        *other_settings((a, b)),
-        *limit_words(found),
-    ]
+    return VerdictWords(
+        (
+            answer(found),
+            *key_words(found),
+            *_coverage(found),
+            *equal_score_words(found),
+            *_at_the_same(found),
+        ),
+        (
+            coverage_words(found),
+            *match_words(found),
+            *_other_units(found),
+            *_equal_cost(found),
+            *ending_words(found),
+            *_certainty(found.pair.differences[1], found.pair.seeds_ahead, b.name),
+            *_tasks(found),
+            *other_settings((a, b)),
+            *limit_words(found),
+        ),
+    )
 
 
 def answer(found: Findings) -> str:
@@ -105,8 +125,8 @@ def _slow_runs(found: Findings) -> list[str]:
         usual = median(run.spent.steps for run in runs) if len(runs) >= _FEWEST_SIBLINGS else 0
         lines += [
             f"Seed {run.seed} of {arm.name} made {run.spent.steps:,} steps in its time, where {usual:,.0f} are usual "
-            f"for {arm.name}: something else had the machine. Its scores are too low; to repeat it, delete "
-            f"{_path(arm, run.seed)} and go on with the comparison."
+            f"for {arm.name}: the machine was busy with something else. Its scores are too low; to repeat it, delete "
+            f"{_path(arm, run.seed)} and run the same command again."
             for run in runs
             if run.spent.steps < _SLOW * usual
         ]
@@ -174,30 +194,27 @@ def _told(found: Findings, equal: EqualCost) -> str:
 def _equal_cost(found: Findings) -> list[str]:
     """Say which arm leads where all runs had spent the same of another unit."""
     told = [
-        f"at {_told(found, equal)}"
-        for equal in found.equal
-        if equal.unit != found.comparison.unit and equal.difference and not late_at(found.comparison, equal)
+        f"at {_told(found, equal)}" for equal in found.equal if equal.unit != found.comparison.unit and equal.difference
     ]
     return [f"pass@1 at equal cost in other units, read off between evaluations: {'; '.join(told)}."] if told else []
 
 
 def _coverage(found: Findings) -> list[str]:
-    """Say what became of coverage: pass@k of the largest k, prompts gained and lost."""
+    """Say what became of coverage: pass@k of the largest k."""
     assert found.pair is not None
-    lines = []
     names = [arm.name for arm in found.comparison.arms]
     k = found.largest_k
-    if k > 1:
-        difference = found.pair.differences[k]
-        at_a, at_b = (found.arms[name][-1].pass_at[k].value for name in names)
-        leads = {"A leads": f"{names[0]} leads", "B leads": f"{names[1]} leads"}.get(
-            difference.verdict, "no difference shown"
-        )
-        lines.append(
-            f"Coverage: pass@{k} is {at_b:.3f} with {names[1]} and {at_a:.3f} with {names[0]}, "
-            f"{found.start[k].value:.3f} at the start: {leads} (difference {signed(difference.difference)})."
-        )
-    return [*lines, *equal_score_words(found), coverage_words(found)]
+    if k == 1:
+        return []
+    difference = found.pair.differences[k]
+    at_a, at_b = (found.arms[name][-1].pass_at[k].value for name in names)
+    leads = {"A leads": f"{names[0]} leads", "B leads": f"{names[1]} leads"}.get(
+        difference.verdict, "no difference shown"
+    )
+    return [
+        f"Coverage: pass@{k} is {at_b:.3f} with {names[1]} and {at_a:.3f} with {names[0]}, "
+        f"{found.start[k].value:.3f} at the start: {leads} (difference {signed(difference.difference)})."
+    ]
 
 
 def equal_score_words(found: Findings) -> list[str]:
@@ -205,23 +222,27 @@ def equal_score_words(found: Findings) -> list[str]:
     equal = found.equal_score
     if equal is None:
         return []
-    first, *others = equal.arms
-    reached = listed([f"{one.arm} after {_in_short(one.spent, found.comparison.unit)}" for one in equal.arms])
-    where = f"Where pass@1 first was {equal.level:.3f} ({reached}), pass@{equal.k} was {first.coverage.value:.3f} with"
-    told = {
-        lead: [
-            f"{one.arm} {one.coverage.value:.3f} ({signed(one.difference)})" for one in others if one.verdict == lead
+    first, unit = equal.arms[0], found.comparison.unit
+    passed = [one.arm for one in equal.arms if one.coverage is None]
+    if first.coverage is None or len(passed) == len(equal.arms) - 1:
+        return [
+            f"pass@{equal.k} at equal pass@1 is not compared: {listed(passed)} had passed {equal.level:.3f} before the "
+            "first evaluation; --marks adds earlier ones."
         ]
-        for lead in ("B leads", "A leads", "no difference shown")
-    }
-    if len(others) == 1:
-        (one,) = others
-        leads = {"A leads": f"{first.arm} leads", "B leads": f"{one.arm} leads"}.get(one.verdict, one.verdict)
-        value = f"{one.coverage.value:.3f} with {one.arm}"
-        return [f"{where} {first.arm} and {value}: {leads} (difference {signed(one.difference)})."]
+    reached = listed([f"{one.arm} after {_in_short(one.spent, unit)}" for one in equal.arms if one.spent is not None])
+    where = f"Where pass@1 first was {equal.level:.3f} ({reached}), pass@{equal.k} was {first.coverage.value:.3f} with"
+    groups: dict[Verdict, list[str]] = {"B leads": [], "A leads": [], "no difference shown": []}
+    for one in equal.arms[1:]:
+        if one.coverage is None or one.difference is None or one.verdict is None:
+            continue
+        if len(equal.arms) == 2:
+            leads = {"A leads": f"{first.arm} leads", "B leads": f"{one.arm} leads"}.get(one.verdict, one.verdict)
+            value = f"{one.coverage.value:.3f} with {one.arm}"
+            return [f"{where} {first.arm} and {value}: {leads} (difference {signed(one.difference)})."]
+        groups[one.verdict].append(f"{one.arm} {one.coverage.value:.3f} ({signed(one.difference)})")
     words = {"B leads": "higher", "A leads": "lower", "no difference shown": "no difference shown"}
-    groups = [f"{words[lead]}: {', '.join(arms)}" for lead, arms in told.items() if arms]
-    return [f"{where} {first.arm}; {'; '.join(groups)}."]
+    told = [f"{words[lead]}: {', '.join(arms)}" for lead, arms in groups.items() if arms]
+    return [f"{where} {first.arm}; {'; '.join(told)}."]
 
 
 def coverage_words(found: Findings) -> str:
@@ -251,14 +272,14 @@ def _certainty(difference: PairedDifference, ahead: int | None, name: str) -> li
     }[difference.covers]
     lines = [f"{_seeds(difference).capitalize()} an arm: the interval (95%) allows for {covers}."]
     if min(difference.num_seeds) == 1:
-        lines.append("One seed says which of these trained models is better; another seed may reverse it.")
+        lines.append("With one seed, only these trained models are compared; another seed may reverse it.")
     elif ahead is not None:
         lines.append(f"{name} was ahead in {ahead} of {difference.num_seeds[0]} seeds.")
     test = difference.prompt_test
     if test is not None and difference.verdict == "no difference shown" and test.p_two_sided < 0.05:
         lines.append(
             f"The t-test over prompts alone would call it a difference (two-tailed p = {p_value(test.p_two_sided)}), "
-            "but it takes these trained models as given."
+            "but it does not allow for other seeds."
         )
     return lines
 
@@ -281,14 +302,14 @@ def other_settings(arms: Sequence[Arm]) -> list[str]:
     if not others or len(names) == 1:
         return []
     if _ROLLOUTS in names:
-        return [f"The arms differ in {listed(others)} too: the result is that of all of it together."]
-    return [f"The arms differ in {listed(names)}: the result is that of all of it together."]
+        return [f"The arms differ in {listed(others)} too: the result is due to all of these together."]
+    return [f"The arms differ in {listed(names)}: the result is due to all of these together."]
 
 
 def limit_words(found: Findings) -> list[str]:
     """Say what the result holds for."""
     comparison = found.comparison
-    line = f"It holds for this checkpoint ({comparison.checkpoint}), this data and this budget"
+    line = f"This holds for this checkpoint ({comparison.checkpoint}), this data and this budget"
     machine = f", and for this machine ({comparison.machine})" if comparison.unit == "seconds" else ""
     return [f"{line}{machine}: a longer run may rank the arms differently."]
 

@@ -103,7 +103,7 @@ def _draw_scores(axis: Axes, line: Frontier, found: Findings) -> None:
     pad = 0.07 * (max(seen) - min(seen)) or 0.05
     axis.set_ylim(min(seen) - pad, max(seen) + pad)
     last = {arm.name: points[comparison.marks[-1], arm.name].score.value for arm in comparison.arms}
-    label_ends(axis, comparison.marks[-1], {name: (value, _short(name)) for name, value in last.items()}, colours)
+    label_ends(axis, comparison.marks[-1], {name: (value, name) for name, value in last.items()}, colours)
 
 
 def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], colour: str, *, adaptive: bool) -> None:
@@ -174,14 +174,14 @@ def rows_of(arms: Sequence[Arm]) -> tuple[dict[str, float], dict[str, str]]:
     Adaptive arms stand above all others, apart from them. Where arms do not all have different N, each has a row.
     """
     if not ordered_by_number(arms):
-        return {arm.name: float(i) for i, arm in enumerate(arms)}, {arm.name: _short(arm.name) for arm in arms}
+        return {arm.name: float(i) for i, arm in enumerate(arms)}, {arm.name: arm.name for arm in arms}
     top = max(log2(arm.num_rollouts) for arm in arms if arm.num_rollouts is not None)
     places, words = {}, {}
     for arm in arms:
         if arm.num_rollouts is not None:
             places[arm.name], words[arm.name] = log2(arm.num_rollouts), f"{arm.num_rollouts:,}"
         else:
-            places[arm.name], words[arm.name] = top + 1.5, _short(arm.name)
+            places[arm.name], words[arm.name] = top + 1.5, arm.name
     return places, words
 
 
@@ -218,7 +218,3 @@ def _legend(found: Findings) -> list[Line2D]:
 
 def _nothing() -> Line2D:
     return Line2D([], [], linestyle="none", label=" ")
-
-
-def _short(name: str, most: int = 14) -> str:
-    return name if len(name) <= most else f"{name[: most - 3]}..."

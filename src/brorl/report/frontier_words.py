@@ -11,6 +11,7 @@ from brorl.report.comparison_findings import Findings, ends_of, ordered_by_numbe
 from brorl.report.comparison_sheet import cost_text, interval, signed
 from brorl.report.comparison_tables import measure_name, seeds_words
 from brorl.report.comparison_verdict import (
+    VerdictWords,
     ending_words,
     equal_score_words,
     key_words,
@@ -21,17 +22,28 @@ from brorl.report.comparison_verdict import (
 )
 
 
-def sweep_words(found: Findings) -> list[str]:
-    """Return what a sweep shows, the answer first."""
-    first = found.frontiers[0]
-    lines = [sweep_answer(first, found), *key_words(found)]
-    lines += [_reigns(line, found) for line in found.frontiers]
-    if ordered_by_number(found.comparison.arms):
-        lines += _shapes(found)
-    lines += [*_against_first(found), *equal_score_words(found)]
-    lines += _saturation(first, found.comparison.unit)
-    lines += [*match_words(found), *_left_out(first, found.comparison.unit), *ending_words(found), *_seeds(found)]
-    return [*lines, *other_settings(found.comparison.arms), *limit_words(found)]
+def sweep_verdict(found: Findings) -> VerdictWords:
+    """Return what a sweep shows."""
+    first, unit = found.frontiers[0], found.comparison.unit
+    return VerdictWords(
+        (
+            sweep_answer(first, found),
+            *key_words(found),
+            *(_reigns(line, found) for line in found.frontiers),
+            *_against_first(found),
+            *equal_score_words(found),
+        ),
+        (
+            *(_shapes(found) if ordered_by_number(found.comparison.arms) else []),
+            *_saturation(first, unit),
+            *match_words(found),
+            *_left_out(first, unit),
+            *ending_words(found),
+            *_seeds(found),
+            *other_settings(found.comparison.arms),
+            *limit_words(found),
+        ),
+    )
 
 
 def sweep_answer(line: Frontier, found: Findings) -> str:
@@ -119,6 +131,8 @@ def _against_first(found: Findings) -> list[str]:
         for lead, words in groups.items():
             arms = [f"{a} ({signed(d.difference)})" for a, d in differences.items() if d.verdict == lead]
             told += [f"{words}: {', '.join(arms)}"] if arms else []
+        if unknown := [arm for arm, difference in equal.items() if difference is None]:
+            told.append(f"not evaluated close enough to equal {UNIT_WORDS[unit]}: {', '.join(unknown)}")
         lines.append(f"pass@{k} against {first} at equal {UNIT_WORDS[unit]}, {'; '.join(told)}.")
     return lines
 

@@ -18,6 +18,7 @@ from brorl.storage import json_ready
 from brorl.theory.pilot_counts import Estimate
 from brorl.theory.rollout_planning import NEARLY_BEST, Plan, PlanRow, StepSettings
 from brorl.training.probe import Measured
+from brorl.words import plain
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ def _next_factor(plan: Plan, column: int) -> str:
     other = plan.rows[plan.recipe] if plan.recipe > column else larger[min(1, len(larger) - 1)]
     factor = other.num_rollouts / row.num_rollouts
     return (
-        f"From N = {row.num_rollouts}, {factor:g} times the rollouts take informative groups from "
+        f"From N = {row.num_rollouts}, {plain(factor)} times the rollouts take informative groups from "
         f"{row.informative.value:.2f} to {other.informative.value:.2f} and prompts with a success from "
         f"{row.solved.value:.2f} to {other.solved.value:.2f}, for "
         f"{other.seconds['total'] / row.seconds['total']:.1f} times the seconds at the same number of prompts."
@@ -267,9 +268,9 @@ def noise(estimate: Estimate) -> str:
     if isnan(estimate.value) or isnan(estimate.low):
         return ""
     if isinf(estimate.value):
-        return f"above {estimate.low:.2g}"
-    high = "no end" if isinf(estimate.high) else f"{estimate.high:.2g}"
-    return f"{estimate.value:.2g} [{estimate.low:.2g}, {high}]"
+        return f"above {plain(estimate.low, 2)}"
+    high = "no end" if isinf(estimate.high) else plain(estimate.high, 2)
+    return f"{plain(estimate.value, 2)} [{plain(estimate.low, 2)}, {high}]"
 
 
 def _table(title: str, *columns: str) -> Table:

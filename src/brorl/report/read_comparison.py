@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from brorl.errors import UserError
-from brorl.evaluation.comparison import Arm, Comparison, HeldOutPrompt, Score, Trajectory
+from brorl.evaluation.comparison import Arm, Comparison, HeldOutPrompt, Score, Trajectory, labelled
 from brorl.evaluation.compute_match import Budget, Cost, cost_of_step
 from brorl.report.run_record import SPEC_FILE
 from brorl.training.run_directory import Record, RunDirectory
@@ -33,7 +33,8 @@ def read_comparison(folder: Path) -> Comparison:
     spec = read_spec(folder)
     budget = Budget(spec["unit"], spec["budget"], tuple(spec["marks"]))
     arms, alike = [], _Alike()
-    for arm in spec["arms"]:
+    labels = labelled([arm["name"] for arm in spec["arms"]])  # an earlier version wrote long names
+    for (name, title), arm in zip(labels, spec["arms"], strict=True):
         runs = [read_trajectory(Path(folder / run["path"]), run["seed"], budget, alike) for run in arm["runs"]]
         complete = tuple(run for run in runs if run is not None)
         if len(complete) < len(runs):
@@ -41,7 +42,8 @@ def read_comparison(folder: Path) -> Comparison:
                 f"{folder}: {len(complete)} of {len(runs)} runs of {arm['name']} are complete; go on with: brorl "
                 f"compare {folder}"
             )
-        arms.append(Arm(arm["name"], arm["num_rollouts"], arm["prompts_per_step"], arm["differs"], complete))
+        title = title or arm.get("title", "")
+        arms.append(Arm(name, title, arm["num_rollouts"], arm["prompts_per_step"], arm["differs"], complete))
     prompts, num_samples, ks = alike.seen
     return Comparison(
         spec["checkpoint"], budget.unit, budget.limit, budget.marks, prompts, num_samples, ks, tuple(arms),
@@ -57,11 +59,13 @@ def read_spec(folder: Path) -> dict[str, Any]:
     """
     file = folder / SPEC_FILE
     if not file.is_file():
-        raise UserError(f"{folder} is no comparison (no {SPEC_FILE}); give the folder that `brorl compare` made")
+        raise UserError(f"{folder} is not a comparison (no {SPEC_FILE}); give the folder that `brorl compare` made")
     try:
         spec: dict[str, Any] = json.loads(file.read_text("utf-8"))
     except ValueError as error:
-        raise UserError(f"{file} is damaged ({error}); put it back, or start anew in another folder") from error
+        raise UserError(
+            f"{file} is damaged ({error}); restore it, or start a new comparison in another folder"
+        ) from error
     return spec
 
 
@@ -125,7 +129,7 @@ def read_trajectory(path: Path, seed: int, budget: Budget, alike: _Alike | None 
 
 def _score(path: Path, cost: Cost, evaluation: Mapping[str, Any]) -> Score:
     if "prompts" not in evaluation:
-        raise UserError(f"{path} was made by an earlier version, which kept no results by prompt; train it anew")
+        raise UserError(f"{path} was made by an earlier version, which kept no results by prompt; train it again")
     prompts = evaluation["prompts"]
     return Score(
         cost,

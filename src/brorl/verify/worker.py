@@ -37,6 +37,7 @@ def main() -> None:
     lifeline, memory_bytes = map(int, sys.argv[1:])
     _die_with_parent(lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a run of a comparison blocks SIGTERM; programs of a user's need it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Of private writable memory, not of address space: libraries reserve far more of that than they use.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
