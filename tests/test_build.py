@@ -299,3 +299,26 @@ def test_cuda_without_a_device(tiny: Path, tmp_path: Path) -> None:
 
 def test_prompt_of_unknown_model_name_is_not_looked_up_when_it_is_a_path(tmp_path: Path) -> None:
     assert "does not exist" in message_of(Path("./nowhere/at/all"), tmp_path)
+
+
+def test_no_two_sources_of_neighbouring_seeds_share_a_shuffle(tiny: Path, rng: np.random.Generator) -> None:
+    """Three sources with the same puzzles: their orders differ, and differ from those of the next seed."""
+    seed = int(rng.integers(1000))
+    sources = [{"task": "countdown", "max_number": 5, "name": name} for name in "abc"]
+    orders = []
+    for s in (seed, seed + 1, seed + 2**32):
+        mixture = prepare(config(tiny, **{"data.sources": sources, "seed": s}), str(tiny)).prompts.train
+        taken = mixture.take(mixture.num_prompts)
+        orders += [tuple(p.text for p in taken if p.source == name) for name in "abc"]
+    assert len({tuple(sorted(order)) for order in orders}) == 1
+    assert len(set(orders)) == 9
+
+
+def test_large_seeds_reach_the_random_numbers_of_torch(tiny: Path, rng: np.random.Generator) -> None:
+    """Torch's generator on a CPU takes 32 bits of a seed; new LoRA adapters come from it."""
+    seed = int(rng.integers(1000))
+    drawn = set()
+    for s in (seed, seed + 1, seed + 2**32, 2**63 - 1):
+        prepare(config(tiny, seed=s), str(tiny))
+        drawn.add(tuple(torch.rand(4).tolist()))
+    assert len(drawn) == 4

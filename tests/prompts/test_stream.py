@@ -68,12 +68,28 @@ class TestPromptStream:
         assert sum((count - 100) ** 2 / 100 for count in counts.values()) < 20.5
         assert len(counts) == 6
 
-    def test_the_order_is_the_documented_function_of_seed_and_epoch(self, rng: np.random.Generator) -> None:
-        seed, num_prompts = int(rng.integers(2**63)), int(rng.integers(1, 40))
+    def test_the_order_is_the_documented_function_of_seed_source_and_epoch(self, rng: np.random.Generator) -> None:
+        """The seed's low word, the epoch, the source and the seed's high word are what numpy mixes."""
+        low, high, source, num_prompts = (int(rng.integers(end)) for end in (2**32, 2**31, 5, 40))
+        num_prompts += 1
         expected = [
-            f"p{i}" for epoch in range(3) for i in np.random.default_rng((seed, epoch)).permutation(num_prompts)
+            f"p{i}"
+            for epoch in range(3)
+            for i in np.random.default_rng([low, epoch, source, high]).permutation(num_prompts)
         ]
-        assert [p.id for p in PromptStream(some_prompts(num_prompts), seed).take(3 * num_prompts)] == expected
+        stream = PromptStream(some_prompts(num_prompts), high * 2**32 + low, source)
+        assert [p.id for p in stream.take(3 * num_prompts)] == expected
+
+    def test_every_seed_source_and_epoch_has_an_order_of_its_own(self, rng: np.random.Generator) -> None:
+        """50! orders: any two that agree have the same random numbers."""
+        some, num_sources, num_epochs = int(rng.integers(2**31)), 4, 3
+        seeds = [s + high for s in (0, 1, 2, some, some + 1) for high in (0, 2**32, 2 * 2**32, 2**62)] + [2**63 - 1]
+        orders = set()
+        for seed in set(seeds):
+            for source in range(num_sources):
+                stream = PromptStream(some_prompts(50), seed, source)
+                orders |= {tuple(p.id for p in stream.take(50)) for _ in range(num_epochs)}
+        assert len(orders) == len(set(seeds)) * num_sources * num_epochs
 
     @pytest.mark.parametrize(
         ("change", "message"),
@@ -145,7 +161,9 @@ class TestPromptStream:
             PromptStream([], 0)
         with pytest.raises(ValueError, match="'p0'"):
             PromptStream(some_prompts(1) * 2, 0)
-        with pytest.raises(ValueError, match="seed"):
+        with pytest.raises(ValueError, match="a seed must be 0 to"):
             PromptStream(some_prompts(1), -1)
+        with pytest.raises(ValueError, match="counters beside a seed"):
+            PromptStream(some_prompts(1), 0, source=-1)
         with pytest.raises(ValueError, match="-1"):
             PromptStream(some_prompts(1), 0).take(-1)

@@ -136,7 +136,7 @@ def build_prompts(
                 "tokens; raise it"
             )
         if train:
-            streams.append(PromptStream(train, config.seed + len(streams)))
+            streams.append(PromptStream(train, config.seed, source=len(streams)))
             weights.append(source.weight)
     if config.evaluation.num_prompts and not held_out:
         raise UserError(

@@ -46,6 +46,7 @@ from brorl.model.load import (
 from brorl.model.source import find_model, read_config
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
+from brorl.seeds import derived_seed
 from brorl.training.checkpoint import (
     START,
     TrainerState,
@@ -99,7 +100,7 @@ def prepare(config: TrainConfig, source: str) -> Ready:
     """
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
-    torch.manual_seed(config.seed)
+    torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
     shaping = build_shaping(config)
     build_policy_loss(config)
     choose_device(config.device)

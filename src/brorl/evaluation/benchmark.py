@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.activity import Observe, Phase, unobserved
+from brorl.evaluation.mean_interval import mean_with_interval
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k
-from brorl.evaluation.summary import interval
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
@@ -116,4 +116,4 @@ class Benchmark:
         )
 
     def _pass_at(self, correct_P: NDArray[np.int64]) -> dict[int, Estimate]:
-        return {k: interval(pass_at_k(correct_P, self.num_samples, k)) for k in self.ks}
+        return {k: mean_with_interval(pass_at_k(correct_P, self.num_samples, k)) for k in self.ks}

@@ -1,7 +1,7 @@
 """pass@k and worst@k: the chance that one at least, or all, of k responses to a prompt are correct.
 
-In: how many of n responses to each prompt were correct. Out: unbiased estimates for each prompt, and their mean with an
-interval. It refuses counts that cannot be and k above n.
+In: how many of n responses to each prompt were correct. Out: unbiased estimates for each prompt. It refuses counts that
+cannot be and k above n.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with a 95% interval; what the interval allows for, and by what method, is told where it is made.
+    """A number with a 95% interval. The code that makes it documents the method and what the interval covers.
 
-    That of a single evaluation is a bootstrap over prompts (`brorl.evaluation.summary`), those of a comparison are
-    mostly t-intervals over prompts and seeds (`brorl.evaluation.paired`).
+    The intervals of a single evaluation are over prompts (`brorl.evaluation.mean_interval`). Those of a comparison are
+    mostly t intervals over prompts and seeds (`brorl.evaluation.paired`).
 
     Attributes:
         value: The estimate, mostly a mean over prompts.
@@ -72,22 +72,6 @@ def worst_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: in
     Source: the worst@k of IsoCompute (arXiv 2603.12151), in the manner of Codex (arXiv 2107.03374, Eq. 1).
     """
     return _all_drawn_from(num_samples, k)[_checked(num_correct_P, num_samples, k)]
-
-
-def mean_with_interval(value_P: FloatArray, num_resamples: int = 2000) -> Estimate:
-    """Average over prompts, with a 95% percentile bootstrap interval over prompts.
-
-    Args:
-        value_P: One number per prompt, shape [P].
-        num_resamples: Number of bootstrap resamples; they come from a fixed seed.
-
-    Returns:
-        The estimate.
-    """
-    generator = np.random.default_rng(0)
-    choice = generator.integers(0, value_P.size, (num_resamples, value_P.size))
-    low, high = np.quantile(value_P[choice].mean(1), [0.025, 0.975])
-    return Estimate(float(value_P.mean()), float(low), float(high))
 
 
 def _checked(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: int, k: int) -> NDArray[np.int64]:

@@ -10,15 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from brorl.evaluation.pass_at_k import Estimate, mean_with_interval, pass_at_k
+from brorl.evaluation.mean_interval import mean_with_interval
+from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 from brorl.verify.verifier import TIMEOUT, Verdict, is_failure
-
-_MISSED = 0.05  # the share of intervals that may miss
-_ALIKE = 0.05  # values that differ by less say nothing of how much prompts differ
 
 
 @dataclass(frozen=True)
@@ -153,7 +150,7 @@ def summarise(results: Sequence[PromptResult], ks: Sequence[int], seconds: float
     return Summary(
         num_prompts=len(results),
         num_samples=n,
-        pass_at={k: interval(pass_at_k(correct_P, n, k)) for k in ks},
+        pass_at={k: mean_with_interval(pass_at_k(correct_P, n, k)) for k in ks},
         solved=int((correct_P > 0).sum()),
         tokens_per_response=sampled / (n * len(results)),
         truncated_share=sum(result.num_truncated for result in results) / (n * len(results)),
@@ -183,26 +180,3 @@ def summarise_all(
         by_data_set={s: summarise([r for r in results if r.data_set == s], ks, seconds_of[s]) for s in sets},
         by_domain={d: summarise([r for r in results if r.domain == d], ks, None) for d in domains},
     )
-
-
-def interval(value_P: NDArray[np.float64]) -> Estimate:
-    """Average numbers from 0 to 1 over prompts, with a 95% interval that is honest where all of them agree.
-
-    The interval is that of the bootstrap over prompts. Where no two prompts differ by 0.05 or more, resampling them
-    shows hardly any spread, and the bootstrap would claim to know the mean exactly. Then it goes from min * q to
-    1 - (1 - max) * q with q = 0.025^(1/P): the chance that all P prompts miss the lowest 1 - q of the distribution is
-    q^P = 2.5%, so that in all other cases at least a share q of all prompts have the smallest value seen or more, and
-    the mean is at least min * q; the upper end likewise. It holds for any distribution on 0 to 1. Where nothing was
-    solved it is 0 to 1 - 0.025^(1/P), the exact interval of Clopper and Pearson for 0 of P; where everything was, that
-    for P of P.
-
-    Args:
-        value_P: One number from 0 to 1 per prompt, shape [P], P >= 1.
-
-    Source: Wilks, Ann. Math. Statist. 12 (1941), tolerance limits; Clopper and Pearson, Biometrika 26 (1934).
-    """
-    smallest, largest = float(value_P.min()), float(value_P.max())
-    if largest - smallest >= _ALIKE:
-        return mean_with_interval(value_P)
-    share = (_MISSED / 2) ** (1 / value_P.size)
-    return Estimate(float(value_P.mean()), smallest * share, 1 - (1 - largest) * share)

@@ -1,4 +1,4 @@
-"""The order of prompts: a pure function of (seed, epoch), so that a resumed run sees what the other would have seen."""
+"""The order of prompts: a pure function of (seed, source, epoch), so that a resumed run continues in the same order."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from brorl.prompts.prompt import Prompt, fingerprint
+from brorl.seeds import seed_sequence
 
 
 class PromptSupply(Protocol):
@@ -38,24 +39,23 @@ class PromptSupply(Protocol):
 class PromptStream:
     """Endless, seeded, resumable order of prompts; every prompt comes once an epoch.
 
-    The prompts are reshuffled every epoch. The order of an epoch is a pure function of (seed,
-    epoch, number of prompts); what changes are two integers.
+    The prompts are reshuffled every epoch. The order of an epoch is a pure function of (seed, source, epoch, number of
+    prompts). The state is two integers.
 
     Args:
         prompts: The prompts, with distinct ids, at least one.
-        seed: Non-negative seed of the shuffles.
+        seed: Seed of the shuffles, 0 to 2**64 - 1.
+        source: Number of the source among those of a run. Each has its own shuffles.
 
     Raises:
-        ValueError: If there are no prompts, ids repeat, or the seed is negative.
+        ValueError: If there are no prompts, ids repeat, or the seed or the source is out of its range.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+    def __init__(self, prompts: Sequence[Prompt], seed: int, source: int = 0) -> None:
         if not prompts:
             raise ValueError(
                 "a prompt stream needs at least one prompt, got none; add data, or lower data.held_out_share"
             )
-        if seed < 0:
-            raise ValueError(f"the stream's seed must be 0 or more, got {seed}")
         ids: set[str] = set()
         for prompt in prompts:
             if prompt.id in ids:
@@ -63,6 +63,7 @@ class PromptStream:
             ids.add(prompt.id)
         self._prompts = tuple(prompts)
         self._seed = seed
+        self._source = source
         self._epoch = 0
         self._position = 0
         self._order = self._order_of(0)
@@ -151,5 +152,6 @@ class PromptStream:
         self._order = self._order_of(epoch)
 
     def _order_of(self, epoch: int) -> list[int]:
-        order: list[int] = np.random.default_rng((self._seed, epoch)).permutation(self.num_prompts).tolist()
+        generator = np.random.default_rng(seed_sequence(self._seed, epoch, self._source))
+        order: list[int] = generator.permutation(self.num_prompts).tolist()
         return order

@@ -100,10 +100,6 @@ def remarks(report: EvaluationReport) -> list[str]:
             f"its {len(sittings)} sittings differ in {', '.join(differing)}: the seconds are a mixture, and the "
             "responses need not be those of one sitting; sittings.json tells which parts are whose"
         )
-    if overall.num_prompts < 10:
-        lines.append(
-            f"with {overall.num_prompts} prompts an interval from resampling them is rough, and rather too narrow"
-        )
     return lines
 
 

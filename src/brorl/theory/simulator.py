@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.errors import DivergedError
+from brorl.seeds import seed_sequence
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -88,6 +89,8 @@ class SimulationSettings:
         for name, least in _MINIMUM.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        if self.seed >= 2**64:
+            raise ValueError(f"seed must be below 2**64, not {self.seed}")
         if self.num_correct >= self.vocabulary_size:
             raise ValueError(
                 f"num_correct must be below vocabulary_size {self.vocabulary_size} (one token has to be wrong), "
@@ -146,7 +149,7 @@ def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | No
 
     Source: BroRL (arXiv 2510.01180), section 4.1.
     """
-    rng = np.random.default_rng([settings.seed, 1])
+    rng = np.random.default_rng(seed_sequence(settings.seed, 1))
     logit_V = initial_logits(settings)
     p_V, gradient_V = np.empty_like(logit_V), np.empty_like(logit_V)
     optimizer = make_optimizer(settings)
@@ -176,7 +179,8 @@ def initial_logits(settings: SimulationSettings) -> FloatArray:
     if settings.anchor != "none":
         logit_V[0 if settings.anchor == "correct" else settings.num_correct] = _ANCHOR_LOGIT
     if settings.init == "normal":
-        logit_V += np.random.default_rng([settings.seed, 0]).normal(0.0, settings.init_spread, logit_V.size)
+        rng = np.random.default_rng(seed_sequence(settings.seed, 0))
+        logit_V += rng.normal(0.0, settings.init_spread, logit_V.size)
     return logit_V
 
 

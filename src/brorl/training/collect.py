@@ -21,6 +21,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
+from brorl.seeds import derived_seed
 from brorl.theory.allocation import Widening, allocate_rollouts, fit_prior
 from brorl.theory.pass_rates import PassRates
 from brorl.training.judge import Judge
@@ -229,7 +230,7 @@ class Collector:
         """Call the engine, with a seed of its own."""
         so_far.rounds += 1
         draw = (so_far.attempt << _ROUND_BITS) + so_far.rounds
-        seed = int(np.random.SeedSequence([self.seed, step, draw]).generate_state(1, np.uint64)[0])
+        seed = derived_seed(self.seed, step, draw)
         with clock("generation"):
             return self.engine.sample([p.token_ids for p in prompts], num_rollouts, self.sampling, seed)
 

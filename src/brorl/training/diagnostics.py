@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from brorl.algorithms.groups import Group
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams, Scheme
+from brorl.seeds import derived_seed
 from brorl.theory.certificate import HeldOut, certify
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.theory.pass_rates import informative_in_subset
@@ -69,7 +70,7 @@ class Diagnostics:
         if not self.certificate_every or step % self.certificate_every or self._truncated():
             return []
         prompts = [g.prompt for g in groups]
-        seed = int(np.random.SeedSequence([self.seed, step, _SEED_TAG]).generate_state(1, np.uint64)[0])
+        seed = derived_seed(self.seed, step, _SEED_TAG)
         sampling = replace(self.sampling, scheme="iid")
         trees = self.engine.sample([p.token_ids for p in prompts], self.held_out_rollouts, sampling, seed)
         groups = self.judge.groups(prompts, trees, step)

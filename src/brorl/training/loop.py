@@ -21,6 +21,7 @@ from brorl.algorithms.groups import Group
 from brorl.evaluation.benchmark import Benchmark
 from brorl.evaluation.compute_match import UNIT_WORDS, Budget, Cost, cost_of_step, total_cost
 from brorl.rollout.engine import Engine
+from brorl.seeds import derived_seed
 from brorl.training.checkpoint import TrainerState, mark_best, save_checkpoint
 from brorl.training.collect import Collected, Collector, NoMixedGroupsError
 from brorl.training.diagnostics import Diagnostics
@@ -206,7 +207,7 @@ def num_rollouts(groups: Sequence[Group]) -> int:
 
 def seed_of(run: TrainingRun, step: int) -> int:
     """Return the seed of a step's learner, a pure function of the run's seed and the step."""
-    return int(np.random.SeedSequence([run.seed, step]).generate_state(1, np.uint64)[0])
+    return derived_seed(run.seed, step)
 
 
 def evaluation_record(run: TrainingRun) -> Record:

@@ -25,6 +25,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
+from brorl.seeds import seed_sequence
 from brorl.theory.gradient_noise import GradientProducts
 from brorl.theory.pilot_counts import PilotCounts
 from brorl.theory.tree_growth import TreeGrowth, growth_ratios
@@ -78,7 +79,7 @@ class PilotParts:
 
     def generator(self, purpose: int) -> np.random.Generator:
         """Return a generator for one purpose of the pilot, a function of the run's seed alone."""
-        return np.random.default_rng([self.seed, _SEED_TAG, purpose])
+        return np.random.default_rng(seed_sequence(self.seed, _SEED_TAG, purpose))
 
 
 @dataclass(frozen=True)
