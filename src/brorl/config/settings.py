@@ -282,7 +282,7 @@ class TrainConfig(Section):
     steps: int = Field(100, ge=1, description="number of steps, at most")
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the end is always saved")
     keep_checkpoints: int = Field(3, ge=0, description="checkpoints to keep, besides the best; 0 for all")
-    store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts, 0 for none")
+    store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts; 0 stores no responses")
     report: bool = Field(True, description="write report.html, a page of charts and rollouts, when the run ends")
     seed: int = Field(0, ge=0, lt=2**63, description="decides everything random in the run")
     output_dir: str | None = Field(None, description="run directory, new or empty; null makes one under runs/")

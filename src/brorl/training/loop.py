@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.algorithms.groups import Group
-from brorl.evaluation.benchmark import Benchmark
+from brorl.evaluation.benchmark import Answers, Benchmark
 from brorl.evaluation.compute_match import Budget, Cost, cost_of_step, total_cost
 from brorl.rollout.engine import Engine
 from brorl.training.checkpoint import TrainerState, mark_best, save_checkpoint
@@ -29,6 +29,7 @@ from brorl.training.stop_request import StopRequest
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.watch import Watch
 
+STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 EstimateAdvantages = Callable[[Sequence[Group]], list[NDArray[np.float64]]]
 
 
@@ -64,7 +65,7 @@ class TrainingRun:
         budget: What the whole run may cost.
         checkpoint_every: Save after every so many steps (and at the end).
         keep_checkpoints: How many to keep; 0 for all.
-        store_rollouts_every: Store every so many steps' rollouts; 0 for none.
+        store_rollouts_every: Store every so many steps' rollouts; 0 stores none, and no evaluations' responses.
         seed: Seed of the run.
         report: Told every line of the metrics as it is written.
     """
@@ -102,7 +103,7 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
         Why the run ended, and a sentence about it.
     """
     if not run.watch.seen:
-        record_metrics(run, {"step": 0, **evaluation_record(run)})
+        record_metrics(run, {"step": 0, **evaluation_record(run, 0)})
     carried = list(state.carried)
     spent = total_cost(run.directory.read_metrics())
     with StopRequest() as stop:
@@ -140,7 +141,7 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
             last = step == run.steps or run.budget.is_spent(spent)
             regular = is_due(step, run.evaluate_every)
             if regular or last or run.budget.passes_mark(before, spent):
-                record |= evaluation_record(run)
+                record |= evaluation_record(run, step)
             score = run.watch.score(record) if regular else None  # marks do not change what is trained
             if why := run.schedule.after_step(step, update.reference_kl, score):
                 run.learner.reset_reference(clear_optimizer=run.reset_optimizer)
@@ -182,9 +183,14 @@ def seed_of(run: TrainingRun, step: int) -> int:
     return int(np.random.SeedSequence([run.seed, step]).generate_state(1, np.uint64)[0])
 
 
-def evaluation_record(run: TrainingRun) -> Record:
-    """Evaluate on held-out prompts, if there are any."""
-    return {} if run.benchmark is None else {"evaluation": asdict(run.benchmark.evaluate(run.engine))}
+def evaluation_record(run: TrainingRun, step: int) -> Record:
+    """Evaluate on held-out prompts after a step, if there are any, and store the responses to a few of them."""
+    if run.benchmark is None:
+        return {}
+    answers = run.benchmark.answer(run.engine)
+    if run.store_rollouts_every:
+        store_answers(run, run.benchmark, step, answers)
+    return {"evaluation": asdict(run.benchmark.summarise(answers))}
 
 
 def fruitless_record(run: TrainingRun, step: int, error: NoMixedGroupsError, clock: Stopwatch) -> Record:
@@ -195,7 +201,7 @@ def fruitless_record(run: TrainingRun, step: int, error: NoMixedGroupsError, clo
         "sampling": error.collected.summary(),
         "kept": {"groups": 0, "carried": len(error.kept), "samples": 0},
         "seconds": clock.seconds(),
-        **evaluation_record(run),
+        **evaluation_record(run, step),
     }
 
 
@@ -205,7 +211,7 @@ def record_metrics(run: TrainingRun, record: dict[str, Any]) -> None:
         record["collapse"] = sign
         if run.watch.stop:
             record["ended"] = sign
-            record |= {} if "evaluation" in record else evaluation_record(run)
+            record |= {} if "evaluation" in record else evaluation_record(run, record["step"])
     run.watch.remember(record)
     run.directory.append_metrics(record)
     run.report(record)
@@ -216,6 +222,17 @@ def store_rollouts(run: TrainingRun, step: int, collected: Collected) -> None:
     if run.store_rollouts_every and step % run.store_rollouts_every == 0:
         texts = [run.collector.judge.texts(g.tree) for g in collected.groups]
         run.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
+
+
+def store_answers(run: TrainingRun, benchmark: Benchmark, step: int, answers: Answers) -> None:
+    """Store the responses to the same few prompts at every evaluation, chosen by their place, not by their success."""
+    count = len(benchmark.prompts)
+    places = np.linspace(0, count - 1, min(STORED_PROMPTS, count)).round().astype(int).tolist()
+    judge, verdicts = run.collector.judge, [answers.verdicts[i] for i in places]
+    groups = [
+        judge.group(benchmark.prompts[i], answers.trees[i], vs, step) for i, vs in zip(places, verdicts, strict=True)
+    ]
+    run.directory.write_evaluation(step, groups, verdicts, [judge.texts(g.tree) for g in groups])
 
 
 def save(run: TrainingRun, step: int, carried: Sequence[Group]) -> None:

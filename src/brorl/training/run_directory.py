@@ -1,6 +1,6 @@
 """The files of a run: metrics, rollouts, environment, log; written so that a kill at any instant leaves them readable.
 
-A line of `metrics.jsonl` is on disk before the checkpoint that follows it. A file of rollouts has its final name
+A line of `metrics.jsonl` is on disk before the checkpoint that follows it. A file of responses has its final name
 only when it is complete. Going back to a checkpoint removes what was written after it.
 """
 
@@ -59,6 +59,11 @@ class RunDirectory:
         """One Parquet file a step."""
         return self.path / "rollouts"
 
+    @property
+    def evaluations(self) -> Path:
+        """One Parquet file an evaluation, named by its step, with the responses to a few held-out prompts."""
+        return self.path / "evaluations"
+
     def append_metrics(self, record: Record) -> None:
         """Add a line to the metrics; it is on disk when this returns."""
         with storing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
@@ -79,15 +84,16 @@ class RunDirectory:
         return records
 
     def rewind(self, step: int) -> None:
-        """Remove metrics and rollouts of steps after `step`, and what a kill left half written."""
+        """Remove metrics and responses of steps after `step`, and what a kill left half written."""
         kept = [r for r in self.read_metrics() if r["step"] <= step]
         with storing(self.metrics_file):
             replace_file(self.metrics_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
-        with storing(self.rollouts):
-            for file in self.rollouts.glob("*step-*.parquet*"):
-                name = re.fullmatch(r"(?:step-(\d+)\.parquet|\.step-\d+\.parquet\.tmp)", file.name)
-                if name and (name[1] is None or int(name[1]) > step):
-                    file.unlink()
+        for folder in (self.rollouts, self.evaluations):
+            with storing(folder):
+                for file in folder.glob("*step-*.parquet*"):
+                    name = re.fullmatch(r"(?:step-(\d+)\.parquet|\.step-\d+\.parquet\.tmp)", file.name)
+                    if name and (name[1] is None or int(name[1]) > step):
+                        file.unlink()
 
     def write_rollouts(
         self,
@@ -104,6 +110,26 @@ class RunDirectory:
             verdicts: For each group the verdict of each distinct response.
             texts: For each group the text of each distinct response.
         """
+        self._write_groups(self.rollouts, step, groups, verdicts, texts)
+
+    def write_evaluation(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        texts: Sequence[Sequence[str]],
+    ) -> None:
+        """Store responses to held-out prompts of the evaluation after a step; the arguments are as above."""
+        self._write_groups(self.evaluations, step, groups, verdicts, texts)
+
+    def _write_groups(
+        self,
+        folder: Path,
+        step: int,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        texts: Sequence[Sequence[str]],
+    ) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -125,9 +151,9 @@ class RunDirectory:
             ("count", pa.int32()), ("num_rollouts", pa.int32()), ("finished", pa.bool_()), ("correct", pa.bool_()),
             ("score", pa.float64()), ("extracted", pa.string()), ("reason", pa.string()), ("reward", pa.float64()),
         ])  # fmt: skip
-        target = self.rollouts / f"step-{step:06d}.parquet"
+        target = folder / f"step-{step:06d}.parquet"
         with storing(target):
-            self.rollouts.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
             sink = pa.BufferOutputStream()
             pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink, compression="zstd")
             replace_file(target, sink.getvalue().to_pybytes())
