@@ -77,7 +77,8 @@ class Harm:
         action: `kill`, `interrupt` (SIGINT), `terminate` (SIGTERM), `tear` (write half of a metrics line, then kill),
             or `limit` (no file may grow beyond `size` bytes from then on, which is how a full disk looks).
         event: Regular expression for the event, `open MODE PATH`, `rename TO`, `unlink PATH`, `half PATH` (half of what
-            `torch.save` writes is written), `update N` (the optimizer did N updates) or `call N`.
+            `torch.save` writes is written), `update N` (the optimizer did N updates), `sample N` (the engine is called
+            for the N-th time) or `call N`.
         nth: Which of the events that match.
         size: Bytes, for `limit`.
     """
@@ -181,7 +182,7 @@ def assert_same_run(run: Path, reference: Path) -> None:
     assert last.name == last_reference.name
     assert {f.name for f in last.iterdir()} == {f.name for f in last_reference.iterdir()}
     for file in last_reference.iterdir():
-        if file.suffix != ".pt":
+        if file.suffix != ".pt" and file.name != "COMMIT":  # which holds the size of the other, a pickle's
             assert (last / file.name).read_bytes() == file.read_bytes(), file.name
     ours, theirs = (torch.load(folder / "trainer_state.pt", weights_only=True) for folder in (last, last_reference))
     assert theirs["learner"]["optimizer"]["state"]
@@ -234,7 +235,7 @@ def _serve() -> None:
 
     import brorl.build.run
     import brorl.config.reading
-    import brorl.console  # noqa: F401
+    import brorl.console.progress  # noqa: F401
     from brorl.model.load import load_model, load_tokenizer
 
     torch.set_num_threads(1)
@@ -289,11 +290,15 @@ class _Watch:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        from brorl.rollout.native import NativeEngine
+
         self.calls = 0
         self._harms = harms
         self._at_call = {int(h.event.split()[1]): h for h in harms if h.event.startswith("call")}
         self._seen = [0] * len(harms)
-        self._updates = 0
+        self._updates = self._samples = 0
+        self._sample = NativeEngine.sample
+        NativeEngine.sample = lambda engine, *arguments: self._on_sample(engine, *arguments)  # type: ignore[method-assign]
         self._save = torch.save
         torch.save = self._save_in_two_halves
         register_optimizer_step_post_hook(self._on_update)
@@ -328,6 +333,11 @@ class _Watch:
     def _on_update(self, *_: Any) -> None:
         self._updates += 1
         self._on(f"update {self._updates}")
+
+    def _on_sample(self, engine: Any, *arguments: Any) -> Any:
+        self._samples += 1
+        self._on(f"sample {self._samples}")
+        return self._sample(engine, *arguments)
 
     def _on(self, text: str, path: Any = None) -> None:
         for i, harm in enumerate(self._harms):

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from brorl.algorithms.groups import Group
 from brorl.build.data import build_questions
 from brorl.build.run import build_engine, build_run, prepare
-from brorl.build.settings import build_advantages, build_learner_settings
+from brorl.build.settings import build_advantages, build_learner_settings, build_policy_loss
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.training.run_directory import RunDirectory
 from brorl.tree import RolloutTree
@@ -77,8 +79,8 @@ def test_each_estimator_is_the_one_that_was_asked_for(tiny: Path) -> None:
 
 def test_learning_rate_follows_the_square_root_rule_only_if_a_reference_is_given(tiny: Path) -> None:
     plain = {"rollouts_per_prompt": 64, "prompts_per_step": 8, "optimizer.learning_rate": 1e-4}
-    assert build_learner_settings(config(tiny, **plain)).learning_rate == 1e-4
-    scaled = build_learner_settings(config(tiny, **plain, **{"optimizer.reference_batch": 128}))
+    assert build_learner_settings(config(tiny, **plain), (0,)).learning_rate == 1e-4
+    scaled = build_learner_settings(config(tiny, **plain, **{"optimizer.reference_batch": 128}), (0,))
     assert scaled.learning_rate == pytest.approx(1e-4 * sqrt(64 * 8 / 128))
 
 
@@ -87,7 +89,11 @@ def test_learner_gets_every_setting(tiny: Path) -> None:
         "optimizer.mini_batches": 3,
         "loss.clip_low": 0.11,
         "loss.clip_high": 0.33,
+        "loss.dual_clip": 2.5,
+        "loss.entropy_coefficient": 0.01,
+        "loss.mask_truncated": True,
         "sampling.temperature": 0.7,
+        "sampling.min_new_tokens": 2,
         "optimizer.betas": [0.8, 0.85],
         "optimizer.weight_decay": 0.01,
         "optimizer.max_grad_norm": 0.5,
@@ -95,18 +101,49 @@ def test_learner_gets_every_setting(tiny: Path) -> None:
         "optimizer.responses_per_verdict": 7,
         "engine.nodes_per_pass": 99,
     }
-    settings = build_learner_settings(config(tiny, **given))
+    settings = build_learner_settings(config(tiny, **given), (0,))
     assert settings.mini_batches == 3
     assert (settings.loss.clip_low, settings.loss.clip_high) == (0.11, 0.33)
-    assert settings.temperature == 0.7
+    assert (settings.loss.dual_clip, settings.loss.entropy_coefficient, settings.loss.mask_truncated) == (
+        2.5,
+        0.01,
+        True,
+    )
+    assert settings.next_token == NextToken(0.7, 2, (0,))
     assert settings.betas == (0.8, 0.85)
     assert (settings.weight_decay, settings.max_grad_norm, settings.warmup_updates) == (0.01, 0.5, 6)
     assert (settings.responses_per_verdict, settings.max_nodes) == (7, 99)
     assert (settings.recompute_old_logprobs, settings.autocast) == (False, False)
-    assert build_learner_settings(config(tiny, **{"optimizer.old_logprobs": "recompute"})).recompute_old_logprobs
-    low = build_learner_settings(config(tiny, dtype="bfloat16"))
+    assert build_learner_settings(config(tiny, **{"optimizer.old_logprobs": "recompute"}), (0,)).recompute_old_logprobs
+    low = build_learner_settings(config(tiny, dtype="bfloat16"), (0,))
     assert low.autocast
     assert low.recompute_old_logprobs
+
+
+@pytest.mark.parametrize(("kind", "low", "high"), [("ppo", 0.2, 0.28), ("cispo", 1.0, 4.0), ("gspo", 3e-4, 4e-4)])
+def test_each_loss_has_bounds_of_its_own_that_settings_replace(kind: str, low: float, high: float, tiny: Path) -> None:
+    """DAPO's for ppo; no lower bound and a weight of at most 5 for cispo; those of its authors for gspo."""
+    own = build_policy_loss(config(tiny, **{"loss.kind": kind}))
+    assert (own.kind, own.clip_low, own.clip_high) == (kind, low, high)
+    set_by_hand = build_policy_loss(config(tiny, **{"loss.kind": kind, "loss.clip_low": 0.01, "loss.clip_high": 0.5}))
+    assert (set_by_hand.clip_low, set_by_hand.clip_high) == (0.01, 0.5)
+
+
+def test_losses_that_contradict_themselves_are_refused_before_the_model_is_loaded(tiny: Path) -> None:
+    with pytest.raises(UserError, match=r"dual_clip must be a finite number above 1 \+ clip_high = 1.28, got 1.1"):
+        prepare(config(tiny, **{"loss.dual_clip": 1.1}), str(tiny))
+
+
+def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:
+    settings = config(tiny, **{"rewards.format_pattern": "1.*", "rewards.format_reward": 0.25})
+    judge = prepare(settings, str(tiny)).judge
+    prompt = prepare(settings, str(tiny)).prompts.train.take(1)[0]
+    ids = AutoTokenizer.from_pretrained(tiny)
+    tree = RolloutTree.from_responses(prompt.token_ids, [ids(text)["input_ids"] for text in ("1+1", "2+1")])
+    group = judge.groups([prompt], [tree], 1)[0]
+    texts = judge.texts(tree)
+    assert not group.correct_L.any()
+    assert group.reward_L.tolist() == [0.25 if text.startswith("1") else 0.0 for text in texts]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -230,6 +267,15 @@ def test_architecture_without_a_place_for_hooks(tmp_path: Path) -> None:
     GPTNeoForCausalLM(GPTNeoConfig(vocab_size=len(tokenizer), **sizes, **tokens)).save_pretrained(model)
     tokenizer.save_pretrained(model)
     assert "GPTNeoForCausalLM cannot be hooked" in message_of(model, tmp_path)
+
+
+def test_more_prompts_a_step_than_there_are_to_train_on_is_a_warning(tiny: Path, tmp_path: Path) -> None:
+    there_are = prepare(config(tiny), str(tiny)).prompts.train.num_prompts
+    for asked, warned in ((there_are, False), (there_are + 1, True)):
+        said: list[str] = []
+        build_run(config(tiny, prompts_per_step=asked), RunDirectory(tmp_path), lambda _: None, said.append)
+        expected = f"prompts_per_step = {asked:,} is more than the {there_are:,} training prompts"
+        assert any(expected in line for line in said) == warned
 
 
 def test_no_more_held_out_prompts_than_there_are(tiny: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ import brorl
 from brorl.config.reading import parse_yaml, settings_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.training.run_directory import RunDirectory
 from run_support import SMALL, Outcome, command, save_tiny_model
 
 HEAVY = ("torch", "transformers", "tokenizers", "pyarrow")
@@ -41,7 +43,7 @@ def refusal(*arguments: str | Path) -> str:
     before = contents()
     outcome = command(*arguments)
     assert outcome.code == 2, outcome
-    assert outcome.out == ""
+    assert outcome.out in ("", f"brorl {brorl.__version__}: starting\n")
     assert outcome.err.startswith("brorl: ")
     assert outcome.err.count("\n") == 1
     assert contents() == before  # no run directory is left behind
@@ -106,7 +108,16 @@ def test_help_of_the_program_names_the_commands() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "trian"),
+        (["trian"], "'trian' is not a command; did you mean train?"),
+        (["xyzzy"], "the commands are train, resume, "),
+        (["train", "--lr=1e-4"], "lr is not a setting; did you mean optimizer.learning_rate?"),
+        (["train", "--num-generations", "8"], "did you mean rollouts_per_prompt?"),
+        (
+            ["train", "--optimizer.learning_rate", "abc"],
+            "brorl: --optimizer.learning_rate: the value should be a number, not 'abc'\n",
+        ),
+        (["train", "--data.sources={pth: x}"], "data.sources[0].pth is not a setting; did you mean path? (in --data.s"),
+        (["train", "--prompts_per_step=2"], "set --optimizer.mini_batches 2\n"),
         (["train", "--stpes", "4"], "stpes is not a setting; did you mean steps?"),
         (["train", "--loss.clip_hihg=1"], "loss.clip_hihg is not a setting; did you mean loss.clip_high?"),
         (["train", "--clip-high=1"], "clip_high is not a setting; did you mean loss.clip_high?"),
@@ -175,6 +186,15 @@ def test_output_dir_that_is_in_use_is_left_alone() -> None:
         assert advice in message
     assert "could not make output_dir" in refusal("train", "--output_dir=used/thesis.txt/run")
     assert (used / "thesis.txt").read_text() == "precious"
+
+
+def test_output_dir_that_another_process_holds_is_left_alone() -> None:
+    """The other process has made it, and has written nothing yet."""
+    Path("run").mkdir()
+    with RunDirectory(Path("run")).locked():
+        assert "another process is working on run; wait for it" in refusal("train", "--output_dir=run")
+        assert Path("run").is_dir()
+    short_run("--output_dir=run")
 
 
 def test_output_dir_that_cannot_be_made() -> None:
@@ -263,6 +283,42 @@ def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> Non
     assert (end["sampling"]["rounds"], end["sampling"]["samples"]) == (2, 2 * 16 * 4)  # looking has its cost
     assert end["seconds"]["total"] > 0
     assert end["evaluation"]["prompts"] == start["evaluation"]["prompts"]  # the run is evaluated where it ends
+
+
+def test_a_run_that_solves_nothing_shows_what_the_model_answered(tmp_path: Path) -> None:
+    """Answers and references are read back from the data, which this test made up."""
+    model = save_tiny_model(tmp_path / "model", characters="0123456789+-*/() >:[red")
+    rows = [{"prompt": f"[red {i} -> {i}:", "answer": f"{i} 9 -> 77"} for i in range(1, 9)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    arguments = [
+        "train", f"--model={model}", "--rollouts_per_prompt=4", "--prompts_per_step=4",
+        "--data.sources={path: rows.jsonl, domain: countdown}", "--evaluation.num_prompts=0",
+        "--store_rollouts_every=7", "--sampling.max_new_tokens=5", "--dynamic_sampling.max_tries=2",
+    ]  # fmt: skip
+    outcome = command(*arguments, "--output_dir=run")
+    assert outcome.code == 1, outcome.err
+    stored = pq.read_table("run/rollouts/step-000001.parquet").to_pylist()
+    assert sum(row["count"] for row in stored) == 2 * 4 * 4  # of both rounds
+    answers = {row["prompt"]: row["answer"] for row in rows}
+    first_two = list(dict.fromkeys(row["prompt"] for row in stored))[:2]
+    assert len(first_two) == 2
+    for place, prompt in enumerate(first_two, 1):
+        of_prompt = [row for row in stored if row["prompt"] == prompt]
+        most = max(row["count"] for row in of_prompt)
+        example = outcome.out.partition(f"\nexample {place}, prompt: {prompt}\n")[2].splitlines()
+        assert any(
+            example[0] == f"response ({most} of 4 rollouts): {row['response'].strip()}"
+            for row in of_prompt
+            if row["count"] == most
+        )
+        assert f"reference answer: {answers[prompt]};" in example[1]
+    assert "brorl samples run --step 1" in outcome.out
+    shown = command("samples", "run", "--step=1")
+    assert shown.code == 0
+    assert any(f"reference {answer}" in shown.out for answer in answers.values())
+    outcome = command(*arguments, "--output_dir=other", "--store_rollouts_every=0")
+    assert "store_rollouts_every: 1 stores the rollouts" in outcome.said
+    assert not Path("other/rollouts").exists()
 
 
 def test_a_row_that_is_no_puzzle_is_named_before_the_model_is_loaded() -> None:

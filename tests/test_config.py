@@ -1,10 +1,12 @@
 """Recipes are checked before any work: every message names the setting and the fix."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from brorl.config.other_trainers import SETTING_OF
 from brorl.config.reading import (
     builtin_recipes,
     dump_yaml,
@@ -14,6 +16,7 @@ from brorl.config.reading import (
     settings_of,
     unknown_setting,
 )
+from brorl.config.resuming import CHANGEABLE_ON_RESUME, first_change, fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 
@@ -84,9 +87,66 @@ def test_values_are_yaml_1_2(text: str, value: Any) -> None:
 
 def test_whole_numbers_are_fine_where_fractions_are_wanted_but_not_the_other_way_round() -> None:
     assert make_config({}, {"optimizer.max_grad_norm": 2}, "test").optimizer.max_grad_norm == 2.0
-    with pytest.raises(UserError, match=r"^steps: .*integer, not 1000\.5 "):
-        make_config({}, {"steps": 1000.5}, "test")
+    with pytest.raises(UserError, match=r"^steps: the value should be a whole number, not 1000\.5 \(in test\)$"):
+        make_config({"steps": 1000.5}, {}, "test")
     assert make_config({}, {"steps": 1e3}, "test").steps == 1000
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "steps"),
+    [
+        ({}, {}, 100),
+        ({"steps": 7}, {}, 7),
+        ({"budget": {"limit": 5}}, {}, None),
+        ({"steps": 7, "budget": {"limit": 5}}, {}, 7),
+        ({"steps": None, "budget": {"limit": 5}}, {}, None),
+        ({"steps": 7}, {"budget.limit": 5}, None),
+        ({"steps": 7, "budget": {"limit": 3}}, {"budget.limit": 5}, None),
+        ({"steps": 7}, {"budget.limit": 5, "steps": 9}, 9),
+        ({"budget": {"limit": 5}}, {"steps": 9}, 9),
+        ({"budget": {"limit": 5}}, {"budget.limit": None}, 100),
+        ({"steps": 7, "budget": {"limit": 5}}, {"budget.limit": None}, 7),
+    ],
+)
+def test_a_budget_lifts_the_number_of_steps_unless_both_are_given(
+    recipe: dict[str, Any], overrides: dict[str, Any], steps: int | None
+) -> None:
+    config = make_config(recipe, overrides, "test")
+    assert config.steps == steps
+    assert make_config(parse_yaml(dump_yaml(config), "dump"), {}, "dump") == config  # as on resume
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rollouts_per_prompt", 8),
+        ("optimizer.learning_rate", 1e-4),
+        ("data.sources", {"path": "a.jsonl", "weight": 2}),
+        ("evaluation.ks", [1, 2]),
+        ("rewards.cosine_length.on_steps", 3),
+        ("verification.functions", {"mine": "rules:judge"}),
+    ],
+)
+def test_settings_that_may_not_change_on_resume(name: str, value: Any) -> None:
+    first = {"data.sources": {"path": "a.jsonl"}}
+    before = json.loads(json.dumps(fixed_settings(make_config({}, first, "test"))))  # as the run directory holds it
+    change = first_change(before, make_config({}, first | {name: value}, "test"))
+    assert change is not None
+    assert change.name == name
+    assert change.before != change.now
+
+
+def test_settings_that_may_change_on_resume() -> None:
+    first = {"data.sources": {"path": "a.jsonl"}, "budget.limit": 5}
+    before = json.loads(json.dumps(fixed_settings(make_config({}, first, "test"))))
+    others = {"steps": 7, "checkpoint_every": 3, "keep_checkpoints": 0, "store_rollouts_every": 2, "report": False}
+    others |= {"device": "cpu", "verification.workers": 2, "budget.limit": 9, "budget.marks": [3], "output_dir": "b"}
+    others |= {"engine.memory_gib": 1, "engine.nodes_per_pass": 64, "engine.gradient_checkpointing": True}
+    others |= {"engine.threads": 2, "tracking.to": "wandb", "tracking.project": "p", "tracking.run_name": "r"}
+    others |= {"data.sources": {"path": "moved/a.jsonl"}}
+    assert {*others} >= {*CHANGEABLE_ON_RESUME}
+    assert first_change(before, make_config({}, others, "test")) is None
+    assert first_change({}, make_config({}, {"seed": 4}, "test")) is None  # begun by a version that kept none
 
 
 def test_file_beats_defaults_and_command_line_beats_file(tmp_path: Path) -> None:
@@ -122,6 +182,32 @@ def test_unknown_key_names_the_nearest(settings: dict[str, Any], message: str) -
     assert str(caught.value) == f"{message} (in my.yaml)"
 
 
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("lr", "optimizer.learning_rate"),
+        ("rollouts", "rollouts_per_prompt"),
+        ("batch_size", "prompts_per_step"),
+        ("epochs", "steps"),
+        ("max_steps", "steps"),
+        ("model_name_or_path", "model"),
+        ("num_generations", "rollouts_per_prompt"),
+        ("kl_coef", "kl.coefficient"),
+        ("beta", "kl.coefficient"),
+        ("actor_rollout_ref.rollout.n", "rollouts_per_prompt"),
+        ("optimizer.lr", "optimizer.learning_rate"),
+        ("optimizer.beta", "optimizer.betas"),
+    ],
+)
+def test_names_of_other_trainers_are_recognized(name: str, setting: str) -> None:
+    assert unknown_setting(name) == f"{name} is not a setting; did you mean {setting}?"
+
+
+def test_names_of_other_trainers_stand_for_settings_that_exist() -> None:
+    assert {*SETTING_OF.values()} <= {*NAMES}
+    assert not {*SETTING_OF} & {name.rpartition(".")[2] for name in NAMES}
+
+
 @pytest.mark.parametrize("name", [n for n in NAMES if len(n.rpartition(".")[2]) > 5])
 def test_every_key_is_found_again_without_its_last_letter(name: str) -> None:
     assert f"did you mean {name}?" in unknown_setting(name[:-1])
@@ -133,7 +219,6 @@ WRONG = [
     ("steps", 2.5),
     ("steps", "many"),
     ("steps", True),
-    ("steps", None),
     ("rollouts_per_prompt", 1),
     ("prompts_per_step", 0),
     ("checkpoint_every", 0),
@@ -222,11 +307,15 @@ WRONG = [
 @pytest.mark.parametrize(("name", "value"), WRONG)
 def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:
-        make_config({}, {name: value}, "my.yaml")
+        make_config({name: value}, {}, "my.yaml")
     message = str(caught.value)
     assert message.startswith(name)
     assert "\n" not in message
     assert message.endswith("(in my.yaml)")
+    with pytest.raises(UserError) as caught:
+        make_config({}, {name: value}, "my.yaml")
+    assert f"--{name}" in str(caught.value)  # the recipe is not at fault
+    assert "my.yaml" not in str(caught.value)
     if value != []:
         shown = str(tuple(value)) if name == "evaluation.ks" and isinstance(value, list) else repr(value)
         assert shown in message or repr(value) in message or str(value[-1]) in message
@@ -235,7 +324,10 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        ({"prompts_per_step": 4, "optimizer.mini_batches": 5}, ["optimizer.mini_batches = 5", "prompts_per_step = 4"]),
+        (
+            {"prompts_per_step": 4, "optimizer.mini_batches": 5},
+            ["optimizer.mini_batches = 5", "prompts_per_step = 4", "--optimizer.mini_batches 4"],
+        ),
         (
             {"data.sources": {"task": "countdown", "min_target": 9, "max_target": 8}},
             ["data.sources", "min_target = 9", "max_target = 8"],
@@ -253,7 +345,12 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
             {"advantage.estimator": "grpo", "advantage.normalise_over": "tokens"},
             ["advantage.normalise_over = tokens", "advantage.estimator = grpo"],
         ),
-        ({"loss.kind": "gspo"}, ["loss.kind = gspo", "loss.clip_low", "3e-4"]),
+        ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low", "3e-4"]),
+        ({"rewards.format_pattern": "(a"}, ["rewards.format_pattern = '(a'", "not a regular expression"]),
+        (
+            {"sampling.min_new_tokens": 8, "sampling.max_new_tokens": 8},
+            ["sampling.min_new_tokens = 8", "sampling.max_new_tokens = 8"],
+        ),
         (
             {"rewards.overlong_tokens": 9, "sampling.max_new_tokens": 8},
             ["rewards.overlong_tokens = 9", "sampling.max_new_tokens = 8"],
@@ -262,6 +359,7 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
             {"rewards.cosine_length.every_steps": 5, "rewards.cosine_length.on_steps": 6},
             ["rewards.cosine_length.on_steps = 6", "rewards.cosine_length.every_steps = 5"],
         ),
+        ({"steps": None}, ["steps = null", "budget.limit"]),
         ({"evaluation.ks": [1, 9], "evaluation.num_samples": 8}, ["evaluation.ks", "evaluation.num_samples = 8", "9"]),
     ],
 )
@@ -284,7 +382,7 @@ def test_values_that_do_not_fit_together(settings: dict[str, Any], parts: list[s
     ],
 )
 def test_impossible_number_is_found_before_torch_finds_it(name: str, value: Any) -> None:
-    with pytest.raises(UserError, match=f"^{name}"):
+    with pytest.raises(UserError, match=f"^--{name}: "):
         make_config({}, {name: value}, "my.yaml")
 
 

@@ -1,5 +1,7 @@
 """The tree's policy loss against PPO written as loops over the N rollouts and their tokens."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from brorl.algorithms.policy_loss import (
     node_weights,
 )
 from brorl.model.logprobs import tree_parts
+from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
 from small_models import (
     ARCHITECTURES,
@@ -28,9 +31,15 @@ LOW, HIGH = 0.15, 0.3
 
 
 def loop_ppo(
-    trees: list[RolloutTree], advantages: list[np.ndarray], new: list[list[Tensor]], old: list[np.ndarray]
+    trees: list[RolloutTree],
+    advantages: list[np.ndarray],
+    new: list[list[Tensor]],
+    old: list[np.ndarray],
+    dual: float = math.inf,
 ) -> tuple[Tensor, float, set[str]]:
     """PPO Eq. 7 with decoupled bounds, token by token: min(r A, clip(r) A), mean over all tokens of the batch.
+
+    With a dual clip c the term of a negative advantage is max(min(r A, clip(r) A), c A).
 
     Returns the loss, the summed |A| of tokens whose gradient the clip removed, and which cases occurred.
     """
@@ -42,10 +51,11 @@ def loop_ppo(
                 ratio = torch.exp(logprob - old_M[node])
                 r = ratio.item()
                 bounded = min(max(r, 1 - LOW), 1 + HIGH) * a
-                total = total - (ratio * a if r * a <= bounded else bounded)
-                where = "above" if r > 1 + HIGH else "below" if r < 1 - LOW else "inside"
+                beyond = a < 0 and r > dual
+                total = total - (dual * a if beyond else ratio * a if r * a <= bounded else bounded)
+                where = "beyond" if beyond else "above" if r > 1 + HIGH else "below" if r < 1 - LOW else "inside"
                 cases.add(f"{'+' if a > 0 else '-'} {where}")
-                clipped += abs(a) if r * a > bounded else 0.0
+                clipped += abs(a) if beyond or r * a > bounded else 0.0
                 num_tokens += 1
     return total / num_tokens, clipped, cases
 
@@ -72,21 +82,22 @@ def test_node_weights_equal_a_loop_over_rollouts(rng: np.random.Generator) -> No
     np.testing.assert_allclose(weights.negative_M, negative, rtol=1e-12, atol=1e-14)
 
 
-def test_loss_and_gradient_in_the_log_probs_equal_the_loop(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dual", [None, 1.6])
+def test_loss_and_gradient_in_the_log_probs_equal_the_loop(dual: float | None, rng: np.random.Generator) -> None:
     trees = [random_tree(rng, num_rollouts=40) for _ in range(3)]
     advantages = [rng.normal(size=t.num_responses) for t in trees]
     new = [torch.from_numpy(rng.uniform(-4, -0.01, t.num_unique_tokens)).requires_grad_() for t in trees]
     old = [perturbed(rng, lp.detach().numpy()) for lp in new]
     rows = [[lp[torch.from_numpy(path)] for _, path in rollouts(t)] for t, lp in zip(trees, new, strict=True)]
-    expected, clipped, cases = loop_ppo(trees, advantages, rows, old)
-    assert cases == ALL_CASES
+    expected, clipped, cases = loop_ppo(trees, advantages, rows, old, dual or math.inf)
+    assert cases == (ALL_CASES | {"- beyond"} if dual else ALL_CASES)
     expected_gradients = torch.autograd.grad(expected, new)
 
     num_tokens = sum(t.num_sampled_tokens for t in trees)
     results = [
         clipped_policy_loss(
             lp, torch.from_numpy(o), *map(torch.from_numpy, node_weights(t, a)),
-            clip_low=LOW, clip_high=HIGH, denominator=num_tokens,
+            clip_low=LOW, clip_high=HIGH, denominator=num_tokens, dual_clip=dual,
         )
         for t, a, lp, o in zip(trees, advantages, new, old, strict=True)
     ]  # fmt: skip
@@ -125,7 +136,7 @@ def test_gradient_in_the_weights_equals_ppo_on_the_flattened_batch(
     all_old = torch.from_numpy(np.concatenate(old))
     num_tokens = sum(t.num_sampled_tokens for t in trees)
     loss, parts = 0.0, 0
-    for part in tree_parts(model, trees, temperature=0.9, max_nodes=max_nodes):
+    for part in tree_parts(model, trees, next_token=NextToken(0.9), max_nodes=max_nodes):
         result = clipped_policy_loss(
             part.logprob, all_old[part.index], positive[part.index], negative[part.index],
             clip_low=LOW, clip_high=HIGH, denominator=num_tokens,
@@ -239,6 +250,10 @@ def test_senseless_settings_are_refused() -> None:
         ({"clip_low": 0.0}, "0 < clip_low <= 1 and clip_high > 0, got 0.0"),
         ({"clip_low": 1.1}, "got 1.1"),
         ({"clip_high": 0.0}, "and 0.0"),
+        ({"dual_clip": 1.28}, r"above 1 \+ clip_high = 1.28, got 1.28; 3 is usual"),
+        ({"dual_clip": math.inf}, "got inf"),
+        ({"dual_clip": 3.0, "kind": "cispo"}, "part of the ppo loss, and the loss is cispo"),
+        ({"entropy_coefficient": -0.1}, "at least 0, got -0.1"),
         ({"aggregation": "constant"}, "give max_new_tokens"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -35,11 +35,12 @@ def shapings(draw: st.DrawFn) -> RewardShaping:
         cosine_length=cosine if with_cosine else None,
         overlong=overlong if draw(st.booleans()) else None,
         domain_weights=draw(st.dictionaries(st.sampled_from(["math", "code"]), st.floats(0.01, 5))),
+        format_reward=draw(st.floats(0, 0.99)),
     )
 
 
 def reward_of_one(
-    correct: bool, score: float, length: int, truncated: bool, domain: str, step: int, s: RewardShaping
+    correct: bool, score: float, length: int, truncated: bool, formatted: bool, domain: str, step: int, s: RewardShaping
 ) -> float:
     """The reward of one rollout, from the papers' equations case by case."""
     reward = score if s.partial_credit else (1.0 if correct else 0.0)
@@ -50,6 +51,8 @@ def reward_of_one(
             high, low = (c.correct_short, c.correct_long) if correct else (c.wrong_short, c.wrong_long)
             t = length if length < c.max_length else c.max_length
             reward = low + 0.5 * (high - low) * (1 + math.cos(t * math.pi / c.max_length))
+    if formatted:
+        reward += s.format_reward
     if truncated and reward > 0:
         reward = s.stop_properly * reward
     o = s.overlong
@@ -64,16 +67,18 @@ def reward_of_one(
 @given(
     shapings(),
     st.lists(
-        st.tuples(st.booleans(), st.floats(-1, 1), st.integers(1, LIMIT + 5), st.booleans()), min_size=1, max_size=8
+        st.tuples(st.booleans(), st.floats(-1, 1), st.integers(1, LIMIT + 5), st.booleans(), st.booleans()),
+        min_size=1,
+        max_size=8,
     ),
     st.sampled_from(["math", "code", "science"]),
     st.integers(1, 30),
 )
 def test_rewards_equal_a_loop(
-    shaping: RewardShaping, responses: list[tuple[bool, float, int, bool]], domain: str, step: int
+    shaping: RewardShaping, responses: list[tuple[bool, float, int, bool, bool]], domain: str, step: int
 ) -> None:
-    correct, score, length, truncated = (np.array(column) for column in zip(*responses, strict=True))
-    got = shaped_rewards(correct, score, length, truncated, domain, step, shaping)
+    correct, score, length, truncated, formatted = (np.array(column) for column in zip(*responses, strict=True))
+    got = shaped_rewards(correct, score, length, truncated, domain, step, shaping, formatted)
     expected = [reward_of_one(*response, domain, step, shaping) for response in responses]
     np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
@@ -170,9 +175,17 @@ def test_settings_out_of_range_are_refused(make: Any, settings: dict[str, Any], 
         make(**settings)
 
 
-@pytest.mark.parametrize("wrong", range(4))
+def test_a_format_reward_needs_the_formats() -> None:
+    one = np.ones(1, np.bool_), np.ones(1), np.ones(1, np.int64), np.zeros(1, np.bool_)
+    with pytest.raises(ValueError, match="give formatted_L"):
+        shaped_rewards(*one, "math", 1, RewardShaping(format_reward=0.1))
+    with pytest.raises(ValueError, match=r"below 1, got 1\.0"):
+        RewardShaping(format_reward=1.0)
+
+
+@pytest.mark.parametrize("wrong", range(5))
 def test_arrays_of_different_lengths_are_refused(wrong: int) -> None:
-    arrays = [np.ones(3, np.bool_), np.ones(3), np.ones(3, np.int64), np.ones(3, np.bool_)]
+    arrays = [np.ones(3, np.bool_), np.ones(3), np.ones(3, np.int64), np.ones(3, np.bool_), np.ones(3, np.bool_)]
     arrays[wrong] = arrays[wrong][:1]  # would be broadcast
     with pytest.raises(ValueError, match="one entry per response each"):
-        shaped_rewards(*arrays, "math", 1, RewardShaping())
+        shaped_rewards(*arrays[:4], "math", 1, RewardShaping(), arrays[4])

@@ -8,6 +8,7 @@ from transformers import MptConfig, MptForCausalLM, PreTrainedModel
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logprobs import tree_logprobs, tree_parts
+from brorl.model.next_token import NextToken
 from brorl.model.tree_attention import prefill, tree_attention
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, assert_same_gradients, gradients, random_tree, small_model
@@ -15,14 +16,14 @@ from small_models import ARCHITECTURES, assert_same_gradients, gradients, random
 
 def parts_gradient(model: PreTrainedModel, trees: list[RolloutTree], weight_K: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    for part in tree_parts(model, trees, max_nodes=20, temperature=0.8):
+    for part in tree_parts(model, trees, max_nodes=20, next_token=NextToken(0.8)):
         (part.logprob * weight_K[part.index]).sum().backward()
     return gradients(model)
 
 
 def whole_gradient(model: PreTrainedModel, trees: list[RolloutTree], weight_K: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    logprob_K = torch.cat(tree_logprobs(model, trees, max_nodes=20, temperature=0.8))
+    logprob_K = torch.cat(tree_logprobs(model, trees, max_nodes=20, next_token=NextToken(0.8)))
     (logprob_K * weight_K).sum().backward()
     return gradients(model)
 

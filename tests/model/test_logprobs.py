@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.model.logprobs import default_max_nodes, tree_logprobs, tree_parts
+from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
 from small_models import (
     ARCHITECTURES,
@@ -72,7 +73,7 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
     flat_gradients = gradients(model)
 
     model.zero_grad()
-    logprobs = tree_logprobs(model, trees, temperature=temperature, max_nodes=max_nodes)
+    logprobs = tree_logprobs(model, trees, next_token=NextToken(temperature), max_nodes=max_nodes)
     for got, reference in zip(logprobs, expected, strict=True):
         np.testing.assert_allclose(got.detach().numpy(), reference, rtol=1e-10, atol=1e-12)
     sum((lp * torch.from_numpy(w)).sum() for lp, w in zip(logprobs, weight, strict=True)).backward()
@@ -81,7 +82,7 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
     model.zero_grad()
     all_weights, all_expected = torch.from_numpy(np.concatenate(weight)), np.concatenate(expected)
     seen = []
-    for part in tree_parts(model, trees, temperature=temperature, max_nodes=max_nodes):
+    for part in tree_parts(model, trees, next_token=NextToken(temperature), max_nodes=max_nodes):
         index = part.index.numpy()
         np.testing.assert_allclose(part.logprob.detach().numpy(), all_expected[index], rtol=1e-10, atol=1e-12)
         (part.logprob * all_weights[part.index]).sum().backward()

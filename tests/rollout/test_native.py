@@ -9,6 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import brorl.rollout.native as native
+from brorl.model.logprobs import tree_logprobs
+from brorl.model.next_token import NextToken
 from brorl.model.tree_attention import HooksError
 from brorl.rollout.cache import RowCache
 from brorl.rollout.native import NativeEngine
@@ -317,3 +319,36 @@ def test_positions_that_depend_on_the_longest_sequence_are_refused(rope_type: st
     prompts = [rng.integers(1, 17, n).tolist() for n in (3, 30)]
     with pytest.raises(HooksError, match=rope_type):
         NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_no_response_ends_before_the_minimum_and_log_probs_are_those_of_the_other_tokens(
+    temperature: float, rng: np.random.Generator
+) -> None:
+    """Against a plain forward pass with the stop tokens left out of the softmax; the learner computes the same."""
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
+    stops, least = [0, 3, 5], 3
+    sampling = SamplingParams(temperature, max_new_tokens=6, stop_token_ids=(5,), min_new_tokens=least)
+    trees = NativeEngine(model, [0, 3]).sample(ragged_prompts(rng, 3), 100, sampling, seed=4)
+    lengths = np.concatenate([t.length[t.finished] for t in trees])
+    assert lengths.min() == least + 1  # the stop token itself comes after
+    learned = tree_logprobs(model, trees, next_token=NextToken(temperature, least, tuple(stops)), max_nodes=30)
+    for tree, learned_M in zip(trees, learned, strict=True):
+        np.testing.assert_allclose(learned_M.detach().numpy(), tree.logprob, rtol=1e-9, atol=1e-12)
+        for leaf in tree.leaf:
+            path = tree.path(int(leaf))
+            ids = torch.tensor([[*tree.prompt_ids, *tree.token[path].tolist()]])
+            with torch.no_grad():
+                logits = model(input_ids=ids, use_cache=False).logits[0, len(tree.prompt_ids) - 1 : -1] / temperature
+            for length, (row, node) in enumerate(zip(logits, path, strict=True)):
+                allowed = [t for t in range(row.numel()) if length >= least or t not in stops]
+                logprob = torch.log_softmax(row[allowed], 0)[allowed.index(tree.token[node])]
+                assert tree.logprob[node] == pytest.approx(logprob.item(), rel=1e-9, abs=1e-12)
+
+
+def test_a_minimum_leaves_tree_and_flat_decoding_alike(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=0.3)
+    prompts, sampling = ragged_prompts(rng, 3), SamplingParams(max_new_tokens=6, min_new_tokens=4)
+    shared = NativeEngine(model, [EOS, 3]).sample(prompts, 50, sampling, seed=1)
+    flat = NativeEngine(model, [EOS, 3], share_prefixes=False).sample(prompts, 50, sampling, seed=1)
+    assert_same_trees(shared, flat)

@@ -257,7 +257,7 @@ def test_settings_of_adaptive_rollouts() -> None:
     assert type(config(rollouts_per_prompt=1e2).rollouts_per_prompt) is int
     assert config().rollouts_per_prompt == 512
     rule = {"optimizer.learning_rate": 1e-4, "optimizer.reference_batch": 60, "optimizer.mini_batches": 1}
-    rates = [build_learner_settings(config(**c, **rule)).learning_rate for c in (adaptive_keys(given), {})]
+    rates = [build_learner_settings(config(**c, **rule), (0,)).learning_rate for c in (adaptive_keys(given), {})]
     assert rates[0] == pytest.approx(1e-4 * 2)
 
 

@@ -36,7 +36,8 @@ def test_a_run_ends_with_its_budget_and_is_evaluated_at_its_marks(unit: str, tmp
     records = records_of(tmp_path / "run")
     assert spent_by(records, unit) == spent
     assert [r["step"] for r in records if "evaluation" in r] == [0, 1, 3]
-    assert f"finished 3 steps: {spent[3]:,.0f} of {limit:,.0f} {unit.replace('_', ' ')} spent" in outcome.said
+    of_budget = f"{spent[3]:,.0f} of {limit:,.0f} {unit.replace('_', ' ')} spent"
+    assert f"finished 3 steps, ended by the budget: {of_budget}" in outcome.said
 
     assert command("resume", tmp_path / "run").code == 0  # nothing is left to do
     assert records_of(tmp_path / "run") == records
@@ -52,6 +53,38 @@ def test_a_run_with_a_budget_of_seconds_ends_when_its_steps_have_taken_them(tmp_
     seconds = np.cumsum([r["seconds"]["total"] if "seconds" in r else 0.0 for r in records])
     assert seconds[-2] < 0.2 <= seconds[-1]
     assert {0, 1, records[-1]["step"]} == {r["step"] for r in records if "evaluation" in r}
+
+
+def test_a_budget_on_the_command_line_alone_ends_the_run(tmp_path: Path) -> None:
+    """The recipe's number of steps would end it after two steps."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("steps: 2\n")
+    quiet = [option for option in QUIET if not option.startswith("--steps")]
+    probe = command("train", recipe, *SMALL, *quiet, "--output_dir", tmp_path / "probe")
+    assert "finished 2 steps;" in probe.said
+    limit = 2 * int(spent_by(records_of(tmp_path / "probe"), "samples")[-1])  # so that two steps do not reach it
+
+    outcome = command("train", recipe, *SMALL, *quiet, f"--budget.limit={limit}", "--output_dir", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    spent = spent_by(records_of(tmp_path / "run"), "samples")
+    assert len(spent) > 3
+    assert spent[-2] < limit <= spent[-1]
+    assert (
+        f"finished {len(spent) - 1} steps, ended by the budget: {spent[-1]:,} of {limit:,} samples spent"
+        in outcome.said
+    )
+    assert f"train longer: brorl resume {tmp_path / 'run'} --budget.limit {2 * limit:g}\n" in outcome.out
+    assert command("resume", tmp_path / "run").code == 0
+    assert spent_by(records_of(tmp_path / "run"), "samples") == spent
+
+
+def test_with_a_budget_and_steps_the_first_of_the_two_ends_the_run(tmp_path: Path) -> None:
+    both = ("--steps=2", "--budget.limit=1e6")
+    outcome = command("train", *SMALL, *QUIET, *both, "--output_dir", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    spent = spent_by(records_of(tmp_path / "run"), "samples")
+    assert len(spent) == 3
+    assert f"finished 2 steps, ended by steps = 2: {spent[-1]:,} of 1,000,000 samples spent" in outcome.said
 
 
 def test_evaluations_tell_how_each_prompt_fared(tmp_path: Path) -> None:

@@ -70,7 +70,31 @@ def state_after(step: int) -> TrainerState:
         "max_nodes": None,
     }
     stream, schedule = {"epoch": 1, "position": step}, {"last_reset": step, "history": [1 / 3, None, "spike"]}
-    return TrainerState(step, learner, stream, (group(step), group(step + 1)), schedule)
+    waited = group(step + 1)
+    waited = replace(waited, old_logprob_M=np.random.default_rng(step).normal(size=waited.tree.num_unique_tokens))
+    return TrainerState(step, learner, stream, (group(step), waited), schedule)
+
+
+def test_checkpoints_that_were_only_the_best_take_no_slot(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """A regular one every 4 steps, two of which are kept; each odd step is a new best, and so is step 8."""
+    kept = {
+        3: [3],
+        4: [3, 4],
+        5: [4, 5],
+        7: [4, 7],
+        8: [4, 8],
+        9: [4, 8, 9],
+        11: [4, 8, 11],
+        12: [8, 11, 12],
+        16: [11, 12, 16],
+    }
+    best = 0
+    for step, steps in kept.items():
+        best = step if step % 2 or step == 8 else best
+        save_checkpoint(tmp_path, state_after(step), model, tokenizer, 2, best, regular=step % 4 == 0)
+        assert [read_step(folder) for folder in complete_checkpoints(tmp_path)] == steps
 
 
 def test_loads_with_transformers_as_the_trained_model(
@@ -110,6 +134,10 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
             assert_identical(torch.tensor(getattr(ours.tree, name)), torch.tensor(getattr(theirs.tree, name)), name)
         assert ours.correct_L.tolist() == theirs.correct_L.tolist()
         assert ours.reward_L.tobytes() == theirs.reward_L.tobytes()
+    fresh, waited = (g.old_logprob_M for g in restored.carried)
+    assert fresh is None
+    assert waited is not None
+    assert waited.tobytes() == state.carried[1].old_logprob_M.tobytes()
 
 
 def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

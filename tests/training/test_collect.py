@@ -159,12 +159,13 @@ def test_message_says_why_nothing_is_mixed(script: list[int], state: str) -> Non
         (
             Verdict(False, 0.0, None, "verifier raised ValueError: x", 0.0),
             True,
-            "verifier raised ValueError: x.*mend the",
+            "verifier raised ValueError: x.*fix the",
         ),
         (Verdict(False, 0.0, None, "timeout", 0.0), True, r"8 of 8 verifications failed \(most often: timeout"),
         (Verdict(False, 0.5, None, "partly", 0.0), True, "rewards.partial_credit: true"),
         (Verdict(False, 0.0, None, "wrong", 0.0), False, "24 of 24 rollouts were cut off at sampling.max_new_tokens"),
-        (Verdict(False, 0.0, None, "wrong", 0.0), True, "more rollouts_per_prompt"),
+        (Verdict(False, 0.0, None, "no answer", 0.0), True, "found no answer in 8 of 8.*set prompt.template"),
+        (Verdict(False, 0.0, "7", "wrong", 0.0), True, "check the format and the verifier first.*rollouts_per_prompt"),
     ],
 )
 def test_message_names_the_cause(verdict: Verdict, finished: bool, cause: str) -> None:
@@ -224,4 +225,27 @@ def test_summary_counts_rollouts_not_responses() -> None:
         "responses_truncated": 0,
         "verifier_timeouts": 0,
         "verifier_failures": 0,
+        "samples_dropped": 0,  # every group is kept
+        "sampled_tokens_dropped": 0,
+        "unique_tokens_dropped": 0,
     }
+
+
+def test_summary_counts_what_dynamic_sampling_throws_away() -> None:
+    """The rollouts of groups with one outcome, counted one by one; surplus that is carried is not thrown away."""
+    chance = np.random.default_rng()
+    script = [int(c) for c in chance.choice([0, 1, 3, NUM_ROLLOUTS], 400)]
+    engine = ScriptedEngine(script)
+    one, carried = collector(engine, max_tries=100), []
+    ever_carried = 0
+    for step in range(1, 31):
+        first = len(engine.trees)
+        _, carried, collected = one.collect(step, carried, Stopwatch())
+        ever_carried += len(carried)
+        dropped = [c for _, c in engine.trees[first:] if c in (0, NUM_ROLLOUTS)]
+        lengths = [length for c in dropped for length in [2] * c + [3] * (NUM_ROLLOUTS - c)]
+        summary = collected.summary()
+        assert summary["samples_dropped"] == len(lengths)
+        assert summary["sampled_tokens_dropped"] == sum(lengths)
+        assert summary["unique_tokens_dropped"] == sum(2 if c else 3 for c in dropped)
+    assert ever_carried

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 import brorl.training.diagnostics as diagnostics_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import RewardShaping
+from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
@@ -29,7 +30,7 @@ from run_support import SMALL, command, metrics_without_times
 from small_models import plain_logprobs, small_model
 
 EOS, TEMPERATURE = 0, 0.8
-SETTINGS = LearnerSettings(learning_rate=3e-2, temperature=TEMPERATURE)
+SETTINGS = LearnerSettings(learning_rate=3e-2, next_token=NextToken(TEMPERATURE))
 
 
 class LengthVerifier:

@@ -13,6 +13,7 @@ import brorl.training.learner as learner_module
 import brorl.training.mini_batch as mini_batch_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
@@ -20,7 +21,9 @@ from brorl.training.learner import LearnerSettings, TreeLearner
 from brorl.tree import RolloutTree
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 
-SETTINGS = LearnerSettings(learning_rate=1e-3, loss=PolicyLossSettings("ppo", 0.2, 0.28), temperature=0.9, max_nodes=20)
+SETTINGS = LearnerSettings(
+    learning_rate=1e-3, loss=PolicyLossSettings("ppo", 0.2, 0.28), next_token=NextToken(0.9), max_nodes=20
+)
 Batch = tuple[list[Group], list[np.ndarray]]
 
 
@@ -33,7 +36,7 @@ def sampled_batch(model: PreTrainedModel, rng: np.random.Generator, num_groups: 
     """Random trees whose old log-probs differ from the model's, so that ratios reach both bounds."""
     trees = [random_tree(rng, num_rollouts=8) for _ in range(num_groups)]
     with torch.no_grad():
-        flat = flattened_logprobs(model, trees, SETTINGS.temperature)
+        flat = flattened_logprobs(model, trees, SETTINGS.next_token.temperature)
     for i, tree in enumerate(trees):
         old = np.zeros(tree.num_unique_tokens)
         for (_, path), row in zip(rollouts(tree), flat[i], strict=True):
@@ -43,11 +46,11 @@ def sampled_batch(model: PreTrainedModel, rng: np.random.Generator, num_groups: 
 
 
 def plain_update(
-    model: PreTrainedModel, optimizer: torch.optim.AdamW, batch: Batch, max_grad_norm: float
+    model: PreTrainedModel, optimizer: torch.optim.AdamW, batch: Batch, max_grad_norm: float, weight_of_batch: float = 1
 ) -> tuple[float, float, float, float]:
     """One update on all rollouts, row by row; returns loss, gradient norm, clip share and mean old - new log-prob."""
     groups, advantages = batch
-    flat = flattened_logprobs(model, [g.tree for g in groups], SETTINGS.temperature)
+    flat = flattened_logprobs(model, [g.tree for g in groups], SETTINGS.next_token.temperature)
     gain, clipped, weight, log_ratio, num_tokens = torch.zeros((), dtype=torch.float64), 0.0, 0.0, 0.0, 0
     for group, advantage_L, rows in zip(groups, advantages, flat, strict=True):
         for (leaf, path), row in zip(rollouts(group.tree), rows, strict=True):
@@ -58,7 +61,7 @@ def plain_update(
             weight += abs(advantage_L[leaf]) * path.size
             log_ratio += torch.log(ratio).sum().item()
             num_tokens += path.size
-    loss = -gain / num_tokens
+    loss = -gain / num_tokens * weight_of_batch
     optimizer.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
@@ -130,7 +133,7 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
             optimizer.param_groups[0]["lr"] = 1e-3 * min(updates / 5, 1)
             places = [next(i for i, g in enumerate(groups) if g.tree is mine) for mine in part]
             chosen = [groups[i] for i in places], [advantages[i] for i in places]
-            means.append(plain_update(plain, optimizer, chosen, 1.0))
+            means.append(plain_update(plain, optimizer, chosen, 1.0, len(part) / (7 / 3)))  # all groups weigh the same
         expected = np.mean(means, axis=0)
         got = [update.loss, update.grad_norm, update.clip_share, update.old_policy_kl]
         np.testing.assert_allclose(got, expected, rtol=1e-6)

@@ -19,6 +19,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import ImportanceCorrection
 from brorl.algorithms.kl import KLPenalty
 from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.training.learner import LearnerSettings, TreeLearner
 from brorl.training.update import Update
@@ -32,7 +33,7 @@ from small_models import (
     small_model,
 )
 
-SETTINGS = LearnerSettings(learning_rate=1e-3, temperature=0.9, max_nodes=30, max_grad_norm=1e9)
+SETTINGS = LearnerSettings(learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=30, max_grad_norm=1e9)
 LONGEST = 9  # max_new_tokens of the constant aggregation
 Rows = list[list[Tensor]]
 Batch = tuple[list[Group], list[np.ndarray]]
@@ -43,7 +44,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.loss, self.kl_loss = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-        self.weight = self.low = self.high = self.kl = self.masked = 0.0
+        self.weight = self.low = self.high = self.beyond = self.kl = self.masked = 0.0
         self.ratios: list[float] = []
         self.tokens, self.rows = 0, 0
 
@@ -80,6 +81,9 @@ def add_row(
         else:
             gain = torch.minimum(ratio * advantage, bounded * advantage)
             is_low, is_high = advantage < 0 and ratio.item() < low, advantage > 0 and ratio.item() > high
+            if loss.dual_clip is not None and advantage < 0 and ratio.item() > loss.dual_clip:
+                gain = torch.tensor(loss.dual_clip * advantage, dtype=torch.float64)
+                tally.beyond += weight * abs(advantage)
         tally.loss = tally.loss - weight * gain
         tally.weight += weight * abs(advantage)
         tally.low += weight * abs(advantage) * is_low
@@ -107,6 +111,8 @@ def flat(
     factor_sum = 0.0
     for p, (group, advantage_L) in enumerate(zip(*batch, strict=True)):
         for i, (leaf, path) in enumerate(rollouts(group.tree)):
+            if loss.mask_truncated and not group.tree.finished[leaf]:
+                continue
             factor = 1.0 if factors is None else float(factors[p][leaf])
             ratio_T = np.exp(old[p][i].numpy() - group.tree.logprob[path])
             token_factors = row_factors(ratio_T, settings.importance)
@@ -127,6 +133,7 @@ def flat(
         "loss": policy.item(),
         "clip_low_share": tally.low / max(tally.weight, 1e-30),
         "clip_high_share": tally.high / max(tally.weight, 1e-30),
+        "clip_share": (tally.low + tally.high + tally.beyond) / max(tally.weight, 1e-30),
     }
     if settings.recompute_old_logprobs:
         told |= {
@@ -139,7 +146,7 @@ def flat(
 
 
 def rows_of(model: PreTrainedModel, trees: list[RolloutTree]) -> Rows:
-    return flattened_logprobs(model, trees, SETTINGS.temperature)
+    return flattened_logprobs(model, trees, SETTINGS.next_token.temperature)
 
 
 def detached(rows: Rows) -> Rows:
@@ -203,7 +210,6 @@ def assert_step_equals_rows(
     assert_same_gradients(gradients(learner.model), gradients(plain))
     for name, expected in told.items():
         assert getattr(update, name) == pytest.approx(expected, rel=1e-9, abs=1e-12), name
-    assert update.clip_share == pytest.approx(update.clip_low_share + update.clip_high_share, abs=1e-12)
     return update
 
 
@@ -364,3 +370,178 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
     for name in ("loss", "reference_kl", "clip_low_share", "clip_high_share"):
         assert getattr(update, name) == pytest.approx(np.mean([told[name] for told in losses]), rel=1e-6), name
     assert abs(update.old_policy_kl) > 1e-9  # 0 in the first mini-batch
+
+
+@pytest.mark.parametrize(("mode", "kl"), [("none", None), ("truncate", None), ("mask", KLPenalty(0.7, "k2", "reward"))])
+def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
+    mode: str, kl: KLPenalty | None, rng: np.random.Generator
+) -> None:
+    """After a step has moved the weights, a group's ratios are to the weights that sampled it, also when recomputed."""
+    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
+    start = deepcopy(model)
+    importance = ImportanceCorrection(mode, 0.8, 1.25)  # type: ignore[arg-type]
+    settings = replace(
+        SETTINGS, learning_rate=3e-2, importance=importance, kl=kl, recompute_old_logprobs=True, mini_batches=1
+    )
+    learner = TreeLearner(model, settings)
+    first, waiting = sampled(model, rng, num_groups=1), sampled(model, rng, num_groups=1)
+    old_waiting = detached(rows_of(model, [g.tree for g in waiting[0]]))
+    carried = learner.with_old_logprobs(waiting[0])
+    learner.step(learner.penalised(first[0]), first[1], seed=0)
+
+    fresh = sampled(model, rng, num_groups=1)
+    plain = deepcopy(model)
+    plain.zero_grad()
+    trees = [g.tree for g in (*carried, *fresh[0])]
+    new = rows_of(plain, trees)
+    old = [*old_waiting, detached(rows_of(plain, trees[1:]))[0]]
+    reference = detached(rows_of(start, trees))
+    groups, advantages = learner.penalised([*learner.with_old_logprobs(carried), *fresh[0]]), [*waiting[1], *fresh[1]]
+    for p, (before, after) in enumerate(zip([*waiting[0], *fresh[0]], groups, strict=True)):
+        for i, (leaf, _) in enumerate(rollouts(before.tree)):
+            row = Tally()
+            if kl:
+                add_kl(row, old[p][i], reference[p][i], kl, 1.0, 1.0)
+            assert after.reward_L[leaf] == pytest.approx(before.reward_L[leaf] - 0.7 * row.kl, rel=1e-9, abs=1e-12)
+    total, told = flat((groups, advantages), settings, new, old, reference)
+    total.backward()
+    update = learner.step(groups, advantages, seed=0)
+    assert_same_gradients(gradients(model), gradients(plain))
+    _, of_fresh = flat(fresh, settings, new[1:], old[1:], reference[1:])
+    for name in told:
+        expected = of_fresh if name.startswith("mismatch") else told
+        assert getattr(update, name) == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
+    assert update.clip_share > 0  # all of it from the group that waited: the other's ratios are 1
+
+
+def test_groups_that_wait_stay_as_they_are_where_the_engine_gives_old_log_probs(rng: np.random.Generator) -> None:
+    model = small_model(seed=1, num_hidden_layers=1)
+    groups, _ = sampled(model, rng)
+    assert TreeLearner(model, SETTINGS).with_old_logprobs(groups) == groups
+
+
+def test_a_step_of_waiting_groups_alone_measures_no_mismatch(rng: np.random.Generator) -> None:
+    model = small_model(seed=1, num_hidden_layers=1)
+    learner = TreeLearner(model, replace(SETTINGS, recompute_old_logprobs=True))
+    groups, advantages = sampled(model, rng)
+    update = learner.step(learner.with_old_logprobs(groups), advantages, seed=0)
+    assert update.mismatch_mean is update.mismatch_max is update.mismatch_kl is None
+
+
+def test_dual_clip(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    loss = replace(loss_of("ppo", "token_mean"), dual_clip=1.3)
+    settings = replace(SETTINGS, loss=loss)
+    update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
+    assert update.clip_share > update.clip_low_share + update.clip_high_share + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kind", "aggregation", "kl"),
+    [
+        ("ppo", "token_mean", None),
+        ("cispo", "sequence_mean", KLPenalty(0.7, "k2", "loss", clamp=0.8)),
+        ("gspo", "constant", KLPenalty(0.7, "k3", "reward", clamp=0.8)),
+    ],
+)
+def test_truncated_responses_can_be_left_out_of_the_loss(
+    kind: str, aggregation: str, kl: KLPenalty | None, rng: np.random.Generator
+) -> None:
+    """They count in no term and in no denominator, with whatever else there is."""
+    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
+    start = deepcopy(model)
+    settings = replace(SETTINGS, loss=replace(loss_of(kind, aggregation), mask_truncated=True), kl=kl)
+    learner = TreeLearner(model, settings)
+    moved(model, rng)
+    groups, advantages = sampled(model, rng, num_groups=3)
+    assert all(0 < g.tree.finished.sum() < g.tree.num_responses for g in groups)
+    update = assert_step_equals_rows(learner, settings, (learner.penalised(groups), advantages), start if kl else None)
+    kept = [g.tree.select(np.flatnonzero(g.tree.finished))[0] for g in groups]
+    assert update.trained_nodes == sum(t.num_unique_tokens for t in kept)
+
+
+def test_a_chosen_subset_holds_no_truncated_response(rng: np.random.Generator) -> None:
+    """The subset is unbiased for the gradient of the responses that ended by themselves."""
+    model = small_model(seed=3, num_hidden_layers=1)
+    groups, advantages = sampled(model, rng, num_groups=2)
+    every = replace(SETTINGS, loss=PolicyLossSettings(mask_truncated=True))
+    some = replace(every, responses_per_verdict=1)
+    whole = TreeLearner(deepcopy(model), every)
+    whole.step(groups, advantages, seed=0)
+    expected = gradients(whole.model)
+    draws = []
+    for seed in range(400):
+        learner = TreeLearner(deepcopy(model), some)
+        learner.step(groups, advantages, seed=seed)
+        draws.append(torch.cat([g.flatten() for g in gradients(learner.model).values()]))
+    mean, spread = torch.stack(draws).mean(0), torch.stack(draws).std(0) / len(draws) ** 0.5
+    whole_gradient = torch.cat([g.flatten() for g in expected.values()])
+    off = (mean - whole_gradient).abs() / spread.clamp(min=1e-12 + 1e-6 * float(whole_gradient.abs().max()))
+    assert float((off < 4).double().mean()) > 0.99
+
+
+def test_a_batch_of_truncated_responses_alone_changes_nothing(rng: np.random.Generator) -> None:
+    model = small_model(seed=3, num_hidden_layers=1)
+    before = [p.detach().clone() for p in model.parameters()]
+    tree = RolloutTree.from_responses([1, 2], [[3, 4], [3, 5]], [[-1.0, -1.0], [-1.0, -1.0]], [False, False])
+    groups = [group_of(tree, rng)]
+    settings = replace(SETTINGS, loss=PolicyLossSettings(mask_truncated=True))
+    update = TreeLearner(model, settings).step(groups, [np.array([1.0, -1.0])], seed=0)
+    assert (update.loss, update.grad_norm, update.trained_nodes) == (0.0, 0.0, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def row_entropies(model: PreTrainedModel, tree: RolloutTree, temperature: float) -> list[Tensor]:
+    """For each rollout the entropy of the next token before each of its tokens, from the model's plain forward pass."""
+    rows = []
+    for _, path in rollouts(tree):
+        ids = [*tree.prompt_ids, *tree.token[path].tolist()]
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, len(tree.prompt_ids) - 1 : -1]
+        rows.append(torch.distributions.Categorical(logits=logits / temperature).entropy())
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["ppo", "cispo", "gspo"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+def test_the_entropy_bonus(kind: str, aggregation: str, rng: np.random.Generator) -> None:
+    """The mean over the rows' tokens of the entropy of the whole vocabulary, with the weights of the aggregation."""
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    settings = replace(SETTINGS, loss=replace(loss_of(kind, aggregation), entropy_coefficient=0.4))
+    groups, advantages = sampled(model, rng)
+    plain, trees = deepcopy(model), [g.tree for g in groups]
+    plain.zero_grad()
+    total, _ = flat((groups, advantages), settings, rows_of(plain, trees), sampler_rows(trees))
+    entropies = [row for tree in trees for row in row_entropies(plain, tree, SETTINGS.next_token.temperature)]
+    tokens, num_rows = sum(row.numel() for row in entropies), len(entropies)
+    bonus = {
+        "token_mean": sum(row.sum() for row in entropies) / tokens,
+        "sequence_mean": sum(row.mean() for row in entropies) / num_rows,
+        "constant": sum(row.sum() for row in entropies) / (num_rows * LONGEST),
+    }[aggregation]
+    (total - 0.4 * bonus).backward()
+    update = TreeLearner(model, settings).step(groups, advantages, seed=0)
+    assert_same_gradients(gradients(model), gradients(plain))
+    assert update.bonus_entropy == pytest.approx(sum(row.sum().item() for row in entropies) / tokens, rel=1e-9)
+    assert update.loss == pytest.approx(total.item(), rel=1e-9)
+
+
+def test_the_entropy_where_tokens_are_forbidden(rng: np.random.Generator) -> None:
+    """A forbidden token has probability 0: the entropy is that of the others, and its gradient is finite."""
+    model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
+    tree = RolloutTree.from_responses([1, 2], [[3, 4, 0], [3, 7, 6], [4, 6, 5]], [[-1.0] * 3] * 3)
+    next_token = NextToken(0.9, 2, (0, 5))
+    settings = replace(SETTINGS, next_token=next_token, loss=PolicyLossSettings(entropy_coefficient=1.0))
+    plain = deepcopy(model)
+    plain.zero_grad()
+    entropy, tokens = torch.zeros((), dtype=torch.float64), 0
+    for _, path in rollouts(tree):
+        ids = [*tree.prompt_ids, *tree.token[path].tolist()]
+        logits = plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0, 1:-1] / 0.9
+        for length, row in enumerate(logits):
+            allowed = [t for t in range(row.numel()) if length >= 2 or t not in (0, 5)]
+            p = torch.softmax(row[allowed], 0)
+            entropy, tokens = entropy - (p * p.log()).sum(), tokens + 1
+    (-entropy / tokens).backward()
+    update = TreeLearner(model, settings).step([group_of(tree, rng)], [np.zeros(tree.num_responses)], seed=0)
+    assert update.bonus_entropy == pytest.approx(entropy.item() / tokens, rel=1e-9)
+    assert_same_gradients(gradients(model), gradients(plain))

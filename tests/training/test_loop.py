@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from brorl.prompts.countdown import countdown_puzzles, split_countdown
 from brorl.rollout.native import NativeEngine
+from brorl.training.watch import Watch
 from brorl.tree import RolloutTree
 from run_support import SMALL, Outcome, command, leftovers
 
@@ -273,3 +274,16 @@ def test_console_and_log_tell_every_step(run: Run) -> None:
         assert "held out, before training: pass@1" in text
         assert str(run.path) in text.replace("\n", "")
     assert "\x1b" not in log
+
+
+def test_checkpoints_of_new_best_evaluations_do_not_replace_regular_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step is a new best; steps 2 and 4 and the end are the regular checkpoints."""
+    monkeypatch.setattr(Watch, "score", lambda _, record: record["step"] if "evaluation" in record else None)
+    few = ("--steps=5", "--checkpoint_every=2", "--keep_checkpoints=3", "--evaluation.every=1")
+    outcome = command("train", *SMALL, *few, "--evaluation.keep_best=true", "--output_dir", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    folders = sorted(path.name for path in (tmp_path / "run/checkpoints").glob("step-*"))
+    assert folders == ["step-000002", "step-000004", "step-000005"]
+    assert (tmp_path / "run/checkpoints/best").resolve().name == "step-000005"

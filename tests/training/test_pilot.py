@@ -16,6 +16,7 @@ import brorl.training.probe as probe_module
 from brorl.algorithms import advantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import RewardShaping
+from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.native import NativeEngine
@@ -35,7 +36,7 @@ from brorl.verify.verifier import Verdict
 from small_models import flattened_logprobs, plain_logprobs, random_tree, rollouts, small_model
 
 TEMPERATURE = 0.9
-SETTINGS = LearnerSettings(learning_rate=1e-2, mini_batches=2, temperature=TEMPERATURE)
+SETTINGS = LearnerSettings(learning_rate=1e-2, mini_batches=2, next_token=NextToken(TEMPERATURE))
 LENGTH = 3
 SILENT = print
 

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from run_support import (
     Outcome,
     assert_identical,
     assert_same_run,
+    command,
     leftovers,
     metrics_without_times,
 )
@@ -39,6 +41,7 @@ class Reference(NamedTuple):
     path: Path
     settings: tuple[str, ...]
     calls: int
+    seed: int
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +53,7 @@ def reference(child: ChildRuns) -> Reference:
         outcome = child("train", *settings, "--output_dir", path, count_calls=True)
         assert outcome.code == 0, outcome.err
         if metrics_without_times(path)[EVERY]["kept"]["carried"]:
-            return Reference(path, settings, outcome.calls)
+            return Reference(path, settings, outcome.calls, seed)
     raise AssertionError("no seed carries groups over the checkpoint")
 
 
@@ -144,9 +147,41 @@ def test_one_signal_finishes_the_step(action: str, child: ChildRuns, run: Path, 
     stopped = child("train", *reference.settings, "--output_dir", run, harms=[Harm(action, r"update 5$")])
     assert stopped.code == 130
     assert f"brorl resume {run}" in stopped.said
+    assert "finishing step 3, then saving" in stopped.said
     assert "stopped after step 3" in stopped.said
     assert last_complete(run) == "step-000003"
     assert [r["step"] for r in metrics_without_times(run)] == [0, 1, 2, 3]
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+def test_a_signal_before_the_first_step_stops_at_once(child: ChildRuns, run: Path, reference: Reference) -> None:
+    """The first call of the engine is that of the evaluation."""
+    stopped = child("train", *reference.settings, "--output_dir", run, harms=[Harm("interrupt", r"sample 1$")])
+    assert stopped.code == 130
+    assert "stopping now: training has not begun" in stopped.said
+    assert "stopped before the first step" in stopped.said
+    assert f"brorl resume {run}" in stopped.said
+    assert not (run / "metrics.jsonl").exists()
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+@pytest.mark.parametrize("action", ["interrupt", "terminate"])
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_a_signal_while_sampling_loses_nothing_that_was_learned(
+    step: int, action: str, child: ChildRuns, run: Path, reference: Reference
+) -> None:
+    """In the last round of a step: the state after the step before it is saved, with what that had carried."""
+    rounds = [r.get("sampling", {}).get("rounds", 0) for r in metrics_without_times(reference.path)]
+    evaluations = sum("evaluation" in r for r in metrics_without_times(reference.path)[:step])
+    call = sum(rounds[: step + 1]) + evaluations
+    stopped = child("train", *reference.settings, "--output_dir", run, harms=[Harm(action, rf"sample {call}$")])
+    assert stopped.code == 130
+    assert f"stopping now and saving the state after step {step - 1}; step {step} has not learned" in stopped.said
+    assert f"stopped after step {step - 1}" in stopped.said
+    assert last_complete(run) == f"step-{step - 1:06d}"
+    assert [r["step"] for r in metrics_without_times(run)] == list(range(step))
     assert child("resume", run).code == 0
     assert_same_run(run, reference.path)
 
@@ -157,7 +192,7 @@ def test_two_signals_discard_the_step(second: str, child: ChildRuns, run: Path, 
     stopped = child("train", *reference.settings, "--output_dir", run, harms=harms)
     assert stopped.code == 130
     assert "Traceback" not in stopped.said
-    assert f"brorl resume {run}" in stopped.said
+    assert f"go on from step-000002 with: brorl resume {run}" in stopped.said
     assert last_complete(run) == "step-000002"
     kept = torch.load(run / "checkpoints/step-000002/trainer_state.pt", weights_only=True)
     assert kept["step"] == 2
@@ -287,6 +322,80 @@ def test_failed_resume_deletes_nothing(child: ChildRuns, run: Path, reference: R
     assert sorted(run.rglob("*")) == before
 
 
+@pytest.mark.parametrize("folder_too", [True, False])
+def test_resume_without_the_checkpoints_is_refused_and_keeps_the_metrics(
+    folder_too: bool, child: ChildRuns, run: Path, reference: Reference
+) -> None:
+    shutil.copytree(reference.path, run)
+    shutil.rmtree(run / "checkpoints")
+    if not folder_too:
+        (run / "checkpoints").mkdir()
+    before = (run / "metrics.jsonl").read_bytes()
+    outcome = child("resume", run)
+    assert outcome.code == 2
+    assert f"{run}/checkpoints no longer has a complete checkpoint; put the checkpoints back" in outcome.err
+    assert f"brorl train {run}/config.yaml --output_dir null" in outcome.err
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_setting_that_was_edited_in_the_run_is_refused(child: ChildRuns, run: Path, reference: Reference) -> None:
+    shutil.copytree(reference.path, run)
+    config = run / "config.yaml"
+    written = config.read_text()
+    for name, before, now in (("rollouts_per_prompt", 16, 32), ("seed", reference.seed, reference.seed + 1)):
+        assert f"\n{name}: {before}\n" in written
+        config.write_text(written.replace(f"\n{name}: {before}\n", f"\n{name}: {now}\n"))
+        outcome = child("resume", run)
+        assert outcome.code == 2
+        assert f"{name} was {before} when the run began, and {config} now has {now}; set it back" in outcome.err
+    config.write_text(written.replace("memory_gib: 4.0", "memory_gib: 3.0"))  # changes no result
+    assert config.read_text() != written
+    assert child("resume", run, "--engine.threads=2").code == 0
+    assert_same_run(run, reference.path)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "trainer_state.pt", "tokenizer.json"])
+def test_a_damaged_checkpoint_names_the_one_before_it(
+    file: str, child: ChildRuns, run: Path, reference: Reference
+) -> None:
+    assert child("train", *reference.settings, "--keep_checkpoints=0", "--output_dir", run).code == 0
+    newest = run / "checkpoints/step-000004"
+    whole = (newest / file).read_bytes()
+    (newest / file).write_bytes(whole[: len(whole) // 2])
+    outcome = child("resume", run)
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert f"checkpoint {newest} is damaged: {file} has {len(whole) // 2:,} bytes of {len(whole):,}" in outcome.err
+    assert f"resume from step-000002 with: rm -r {newest} && brorl resume {run}" in outcome.err
+
+    if file == "trainer_state.pt":  # of the right size, but not what was written
+        (newest / file).write_bytes(bytes(len(whole)))
+        outcome = child("resume", run)
+        assert outcome.code == 2
+        assert outcome.err.count("\n") == 1
+        assert f"resume from step-000002 with: rm -r {newest} && brorl resume {run}" in outcome.err
+    shutil.rmtree(newest)
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
+def test_a_damaged_checkpoint_that_is_the_only_one(child: ChildRuns, run: Path, reference: Reference) -> None:
+    shutil.copytree(reference.path, run)
+    (run / f"checkpoints/step-{STEPS:06d}/config.json").unlink()
+    outcome = child("resume", run)
+    assert outcome.code == 2
+    assert "is damaged: config.json is missing; there is no earlier one; start a new run: brorl train" in outcome.err
+
+
+def test_two_signals_before_the_first_checkpoint(child: ChildRuns, run: Path, reference: Reference) -> None:
+    harms = [Harm("interrupt", r"update 1$"), Harm("interrupt", r"update 2$")]
+    stopped = child("train", *reference.settings, "--output_dir", run, harms=harms)
+    assert stopped.code == 130
+    assert f"there is no checkpoint yet; start again from step 0 with: brorl resume {run}" in stopped.said
+    assert child("resume", run).code == 0
+    assert_same_run(run, reference.path)
+
+
 def test_interrupted_extension_is_remembered(child: ChildRuns, run: Path, reference: Reference) -> None:
     """What the console says, `go on with: brorl resume RUN`, must go on."""
     assert child("train", *reference.settings, "--steps=2", "--output_dir", run).code == 0
@@ -304,6 +413,19 @@ def test_run_directory_with_an_empty_config(child: ChildRuns, run: Path) -> None
     assert outcome.code == 2
     assert "Traceback" not in outcome.err
     assert "config.yaml" in outcome.err
+
+
+def test_of_two_runs_with_one_directory_one_is_refused_and_the_other_runs_on(child: ChildRuns, run: Path) -> None:
+    settings = (*PLAIN, "--steps=12", "--output_dir", run)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(child, "train", *settings)
+        outcomes = sorted([command("train", *settings), other.result()])
+    assert [outcome.code for outcome in outcomes] == [0, 2], outcomes
+    refused = outcomes[1].err
+    assert refused.count("\n") == 1
+    assert f"another process is working on {run}" in refused or f"{run} exists and is not empty" in refused
+    assert last_complete(run) == "step-000012"
+    assert [record["step"] for record in metrics_without_times(run)] == list(range(13))
 
 
 def test_a_killed_run_with_a_budget_ends_where_the_uninterrupted_one_does(child: ChildRuns, tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """The files of a run are whole or absent, and go back to a step exactly."""
 
+import fcntl
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from brorl.algorithms.groups import Group
-from brorl.errors import StorageError
+from brorl.errors import StorageError, UserError
 from brorl.prompts.prompt import Prompt
 from brorl.storage import replace_file
 from brorl.training.run_directory import RunDirectory
@@ -131,6 +133,27 @@ def test_what_cannot_be_written_is_a_storage_error_that_names_the_file(tmp_path:
     with pytest.raises(StorageError, match=r"could not write .*env\.json"):
         directory.write_environment()
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_lock_on_a_directory_that_was_removed_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder of the lock removes the directory, or makes a new one, while another process waits to open it."""
+    path = tmp_path / "run"
+    for made_anew in (False, True):
+        path.mkdir(exist_ok=True)
+        lock = fcntl.flock
+
+        def remove_first(descriptor: int, how: int, made_anew: bool = made_anew, lock: Any = lock) -> None:
+            path.rename(tmp_path / f"removed-{made_anew}")
+            if made_anew:
+                path.mkdir()
+            lock(descriptor, how)
+
+        monkeypatch.setattr(fcntl, "flock", remove_first)
+        with pytest.raises(UserError, match="has just removed"), RunDirectory(path).locked():
+            pass
+        monkeypatch.undo()
 
 
 def test_replace_file_keeps_the_old_content_if_it_fails(tmp_path: Path) -> None:

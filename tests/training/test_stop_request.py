@@ -1,12 +1,13 @@
 """Signals while a step is under way."""
 
+import ctypes
 import os
 import signal
 import threading
 
 import pytest
 
-from brorl.training.stop_request import StopRequest
+from brorl.training.stop_request import StopNow, StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -41,3 +42,84 @@ def test_other_threads_leave_signals_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [(before, False)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_answer_does_not_wait_for_the_call_that_is_under_way(number: signal.Signals) -> None:
+    """The main thread is in a C call, which only the answer ends: Python's own handler runs too late to give it."""
+    reader, writer = os.pipe()
+    answers: list[bool] = []
+
+    def answer(discards: bool) -> None:
+        answers.append(discards)
+        os.write(writer, b"a")
+
+    with StopRequest(answer) as stop:
+        signal.siginterrupt(number, False)  # the call goes on after the signal, as a backward pass does
+        send = threading.Timer(0.05, os.kill, (os.getpid(), number))
+        give_up = threading.Timer(30.0, os.write, (writer, b"t"))
+        send.start()
+        give_up.start()
+        received = ctypes.create_string_buffer(1)
+        ctypes.CDLL(None).read(reader, received, 1)
+        give_up.cancel()
+        send.join()
+        assert received.raw == b"a"
+        assert answers == [False]
+        assert stop.requested
+    os.close(reader)
+    os.close(writer)
+    give_up.join()
+
+
+def test_the_answer_is_given_once_and_says_whether_work_is_discarded() -> None:
+    answers: list[bool] = []
+    answered = threading.Event()
+
+    def answer(discards: bool) -> None:
+        answers.append(discards)
+        answered.set()
+
+    def work(stop: StopRequest) -> None:
+        stop.check()  # nothing was requested
+        os.kill(os.getpid(), signal.SIGINT)
+        assert answered.wait(30)
+        stop.check()
+        raise AssertionError("the check ends the work")
+
+    with StopRequest(answer) as stop:
+        with pytest.raises(StopNow), stop.discarding():
+            work(stop)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert answers == [True]
+
+
+def test_a_request_ends_only_work_that_can_be_discarded() -> None:
+    with StopRequest() as stop:
+        with pytest.raises(StopNow), stop.discarding():
+            os.kill(os.getpid(), signal.SIGINT)  # no check follows: the block ends with one
+        stop.check()
+        done = False
+        with pytest.raises(StopNow), stop.discarding():
+            done = True
+        assert done
+        stop.check()  # the block is over
+
+
+def test_an_error_within_the_block_is_not_hidden_by_a_request() -> None:
+    def fail() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ZeroDivisionError
+
+    with StopRequest() as stop, pytest.raises(ZeroDivisionError), stop.discarding():
+        fail()
+
+
+def test_nothing_is_left_open() -> None:
+    before = signal.set_wakeup_fd(-1)
+    threads = threading.active_count()
+    with StopRequest():
+        pass
+    assert signal.set_wakeup_fd(before) == -1
+    assert threading.active_count() == threads

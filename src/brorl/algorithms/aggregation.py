@@ -31,7 +31,9 @@ def response_weights(tree: RolloutTree, aggregation: Aggregation) -> NDArray[np.
     return 1.0 / tree.length if aggregation == "sequence_mean" else np.ones(tree.num_responses)
 
 
-def loss_denominator(trees: Sequence[RolloutTree], aggregation: Aggregation, max_new_tokens: int | None) -> int:
+def loss_denominator(
+    trees: Sequence[RolloutTree], aggregation: Aggregation, max_new_tokens: int | None, mask_truncated: bool = False
+) -> int:
     """Return what the sum of the weighted losses of all tokens of a batch is divided by.
 
     Args:
@@ -40,16 +42,18 @@ def loss_denominator(trees: Sequence[RolloutTree], aggregation: Aggregation, max
             rollouts, so that each weighs the same. "constant": rollouts times `max_new_tokens`, so that a token weighs
             the same whatever else was sampled.
         max_new_tokens: Most tokens of a response; "constant" needs it.
+        mask_truncated: Count only rollouts that ended by themselves.
 
     Returns:
-        The denominator.
+        The denominator, at least 1.
 
     Source: token mean: DAPO (arXiv 2503.14476, Eq. 12); sequence mean: GRPO (DeepSeekMath, arXiv 2402.03300, Eq. 3);
         constant: Dr. GRPO (arXiv 2503.20783).
     """
+    counts = [t.leaf_count * t.finished if mask_truncated else t.leaf_count for t in trees]
     if aggregation == "token_mean":
-        return sum(t.num_sampled_tokens for t in trees)
-    num_rollouts = sum(t.num_rollouts for t in trees)
+        return max(1, sum(int(count_L @ t.length) for count_L, t in zip(counts, trees, strict=True)))
+    num_rollouts = max(1, sum(int(count_L.sum()) for count_L in counts))
     if aggregation == "sequence_mean":
         return num_rollouts
     if max_new_tokens is None:

@@ -20,12 +20,15 @@ class Group:
         tree: Its rollouts.
         correct_L: Raw verdict of each distinct response, before any shaping of rewards, shape [L].
         reward_L: Reward of each distinct response, shape [L].
+        old_logprob_M: Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape
+            [M]. None while the learner still holds these weights, and where old log-probs are the engine's.
     """
 
     prompt: Prompt
     tree: RolloutTree
     correct_L: NDArray[np.bool_]
     reward_L: NDArray[np.float64]
+    old_logprob_M: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         expected = (self.tree.num_responses,)
@@ -33,6 +36,11 @@ class Group:
             raise ValueError(
                 f"correct_L and reward_L need one entry for each of {expected[0]} distinct responses, "
                 f"got shapes {self.correct_L.shape} and {self.reward_L.shape}"
+            )
+        if self.old_logprob_M is not None and self.old_logprob_M.shape != self.tree.token.shape:
+            raise ValueError(
+                f"old_logprob_M needs one entry for each of {self.tree.token.size} nodes, got shape "
+                f"{self.old_logprob_M.shape}"
             )
 
     @property

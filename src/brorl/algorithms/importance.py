@@ -36,11 +36,14 @@ class ImportanceCorrection:
         mode: "none" leaves it out. "truncate" weights a token with min(w, high). "mask" weights it with w if
             low <= w <= high, else with 0. "sequence_mask" drops a response whose geometric mean of w over its tokens
             is outside [low, high], and weights the tokens of the others with min(w, high).
-        low: Lower bound, in [0, 1]; "truncate" has none.
+        low: Lower bound, in [0, 1]; "truncate" does not use it.
         high: Upper bound, at least 1 and finite.
 
     Source: truncated importance sampling (TIS) as in BroRL (arXiv 2510.01180), section 4; the mask is IcePop, with
-        [0.5, 5] in the public recipes of ProRL v2; "sequence_mask" is OpenRLHF's seq-mask-tis.
+        [0.5, 5] in the public recipes of ProRL v2; "sequence_mask" follows OpenRLHF's `seq-mask-tis`. Two deviations
+        from OpenRLHF: its `tis` also raises weights below `low` to `low`, and its `seq-mask-tis` does not bound the
+        weights of the tokens that it keeps. Here "truncate" has no lower bound, as TIS is defined, and
+        "sequence_mask" bounds each token by `high`, so that one token cannot dominate a step.
     """
 
     mode: ImportanceMode = "none"
@@ -77,13 +80,11 @@ class Mismatch:
         mean: Mean of w; 1 if the log-probs of the sampler are right.
         max: Largest w.
         kl: Estimate of KL(sampler || old), the mean of w - 1 - log w (k3, never negative), nats per token.
-        masked_share: Share of the tokens whose weight a mask set to 0.
     """
 
     mean: float
     max: float
     kl: float
-    masked_share: float
 
 
 def importance_factors(
@@ -117,15 +118,12 @@ def importance_factors(
     return ImportanceFactors(node_M, response_L)
 
 
-def mismatch(
-    trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray], correction: ImportanceCorrection
-) -> Mismatch:
+def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> Mismatch:
     """Measure how far the old policy is from the sampler, every rollout counted.
 
     Args:
         trees: At least one tree, with the sampler's log-probs.
         old_logprobs: For each the log-probs of the old policy, shape [M].
-        correction: Whose masks are counted.
 
     Returns:
         The measures. Log-ratios are clamped to +-20, and the estimate of KL takes w to have mean 1 under the sampler,
@@ -139,17 +137,35 @@ def mismatch(
     log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
     count = np.concatenate([t.count for t in trees])
     ratio = np.exp(log_ratio)
-    kept = 0.0
-    for tree, old_logprob_M in zip(trees, old_logprobs, strict=True):
-        node_M, response_L = importance_factors(tree, old_logprob_M, correction)
-        kept += float(tree.sum_below(tree.leaf_count * response_L)[node_M > 0].sum())
     num_tokens = int(count.sum())
     return Mismatch(
         mean=float(count @ ratio) / num_tokens,
         max=float(ratio.max()),
         kl=float(count @ (np.expm1(log_ratio) - log_ratio)) / num_tokens,
-        masked_share=1.0 - kept / num_tokens,
     )
+
+
+def masked_share(
+    trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray], correction: ImportanceCorrection
+) -> float:
+    """Return the share of the sampled tokens whose weight a mask set to 0.
+
+    Args:
+        trees: Trees, with the sampler's log-probs unless the correction is "none".
+        old_logprobs: For each the log-probs of the old policy, shape [M].
+        correction: Whose masks are counted.
+
+    Raises:
+        ValueError: If a log-prob of the sampler is needed and unknown.
+    """
+    num_tokens = sum(t.num_sampled_tokens for t in trees)
+    if correction.mode in ("none", "truncate") or not num_tokens:
+        return 0.0
+    kept = 0.0
+    for tree, old_logprob_M in zip(trees, old_logprobs, strict=True):
+        node_M, response_L = importance_factors(tree, old_logprob_M, correction)
+        kept += float(tree.sum_below(tree.leaf_count * response_L)[node_M > 0].sum())
+    return 1.0 - kept / num_tokens
 
 
 def _log_ratio(tree: RolloutTree, old_logprob_M: FloatArray) -> FloatArray:

@@ -5,9 +5,10 @@ batch, in any number of parts, since the denominator is an argument.
 
 Rollouts that share a prefix share the ratio r of each of its tokens. PPO's term for a rollout with advantage A is
 A min(r, 1 + clip_high) if A > 0 and A max(r, 1 - clip_low) if A < 0, so a node needs only the sum of the positive
-and the sum of the negative advantages of the rollouts that pass through it. CISPO needs only their sum. GSPO's ratio is
-one of a whole response and no function of a node: its loss takes the log-probs of all nodes first, and gives back what
-each node's log-prob is to be multiplied with.
+and the sum of the negative advantages of the rollouts that pass through it. Dual clip bounds the second ratio from
+above too, with the same two weights. CISPO needs only their sum. GSPO's ratio is one of a whole response and no
+function of a node: its loss takes the log-probs of all nodes first, and gives back what each node's log-prob is to be
+multiplied with.
 """
 
 from __future__ import annotations
@@ -26,6 +27,25 @@ FloatArray = NDArray[np.float64]
 LossKind = Literal["ppo", "cispo", "gspo"]
 
 
+class Clip(NamedTuple):
+    """Bounds of a ratio.
+
+    Attributes:
+        low: How far it may fall below 1.
+        high: How far it may rise above 1.
+    """
+
+    low: float
+    high: float
+
+
+DEFAULT_CLIP: dict[LossKind, Clip] = {
+    "ppo": Clip(0.2, 0.28),  # DAPO (arXiv 2503.14476)
+    "cispo": Clip(1.0, 4.0),  # no lower bound: MiniMax-M1 (arXiv 2506.13585); a weight of 5: ScaleRL (arXiv 2510.13786)
+    "gspo": Clip(3e-4, 4e-4),  # GSPO (arXiv 2507.18071)
+}
+
+
 @dataclass(frozen=True)
 class PolicyLossSettings:
     """Which loss, with which bounds and which mean.
@@ -37,6 +57,11 @@ class PolicyLossSettings:
             some hundred times narrower (its authors take 3e-4 and 4e-4).
         aggregation: What the losses of tokens are divided by, see `brorl.algorithms.aggregation`.
         max_new_tokens: Most tokens of a response; needed by the constant aggregation.
+        dual_clip: Largest ratio of a token with a negative advantage, above 1 + clip_high; None has no such bound. For
+            "ppo" alone: CISPO bounds every ratio by 1 + clip_high, and GSPO's hardly moves.
+        entropy_coefficient: Weight of the entropy bonus, >= 0.
+        mask_truncated: Leave truncated responses out of the loss and of its denominator. They still count in the
+            advantages of their group.
     """
 
     kind: LossKind = "ppo"
@@ -44,6 +69,9 @@ class PolicyLossSettings:
     clip_high: float = 0.28
     aggregation: Aggregation = "token_mean"
     max_new_tokens: int | None = None
+    dual_clip: float | None = None
+    entropy_coefficient: float = 0.0
+    mask_truncated: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(LossKind):
@@ -59,6 +87,15 @@ class PolicyLossSettings:
             raise ValueError(
                 "the constant aggregation divides by rollouts times max_new_tokens; give max_new_tokens, at least 1"
             )
+        if self.dual_clip is not None and self.kind != "ppo":
+            raise ValueError(f"dual clip is a part of the ppo loss, and the loss is {self.kind}; leave dual_clip out")
+        if self.dual_clip is not None and not 1 + self.clip_high < self.dual_clip < float("inf"):
+            raise ValueError(
+                f"dual_clip must be a finite number above 1 + clip_high = {1 + self.clip_high:g}, got "
+                f"{self.dual_clip:g}; 3 is usual"
+            )
+        if not 0 <= self.entropy_coefficient < float("inf"):
+            raise ValueError(f"the entropy coefficient must be finite and at least 0, got {self.entropy_coefficient}")
 
 
 class NodeWeights(NamedTuple):
@@ -94,7 +131,7 @@ class PolicyLoss(NamedTuple):
         loss: Scalar; adds up over parts of a batch that are given the same `denominator`.
         clipped_weight: Sum of |weight| whose gradient the clip removed (CISPO: bounded), scalar, no gradient.
         clipped_low: The part of it at the lower bound, scalar, no gradient.
-        clipped_high: The part of it at the upper bound, scalar, no gradient.
+        clipped_high: The part of it at the upper bound, scalar, no gradient. What is left is the part at `dual_clip`.
     """
 
     loss: Tensor
@@ -111,11 +148,12 @@ def clipped_policy_loss(
     *,
     clip_low: float,
     clip_high: float,
-    denominator: int,
+    denominator: float,
+    dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """PPO's clipped loss with decoupled bounds.
+    """PPO's clipped loss with decoupled bounds, and with a second bound for negative advantages on request.
 
-        L = - sum_k [ W+_k min(r_k, 1 + clip_high) + W-_k max(r_k, 1 - clip_low) ] / denominator
+        L = - sum_k [ W+_k min(r_k, 1 + clip_high) + W-_k min(max(r_k, 1 - clip_low), dual_clip) ] / denominator
 
     Args:
         logprob_K: Log-probs (nats) of the nodes under the policy that is trained, shape [K].
@@ -125,18 +163,23 @@ def clipped_policy_loss(
         clip_low: How far the ratio may fall below 1 before it stops counting, in (0, 1].
         clip_high: How far it may rise above 1, > 0.
         denominator: Of the whole batch, over all of its parts and devices; its sampled tokens for a token mean.
+        dual_clip: Largest ratio that counts with a negative advantage, above 1 + clip_high; None has no such bound.
 
     Returns:
         The loss and the clipped weights.
 
     Source: PPO (arXiv 1707.06347, Eq. 7), decoupled clip and token-level mean of DAPO (arXiv 2503.14476, Eq. 10 and
-        12).
+        12), dual clip of Ye et al. (arXiv 1912.09729, Eq. 5).
     """
     ratio_K = (logprob_K - old_logprob_K).exp()
-    gain_K = positive_K * ratio_K.clamp(max=1 + clip_high) + negative_K * ratio_K.clamp(min=1 - clip_low)
+    lost_K = ratio_K.clamp(min=1 - clip_low, max=dual_clip)
+    gain_K = positive_K * ratio_K.clamp(max=1 + clip_high) + negative_K * lost_K
     above, below = ratio_K.detach() > 1 + clip_high, ratio_K.detach() < 1 - clip_low
     high_K, low_K = positive_K * above, negative_K * below
-    return PolicyLoss(-gain_K.sum() / denominator, (high_K - low_K).sum(), -low_K.sum(), high_K.sum())
+    clipped_K = high_K - low_K
+    if dual_clip is not None:
+        clipped_K = clipped_K - negative_K * (ratio_K.detach() > dual_clip)
+    return PolicyLoss(-gain_K.sum() / denominator, clipped_K.sum(), -low_K.sum(), high_K.sum())
 
 
 def cispo_loss(
@@ -147,7 +190,7 @@ def cispo_loss(
     *,
     clip_low: float,
     clip_high: float,
-    denominator: int,
+    denominator: float,
 ) -> PolicyLoss:
     """CISPO: the log-prob, weighted with a clipped ratio that has no gradient; no token's gradient is ever removed.
 
@@ -199,7 +242,7 @@ def gspo_loss(
     *,
     clip_low: float,
     clip_high: float,
-    denominator: int,
+    denominator: float,
 ) -> SequenceLoss:
     """GSPO: PPO's clip on the ratio of a whole response, the geometric mean of its tokens' ratios.
 

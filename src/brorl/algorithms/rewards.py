@@ -1,16 +1,17 @@
 """Rewards: what each response is paid, from verdicts, lengths and how it ended.
 
-In: for one prompt's L distinct responses the verdict, the verifier's score, the number of tokens and whether the
-response was cut off. Out: their rewards. All rollouts that gave the same response are alike in all of these, so one
-number per distinct response is the reward of each of them.
+In: for one prompt's L distinct responses the verdict, the verifier's score, the number of tokens, whether the
+response was cut off and whether it has the wanted format. Out: their rewards. All rollouts that gave the same response
+are alike in all of these, so one number per distinct response is the reward of each of them.
 
 `shaped_rewards` applies the pieces in this order, each to what the one before it gave:
 
 1. the base: 1 for correct and 0 for incorrect, or the verifier's score with partial credit;
 2. the cosine length reward, in place of the base, in the steps in which it is in force;
-3. stop properly: a cut response's reward times a coefficient;
-4. the soft overlong punishment, added;
-5. the weight of the prompt's domain, times all of it.
+3. the format reward, added to responses of the wanted format;
+4. stop properly: a cut response's reward times a coefficient;
+5. the soft overlong punishment, added;
+6. the weight of the prompt's domain, times all of it.
 
 It refuses settings under which a correct response could earn less than an incorrect one of the same length by steps
 1 and 2. Dynamic sampling and pass@k look at the raw verdict, never at these numbers.
@@ -130,6 +131,7 @@ class RewardShaping:
         overlong: The soft overlong punishment; None for none.
         domain_weights: Weight of each domain's rewards, positive; domains that are not named have weight 1. With
             advantages that are normalised within each group (GRPO) they have no effect.
+        format_reward: Added to the reward of a response of the wanted format, at least 0 and below 1.
 
     Raises:
         ValueError: If a number is out of its range, or both partial credit and the cosine reward set the base.
@@ -140,6 +142,7 @@ class RewardShaping:
     cosine_length: CosineLength | None = None
     overlong: Overlong | None = None
     domain_weights: Mapping[str, float] = field(default_factory=dict)
+    format_reward: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.stop_properly <= 1:
@@ -148,6 +151,11 @@ class RewardShaping:
             raise ValueError(
                 "rewards.partial_credit and rewards.cosine_length both say what a response is worth before "
                 "punishments, and the cosine reward knows only correct and incorrect; switch one of them off"
+            )
+        if not 0 <= self.format_reward < 1:
+            raise ValueError(
+                f"rewards.format_reward must be at least 0 and below 1, got {self.format_reward}: an incorrect "
+                "response of the wanted format would earn as much as a correct one without it"
             )
         for domain, weight in self.domain_weights.items():
             if not 0 < weight < float("inf"):
@@ -165,6 +173,7 @@ def shaped_rewards(
     domain: str,
     step: int,
     shaping: RewardShaping,
+    formatted_L: BoolArray | None = None,
 ) -> FloatArray:
     """Return the rewards of one prompt's responses, in the order that the module's docstring states.
 
@@ -176,20 +185,28 @@ def shaped_rewards(
         domain: Domain of the prompt.
         step: The step, from 1.
         shaping: The settings.
+        formatted_L: Whether the response has the wanted format, shape [L]; needed where there is a format reward.
 
     Returns:
         Rewards, shape [L].
 
     Raises:
-        ValueError: If the arrays do not have one entry per response each.
+        ValueError: If the arrays do not have one entry per response each, or `formatted_L` is needed and missing.
     """
-    shapes = [value.shape for value in (correct_L, score_L, length_L, truncated_L)]
+    if formatted_L is None:
+        if shaping.format_reward:
+            raise ValueError("a format reward needs to know which responses have the format; give formatted_L")
+        formatted_L = np.zeros(correct_L.shape, np.bool_)
+    shapes = [value.shape for value in (correct_L, score_L, length_L, truncated_L, formatted_L)]
     if len(set(shapes)) != 1 or len(shapes[0]) != 1:
-        raise ValueError(f"correct, score, length and truncated need one entry per response each, got shapes {shapes}")
+        raise ValueError(
+            f"correct, score, length, truncated and formatted need one entry per response each, got shapes {shapes}"
+        )
     cosine, overlong = shaping.cosine_length, shaping.overlong
     reward_L = np.asarray(score_L if shaping.partial_credit else correct_L, np.float64)
     if cosine and cosine.in_force(step):
         reward_L = cosine_length_reward(correct_L, length_L, cosine)
+    reward_L = reward_L + shaping.format_reward * formatted_L
     reward_L = stop_properly(reward_L, truncated_L, shaping.stop_properly)
     if overlong:
         reward_L = reward_L + overlong_punishment(length_L, overlong)

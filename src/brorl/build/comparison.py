@@ -21,7 +21,6 @@ from brorl.model.load import choose_device
 from brorl.training.memory_plan import available_bytes
 from brorl.training.run_directory import RunDirectory, held_out_record
 
-_MANY_STEPS = 1_000_000  # the budget ends a run, not its number of steps
 _OWNED = {
     "seed": "--seeds N, which runs seeds 0 to N-1",
     "output_dir": "--output-dir",
@@ -240,12 +239,11 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
 def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> TrainConfig:
     """Return the settings of one run of an arm."""
     settings = plan.config.model_dump(mode="json")
-    steps = int(budget.limit) if budget.unit == "steps" else _MANY_STEPS
     counts_evaluations = plan.config.reference.reset_patience or plan.config.collapse.stop
     own: dict[str, Any] = {
         "seed": seed,
         "output_dir": str(directory.absolute()),
-        "steps": steps,
+        "steps": None,  # the budget alone ends a run
         "evaluation.every": plan.config.evaluation.every if counts_evaluations else 0,
         "report": False,
         "budget.unit": budget.unit,

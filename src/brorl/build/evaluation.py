@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from brorl.activity import Observe, unobserved
 from brorl.build.data import check_prompts
 from brorl.build.evaluation_data import QuestionSet, Request, read_sets
 from brorl.build.run import build_decode
@@ -108,8 +109,12 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     )
 
 
-def load_respondent(ready: ReadyEvaluation) -> tuple[Respondent, str]:
+def load_respondent(ready: ReadyEvaluation, observe: Observe = unobserved) -> tuple[Respondent, str]:
     """Load the model.
+
+    Args:
+        ready: The evaluation.
+        observe: Gets what the engine and the respondent report while they work.
 
     Returns:
         What answers and what judges, and a fingerprint of the model's weights.
@@ -121,7 +126,8 @@ def load_respondent(ready: ReadyEvaluation) -> tuple[Respondent, str]:
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
     model = load_model(ready.source, choose_device(config.device), dtype)
     check_vocabulary(ready.source, model, ready.tokenizer)
-    engine = NativeEngine(model, end_tokens(model, ready.tokenizer), int(config.engine.memory_gib * 2**30))
+    memory_bytes = int(config.engine.memory_gib * 2**30)
+    engine = NativeEngine(model, end_tokens(model, ready.tokenizer), memory_bytes, observe=observe)
     respondent = Respondent(
         engine,
         ready.sampling,
@@ -129,6 +135,7 @@ def load_respondent(ready: ReadyEvaluation) -> tuple[Respondent, str]:
         ready.verifiers,
         build_decode(ready.tokenizer),
         accept_truncated=config.rewards.stop_properly > 0,  # as in training
+        observe=observe,
     )
     return respondent, weights_fingerprint(model)
 

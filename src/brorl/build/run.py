@@ -8,26 +8,30 @@ then the model's weights are loaded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from brorl.activity import Observe, Phase, unobserved
 from brorl.build.data import Prompts, all_questions, build_prompts, build_questions
+from brorl.build.resuming import check_resumable, go_back
 from brorl.build.settings import (
     build_advantages,
     build_budget,
     build_collapse_limits,
     build_learner_settings,
     build_lora,
+    build_policy_loss,
+    build_response_format,
     build_rollouts_per_prompt,
     build_sampling,
     build_schedule,
     build_shaping,
 )
 from brorl.build.verification import build_pool, build_verifiers, check_references
-from brorl.config.reading import make_config, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
@@ -97,6 +101,7 @@ def prepare(config: TrainConfig, source: str) -> Ready:
         torch.set_num_threads(config.engine.threads)
     torch.manual_seed(config.seed)
     shaping = build_shaping(config)
+    build_policy_loss(config)
     choose_device(config.device)
     model_config = read_config(find_model(source))
     sources = build_questions(config)
@@ -107,7 +112,13 @@ def prepare(config: TrainConfig, source: str) -> Ready:
     memory = build_memory_plan(config, model_config, prompts)
     if source == config.model:  # a run that is resumed has been checked
         check_references(verifiers, questions)
-    return Ready(source, tokenizer, prompts, Judge(verifiers, build_decode(tokenizer), shaping), memory)
+    return Ready(
+        source,
+        tokenizer,
+        prompts,
+        Judge(verifiers, build_decode(tokenizer), shaping, build_response_format(config)),
+        memory,
+    )
 
 
 def build_run(
@@ -115,14 +126,16 @@ def build_run(
     directory: RunDirectory,
     report: Callable[[Record], None],
     say: Callable[[str], None] = lambda _: None,
+    observe: Observe = unobserved,
 ) -> tuple[TrainingRun, TrainerState]:
     """Make the parts of a run, at its last checkpoint or at its start.
 
     Args:
         config: The run's settings.
         directory: The run's files.
-        report: Told every line of the metrics.
-        say: Told what a person should know besides.
+        report: Gets every line of the metrics.
+        say: Gets what a person should know besides.
+        observe: Gets what the parts report while they work.
 
     Returns:
         The run, and the state that its parts hold.
@@ -132,14 +145,16 @@ def build_run(
     """
     discard_unfinished(directory.checkpoints)
     checkpoint = last_checkpoint(directory.checkpoints)
+    check_resumable(config, directory, checkpoint)
     if config.optimizer.from_checkpoint and not checkpoint and not is_checkpoint(Path(config.model)):
         raise UserError(
             "optimizer.from_checkpoint takes the optimizer's state from a checkpoint, and model = "
             f"{config.model} is none; set model to RUN/checkpoints/step-..., or optimizer.from_checkpoint: false"
         )
+    observe(Phase("loading", "data"))
     ready = prepare(config, str(checkpoint) if checkpoint else config.model)
     _say_what_is_ready(ready, config, say)
-    loaded, engine = build_engine(config, ready)
+    loaded, engine = build_engine(config, ready, observe)
     num_rollouts, widening = build_rollouts_per_prompt(config)
     collector = Collector(
         engine=engine,
@@ -152,8 +167,9 @@ def build_run(
         max_tries=config.dynamic_sampling.max_tries,
         seed=config.seed,
         widening=widening,
+        observe=observe,
     )
-    learner = TreeLearner(loaded.model, build_learner_settings(config), say)
+    learner = TreeLearner(loaded.model, build_learner_settings(config, engine.stop_token_ids), say, observe)
     run = TrainingRun(
         collector=collector,
         estimate_advantages=build_advantages(config),
@@ -173,7 +189,7 @@ def build_run(
         schedule=build_schedule(config),
         reset_optimizer=config.reference.reset_optimizer,
         watch=Watch(build_collapse_limits(config), config.collapse.stop, config.evaluation.keep_best),
-        benchmark=_benchmark(config, ready),
+        benchmark=_benchmark(config, ready, observe),
         evaluate_every=config.evaluation.every,
         model=loaded.model,
         tokenizer=loaded.tokenizer,
@@ -185,12 +201,17 @@ def build_run(
         store_rollouts_every=config.store_rollouts_every,
         seed=config.seed,
         report=report,
+        observe=observe,
     )
     return run, _restore(run, config, checkpoint)
 
 
-def build_pilot(config: TrainConfig) -> PilotParts:
+def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotParts:
     """Make the parts that `brorl plan` measures: those of a run before its first step.
+
+    Args:
+        config: The settings of the run.
+        observe: Gets what the parts report while they work.
 
     Raises:
         UserError: If rollouts are not drawn from the whole distribution, or the data, the model, the tokenizer or the
@@ -201,17 +222,18 @@ def build_pilot(config: TrainConfig) -> PilotParts:
             f"a plan needs the probabilities of what is sampled, and sampling.top_p = {config.sampling.top_p}, "
             f"sampling.top_k = {config.sampling.top_k} hide them; set sampling.top_p: 1.0 and sampling.top_k: 0"
         )
+    observe(Phase("loading", "data"))
     ready = prepare(config, config.model)
-    loaded, engine = build_engine(config, ready)
+    loaded, engine = build_engine(config, ready, observe)
     return PilotParts(
         engine=engine,
         model=loaded.model,
         stream=ready.prompts.train,
         judge=ready.judge,
-        sampling=SamplingParams(config.sampling.temperature, max_new_tokens=config.sampling.max_new_tokens),
+        sampling=replace(build_sampling(config), scheme="iid"),
         estimate_advantages=build_advantages(config),
         diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
-        learner_settings=build_learner_settings(config),
+        learner_settings=build_learner_settings(config, engine.stop_token_ids),
         engine_memory_bytes=int(config.engine.memory_gib * 2**30),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,
@@ -229,11 +251,12 @@ def build_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]]
     return decode
 
 
-def build_engine(config: TrainConfig, ready: Ready) -> tuple[LoadedModel, NativeEngine]:
+def build_engine(config: TrainConfig, ready: Ready, observe: Observe = unobserved) -> tuple[LoadedModel, NativeEngine]:
     """Load the model to train and the engine that samples with it.
 
     The engine shares the learner's weights, except where all weights are trained with bfloat16: then it has a copy.
     """
+    observe(Phase("loading", "model"))
     device = choose_device(config.device)
     lora = build_lora(config)
     low = config.dtype == "bfloat16"
@@ -243,7 +266,8 @@ def build_engine(config: TrainConfig, ready: Ready) -> tuple[LoadedModel, Native
     )
     check_vocabulary(ready.source, model, ready.tokenizer)
     sampler = load_model(ready.source, device, torch.bfloat16) if low and not lora else model
-    engine = NativeEngine(sampler, end_tokens(model, ready.tokenizer), int(config.engine.memory_gib * 2**30))
+    memory_bytes = int(config.engine.memory_gib * 2**30)
+    engine = NativeEngine(sampler, end_tokens(model, ready.tokenizer), memory_bytes, observe=observe)
     return LoadedModel(model, ready.tokenizer), engine
 
 
@@ -275,7 +299,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     return plan
 
 
-def _benchmark(config: TrainConfig, ready: Ready) -> Benchmark | None:
+def _benchmark(config: TrainConfig, ready: Ready, observe: Observe) -> Benchmark | None:
     if not ready.prompts.held_out:
         return None
     evaluation = config.evaluation
@@ -289,23 +313,20 @@ def _benchmark(config: TrainConfig, ready: Ready) -> Benchmark | None:
         evaluation.ks,
         config.seed + _EVALUATION_SEED,
         accept_truncated=config.rewards.stop_properly > 0,  # as in training
+        observe=observe,
     )
 
 
 def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> TrainerState:
     """Put the parts into the state of a checkpoint, and the files of the run with them."""
-    state = load_state(checkpoint) if checkpoint else START
-    if state.step > run.steps:
+    try:
+        state = load_state(checkpoint) if checkpoint else START
+    except UserError as error:
+        raise UserError(f"{error}; {go_back(run.directory)}") from error
+    if run.steps is not None and state.step > run.steps:
         raise UserError(f"the run has done {state.step} steps already, more than steps = {run.steps}; raise --steps")
-    if not checkpoint:
-        done = max((record["step"] for record in run.directory.read_metrics()), default=0)
-        if done > max(run.checkpoint_every, _checkpoint_every_so_far(run.directory)):
-            raise UserError(
-                f"{run.directory.path} has metrics of {done} steps but no checkpoint; put its checkpoints back, "
-                "or start anew with another output_dir"
-            )
-        if config.optimizer.from_checkpoint:
-            _take_optimizer(run, config.model)
+    if not checkpoint and config.optimizer.from_checkpoint:
+        _take_optimizer(run, config.model)
     try:
         if state.learner is not None:
             run.learner.load_state_dict(state.learner)
@@ -327,22 +348,13 @@ def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> 
     return state
 
 
-def _checkpoint_every_so_far(directory: RunDirectory) -> int:
-    """Return the setting that the run had until now; it may be lowered on resume."""
-    if not directory.config_file.is_file():
-        return 0
-    source = str(directory.config_file)
-    settings = parse_yaml(directory.config_file.read_text("utf-8"), source)
-    return make_config(settings, {}, source).checkpoint_every
-
-
 def _take_optimizer(run: TrainingRun, model: str) -> None:
     """Start with the optimizer's state of the checkpoint that the run continues from."""
-    state = read_state(Path(model)).learner
     try:
+        state = read_state(Path(model)).learner
         if state is not None:
             run.learner.load_optimizer_state(state)
-    except ValueError as error:
+    except (UserError, ValueError) as error:
         raise UserError(f"{error}; set optimizer.from_checkpoint: false") from error
 
 
@@ -352,5 +364,11 @@ def _say_what_is_ready(ready: Ready, config: TrainConfig, say: Callable[[str], N
         say(f"{ready.prompts.dropped:,} prompts of more than {config.data.max_prompt_tokens} tokens were dropped")
     if ready.prompts.asked:
         say(f"{ready.prompts.asked:,} training questions were left out, since they are evaluated on")
+    if ready.prompts.train.num_prompts < config.prompts_per_step:
+        say(
+            f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "
+            f"{ready.prompts.train.num_prompts:,} training prompts, so that a step repeats prompts; lower "
+            "prompts_per_step, or add data"
+        )
     warning = check(ready.memory, ready.memory.available_bytes)
     say(ready.memory.summary if warning is None else f"warning: {warning}")

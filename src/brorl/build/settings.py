@@ -9,18 +9,20 @@ from brorl.algorithms import advantages
 from brorl.algorithms.importance import ImportanceCorrection
 from brorl.algorithms.kl import KLPenalty
 from brorl.algorithms.learning_rate import scaled_learning_rate
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.policy_loss import DEFAULT_CLIP, PolicyLossSettings
 from brorl.algorithms.rewards import CosineLength, Overlong, RewardShaping
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.compute_match import Budget
 from brorl.model.lora import LoraSettings
+from brorl.model.next_token import NextToken
 from brorl.sampling import SamplingParams
 from brorl.theory.allocation import Widening
 from brorl.training.collapse import CollapseLimits
 from brorl.training.learner import LearnerSettings
 from brorl.training.loop import EstimateAdvantages
 from brorl.training.reference_schedule import ReferenceSchedule
+from brorl.verify.response_format import ResponseFormat
 
 
 def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, Widening | None]:
@@ -32,16 +34,24 @@ def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, Widening | None
 
 
 def build_budget(config: TrainConfig) -> Budget:
-    """Return what the run may cost: its number of steps where nothing else is said."""
+    """Return what the run may cost: its number of steps where no budget is set."""
     budget = config.budget
-    return Budget("steps", config.steps) if budget.limit is None else Budget(budget.unit, budget.limit, budget.marks)
+    if budget.limit is not None:
+        return Budget(budget.unit, budget.limit, budget.marks)
+    assert config.steps is not None  # the config has checked it
+    return Budget("steps", config.steps)
 
 
 def build_sampling(config: TrainConfig) -> SamplingParams:
     """Return how training's rollouts are drawn."""
     sampling = config.sampling
     return SamplingParams(
-        sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens, scheme=sampling.scheme
+        sampling.temperature,
+        sampling.top_p,
+        sampling.top_k,
+        sampling.max_new_tokens,
+        scheme=sampling.scheme,
+        min_new_tokens=sampling.min_new_tokens,
     )
 
 
@@ -75,7 +85,14 @@ def _shaping(config: TrainConfig) -> RewardShaping:
         cosine_length=cosine,
         overlong=Overlong(limit, rewards.overlong_tokens) if rewards.overlong_tokens else None,
         domain_weights=rewards.domain_weights,
+        format_reward=rewards.format_reward if rewards.format_pattern is not None else 0.0,
     )
+
+
+def build_response_format(config: TrainConfig) -> ResponseFormat | None:
+    """Return the format that responses are rewarded for, if any."""
+    pattern = config.rewards.format_pattern
+    return None if pattern is None else ResponseFormat(pattern)
 
 
 def build_advantages(config: TrainConfig) -> EstimateAdvantages:
@@ -91,16 +108,50 @@ def build_advantages(config: TrainConfig) -> EstimateAdvantages:
             assert_never(config.advantage.estimator)
 
 
-def build_learner_settings(config: TrainConfig) -> LearnerSettings:
-    """Return the learner's settings, with the learning rate scaled for the batch."""
-    optimizer, loss, kl, importance = config.optimizer, config.loss, config.kl, config.importance
-    learning_rate = optimizer.learning_rate
-    if optimizer.reference_batch:
-        learning_rate = scaled_learning_rate(learning_rate, config.samples_per_step, optimizer.reference_batch)
+def build_learning_rate(config: TrainConfig) -> float:
+    """Return the learning rate, scaled for the batch."""
+    optimizer = config.optimizer
+    if not optimizer.reference_batch:
+        return optimizer.learning_rate
+    return scaled_learning_rate(optimizer.learning_rate, config.samples_per_step, optimizer.reference_batch)
+
+
+def build_policy_loss(config: TrainConfig) -> PolicyLossSettings:
+    """Return the policy loss, with the bounds of its kind where none are set.
+
+    Raises:
+        UserError: If the settings contradict each other.
+    """
+    loss = config.loss
+    clip = DEFAULT_CLIP[loss.kind]
+    try:
+        return PolicyLossSettings(
+            loss.kind,
+            clip.low if loss.clip_low is None else loss.clip_low,
+            clip.high if loss.clip_high is None else loss.clip_high,
+            loss.aggregation,
+            config.sampling.max_new_tokens,
+            loss.dual_clip,
+            loss.entropy_coefficient,
+            loss.mask_truncated,
+        )
+    except ValueError as error:
+        raise UserError(f"loss: {error}") from error
+
+
+def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...]) -> LearnerSettings:
+    """Return the learner's settings.
+
+    Args:
+        config: The run's settings.
+        stop_token_ids: Tokens that end a response.
+    """
+    optimizer, kl, importance = config.optimizer, config.kl, config.importance
+    sampling = config.sampling
     return LearnerSettings(
-        learning_rate=learning_rate,
+        learning_rate=build_learning_rate(config),
         mini_batches=optimizer.mini_batches,
-        temperature=config.sampling.temperature,
+        next_token=NextToken(sampling.temperature, sampling.min_new_tokens, stop_token_ids),
         betas=optimizer.betas,
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
@@ -109,9 +160,7 @@ def build_learner_settings(config: TrainConfig) -> LearnerSettings:
         recompute_old_logprobs=config.recompute_old_logprobs,
         max_nodes=config.engine.nodes_per_pass,
         autocast=config.dtype == "bfloat16" and not config.lora.rank,  # adapters go with a base in bfloat16
-        loss=PolicyLossSettings(
-            loss.kind, loss.clip_low, loss.clip_high, loss.aggregation, config.sampling.max_new_tokens
-        ),
+        loss=build_policy_loss(config),
         kl=KLPenalty(kl.coefficient, kl.estimator, kl.placement, kl.clamp) if kl.coefficient else None,
         importance=ImportanceCorrection(importance.correction, importance.low, importance.high),
         offload_reference=config.reference.offload,

@@ -7,6 +7,7 @@ stopped a run. numpy, torch and transformers are imported only once a command re
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -61,6 +62,10 @@ def _run(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, command in _COMMANDS.items():
         command.add_parser(commands, chosen=arguments[:1] == [name])
+    if arguments and arguments[0] not in _COMMANDS and not arguments[0].startswith("-"):
+        close = difflib.get_close_matches(arguments[0], list(_COMMANDS), n=1)
+        advice = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(_COMMANDS)}"
+        raise UserError(f"{arguments[0]!r} is not a command; {advice} (see brorl --help)")
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         raise UserError(unknown_option(unknown[0], parsed.command))

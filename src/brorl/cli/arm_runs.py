@@ -29,7 +29,7 @@ from brorl.evaluation.compute_match import Budget, Cost, cost_of_step
 _POLL_S = 0.5
 _PRELOADED = (  # by the process that all runs are forked from, so that a run starts at once
     "brorl.build.run",
-    "brorl.console",
+    "brorl.console.progress",
     "brorl.trackers",
     "pyarrow.parquet",
     "transformers.models.llama.modeling_llama",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
+from brorl.activity import Phase
 from brorl.cli.checkpoint import Checkpoint, resolve_checkpoint
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from brorl.build.evaluation import ReadyEvaluation
     from brorl.build.evaluation_data import Request
+    from brorl.console.screen import Screen
     from brorl.evaluation.responses import ResponseStore, StoredPart
 
 _SAMPLES, _TEMPERATURE, _TOP_P = 512, 0.6, 0.95
@@ -81,13 +83,18 @@ def evaluate(parsed: argparse.Namespace) -> int:
     checkpoint = resolve_checkpoint(parsed.checkpoint)
     request = request_of(parsed, checkpoint, ks)
 
-    from rich.console import Console
+    from brorl.console.screen import Screen
 
+    with Screen(f"brorl {brorl.__version__}") as screen:
+        return _evaluate(parsed, request, ks, screen)
+
+
+def _evaluate(parsed: argparse.Namespace, request: Request, ks: tuple[int, ...], screen: Screen) -> int:
     from brorl.build.evaluation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
     from brorl.training.run_directory import RunDirectory
 
-    console = Console(highlight=False)
+    console = screen.console
     ready = prepare_evaluation(request)
     output, is_new = _folder(parsed, ready)
     store = ResponseStore(output)
@@ -95,7 +102,8 @@ def evaluate(parsed: argparse.Namespace) -> int:
         with RunDirectory(output).locked():
             store.check(ready.settings)
             _announce(console, ready, output)
-            stored = _sample(console, ready, store)
+            stored = _sample(screen, ready, store)
+            screen.close()
             _finish(console, ready, stored, ks, output)
     except UserError:
         if is_new:
@@ -228,7 +236,7 @@ def _announce(console: Console, ready: ReadyEvaluation, output: Path) -> None:
         _say(console, line)
 
 
-def _sample(console: Console, ready: ReadyEvaluation, store: ResponseStore) -> list[StoredPart]:
+def _sample(screen: Screen, ready: ReadyEvaluation, store: ResponseStore) -> list[StoredPart]:
     """Load the model and do all parts that are not done."""
     import json
 
@@ -237,7 +245,9 @@ def _sample(console: Console, ready: ReadyEvaluation, store: ResponseStore) -> l
     from brorl.report.evaluation import progress_line
     from brorl.training.run_directory import RunDirectory
 
-    respondent, weights = load_respondent(ready)
+    console = screen.console
+    screen.observe(Phase("loading", "model"))
+    respondent, weights = load_respondent(ready, screen.observe)
     store.begin({**ready.settings, "weights": weights})
     done = sum(store.file_of(part).is_file() for part in ready.parts)
     if done:

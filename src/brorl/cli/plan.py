@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
+from brorl.activity import Phase
 from brorl.cli.checkpoint import resolve_checkpoint
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from brorl.config.settings import TrainConfig
+    from brorl.console.screen import Screen
     from brorl.theory.rollout_planning import PlanRow
     from brorl.training.pilot import PilotParts
 
@@ -70,21 +72,27 @@ def add_parser(commands: Commands, chosen: bool) -> None:
 def plan(parsed: argparse.Namespace) -> int:
     """Take a pilot, print the plan, write it, and return the exit code."""
     wanted = check(parsed)
-    output = Path(parsed.output_dir).expanduser()
     config, num_rollouts = config_of(parsed)
 
-    from rich.console import Console
+    from brorl.console.screen import Screen
 
+    with Screen(f"brorl {brorl.__version__}") as screen:
+        return _plan(parsed, wanted, config, num_rollouts, screen)
+
+
+def _plan(parsed: argparse.Namespace, wanted: list[int], config: TrainConfig, num_rollouts: int, screen: Screen) -> int:
     from brorl.build.run import build_pilot
 
-    parts = build_pilot(config)
+    output = Path(parsed.output_dir).expanduser()
+    parts = build_pilot(config, screen.observe)
+    screen.observe(Phase("measuring"))
     if parsed.pilot_prompts > parts.stream.num_prompts:
         raise UserError(
             f"--pilot-prompts {parsed.pilot_prompts} is more than the {parts.stream.num_prompts} training prompts that "
             "there are; lower it"
         )
     _make_folder(output)
-    console = Console(highlight=False)
+    console = screen.console
     _announce(console, parsed, config, parts, num_rollouts)
     _measure_and_report(console, parsed, config, parts, sorted({*wanted, num_rollouts}), num_rollouts, output)
     return 0

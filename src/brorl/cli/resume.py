@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from brorl.cli.settings import CHANGEABLE_ON_RESUME, Commands, add_settings, overrides_of
+import brorl
+from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.cli.train import run_to_end
 from brorl.errors import UserError
 
@@ -21,21 +22,30 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser.add_argument("run", metavar="RUN", type=Path, help="run directory")
     parser.set_defaults(execute=lambda parsed: resume(parsed.run, overrides_of(parsed)))
     if chosen:
+        from brorl.config.resuming import CHANGEABLE_ON_RESUME
+
         add_settings(parser, CHANGEABLE_ON_RESUME)
 
 
 def resume(path: Path, overrides: dict[str, Any]) -> int:
     """Go on with the run in a directory and return the exit code."""
     from brorl.config.reading import make_config, parse_yaml
-    from brorl.training.run_directory import RunDirectory
+    from brorl.console.screen import Screen
 
-    directory = RunDirectory(path)
-    if not directory.config_file.is_file():
+    config_file = path / "config.yaml"
+    if not config_file.is_file():
         raise UserError(
             f"{path} is not a run directory (no config.yaml); give the directory that `brorl train` printed"
         )
-    source = str(directory.config_file)
-    settings = parse_yaml(directory.config_file.read_text("utf-8"), source)
+    settings = parse_yaml(config_file.read_text("utf-8"), str(config_file))
     if not isinstance(settings, dict):
-        raise UserError(f"{source} holds no settings; put the run's config back, or start anew with another output_dir")
-    return run_to_end(make_config(settings, overrides, source), directory)
+        raise UserError(
+            f"{config_file} holds no settings; put the run's config back, or start anew with another output_dir"
+        )
+    config = make_config(settings, overrides, str(config_file))
+    with Screen(f"brorl {brorl.__version__}") as screen:
+        from brorl.training.run_directory import RunDirectory
+
+        directory = RunDirectory(path)
+        with directory.locked():
+            return run_to_end(config, directory, screen)

@@ -9,15 +9,6 @@ from typing import Any, TypeAlias, Union, get_args, get_origin
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
-CHANGEABLE_ON_RESUME = (
-    "steps",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "store_rollouts_every",
-    "budget.limit",
-    "budget.marks",
-)
-
 
 def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] | None = None) -> None:
     """Add an option for every setting; its help is the setting's description."""
@@ -51,6 +42,7 @@ def overrides_of(parsed: argparse.Namespace) -> dict[str, Any]:
 def unknown_option(option: str, command: str | None) -> str:
     """Return the message for an option that a command does not have."""
     from brorl.config.reading import unknown_setting
+    from brorl.config.resuming import CHANGEABLE_ON_RESUME
 
     name = option.partition("=")[0].lstrip("-").replace("-", "_")
     if not option.startswith("--"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from shutil import rmtree
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
 
 if TYPE_CHECKING:
+    from brorl.activity import Activity
     from brorl.config.settings import TrainConfig
-    from brorl.console import Progress
+    from brorl.console.screen import Screen
     from brorl.training.loop import TrainingRun
     from brorl.training.run_directory import RunDirectory
 
@@ -37,62 +39,91 @@ def add_parser(commands: Commands, chosen: bool) -> None:
 def train(recipe: str, overrides: dict[str, Any]) -> int:
     """Train by a recipe and return the exit code."""
     from brorl.config.reading import make_config, read_recipe
+    from brorl.console.screen import Screen
 
     config = make_config(read_recipe(recipe), overrides, recipe)
-    directory = _new_run_directory(config, Path(recipe).stem)
-    try:
-        return run_to_end(config, directory, recipe)
-    except UserError:
-        if not directory.read_metrics():
-            _remove_unused(directory)
-        raise
+    with Screen(f"brorl {brorl.__version__}") as screen:  # from here on there is something to see: torch takes a while
+        directory = _run_directory(config, Path(recipe).stem)
+        with directory.locked():  # from here on no other process finds the directory empty, or removes it
+            _refuse_used(directory)
+            try:
+                return run_to_end(config, directory, screen, recipe)
+            except UserError:
+                if not directory.read_metrics():
+                    _remove_unused(directory)
+                raise
 
 
-def run_to_end(config: TrainConfig, directory: RunDirectory, recipe: str | None = None) -> int:
-    """Train to the end, or to the next interruption, and return the exit code."""
+def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, recipe: str | None = None) -> int:
+    """Train to the end, or to the next interruption, and return the exit code.
+
+    Args:
+        config: The run's settings.
+        directory: The run's files; the caller holds its lock.
+        screen: Where the run is shown.
+        recipe: What a new run was made from; None for one that is resumed.
+    """
     from brorl.build.run import build_run
     from brorl.build.settings import build_budget
-    from brorl.console import Progress
+    from brorl.config.resuming import fixed_settings
+    from brorl.console.progress import Progress
     from brorl.trackers import open_trackers, require_package
-    from brorl.training.loop import Ending
+    from brorl.training.checkpoint import last_checkpoint
+    from brorl.training.loop import Ending, is_due
     from brorl.training.loop import train as train_run
     from brorl.training.run_directory import Record
+    from brorl.training.stop_request import StopRequest
 
-    progress = Progress(config.steps, build_budget(config), directory.path / "run.log")
+    screen.log_to(directory.path / "run.log")
+    screen.under_way.evaluates_after = lambda step: is_due(step, config.evaluation.every) or step == config.steps
+    progress = Progress(config.steps, build_budget(config), screen)
+    stop = StopRequest(screen.answer_stop)
+
+    def observe(activity: Activity) -> None:
+        progress.observe(activity)
+        stop.check()
+
     resume = f"brorl resume {directory.path}"
     tracking = config.tracking
     for tracker in tracking.to:
         require_package(tracker)
     try:
-        with directory.locked():
-            if not directory.config_file.exists():  # from here on a kill leaves a run that can be resumed
-                _write_config(config, directory)
-            run, state = build_run(config, directory, progress.show, progress.say)
+        if not directory.config_file.exists():  # from here on a kill leaves a run that can be resumed
             _write_config(config, directory)
-            directory.write_environment(continued_from=_lineage(config))
-            directory.write_held_out(run.benchmark.prompts if run.benchmark else [])
-            progress.recall(directory.read_metrics())
-            _announce(progress, config, run, state.step)
-            with closing(
-                open_trackers(
-                    tracking.to,
-                    tracking.project,
-                    tracking.run_name or directory.path.name,
-                    config.model_dump(mode="json"),
-                    directory.path,
-                    progress.say,
-                    directory.read_metrics(),
-                )
-            ) as trackers:
+        run, state = build_run(config, directory, progress.show, screen.say, observe)
+        _write_config(config, directory)
+        if not directory.begun_file.exists():
+            directory.write_begun(fixed_settings(config), has_checkpoint=False)
+        directory.write_environment(continued_from=_lineage(config))
+        directory.write_held_out(run.benchmark.prompts if run.benchmark else [])
+        progress.recall(directory.read_metrics())
+        screen.under_way.start_from(state.step)
+        _announce(screen, config, run, state.step)
+        with closing(
+            open_trackers(
+                tracking.to,
+                tracking.project,
+                tracking.run_name or directory.path.name,
+                config.model_dump(mode="json"),
+                directory.path,
+                screen.say,
+                directory.read_metrics(),
+            )
+        ) as trackers:
 
-                def report(record: Record) -> None:
-                    progress.show(record)
-                    trackers.log(record)
+            def report(record: Record) -> None:
+                progress.show(record)
+                trackers.log(record)
 
-                ending, message = train_run(replace(run, report=report), state)
+            ending, message = train_run(replace(run, report=report), state, stop)
     except KeyboardInterrupt:
-        progress.say(f"\nthe step under way was discarded; go on from the last checkpoint with: {resume}")
+        last = last_checkpoint(directory.checkpoints)
+        where = f"go on from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
+        screen.say(
+            f"\nstopped at once; what came after the last checkpoint was discarded; {where} with: {resume}", True
+        )
         return 130
+    screen.close()
     again = f"{directory.config_file} --output_dir null"
     few_differ = recipe and isinstance(config.rollouts_per_prompt, int) and config.rollouts_per_prompt > 16
     hints = {
@@ -107,9 +138,24 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, recipe: str | None 
     if config.report and ending is not Ending.INTERRUPTED:
         hints = [*_report(directory), *hints]
     progress.finish(directory.read_metrics(), directory.path, message, hints)
+    if ending is Ending.NO_MIXED_GROUPS:
+        for line in _examples(config, directory):
+            screen.say(line, is_command=True)
     if ending is Ending.NO_MIXED_GROUPS and not any("update" in record for record in directory.read_metrics()):
         return 1  # not one step was made: most likely something is wrong
     return 130 if ending is Ending.INTERRUPTED else 0
+
+
+def _examples(config: TrainConfig, directory: RunDirectory) -> list[str]:
+    """Return what the model answered in the last step, if nothing of it was correct."""
+    from brorl.report.unsolved import unsolved_examples
+
+    last = directory.read_metrics()[-1]
+    if config.store_rollouts_every:
+        return unsolved_examples(directory.path, last["step"])
+    if last["sampling"]["share_correct"]:
+        return []
+    return ["store_rollouts_every: 1 stores the rollouts, and `brorl samples` shows them"]
 
 
 def _report(directory: RunDirectory) -> list[str]:
@@ -126,9 +172,9 @@ def _report(directory: RunDirectory) -> list[str]:
 
 def _twice_as_long(config: TrainConfig) -> str:
     """Return the options of `brorl resume` that go on for as long again."""
-    limit = config.budget.limit
+    limit, steps = config.budget.limit, config.steps
     options = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
-    return " ".join([*options, f"--steps {2 * config.steps}"])
+    return " ".join([*options, *([] if steps is None else [f"--steps {2 * steps}"])])
 
 
 def _write_config(config: TrainConfig, directory: RunDirectory) -> None:
@@ -139,32 +185,35 @@ def _write_config(config: TrainConfig, directory: RunDirectory) -> None:
         replace_file(directory.config_file, dump_yaml(config).encode())
 
 
-def _announce(progress: Progress, config: TrainConfig, run: TrainingRun, step: int) -> None:
+def _announce(screen: Screen, config: TrainConfig, run: TrainingRun, step: int) -> None:
     """Say what is about to happen."""
+    from brorl.build.settings import build_policy_loss
+
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in run.model.parameters())
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
-    progress.say(
+    screen.say(
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {run.model.device}, "
         f"N = {_rollouts_per_prompt(config)} rollouts x {config.prompts_per_step} prompts a step, "
         f"{run.collector.stream.num_prompts:,} training prompts"
     )
-    progress.say(
-        f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} mini-batches a step, "
-        f"{config.loss.kind} clip {config.loss.clip_low}/{config.loss.clip_high}; run directory {run.directory.path}"
+    loss = build_policy_loss(config)
+    screen.say(
+        f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
+        f"{loss.kind} clip {loss.clip_low:g}/{loss.clip_high:g}; run directory {run.directory.path}"
     )
     lineage = _lineage(config)
     if lineage:
-        progress.say(_stage(lineage, config))
+        screen.say(_stage(lineage, config))
     if step:
-        progress.say(f"resuming after step {step}")
+        screen.say(f"resuming after step {step}")
 
 
 def _learning_rate(config: TrainConfig) -> str:
     """Return the learning rate, and how it follows from the rule."""
-    from brorl.build.settings import build_learner_settings
+    from brorl.build.settings import build_learning_rate
 
-    optimizer, rate = config.optimizer, build_learner_settings(config).learning_rate
+    optimizer, rate = config.optimizer, build_learning_rate(config)
     if not optimizer.reference_batch:
         return f"{rate:.2e}"
     return (
@@ -208,34 +257,47 @@ def _rollouts_per_prompt(config: TrainConfig) -> str:
     )
 
 
-def _new_run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
-    """Make the run's directory, which must be new or empty."""
+def _run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
+    """Make the run's directory; without `output_dir` a new one under `runs`."""
     from brorl.training.run_directory import RunDirectory
 
-    if config.output_dir is None:
-        base = Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-        path, number = base, 1
-        while path.exists():
-            number += 1
-            path = base.with_name(f"{base.name}-{number}")
-    else:
-        path = Path(config.output_dir).expanduser()
     try:
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}"
-            )
+        if config.output_dir is None:
+            return RunDirectory(_new_directory(Path("runs") / f"{recipe}-{datetime.now():%Y%m%d-%H%M%S}"))
+        path = Path(config.output_dir).expanduser()
         path.mkdir(parents=True, exist_ok=True)
+        return RunDirectory(path)
+    except FileExistsError as error:
+        raise _used(path) from error
     except OSError as error:
         raise UserError(
-            f"could not make output_dir {path}: {error.strerror}; set output_dir to a place you may write to"
+            f"could not make output_dir {error.filename}: {error.strerror}; set output_dir to a place you may write to"
         ) from error
-    return RunDirectory(path)
+
+
+def _new_directory(base: Path) -> Path:
+    """Make a directory that no other process has, not even one that makes its own at this moment."""
+    for number in count(1):
+        path = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        with suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise AssertionError("numbers do not end")
+
+
+def _refuse_used(directory: RunDirectory) -> None:
+    """Refuse a directory that holds something."""
+    if any(directory.path.iterdir()):
+        raise _used(directory.path)
+
+
+def _used(path: Path) -> UserError:
+    return UserError(f"output_dir {path} exists and is not empty; choose another, or go on with: brorl resume {path}")
 
 
 def _remove_unused(directory: RunDirectory) -> None:
     """Remove the directory of a run that never began, so that the same command can be given again."""
-    for name in ("config.yaml", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json"):
+    for name in ("config.yaml", "begun.json", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json"):
         (directory.path / name).unlink(missing_ok=True)
     for tracker in ("tensorboard", "wandb", "trackio"):
         rmtree(directory.path / tracker, ignore_errors=True)

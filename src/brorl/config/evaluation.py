@@ -40,14 +40,15 @@ class EvaluationConfig(Section):
 
 
 class BudgetConfig(Section):
-    """What a run may cost, besides its number of steps; evaluations cost nothing."""
+    """What a run may cost. Evaluations cost nothing. A run with a budget and `steps` ends at the first of the two."""
 
     unit: Literal["steps", "seconds", "samples", "unique_tokens"] = Field(
         "samples", description="what is counted: steps | wall time | rollouts | tokens computed, a shared prefix once"
     )
     limit: float | None = Field(
-        None, gt=0, description="end the run with the step that reaches this; null leaves it to `steps`"
-    )
+        None, gt=0, description="the run ends with the step that reaches this; on the command line it also replaces "
+        "the recipe's `steps`, unless --steps is given too; null sets no budget",
+    )  # fmt: skip
     marks: Annotated[tuple[float, ...], Field(strict=False)] = Field(
         (), description="amounts at which the run is evaluated, besides evaluation.every"
     )

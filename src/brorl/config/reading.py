@@ -10,13 +10,15 @@ from __future__ import annotations
 import copy
 import difflib
 import io
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from brorl.config.other_trainers import SETTING_OF
 from brorl.config.settings import TrainConfig
 from brorl.config.sources import CountdownConfig, FileConfig
 from brorl.errors import UserError
@@ -91,7 +93,8 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
 
     Args:
         settings: Nested settings of a recipe.
-        overrides: Settings by dotted name (`loss.clip_high`) that take precedence.
+        overrides: Settings by dotted name (`loss.clip_high`) that take precedence; `budget.limit` without `steps` also
+            takes the place of the recipe's `steps`.
         source: Name of the recipe, for messages.
 
     Returns:
@@ -102,6 +105,8 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     """
     merged = copy.deepcopy({str(name): value for name, value in settings.items()})
     dotted = {name: merged.pop(name) for name in list(merged) if "." in name}
+    if overrides.get("budget.limit") is not None and "steps" not in overrides:
+        merged.pop("steps", None)  # the budget of the command line replaces the recipe's number of steps
     whole = {name for name, info in settings_of(TrainConfig) if int in (info.annotation, *get_args(info.annotation))}
     for name, value in {**dotted, **overrides}.items():
         *sections, key = name.split(".")
@@ -117,7 +122,7 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     except ValidationError as error:
         problems = error.errors()  # a mistyped key says more than the missing value that it was meant to give
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-        raise UserError(_explain(first, source)) from None
+        raise UserError(_explain(first, source, overrides)) from None
 
 
 def settings_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -130,11 +135,19 @@ def settings_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
 
 
 def unknown_setting(name: str) -> str:
-    """Return the message for a setting that does not exist."""
+    """Return the message for a setting that does not exist.
+
+    Args:
+        name: Its dotted name. One that another trainer uses, alone or below that trainer's sections, is recognized.
+    """
     names = [n for n, _ in settings_of(TrainConfig)]
     sections = sorted({n.rpartition(".")[0] for n in names} - {""})
     if name in sections:
         return f"{name} is a group of settings; give one of {', '.join(n for n in names if n.startswith(f'{name}.'))}"
+    first, _, key = name.rpartition(".")
+    elsewhere = SETTING_OF.get(key)
+    if elsewhere and (first not in sections or elsewhere.startswith(f"{first}.")):
+        return f"{name} is not a setting; did you mean {elsewhere}?"
     if "." not in name:  # the right key without its section, such as clip_high
         same_key = [n for n in names if n.rpartition(".")[2] == name]
         if same_key:
@@ -152,25 +165,42 @@ def _nearest_of_source(key: str, section: type[BaseModel]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(section.model_fields)}"
 
 
-def _explain(problem: Any, source: str) -> str:
-    """Turn pydantic's first complaint into a line of ours."""
+def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
+    """Turn pydantic's first complaint into a line of ours, which names the option or the recipe that is wrong."""
     name, section = _place(problem["loc"])
+    if problem["type"] == "value_error":
+        text = str(problem["ctx"]["error"])
+        option = next((option for option in overrides if re.search(rf"\b{re.escape(option)}\b", text)), None)
+        if option is None:
+            return f"{text} (in {source})"
+        return f"--{text}" if text.startswith(option) else text
+    option = next((option for option in overrides if re.match(rf"{re.escape(option)}\b", name)), None)
+    where = f"(in {source})" if option is None else f"(in --{option})"
     if problem["type"] == "extra_forbidden":
         if section is None:
-            return f"{unknown_setting(name)} (in {source})"
-        return f"{name} is not a setting{_nearest_of_source(name.rpartition('.')[2], section)} (in {source})"
-    if problem["type"] == "value_error":
-        return f"{problem['ctx']['error']} (in {source})"
+            return f"{unknown_setting(name)} {where}"
+        return f"{name} is not a setting{_nearest_of_source(name.rpartition('.')[2], section)} {where}"
+    text = f"{_expectation(problem)}, not {problem['input']!r}"
+    return f"--{name}: {text}" if name == option else f"{name}: {text} {where}"
+
+
+def _expectation(problem: Any) -> str:
+    """Return what pydantic expected."""
     plain = {
         "tuple_type": "the value should be a list like [1, 16]",
         "model_type": "settings should stand below it",
         "missing": "a value is missing",
         "string_pattern_mismatch": "the value should be auto, cpu, cuda or cuda:N",
+        "int_type": "the value should be a whole number",
+        "int_from_float": "the value should be a whole number",
+        "float_type": "the value should be a number",
+        "bool_type": "the value should be true or false",
+        "string_type": "the value should be text",
+        "dict_type": "the value should be a mapping like {key: value}",
+        "finite_number": "the value should be a finite number",
     }
-    if problem["type"] in plain:
-        return f"{name}: {plain[problem['type']]}, not {problem['input']!r} (in {source})"
-    wanted = problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{name}: {wanted.replace('input should', 'the value should')}, not {problem['input']!r} (in {source})"
+    wanted: str = problem["msg"][0].lower() + problem["msg"][1:]
+    return plain.get(problem["type"], wanted.replace("input should", "the value should"))
 
 
 def _place(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:

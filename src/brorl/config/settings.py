@@ -50,6 +50,7 @@ class SamplingConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1, description="nucleus mass; below 1 the gradient is biased")
     top_k: int = Field(0, ge=0, description="most probable tokens kept, 0 for all; above 0 the gradient is biased")
     max_new_tokens: int = Field(256, ge=1, description="length limit of a response, in tokens")
+    min_new_tokens: int = Field(0, ge=0, description="no end token before a response has this many tokens")
     end_token: str | None = Field(None, description="token that ends a response, for a tokenizer that names none")
     scheme: Literal["iid", "systematic"] = Field(
         "iid", description="rollouts of a prompt drawn independently | spread evenly over its tree"
@@ -121,7 +122,24 @@ class RewardsConfig(Section):
     overlong_tokens: int = Field(
         0, ge=0, description="last tokens before the length limit over which up to 1 is subtracted; 0 switches it off"
     )
+    format_pattern: str | None = Field(
+        None, description="regular expression for the whole response, such as '<think>.*</think>.*'; null switches the "
+        "format reward off",
+    )  # fmt: skip
+    format_reward: float = Field(0.1, gt=0, lt=1, description="added to the reward of a response that matches it")
     domain_weights: dict[str, float] = Field({}, description="factors of the rewards by domain, {math: 1.0}")
+
+    @field_validator("format_pattern")
+    @classmethod
+    def _is_pattern(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            import regex
+
+            try:
+                regex.compile(pattern)
+            except regex.error as error:
+                raise ValueError(f"rewards.format_pattern = {pattern!r} is not a regular expression: {error}") from None
+        return pattern
 
 
 class AdvantageConfig(Section):
@@ -149,8 +167,27 @@ class LossConfig(Section):
     kind: Literal["ppo", "cispo", "gspo"] = Field(
         "ppo", description="clipped ratio per token | its weight only | per sequence (one more forward pass)"
     )
-    clip_low: float = Field(0.2, gt=0, le=1, description="how far the ratio may fall below 1; 3e-4 for gspo")
-    clip_high: float = Field(0.28, gt=0, description="how far the ratio may rise above 1; 4e-4 for gspo")
+    clip_low: float | None = Field(
+        None, gt=0, le=1, description="how far the ratio may fall below 1; null: 0.2 for ppo, 1 for cispo (no bound), "
+        "3e-4 for gspo",
+    )  # fmt: skip
+    clip_high: float | None = Field(
+        None, gt=0, description="how far the ratio may rise above 1; null: 0.28 for ppo, 4 for cispo, 4e-4 for gspo"
+    )
+    dual_clip: float | None = Field(
+        None,
+        gt=1,
+        description="largest ratio of a token with a negative advantage, for ppo; 3 is usual, null for no bound",
+    )
+    entropy_coefficient: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the mean next-token entropy, which is added to the objective; 0 switches it off",
+    )
+    mask_truncated: bool = Field(
+        False,
+        description="leave truncated responses out of the loss (overlong filtering); their group's mean keeps them",
+    )
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = Field(
         "token_mean", description="mean over all tokens | over responses of their token means | fixed denominator"
     )
@@ -279,9 +316,12 @@ class TrainConfig(Section):
         512, description="N, rollouts of each prompt; adaptive gives more to prompts without both outcomes"
     )
     prompts_per_step: int = Field(16, ge=1, description="groups that a step trains on")
-    steps: int = Field(100, ge=1, description="number of steps, at most")
+    steps: int | None = Field(
+        100, ge=1, description="number of steps, at most; null lets budget.limit alone end the run, and is the default "
+        "where budget.limit is set",
+    )  # fmt: skip
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the end is always saved")
-    keep_checkpoints: int = Field(3, ge=0, description="checkpoints to keep, besides the best; 0 for all")
+    keep_checkpoints: int = Field(3, ge=0, description="regular checkpoints to keep, besides the best; 0 keeps all")
     store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts; 0 stores no responses")
     report: bool = Field(True, description="write report.html, a page of charts and rollouts, when the run ends")
     seed: int = Field(0, ge=0, lt=2**63, description="decides everything random in the run")
@@ -318,12 +358,25 @@ class TrainConfig(Section):
         folder = Path(model).expanduser()
         return str(folder.resolve()) if folder.is_dir() else model
 
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_alone(cls, given: Any) -> Any:
+        """Let a budget alone end the run where no number of steps is given."""
+        if not isinstance(given, dict) or "steps" in given:
+            return given
+        budget = given.get("budget")
+        limit = budget.get("limit") if isinstance(budget, dict) else getattr(budget, "limit", None)
+        return given if limit is None else {**given, "steps": None}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.steps is None and self.budget.limit is None:
+            raise ValueError("steps = null needs a budget to end the run; set budget.limit, or a number of steps")
         if self.optimizer.mini_batches > self.prompts_per_step:
             raise ValueError(
                 f"optimizer.mini_batches = {self.optimizer.mini_batches} is more than prompts_per_step = "
-                f"{self.prompts_per_step}; every mini-batch needs a group"
+                f"{self.prompts_per_step}, and every mini-batch needs at least one prompt; set "
+                f"--optimizer.mini_batches {self.prompts_per_step}"
             )
         if self.importance.correction != "none" and not self.recompute_old_logprobs:
             raise ValueError(
@@ -355,7 +408,12 @@ class TrainConfig(Section):
                 "advantage.normalise_over = tokens is for reinforce_pp_baseline, and advantage.estimator = "
                 f"{self.advantage.estimator} has no batch statistics; leave it out"
             )
-        if self.loss.kind == "gspo" and self.loss.clip_low > 0.1:
+        if self.sampling.min_new_tokens >= self.sampling.max_new_tokens:
+            raise ValueError(
+                f"sampling.min_new_tokens = {self.sampling.min_new_tokens} must be below sampling.max_new_tokens = "
+                f"{self.sampling.max_new_tokens}, or no response could end by itself; lower it"
+            )
+        if self.loss.kind == "gspo" and (self.loss.clip_low or 0) > 0.1:
             raise ValueError(
                 f"loss.kind = gspo clips the ratio of whole responses, which hardly moves: loss.clip_low = "
                 f"{self.loss.clip_low} would never bite; its authors use loss.clip_low: 3e-4 and loss.clip_high: 4e-4"

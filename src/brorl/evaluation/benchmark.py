@@ -9,6 +9,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from brorl.activity import Observe, Phase, unobserved
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 from brorl.evaluation.summary import interval
 from brorl.prompts.prompt import Prompt, fingerprint
@@ -81,6 +82,7 @@ class Benchmark:
         ks: Which pass@k to report, each at most n.
         seed: Seed of the sampling, the same for every evaluation.
         accept_truncated: Verify truncated responses too, rather than count them as incorrect.
+        observe: Gets each phase of an evaluation when it begins.
     """
 
     prompts: Sequence[Prompt]
@@ -91,6 +93,7 @@ class Benchmark:
     ks: tuple[int, ...]
     seed: int
     accept_truncated: bool = False
+    observe: Observe = unobserved
 
     @property
     def fingerprint(self) -> str:
@@ -104,8 +107,10 @@ class Benchmark:
     def answer(self, engine: Engine) -> Answers:
         """Sample and verify."""
         started = perf_counter()
+        self.observe(Phase("evaluating"))
         token_ids = [p.token_ids for p in self.prompts]
         trees = engine.sample(token_ids, self.num_samples, self.sampling, self.seed)
+        self.observe(Phase("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
         verdicts = grade(self.prompts, trees, self.verifiers, self.decode, self.accept_truncated)
         return Answers(trees, verdicts, perf_counter() - started)
 

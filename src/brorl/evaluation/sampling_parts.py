@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from brorl.activity import Observe, Phase, unobserved
 from brorl.evaluation.responses import Part, ResponseStore, StoredPart
 from brorl.evaluation.summary import count
 from brorl.rollout.engine import Engine
@@ -29,6 +30,7 @@ class Respondent:
         verifiers: Verifier of each domain.
         decode: Token ids of a response to its text.
         accept_truncated: Verify truncated responses too, rather than count them as incorrect.
+        observe: Gets each phase when it begins.
 
     Raises:
         ValueError: If responses are not drawn independently.
@@ -40,6 +42,7 @@ class Respondent:
     verifiers: Mapping[str, Verifier]
     decode: Callable[[Sequence[int]], str]
     accept_truncated: bool = False
+    observe: Observe = unobserved
 
     def __post_init__(self) -> None:
         if self.sampling.scheme != "iid":
@@ -48,8 +51,10 @@ class Respondent:
     def do(self, part: Part, store: ResponseStore) -> StoredPart:
         """Sample, verify and store a part."""
         started = perf_counter()
+        self.observe(Phase("generation", f"{len(part.prompts)} prompts of {part.data_set}"))
         token_ids = [prompt.token_ids for prompt in part.prompts]
         trees = self.engine.sample(token_ids, self.num_samples, self.sampling, part.seed)
+        self.observe(Phase("verification"))
         verdicts = grade(part.prompts, trees, self.verifiers, self.decode, self.accept_truncated)
         texts = [[self.decode(response) for response, _ in tree.responses()] for tree in trees]
         results = tuple(map(count, part.prompts, trees, verdicts))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from brorl.model.next_token import PLAIN, NextToken
 from brorl.model.softmax import softmax_lse
 from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
 from brorl.model.tree_batch import Piece, TreeBatch, cut
@@ -33,10 +34,12 @@ class Part:
     Attributes:
         index: Their numbers among the nodes of all trees, in the trees' order, shape [K].
         logprob: Their log-probs in nats, shape [K].
+        entropy: Entropy (nats) of the distribution that each was drawn from, shape [K]; None if it was not asked for.
     """
 
     index: Tensor
     logprob: Tensor
+    entropy: Tensor | None = None
 
 
 def default_max_nodes(model: PreTrainedModel) -> int:
@@ -49,7 +52,7 @@ def tree_logprobs(
     model: PreTrainedModel,
     trees: Sequence[RolloutTree],
     *,
-    temperature: float = 1.0,
+    next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
 ) -> list[Tensor]:
     """Compute the log-prob of every node of every tree.
@@ -57,7 +60,7 @@ def tree_logprobs(
     Args:
         model: A causal LM whose attention can be hooked.
         trees: P trees.
-        temperature: Divisor of the logits, > 0; the one the rollouts were sampled at.
+        next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Number of nodes per forward pass; sets peak memory, not the result. With gradients, chunks are
             computed again in the backward pass rather than kept.
 
@@ -70,7 +73,8 @@ def tree_logprobs(
     parts: list[Part] = []
     with tree_attention(model):
         cache, logits_PV = prefill(model, [t.prompt_ids for t in trees])
-    parts.append(_root_part(trees, offsets, logits_PV, temperature))
+    how = _Outputs(next_token, entropy=False)
+    parts.append(_root_part(trees, offsets, logits_PV, how))
     for pieces in cut(trees, max_nodes or default_max_nodes(model)):
         if torch.is_grad_enabled():
             chunk = checkpoint(
@@ -80,12 +84,12 @@ def tree_logprobs(
                 offsets,
                 pieces,
                 cache,
-                temperature,
+                how,
                 use_reentrant=False,
                 preserve_rng_state=False,
             )
         else:
-            chunk = _chunk_part(model, trees, offsets, pieces, cache, temperature)
+            chunk = _chunk_part(model, trees, offsets, pieces, cache, how)
         if chunk is not None:
             parts.append(chunk)
     index = torch.cat([p.index for p in parts])
@@ -97,16 +101,18 @@ def tree_parts(
     model: PreTrainedModel,
     trees: Sequence[RolloutTree],
     *,
-    temperature: float = 1.0,
+    next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
+    entropy: bool = False,
 ) -> Iterator[Part]:
     """Yield the log-probs of all nodes in parts; back-propagate each part's loss before asking for the next.
 
     Args:
         model: A causal LM whose attention can be hooked.
         trees: P trees.
-        temperature: Divisor of the logits, > 0.
+        next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Number of nodes (and of prompt tokens) per forward pass.
+        entropy: Whether the parts hold the entropy of these distributions too, with a gradient.
 
     Yields:
         Parts that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
@@ -114,7 +120,7 @@ def tree_parts(
     if not trees:
         return
     max_nodes = max_nodes or default_max_nodes(model)
-    offsets = _offsets(trees)
+    offsets, how = _offsets(trees), _Outputs(next_token, entropy)
     for start, stop in prompt_groups(trees, max_nodes):
         group, group_offsets = trees[start:stop], offsets[start:stop]
         with tree_attention(model):
@@ -123,9 +129,9 @@ def tree_parts(
             held = [x.detach().requires_grad_(x.requires_grad) for x in outputs]
             num_layers = len(cache.key)
             held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.bias, cache.length)
-            yield _root_part(group, group_offsets, held[0], temperature)
+            yield _root_part(group, group_offsets, held[0], how)
             for pieces in cut(group, max_nodes):
-                part = _chunk_part(model, group, group_offsets, pieces, held_cache, temperature)
+                part = _chunk_part(model, group, group_offsets, pieces, held_cache, how)
                 if part is not None:
                     yield part
             received = [(x, h.grad) for x, h in zip(outputs, held, strict=True) if h.grad is not None]
@@ -139,7 +145,7 @@ def _chunk_part(
     offsets: NDArray[np.int64],
     pieces: list[Piece],
     cache: PromptCache,
-    temperature: float,
+    how: _Outputs,
 ) -> Part | None:
     """Compute the log-probs of the nodes that a chunk owns below the first level; None if it owns none."""
     batch = TreeBatch(trees, offsets, pieces, cache)
@@ -147,10 +153,10 @@ def _chunk_part(
         return None
     with tree_attention(model):
         logits_RV = packed_logits(model, batch.token_F, batch.position_F, batch.context(cache), batch.logit_rows)
-    return Part(batch.target_index, _logprob(logits_RV, batch.target_row, batch.target_token, temperature))
+    return how.part(logits_RV, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
 
 
-def _root_part(trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, temperature: float) -> Part:
+def _root_part(trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, how: _Outputs) -> Part:
     """Compute the log-probs of the first tokens after the prompts."""
     roots = [np.flatnonzero(t.parent < 0) for t in trees]
     row = np.repeat(np.arange(len(trees)), [r.size for r in roots])
@@ -158,16 +164,26 @@ def _root_part(trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_
     index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
     device = logits_PV.device
     row_K, token_K, index_K = (torch.from_numpy(a).to(device) for a in (row, token, index))
-    return Part(index_K, _logprob(logits_PV, row_K, token_K, temperature))
+    return how.part(logits_PV, torch.zeros(len(trees), device=device), row_K, token_K, index_K)
 
 
-def _logprob(logits_RV: Tensor, row_K: Tensor, token_K: Tensor, temperature: float) -> Tensor:
-    """Log-softmax at (row, token), in float32 at least."""
-    if logits_RV.dtype in (torch.bfloat16, torch.float16):
-        logits_RV = logits_RV.float()
-    if temperature != 1.0:
-        logits_RV = logits_RV / temperature
-    return logits_RV[row_K, token_K] - softmax_lse(logits_RV)[1][row_K]
+@dataclass(frozen=True)
+class _Outputs:
+    """What is computed from logits: log-probs, and entropies where they are asked for."""
+
+    next_token: NextToken
+    entropy: bool
+
+    def part(self, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> Part:
+        """Return the part of nodes that are tokens `token_K`, drawn at rows `row_K`."""
+        logits_RV = self.next_token.logits(logits_RV, length_R)
+        weight_RV, lse_R = softmax_lse(logits_RV)
+        logprob_K = logits_RV[row_K, token_K] - lse_R[row_K]
+        if not self.entropy:
+            return Part(index_K, logprob_K)
+        finite_RV = logits_RV.masked_fill(weight_RV == 0, 0.0)  # 0 times -inf is not 0
+        entropy_R = lse_R - (weight_RV * finite_RV).sum(1)
+        return Part(index_K, logprob_K, entropy_R[row_K])
 
 
 def _offsets(trees: Sequence[RolloutTree]) -> NDArray[np.int64]:

@@ -93,6 +93,7 @@ class TreeBatch:
         token_F: Token ids that are fed, shape [F].
         position_F: Their positions, prompt included, shape [F].
         logit_rows: Fed nodes whose logits are needed, shape [R].
+        length_R: Tokens of the response down to each of them, shape [R].
         target_row: For each owned node below the first level, the entry of `logit_rows` that predicts it, shape [K].
         target_token: Its token id, shape [K].
         target_index: Its number among the nodes of all trees, shape [K].
@@ -130,6 +131,7 @@ class TreeBatch:
         self.target_index = torch.from_numpy(np.concatenate(indices)).to(device)
         self._prompt_F = np.concatenate(prompts)
         self._depth_F, self._parent_F = np.concatenate(depths), np.concatenate(parents)
+        self.length_R = torch.from_numpy(self._depth_F[logit_rows] + 1).to(device)
 
     def context(self, cache: PromptCache) -> TreeContext:
         """Return how the fed nodes attend, given the prompts' keys and values."""

@@ -213,6 +213,8 @@ def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> list[
         Text.assemble("\n", (head, "bold"), facts),
         Text(visible_text(group.prompt), style="cyan"),
     ]
+    if group.reference is not None:
+        parts.append(Text(f"reference {_one_line(group.reference)}", style="cyan"))
     parts += [_response(group, int(i)) for i in order[:limit]]
     what = "" if kind == "all" else f"{'in' * (kind == 'wrong')}correct "
     if not order.size:

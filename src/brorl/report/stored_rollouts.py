@@ -26,6 +26,7 @@ _COLUMNS = (
     "prompt_id", "domain", "prompt", "response", "token_ids", "logprobs", "count", "num_rollouts", "finished",
     "correct", "score", "extracted", "reason", "reward",
 )  # fmt: skip
+_LATER = ("reference",)  # earlier versions did not store it
 _LISTS = ("token_ids", "logprobs")
 _ROWS_AT_A_TIME = 1024
 
@@ -46,6 +47,7 @@ class StoredGroup:
         texts: Text of each distinct response, L of them.
         verdicts: Verdict of each distinct response; their seconds are 0, since they are not stored.
         reward_L: Reward of each distinct response, shape [L].
+        reference: The reference answer; None where it was not stored.
     """
 
     step: int
@@ -56,6 +58,7 @@ class StoredGroup:
     texts: tuple[str, ...]
     verdicts: tuple[Verdict, ...]
     reward_L: NDArray[np.float64]
+    reference: str | None = None
 
     @cached_property
     def correct_L(self) -> NDArray[np.bool_]:
@@ -157,6 +160,7 @@ def _group(file: Path, step: int, rows: Sequence[Row]) -> StoredGroup:
         texts=tuple(r["response"] for r in rows),
         verdicts=verdicts,
         reward_L=np.array([r["reward"] for r in rows]),
+        reference=first.get("reference"),
     )
 
 
@@ -170,8 +174,9 @@ def _rows(file: Path) -> Iterator[Row]:
             missing = [name for name in _COLUMNS if name not in parquet.schema_arrow.names]
             if missing:
                 raise _damaged(file, f"it has no column {missing[0]}")
-            for batch in parquet.iter_batches(_ROWS_AT_A_TIME, columns=list(_COLUMNS)):
-                columns = {n: batch.column(n).to_pylist() for n in _COLUMNS if n not in _LISTS}
+            names = [*_COLUMNS, *(name for name in _LATER if name in parquet.schema_arrow.names)]
+            for batch in parquet.iter_batches(_ROWS_AT_A_TIME, columns=names):
+                columns = {n: batch.column(n).to_pylist() for n in names if n not in _LISTS}
                 columns |= {n: _slices(batch.column(n)) for n in _LISTS}
                 for i in range(batch.num_rows):
                     yield {name: values[i] for name, values in columns.items()}

@@ -40,6 +40,11 @@ class Forest:
         """Record responses that end at nodes, with the number of rollouts that do."""
         self._leaves.append((node_C, count_C, stopped_C.astype(np.int64)))
 
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes so far, over all prompts."""
+        return self._size
+
     def paths(self, node_R: IntArray, depth: int) -> IntArray:
         """Return the tokens from the prompt down to nodes that all stand at one depth, shape [R, depth + 1]."""
         _, parent, token, _, _ = self._concatenated()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.activity import Decoding, Observe, unobserved
 from brorl.model.tree_attention import PromptCache, check_hooks, packed_logits, prefill, tree_attention
 from brorl.rollout.cache import DecodeContext, RowCache
 from brorl.rollout.draw import Uniforms, draw_tokens, systematic_points
@@ -80,6 +81,7 @@ class NativeEngine:
         memory_bytes: Limit for the keys, values and logits of what is decoded together.
         share_prefixes: False decodes every rollout as a row of its own, for tests and for measuring what the tree
             saves.
+        observe: Gets a `Decoding` after every position that is drawn.
 
     Raises:
         HooksError: If the model's attention cannot be hooked.
@@ -91,12 +93,14 @@ class NativeEngine:
         eos_token_id: int | Sequence[int],
         memory_bytes: int = 4 << 30,
         share_prefixes: bool = True,
+        observe: Observe = unobserved,
     ) -> None:
         check_hooks(model)
         self.model = model
-        self._stop_ids = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
+        self.stop_token_ids = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
         self._memory_bytes = memory_bytes
         self._share_prefixes = share_prefixes
+        self._observe = observe
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -162,9 +166,11 @@ class _Growth:
         self._model = engine.model
         self._device = engine.model.device
         self._share = engine._share_prefixes
+        self._observe = engine._observe
+        self._num_rollouts, self._num_finished = len(prompts) * num_rollouts, 0
         self._prompts = [tuple(p) for p in prompts]
         self._sampling = sampling
-        self._stop_ids = np.array([*engine._stop_ids, *sampling.stop_token_ids])
+        self._stop_ids = np.array([*engine.stop_token_ids, *sampling.stop_token_ids])
         self._uniforms = Uniforms(seed, len(prompts), num_rollouts)
         self._forest = Forest(prompts)
         self._cache = RowCache(engine.model, engine._memory_bytes, len(prompts) * num_rollouts, sampling.max_new_tokens)
@@ -203,7 +209,10 @@ class _Growth:
         if rows.depth:
             logits_RV = self._replay(rows, prompts, prompt_R)
         while True:
+            num_live = rows.row_K.size
             rows, source_R = self._draw(rows, logits_RV)
+            self._num_finished += num_live - rows.row_K.size
+            self._observe(Decoding(self._num_finished, self._num_rollouts, self._forest.num_nodes, rows.depth))
             capacity = self._cache.rows_that_fit(rows.depth, prompts.num_bytes)
             if rows.node_R.size > capacity:
                 kept, rest = np.split(np.argsort(rows.prompt_R, kind="stable"), [capacity])
@@ -222,6 +231,8 @@ class _Growth:
 
     def _draw(self, rows: Rows, logits_RV: Tensor) -> tuple[Rows, IntArray]:
         """Draw one token for every rollout; return the rows that live on, and the row that each came from."""
+        if rows.depth < self._sampling.min_new_tokens:
+            logits_RV = logits_RV.index_fill(1, self._tensor(self._stop_ids), float("-inf"))
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
         if self._sampling.scheme == "systematic":
             uniform_K = systematic_points(uniform_K, rows.row_K, rows.expected_R)

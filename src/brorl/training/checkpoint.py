@@ -2,7 +2,8 @@
 
 A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so
 that a kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a
-whole one. A run that trains adapters saves the adapters alone, in peft's format, with the name of their base.
+whole one. COMMIT holds the step and the size of every file, so that a file that is cut off later is found. A run
+that trains adapters saves the adapters alone, in peft's format, with the name of their base.
 
 `best` is a link to the checkpoint that evaluated best; it is never deleted.
 """
@@ -13,7 +14,7 @@ import os
 import pickle
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from brorl.storage import storing
 from brorl.tree import RolloutTree
 
 _COMMIT = "COMMIT"
+_NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
 _BEST = "best"
 _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
@@ -66,6 +68,7 @@ def save_checkpoint(
     tokenizer: PreTrainedTokenizerBase,
     keep: int = 0,
     best_step: int | None = None,
+    regular: bool = True,
 ) -> Path:
     """Write a checkpoint.
 
@@ -74,8 +77,10 @@ def save_checkpoint(
         state: The trainer's state.
         model: The model; saved with `save_pretrained`.
         tokenizer: Its tokenizer, saved beside it.
-        keep: Keep this many of the newest checkpoints and delete older ones once the new one is complete; 0 keeps all.
+        keep: Keep this many of the newest regular checkpoints and delete others once the new one is complete; 0 keeps
+            all.
         best_step: Step of a checkpoint that is kept besides them.
+        regular: Whether it is one of those that `keep` counts; one that is saved only for being the best is not.
 
     Returns:
         The checkpoint's folder.
@@ -93,9 +98,11 @@ def save_checkpoint(
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         torch.save(_to_plain(state), temporary / _STATE)  # written from where it lies: nothing is copied first
-        for file in temporary.iterdir():
+        files = sorted(temporary.iterdir())
+        for file in files:
             _to_disk(file)
-        (temporary / _COMMIT).write_text(f"step {state.step}\n")
+        sizes = "".join(f"file {file.stat().st_size} {file.name}\n" for file in files)
+        (temporary / _COMMIT).write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sizes}")
         _to_disk(temporary / _COMMIT)
         _to_disk(temporary)
         temporary.rename(target)
@@ -109,11 +116,18 @@ def save_checkpoint(
         ) from error
     if keep:
         with storing(folder):
-            for old in complete_checkpoints(folder)[:-keep]:
-                if _step_of(old) != best_step:
-                    (old / _COMMIT).unlink()
-                    shutil.rmtree(old)
+            _delete_old(folder, keep, {state.step, best_step})
     return target
+
+
+def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> None:
+    """Delete all checkpoints but the newest `keep` regular ones and those of some steps."""
+    complete = complete_checkpoints(folder)
+    regular = [c for c in complete if not (c / _COMMIT).read_text("utf-8").partition("\n")[0].endswith(_NOT_REGULAR)]
+    for old in complete:
+        if old not in regular[-keep:] and _step_of(old) not in kept_steps:
+            (old / _COMMIT).unlink()
+            shutil.rmtree(old)
 
 
 def mark_best(folder: Path, step: int) -> Path | None:
@@ -169,6 +183,21 @@ def read_step(checkpoint: Path) -> int:
     return int((checkpoint / _COMMIT).read_text().split()[1])
 
 
+def find_damage(checkpoint: Path) -> str | None:
+    """Return which file of a complete checkpoint does not have the size that was written; None if all have.
+
+    A checkpoint of an earlier version does not hold the sizes, and passes.
+    """
+    for line in (checkpoint / _COMMIT).read_text("utf-8").splitlines()[1:]:
+        _, size, name = line.split(" ", 2)
+        file = checkpoint / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != int(size):
+            return f"{name} has {file.stat().st_size:,} bytes of {int(size):,}"
+    return None
+
+
 def read_state(checkpoint: Path) -> TrainerState:
     """Read the trainer's state of a checkpoint for another run to look at; random numbers stay as they are.
 
@@ -197,9 +226,7 @@ def _read_plain(checkpoint: Path) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = torch.load(checkpoint / _STATE, weights_only=True, map_location="cpu")
     except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"{checkpoint / _STATE} cannot be read ({error}); delete this checkpoint, then resume"
-        ) from error
+        raise UserError(f"{checkpoint / _STATE} is damaged ({str(error).splitlines()[0]})") from error
     return plain
 
 
@@ -275,6 +302,7 @@ def _group_to(group: Group) -> dict[str, Any]:
         "tree": {name: _tensor(getattr(group.tree, name)) for name in _TREE_ARRAYS},
         "correct_L": _tensor(group.correct_L),
         "reward_L": _tensor(group.reward_L),
+        "old_logprob_M": None if group.old_logprob_M is None else _tensor(group.old_logprob_M),
     }
 
 
@@ -282,7 +310,10 @@ def _group_from(plain: dict[str, Any]) -> Group:
     prompt = Prompt(**{**plain["prompt"], "token_ids": tuple(plain["prompt"]["token_ids"])})
     arrays = {name: tensor.numpy() for name, tensor in plain["tree"].items()}
     tree = RolloutTree(prompt_ids=prompt.token_ids, **arrays)
-    return Group(prompt, tree, plain["correct_L"].numpy(), plain["reward_L"].numpy())
+    old = plain.get("old_logprob_M")  # earlier versions did not keep it
+    return Group(
+        prompt, tree, plain["correct_L"].numpy(), plain["reward_L"].numpy(), None if old is None else old.numpy()
+    )
 
 
 def _tensor(array: np.ndarray[Any, Any] | Sequence[float]) -> torch.Tensor:

@@ -1,13 +1,12 @@
 """Dynamic sampling with refill: samples prompts until a step has its groups, and loses none.
 
-Groups beyond what a step needs are carried to the next one; their log-probs are those of the policy that sampled them.
+Groups beyond what a step needs are carried to the next one; their log-probs stay those of the policy that sampled them.
 Every prompt gets the same number of rollouts, unless widening is asked for: then prompts whose pilot found only
 correct or only incorrect rollouts get more, from a budget, and their draws become one group.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from brorl.activity import Observe, Round, unobserved
 from brorl.algorithms.dynamic_sampling import has_mixed_outcomes
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
@@ -25,6 +25,7 @@ from brorl.theory.allocation import Widening, allocate_rollouts, fit_prior
 from brorl.theory.pass_rates import PassRates
 from brorl.training.judge import Judge
 from brorl.training.stopwatch import Stopwatch
+from brorl.training.why_not_mixed import why_not_mixed
 from brorl.tree import RolloutTree
 from brorl.verify.verifier import TIMEOUT, TRUNCATED, Verdict, is_failure
 
@@ -56,6 +57,7 @@ class Collected:
         rounds: Number of calls of the engine.
         pilot_rollouts: Rollouts that every prompt got, where more could follow; None where N is fixed.
         pilot_correct: Number of correct rollouts of each pilot.
+        keeps_all: Whether groups with one outcome are learned from too; dynamic sampling drops them.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -66,6 +68,7 @@ class Collected:
     rounds: int = 0
     pilot_rollouts: int | None = None
     pilot_correct: list[int] = field(default_factory=list)
+    keeps_all: bool = False
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers for the metrics; sums over the groups sampled in this step."""
@@ -88,8 +91,21 @@ class Collected:
             "responses_truncated": reasons.count(TRUNCATED),
             "verifier_timeouts": reasons.count(TIMEOUT),
             "verifier_failures": sum(is_failure(reason) for reason in reasons),
+            **self._dropped(),
             **self._by_source(),
             **self._widening_summary(),
+        }
+
+    def _dropped(self) -> dict[str, int]:
+        """Return what dynamic sampling threw away: rollouts and tokens of the step's groups with one outcome.
+
+        Surplus groups with both outcomes are carried to later steps; they are not part of it.
+        """
+        trees = [g.tree for g in self.groups if not (self.keeps_all or has_mixed_outcomes(g))]
+        return {
+            "samples_dropped": sum(t.num_rollouts for t in trees),
+            "sampled_tokens_dropped": sum(t.num_sampled_tokens for t in trees),
+            "unique_tokens_dropped": sum(t.num_unique_tokens for t in trees),
         }
 
     def _by_source(self) -> dict[str, Any]:
@@ -137,6 +153,7 @@ class Collector:
         max_tries: Give up after this many rounds in a row without a mixed group.
         seed: Seed of the run.
         widening: How far groups without mixed outcomes are widened; None for a fixed N.
+        observe: Gets each round when it begins.
     """
 
     engine: Engine
@@ -149,6 +166,7 @@ class Collector:
     max_tries: int
     seed: int
     widening: Widening | None = None
+    observe: Observe = unobserved
 
     def collect(
         self, step: int, carried: Sequence[Group], clock: Stopwatch
@@ -166,9 +184,12 @@ class Collector:
         Raises:
             NoMixedGroupsError: After `max_tries` rounds in a row without a mixed group.
         """
-        collected = Collected(pilot_rollouts=self.rollouts_per_prompt if self.widening else None)
-        kept, tries = list(carried), 0
+        pilot_rollouts = self.rollouts_per_prompt if self.widening else None
+        collected = Collected(pilot_rollouts=pilot_rollouts, keeps_all=not self.dynamic_sampling)
+        kept, tries, number = list(carried), 0, 0
         while len(kept) < self.prompts_per_step:
+            number += 1
+            self.observe(Round(step, number, len(kept), self.prompts_per_step))
             groups, verdicts = self._round(step, collected, self.prompts_per_step - len(kept), clock)
             mixed = [g for g in groups if has_mixed_outcomes(g)]
             collected.groups += groups
@@ -179,7 +200,7 @@ class Collector:
             kept += mixed if self.dynamic_sampling else groups
             tries = 0 if mixed or not self.dynamic_sampling else tries + 1
             if tries == self.max_tries:
-                why = _explanation(groups, verdicts, self.max_tries, self.widening is not None)
+                why = why_not_mixed(groups, verdicts, self.max_tries, self.widening is not None)
                 raise NoMixedGroupsError(why, kept, collected)
         return kept[: self.prompts_per_step], kept[self.prompts_per_step :], collected
 
@@ -246,37 +267,6 @@ class Collector:
         tree = RolloutTree.merge([group.tree, more])
         merged = [verdict_of[r] for r in _responses(tree)]
         return self.judge.group(group.prompt, tree, merged, step), merged
-
-
-def _explanation(groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], max_tries: int, widened: bool) -> str:
-    """Say why there was no group with both outcomes, going by the last round, and what would help."""
-    solved = sum(g.num_correct > 0 for g in groups)
-    state = "all rollouts were correct" if solved == len(groups) else "no rollout was correct"
-    if 0 < solved < len(groups):
-        state = f"in {solved} of the last {len(groups)} groups all rollouts were correct, in the others none"
-    more = "adaptive.max_rollouts and adaptive.samples_per_prompt" if widened else "rollouts_per_prompt"
-    rollouts = sum(g.tree.num_rollouts for g in groups)
-    cut = sum(int(g.tree.leaf_count[~g.tree.finished].sum()) for g in groups)
-    every = [verdict for verdicts_L in verdicts for verdict in verdicts_L]
-    lost = Counter(v.reason for v in every if v.reason == TIMEOUT or is_failure(v.reason))
-    if 2 * lost.total() > len(every):
-        reason, _ = lost.most_common(1)[0]
-        cause = f"{lost.total()} of {len(every)} verifications failed (most often: {reason}); mend the verifier"
-    elif 2 * cut > rollouts:
-        cause = f"{cut:,} of {rollouts:,} rollouts were cut off at sampling.max_new_tokens; raise it"
-    elif not solved and any(0 < v.score < 1 for v in every):
-        cause = (
-            "the verifier gives partial scores, and dynamic sampling goes by correct alone; set "
-            "rewards.partial_credit: true and dynamic_sampling.enabled: false"
-        )
-    elif solved == len(groups):
-        cause = "there is nothing left to learn from these prompts; choose harder ones"
-    else:
-        cause = (
-            f"there is nothing left to learn from these prompts with this N; try more {more}, a higher "
-            "sampling.temperature, or other prompts (or a lower optimizer.learning_rate, if they were solved before)"
-        )
-    return f"no group had both correct and incorrect rollouts in {max_tries} rounds in a row ({state}): {cause}"
 
 
 def _share(groups: Sequence[Group]) -> dict[str, float]:

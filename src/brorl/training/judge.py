@@ -12,6 +12,7 @@ from brorl.algorithms.rewards import RewardShaping, shaped_rewards
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 from brorl.verify.grade import grade
+from brorl.verify.response_format import ResponseFormat
 from brorl.verify.verifier import Verdict, Verifier
 
 
@@ -23,11 +24,13 @@ class Judge:
         verifiers: Verifier of each domain.
         decode: Token ids of a response to its text.
         shaping: From verdicts to rewards.
+        response_format: The format that `shaping.format_reward` is for; None where there is no such reward.
     """
 
     verifiers: Mapping[str, Verifier]
     decode: Callable[[Sequence[int]], str]
     shaping: RewardShaping
+    response_format: ResponseFormat | None = None
 
     def verdicts(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[list[Verdict]]:
         """Return the verdict of each distinct response; truncated ones are verified only if they can earn something."""
@@ -41,6 +44,8 @@ class Judge:
     def group(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group:
         """Return rollouts with what they earn at a step."""
         correct_L = np.array([v.correct for v in verdicts])
+        wanted = self.response_format
+        formatted_L = None if wanted is None else np.array([wanted.matches(text) for text in self.texts(tree)])
         reward_L = shaped_rewards(
             correct_L=correct_L,
             score_L=np.array([v.score for v in verdicts]),
@@ -49,6 +54,7 @@ class Judge:
             domain=prompt.domain,
             step=step,
             shaping=self.shaping,
+            formatted_L=formatted_L,
         )
         return Group(prompt, tree, correct_L, reward_L)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.activity import Observe, Updating, unobserved
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection, Mismatch, mismatch
+from brorl.algorithms.importance import ImportanceCorrection, Mismatch, masked_share, mismatch
 from brorl.algorithms.kl import KLPenalty, penalised_group
 from brorl.algorithms.learning_rate import warmed_up
 from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.errors import DivergedError
 from brorl.model.logprobs import default_max_nodes, prompt_groups, tree_logprobs, tree_parts
+from brorl.model.next_token import NextToken
 from brorl.training.mini_batch import Lesson, MiniBatch, assemble, lesson_of
 from brorl.training.nodes_per_pass import NodesPerPass
 from brorl.training.optimizer_state import with_moments_of
@@ -45,7 +47,7 @@ class LearnerSettings:
     Attributes:
         learning_rate: Full learning rate of AdamW, already scaled for the batch.
         mini_batches: Updates per step, M; groups are dealt out to them at random.
-        temperature: Temperature that the rollouts were sampled at.
+        next_token: From logits to the distribution that the rollouts are drawn from.
         betas: AdamW's decay rates.
         weight_decay: AdamW's weight decay.
         max_grad_norm: Gradients are scaled down to this global norm.
@@ -63,7 +65,7 @@ class LearnerSettings:
 
     learning_rate: float
     mini_batches: int = 1
-    temperature: float = 1.0
+    next_token: NextToken = field(default_factory=NextToken)
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
@@ -88,6 +90,10 @@ class LearnerSettings:
 
 class Learner(Protocol):
     """Updates a model from groups."""
+
+    def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups that wait for a later step, with the old log-probs that they will need there."""
+        ...
 
     def penalised(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the KL penalty taken off their rewards, where it is placed there."""
@@ -141,13 +147,19 @@ class TreeLearner:
     Args:
         model: The model; its current weights become the reference, if there is one.
         settings: How it is updated.
-        say: Told in a line when memory runs out and smaller parts are tried.
+        say: Gets a line when memory runs out and smaller parts are tried.
+        observe: Gets an `Updating` before each update.
     """
 
     def __init__(
-        self, model: PreTrainedModel, settings: LearnerSettings, say: Callable[[str], None] = lambda _: None
+        self,
+        model: PreTrainedModel,
+        settings: LearnerSettings,
+        say: Callable[[str], None] = lambda _: None,
+        observe: Observe = unobserved,
     ) -> None:
         self.model = model
+        self._observe = observe
         self._settings = settings
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
@@ -181,11 +193,12 @@ class TreeLearner:
         if len(groups) < settings.mini_batches:
             raise ValueError(f"{settings.mini_batches} mini-batches need as many groups, got {len(groups)}")
         self.model.train()
-        batches, apart = self._mini_batches(groups, advantages, np.random.default_rng(seed))
-        sums = np.zeros(7)
-        for batch in batches:
+        batches, apart, masked = self._mini_batches(groups, advantages, np.random.default_rng(seed))
+        sums = np.zeros(NUM_SUMS + 1)
+        for done, batch in enumerate(batches):
+            self._observe(Updating(done, len(batches)))
             sums += self._update(batch)
-        loss, grad_norm, clip_share, kl, clip_low, clip_high, reference_kl = (sums / len(batches)).tolist()
+        loss, grad_norm, clip_share, kl, clip_low, clip_high, reference_kl, entropy = (sums / len(batches)).tolist()
         self._scored.clear()
         retries, self._nodes.retries = self._nodes.retries, 0
         return Update(
@@ -199,20 +212,39 @@ class TreeLearner:
             clip_low_share=clip_low,
             clip_high_share=clip_high,
             reference_kl=reference_kl if self.has_reference else None,
+            bonus_entropy=entropy if settings.loss.entropy_coefficient else None,
             mismatch_mean=apart.mean if apart else None,
             mismatch_max=apart.max if apart else None,
             mismatch_kl=apart.kl if apart else None,
-            masked_share=apart.masked_share if apart else 0.0,
+            masked_share=masked,
             nodes_per_pass=self._nodes.value,
             out_of_memory_retries=retries,
         )
+
+    def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups that wait for a later step, with the old log-probs that they will need there.
+
+        This step's updates move the weights away from those that sampled the groups. Later, only these log-probs let
+        the clip see how far.
+
+        Args:
+            groups: Groups that this step does not train on, before its first update.
+
+        Returns:
+            The groups, in order. Those that waited before keep what they have. All stay as they are where old log-probs
+            are the engine's.
+        """
+        if not self._settings.recompute_old_logprobs:
+            return list(groups)
+        old = self._old_logprobs([g.tree for g in groups], [g.old_logprob_M for g in groups])
+        return [replace(g, old_logprob_M=old_M) for g, old_M in zip(groups, old, strict=True)]
 
     def penalised(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the KL penalty taken off their rewards, where it is placed there, else as they are.
 
         Args:
-            groups: What the next step trains on, before advantages are estimated; the weights are still those that
-                sampled. The step then takes the log-probs that were computed here.
+            groups: What the next step trains on, before advantages are estimated. The step then takes the log-probs
+                that were computed here.
 
         Returns:
             The groups, in order.
@@ -221,7 +253,8 @@ class TreeLearner:
         if penalty is None or penalty.placement != "reward":
             return list(groups)
         trees = [g.tree for g in groups]
-        old, [reference] = self._old_logprobs(trees), self._reference_logprobs([trees])
+        old = self._old_logprobs(trees, [g.old_logprob_M for g in groups])
+        [reference] = self._reference_logprobs([trees])
         self._scored = {id(t): _Scored(t, o, r) for t, o, r in zip(trees, old, reference, strict=True)}
         return [penalised_group(g, o, r, penalty) for g, o, r in zip(groups, old, reference, strict=True)]
 
@@ -238,11 +271,11 @@ class TreeLearner:
 
         def work() -> list[FloatArray]:
             found: list[FloatArray] = []
-            temperature, nodes = self._settings.temperature, self._nodes.value
+            next_token, nodes = self._settings.next_token, self._nodes.value
             with self._autocast():
                 for start, stop in prompt_groups(trees, nodes):  # prompts take memory too
                     some = trees[start:stop]
-                    logprobs = tree_logprobs(self.model, some, temperature=temperature, max_nodes=nodes)
+                    logprobs = tree_logprobs(self.model, some, next_token=next_token, max_nodes=nodes)
                     found += [lp.double().cpu().numpy() for lp in logprobs]
             return found
 
@@ -325,20 +358,28 @@ class TreeLearner:
 
     def _mini_batches(
         self, groups: Sequence[Group], advantages: Sequence[FloatArray], generator: np.random.Generator
-    ) -> tuple[list[MiniBatch], Mismatch | None]:
-        """Deal the groups out, and compute all that is needed before the first update."""
+    ) -> tuple[list[MiniBatch], Mismatch | None, float]:
+        """Deal the groups out, and compute all that is needed before the first update.
+
+        Returns:
+            The mini-batches, how far old policy and sampler are apart, and the share of tokens that a mask set to 0.
+        """
         settings = self._settings
         parts = np.array_split(generator.permutation(len(groups)), settings.mini_batches)
         size = settings.responses_per_verdict
-        chosen = [[lesson_of(groups[i], advantages[i], size, generator) for i in part] for part in parts]
+        finished_only = settings.loss.mask_truncated
+        chosen = [[lesson_of(groups[i], advantages[i], size, finished_only, generator) for i in part] for part in parts]
         lessons = [[lesson for lesson in part if lesson] for part in chosen]
         old, reference = self._before_update(lessons)
         loss, importance = settings.loss, settings.importance
         batches = []
         for part, mine, its_old, its_reference in zip(parts, lessons, old, reference, strict=True):
             trees = [groups[i].tree for i in part]
-            batches.append(assemble(trees, mine, its_old, its_reference, loss, importance, self._tensor))
-        return batches, self._mismatch(list(chain(*lessons)), list(chain(*old)))
+            share = len(part) * len(parts) / len(groups)
+            batches.append(assemble(trees, mine, its_old, its_reference, loss, importance, share, self._tensor))
+        every, every_old = list(chain(*lessons)), list(chain(*old))
+        masked = masked_share([lesson.tree for lesson in every], every_old, importance)
+        return batches, self._mismatch(every, every_old), masked
 
     def _before_update(self, lessons: list[list[Lesson]]) -> tuple[_Logprobs, _Logprobs | list[None]]:
         """Return old and reference log-probs of each mini-batch's lessons, at the weights before the first update."""
@@ -347,11 +388,15 @@ class TreeLearner:
             old = [[x.of_whole(known[id(x.whole)].old_logprob_M) for x in part] for part in lessons]
             return old, [[x.of_whole(known[id(x.whole)].reference_logprob_M) for x in part] for part in lessons]
         batches = [[lesson.tree for lesson in part] for part in lessons]
-        old = [self._old_logprobs(trees) for trees in batches]
+        old = [self._old_logprobs([x.tree for x in part], [x.old_logprob_M for x in part]) for part in lessons]
         return old, self._reference_logprobs(batches) if self.has_reference else [None] * len(batches)
 
-    def _old_logprobs(self, trees: list[RolloutTree]) -> list[FloatArray]:
-        return self.logprobs(trees) if self._settings.recompute_old_logprobs else [t.logprob for t in trees]
+    def _old_logprobs(self, trees: Sequence[RolloutTree], known: Sequence[FloatArray | None]) -> list[FloatArray]:
+        """Return the log-probs of the weights that sampled: the engine's, those known, or those of the present ones."""
+        if not self._settings.recompute_old_logprobs:
+            return [t.logprob for t in trees]
+        fresh = iter(self.logprobs([t for t, known_M in zip(trees, known, strict=True) if known_M is None]))
+        return [next(fresh) if known_M is None else known_M for known_M in known]
 
     def _reference_logprobs(self, batches: list[list[RolloutTree]]) -> _Logprobs:
         """Return the reference's log-probs of lists of trees, with its weights brought in once."""
@@ -365,13 +410,12 @@ class TreeLearner:
         return self._nodes.run(work)
 
     def _mismatch(self, lessons: Sequence[Lesson], old_logprobs: Sequence[FloatArray]) -> Mismatch | None:
-        """Compare the old policy with the sampler, where both are known."""
-        trees = [lesson.tree for lesson in lessons]
-        importance = self._settings.importance
-        unknown = importance.mode == "none" and any(np.isnan(t.logprob).any() for t in trees)
-        if not self._settings.recompute_old_logprobs or not trees or unknown:
+        """Compare the old policy with the sampler on fresh rollouts, where both are known."""
+        pairs = [(x.tree, old) for x, old in zip(lessons, old_logprobs, strict=True) if x.old_logprob_M is None]
+        unknown = any(np.isnan(tree.logprob).any() for tree, _ in pairs)
+        if not self._settings.recompute_old_logprobs or not pairs or unknown:
             return None
-        return mismatch(trees, old_logprobs, importance)
+        return mismatch([tree for tree, _ in pairs], [old for _, old in pairs])
 
     def _update(self, batch: MiniBatch) -> FloatArray:
         """Accumulate the gradient of one mini-batch and apply it; return what `Update` is the mean of."""
@@ -387,9 +431,9 @@ class TreeLearner:
         self._nodes.once(self._optimizer.step)  # its first call allocates the moments
         weight = (batch.positive_K - batch.negative_K).sum().clamp(min=1e-30)
         sampled = batch.sampled_K.sum().clamp(min=1)
-        loss, clipped, kl, low, high, reference_kl = sums
+        loss, clipped, kl, low, high, reference_kl, entropy = sums
         kl = kl / batch.count_K.sum().clamp(min=1)
-        shares = [clipped / weight, kl, low / weight, high / weight, reference_kl / sampled]
+        shares = [clipped / weight, kl, low / weight, high / weight, reference_kl / sampled, entropy / sampled]
         return torch.stack([loss, grad_norm.double(), *shares]).cpu().numpy()
 
     def _accumulate(self, batch: MiniBatch) -> Tensor:
@@ -402,9 +446,9 @@ class TreeLearner:
             coefficients, of_responses = response_losses(batch, self.logprobs(batch.trees), settings.loss)
             coefficient_K = self._tensor(coefficients)
             sums += of_responses
-        nodes, temperature = self._nodes.value, settings.temperature
+        nodes, next_token, entropy = self._nodes.value, settings.next_token, settings.loss.entropy_coefficient > 0
         with self._autocast():
-            for part in tree_parts(self.model, batch.trees, temperature=temperature, max_nodes=nodes):
+            for part in tree_parts(self.model, batch.trees, next_token=next_token, max_nodes=nodes, entropy=entropy):
                 loss, of_part = part_loss(part, batch, settings.loss, settings.kl, coefficient_K)
                 loss.backward()
                 sums += of_part

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from itertools import count
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from brorl.activity import Observe, Phase, Step, unobserved
 from brorl.algorithms.groups import Group
 from brorl.evaluation.benchmark import Answers, Benchmark
-from brorl.evaluation.compute_match import Budget, Cost, cost_of_step, total_cost
+from brorl.evaluation.compute_match import UNIT_WORDS, Budget, Cost, cost_of_step, total_cost
 from brorl.rollout.engine import Engine
 from brorl.training.checkpoint import TrainerState, mark_best, save_checkpoint
 from brorl.training.collect import Collected, Collector, NoMixedGroupsError
@@ -25,7 +27,7 @@ from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
 from brorl.training.reference_schedule import ReferenceSchedule
 from brorl.training.run_directory import Record, RunDirectory
-from brorl.training.stop_request import StopRequest
+from brorl.training.stop_request import StopNow, StopRequest
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.watch import Watch
 
@@ -61,13 +63,14 @@ class TrainingRun:
         model: What is saved.
         tokenizer: Saved beside it.
         directory: The run's files.
-        steps: Number of steps of the whole run, at most.
+        steps: Number of steps of the whole run, at most; None if the budget alone ends it.
         budget: What the whole run may cost.
         checkpoint_every: Save after every so many steps (and at the end).
         keep_checkpoints: How many to keep; 0 for all.
         store_rollouts_every: Store every so many steps' rollouts; 0 stores none, and no evaluations' responses.
         seed: Seed of the run.
-        report: Told every line of the metrics as it is written.
+        report: Gets every line of the metrics as it is written.
+        observe: Gets each step, and each phase of it, when it begins.
     """
 
     collector: Collector
@@ -83,50 +86,70 @@ class TrainingRun:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     directory: RunDirectory
-    steps: int
+    steps: int | None
     budget: Budget
     checkpoint_every: int
     keep_checkpoints: int
     store_rollouts_every: int
     seed: int
     report: Callable[[Record], None]
+    observe: Observe = unobserved
 
 
-def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
-    """Train from `state` to the end of the run.
+def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
+    """Train from `state` to the end of the run, or until a stop is requested.
+
+    A stop request loses nothing that was learned. Before the update of a step it discards what the step has sampled,
+    which a resumed run samples again, with the same draws; from then on the step is finished first.
 
     Args:
         run: The parts.
         state: Where to start; the model, learner and stream already hold it.
+        stop: Tells whether to stop; a new one if None. The parts may check it while they work.
 
     Returns:
         Why the run ended, and a sentence about it.
     """
-    if not run.watch.seen:
-        record_metrics(run, {"step": 0, **evaluation_record(run, 0)})
     carried = list(state.carried)
-    spent = total_cost(run.directory.read_metrics())
-    with StopRequest() as stop:
-        for step in range(state.step + 1, run.steps + 1):
-            if run.budget.is_spent(spent):
-                break
-            clock = Stopwatch()
+    with stop or StopRequest() as stop:
+        if not run.watch.seen:
             try:
-                groups, carried, collected = run.collector.collect(step, carried, clock)
+                with stop.discarding():
+                    first = {"step": 0, **evaluation_record(run, 0)}
+            except StopNow:
+                return Ending.INTERRUPTED, "stopped before the first step"
+            record_metrics(run, first)
+        spent = total_cost(run.directory.read_metrics())
+        for step in count(state.step + 1):
+            if is_over(run, step - 1, spent):
+                break
+            run.observe(Step(step))
+            clock, position = Stopwatch(run.observe), run.collector.stream.state_dict()
+            try:
+                with stop.discarding():
+                    groups, surplus, collected = run.collector.collect(step, carried, clock)
+                    with clock("diagnostics"):
+                        held_out = run.diagnostics.hold_out(step, groups)
             except NoMixedGroupsError as error:
                 save(run, step - 1, error.kept)
+                store_rollouts(run, step, error.collected)
                 record_metrics(run, fruitless_record(run, step, error, clock))
                 return Ending.NO_MIXED_GROUPS, str(error)
+            except StopNow:
+                run.collector.stream.load_state_dict(position)
+                save(run, step - 1, carried)
+                return Ending.INTERRUPTED, f"stopped after step {step - 1}"
 
-            with clock("diagnostics"):
-                held_out = run.diagnostics.hold_out(step, groups)
+            carried = surplus
             with clock("training"):
+                carried = run.learner.with_old_logprobs(carried)
                 rewarded = run.learner.penalised(groups)
                 update = run.learner.step(rewarded, run.estimate_advantages(rewarded), seed=seed_of(run, step))
             run.engine.load_weights(run.learner.weights())
 
             with clock("storing"):
-                store_rollouts(run, step, collected)
+                if is_due(step, run.store_rollouts_every):
+                    store_rollouts(run, step, collected)
             with clock("diagnostics"):
                 measured = run.diagnostics.record(collected.groups, groups, held_out)
             record = {
@@ -138,7 +161,7 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
                 "seconds": clock.seconds(),
             }
             before, spent = spent, spent + cost_of_step(record)
-            last = step == run.steps or run.budget.is_spent(spent)
+            last = is_over(run, step, spent)
             regular = is_due(step, run.evaluate_every)
             if regular or last or run.budget.passes_mark(before, spent):
                 record |= evaluation_record(run, step)
@@ -150,13 +173,19 @@ def train(run: TrainingRun, state: TrainerState) -> tuple[Ending, str]:
 
             collapsed = "ended" in record
             ends = last or stop.requested or collapsed
-            if is_due(step, run.checkpoint_every) or run.watch.best_step == step or ends:
-                save(run, step, carried)
+            due = is_due(step, run.checkpoint_every) or ends
+            if due or run.watch.best_step == step:
+                save(run, step, carried, regular=due)
             if collapsed:
                 return Ending.COLLAPSED, f"stopped after step {step}: {record['ended']}"
             if stop.requested and not last:
                 return Ending.INTERRUPTED, f"stopped after step {step}"
     return Ending.FINISHED, finish_line(run, spent)
+
+
+def is_over(run: TrainingRun, step: int, spent: Cost) -> bool:
+    """Return whether a run that has done so many steps has reached its number of steps or its budget."""
+    return (run.steps is not None and step >= run.steps) or run.budget.is_spent(spent)
 
 
 def is_due(step: int, every: int) -> bool:
@@ -165,12 +194,15 @@ def is_due(step: int, every: int) -> bool:
 
 
 def finish_line(run: TrainingRun, spent: Cost) -> str:
-    """Say what a run has come to."""
+    """Say what a run has done, and whether its budget or its number of steps ended it."""
     done = f"finished {spent.steps:,} step{'s' if spent.steps != 1 else ''}"
     unit = run.budget.unit
-    if unit == "steps":
+    if unit == "steps" and run.budget.limit == run.steps:  # no budget besides
         return done
-    return f"{done}: {spent.of(unit):,.0f} of {run.budget.limit:,.0f} {unit.replace('_', ' ')} spent"
+    of_budget = f"{spent.of(unit):,.0f} of {run.budget.limit:,.0f} {UNIT_WORDS[unit]} spent"
+    if run.budget.is_spent(spent):
+        return f"{done}, ended by the budget: {of_budget}"
+    return f"{done}, ended by steps = {run.steps:,}: {of_budget}"
 
 
 def num_rollouts(groups: Sequence[Group]) -> int:
@@ -218,8 +250,8 @@ def record_metrics(run: TrainingRun, record: dict[str, Any]) -> None:
 
 
 def store_rollouts(run: TrainingRun, step: int, collected: Collected) -> None:
-    """Store what a step sampled, if it is its turn."""
-    if run.store_rollouts_every and step % run.store_rollouts_every == 0:
+    """Store what a step sampled, unless the run stores none."""
+    if run.store_rollouts_every:
         texts = [run.collector.judge.texts(g.tree) for g in collected.groups]
         run.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
 
@@ -235,8 +267,9 @@ def store_answers(run: TrainingRun, benchmark: Benchmark, step: int, answers: An
     run.directory.write_evaluation(step, groups, verdicts, [judge.texts(g.tree) for g in groups])
 
 
-def save(run: TrainingRun, step: int, carried: Sequence[Group]) -> None:
-    """Write a checkpoint of the run after a step, and point to the best one."""
+def save(run: TrainingRun, step: int, carried: Sequence[Group], *, regular: bool = True) -> None:
+    """Write a checkpoint of the run after a step, and point to the best one; one that is not regular is the best."""
+    run.observe(Phase("saving", f"step {step}"))
     state = TrainerState(
         step,
         run.learner.state_dict(),
@@ -246,6 +279,7 @@ def save(run: TrainingRun, step: int, carried: Sequence[Group]) -> None:
         None if run.benchmark is None else run.benchmark.fingerprint,
     )
     best = run.watch.best_step
-    save_checkpoint(run.directory.checkpoints, state, run.model, run.tokenizer, run.keep_checkpoints, best)
+    save_checkpoint(run.directory.checkpoints, state, run.model, run.tokenizer, run.keep_checkpoints, best, regular)
+    run.directory.note_checkpoint()
     if best == step:
         mark_best(run.directory.checkpoints, step)

@@ -35,6 +35,7 @@ class Lesson:
         node_M: For each node of `tree` its index in `whole`, shape [M]; None if they are the same.
         advantage_L: Advantages, shape [L].
         factor_L: One over the probability that the response was chosen, shape [L].
+        old_logprob_M: Log-probs of the old policy that an earlier step computed, shape [M]; None for fresh rollouts.
     """
 
     whole: RolloutTree
@@ -42,6 +43,7 @@ class Lesson:
     node_M: IntArray | None
     advantage_L: FloatArray
     factor_L: FloatArray
+    old_logprob_M: FloatArray | None
 
     def of_whole(self, value_W: FloatArray) -> FloatArray:
         """Return the entries of this tree's nodes of an array over the nodes of the whole tree, shape [M]."""
@@ -49,7 +51,11 @@ class Lesson:
 
 
 def lesson_of(
-    group: Group, advantage_L: FloatArray, responses_per_verdict: int, generator: np.random.Generator
+    group: Group,
+    advantage_L: FloatArray,
+    responses_per_verdict: int,
+    mask_truncated: bool,
+    generator: np.random.Generator,
 ) -> Lesson | None:
     """Choose what is back-propagated of a group.
 
@@ -57,21 +63,28 @@ def lesson_of(
         group: The group.
         advantage_L: Its advantages, shape [L].
         responses_per_verdict: At most this many correct and this many incorrect distinct responses; 0 for all.
+        mask_truncated: Never choose a truncated response.
         generator: Decides the choice.
 
     Returns:
-        The lesson; None if not all responses are back-propagated, and none has an advantage. Responses without an
-        advantage are then never chosen: a KL penalty in the loss does not see them.
+        The lesson; None if there is nothing to choose. With `responses_per_verdict`, responses without an advantage are
+        never chosen: neither a KL penalty in the loss nor an entropy bonus sees them.
     """
     tree = group.tree
-    if not responses_per_verdict:
-        return Lesson(tree, tree, None, advantage_L, np.ones(tree.num_responses))
-    total_L = tree.leaf_count * advantage_L
-    chosen, factor_K = choose_responses(total_L, group.correct_L, responses_per_verdict, generator)
+    allowed_L = tree.finished if mask_truncated else np.ones(tree.num_responses, np.bool_)
+    if not responses_per_verdict and allowed_L.all():
+        return Lesson(tree, tree, None, advantage_L, np.ones(tree.num_responses), group.old_logprob_M)
+    if responses_per_verdict:
+        total_L = tree.leaf_count * advantage_L * allowed_L
+        chosen, factor_K = choose_responses(total_L, group.correct_L, responses_per_verdict, generator)
+    else:
+        chosen = np.flatnonzero(allowed_L)
+        factor_K = np.ones(chosen.size)
     if not chosen.size:
         return None
     part, node_M = tree.select(chosen)
-    return Lesson(tree, part, node_M, advantage_L[chosen], factor_K)
+    old_logprob_M = None if group.old_logprob_M is None else group.old_logprob_M[node_M]
+    return Lesson(tree, part, node_M, advantage_L[chosen], factor_K, old_logprob_M)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +101,9 @@ class MiniBatch:
         count_K: Rollouts through each node, shape [K].
         reference_logprob_K: Log-probs of the reference, shape [K]; None without one.
         sampled_K: Rollouts through each node, with the factors of the choice of responses, shape [K].
-        kl_weight_K: The same with the weights of the aggregation, shape [K].
-        denominator: Of the loss, for all rollouts of the groups.
+        token_weight_K: The same with the weights of the aggregation, for terms without an advantage, shape [K].
+        denominator: Of the loss, for all rollouts of the groups; it gives each group of a step the same weight, also
+            where the mini-batches of the step differ in size.
     """
 
     trees: list[RolloutTree]
@@ -101,8 +115,8 @@ class MiniBatch:
     count_K: Tensor
     reference_logprob_K: Tensor | None
     sampled_K: Tensor
-    kl_weight_K: Tensor
-    denominator: int
+    token_weight_K: Tensor
+    denominator: float
 
 
 def assemble(
@@ -112,6 +126,7 @@ def assemble(
     reference_logprobs: Sequence[FloatArray] | None,
     loss: PolicyLossSettings,
     importance: ImportanceCorrection,
+    share: float,
     tensor: Callable[[Sequence[NDArray[Any]]], Tensor],
 ) -> MiniBatch:
     """Sum advantages and counts to weights of nodes.
@@ -123,12 +138,13 @@ def assemble(
         reference_logprobs: For each lesson those of the reference.
         loss: Kind and aggregation of the loss.
         importance: Correction of the weights for the policy that sampled.
+        share: Number of its groups over the mean number of a mini-batch of the step; 1 where all have the same number.
         tensor: Concatenates arrays on the device of the model.
 
     Returns:
         The mini-batch.
     """
-    advantages, positive, negative, sampled, kl_weight = [], [], [], [], []
+    advantages, positive, negative, sampled, token_weight = [], [], [], [], []
     for lesson, old_logprob_M in zip(lessons, old_logprobs, strict=True):
         tree = lesson.tree
         factors = importance_factors(tree, old_logprob_M, importance)
@@ -138,7 +154,7 @@ def assemble(
         positive.append(weights.positive_M * factors.node_M)
         negative.append(weights.negative_M * factors.node_M)
         sampled.append(tree.sum_below(tree.leaf_count * lesson.factor_L))
-        kl_weight.append(tree.sum_below(tree.leaf_count * lesson.factor_L * aggregation_L))
+        token_weight.append(tree.sum_below(tree.leaf_count * lesson.factor_L * aggregation_L))
         # A loss of a whole response that every token carries has the mean of its tokens' factors as its own.
         advantages.append(advantage_L * (tree.sum_along_paths(factors.node_M)[tree.leaf] / tree.length))
     return MiniBatch(
@@ -151,6 +167,6 @@ def assemble(
         count_K=tensor([lesson.tree.count for lesson in lessons]),
         reference_logprob_K=None if reference_logprobs is None else tensor(reference_logprobs),
         sampled_K=tensor(sampled),
-        kl_weight_K=tensor(kl_weight),
-        denominator=loss_denominator(whole, loss.aggregation, loss.max_new_tokens),
+        token_weight_K=tensor(token_weight),
+        denominator=loss_denominator(whole, loss.aggregation, loss.max_new_tokens, loss.mask_truncated) / share,
     )

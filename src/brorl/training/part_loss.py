@@ -1,4 +1,4 @@
-"""The loss of a part of a mini-batch: the policy term and the KL penalty, with sums for the metrics.
+"""The loss of a part of a mini-batch: policy term, KL penalty and entropy bonus, with sums for the metrics.
 
 In: log-probs of some nodes with a gradient, and the mini-batch's numbers. Out: what is back-propagated. Losses and sums
 add up over the parts of a mini-batch.
@@ -7,7 +7,7 @@ add up over the parts of a mini-batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import numpy as np
 import torch
@@ -15,11 +15,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.kl import KLPenalty, kl_estimates
-from brorl.algorithms.policy_loss import PolicyLossSettings, SequenceLoss, cispo_loss, clipped_policy_loss, gspo_loss
+from brorl.algorithms.policy_loss import (
+    PolicyLoss,
+    PolicyLossSettings,
+    SequenceLoss,
+    cispo_loss,
+    clipped_policy_loss,
+    gspo_loss,
+)
 from brorl.model.logprobs import Part
 from brorl.training.mini_batch import MiniBatch
 
-NUM_SUMS = 6
+NUM_SUMS = 7
 
 
 class PartLoss(NamedTuple):
@@ -28,7 +35,7 @@ class PartLoss(NamedTuple):
     Attributes:
         loss: Scalar with a gradient.
         sums: Policy loss, |weight| clipped, weighted old minus new log-prob, |weight| clipped at the lower and at the
-            upper bound, weighted estimate of the KL to the reference; no gradient, shape [6].
+            upper bound, weighted estimate of the KL to the reference, weighted entropy; no gradient, shape [7].
     """
 
     loss: Tensor
@@ -56,23 +63,43 @@ def part_loss(
         loss = (coefficient_K[index] * part.logprob).sum()
         value, clipped, low, high = zero, zero, zero, zero
     else:
-        loss, clipped, low, high = (cispo_loss if settings.kind == "cispo" else clipped_policy_loss)(
-            part.logprob,
-            old_logprob_K,
-            batch.positive_K[index],
-            batch.negative_K[index],
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
-            denominator=batch.denominator,
-        )
+        loss, clipped, low, high = _policy_loss(part, batch, settings)
         value = loss.detach()
     reference_kl = zero
     if kl is not None and batch.reference_logprob_K is not None:
         estimate_K = kl_estimates(part.logprob, batch.reference_logprob_K[index], kl.estimator, kl.clamp)
         reference_kl = (batch.sampled_K[index] * estimate_K.detach()).sum()
         if kl.placement == "loss":
-            loss = loss + kl.coefficient * (batch.kl_weight_K[index] * estimate_K).sum() / batch.denominator
-    return PartLoss(loss, torch.stack([value, clipped, old_kl, low, high, reference_kl]))
+            loss = loss + kl.coefficient * (batch.token_weight_K[index] * estimate_K).sum() / batch.denominator
+    entropy = zero
+    if part.entropy is not None:
+        entropy = (batch.sampled_K[index] * part.entropy.detach()).sum()
+        bonus = (batch.token_weight_K[index] * part.entropy).sum() / batch.denominator
+        loss = loss - settings.entropy_coefficient * bonus
+    return PartLoss(loss, torch.stack([value, clipped, old_kl, low, high, reference_kl, entropy]))
+
+
+def _policy_loss(part: Part, batch: MiniBatch, settings: PolicyLossSettings) -> PolicyLoss:
+    """Return the policy term of nodes."""
+    weights = batch.positive_K[part.index], batch.negative_K[part.index]
+    logprobs = part.logprob, batch.old_logprob_K[part.index]
+    low, high, denominator = settings.clip_low, settings.clip_high, batch.denominator
+    match settings.kind:
+        case "ppo":
+            return clipped_policy_loss(
+                *logprobs,
+                *weights,
+                clip_low=low,
+                clip_high=high,
+                denominator=denominator,
+                dual_clip=settings.dual_clip,
+            )
+        case "cispo":
+            return cispo_loss(*logprobs, *weights, clip_low=low, clip_high=high, denominator=denominator)
+        case "gspo":
+            raise ValueError("gspo is a loss of whole responses; give the coefficients of `response_losses`")
+        case _:
+            assert_never(settings.kind)
 
 
 def response_losses(
@@ -104,5 +131,5 @@ def response_losses(
     ]
     value, low = sum(s.loss for s in losses), sum(s.clipped_low for s in losses)
     high = sum(s.clipped_high for s in losses)
-    sums = torch.tensor([value, low + high, 0.0, low, high, 0.0], dtype=torch.float64)
+    sums = torch.tensor([value, low + high, 0.0, low, high, 0.0, 0.0], dtype=torch.float64)
     return [s.coefficient_M for s in losses], sums.to(batch.count_K.device)

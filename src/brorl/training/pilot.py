@@ -219,7 +219,7 @@ def prompt_gradient(model: PreTrainedModel, group: Group, count_L: IntArray, set
         model: The model; its gradients are overwritten.
         group: The responses and their rewards.
         count_L: How many of the N rollouts gave each response, shape [L].
-        settings: Temperature and size of the learner's passes.
+        settings: Next-token distribution and size of the learner's passes.
 
     Returns:
         The gradient, or its random projection onto fewer numbers where it is long. Gradients of one model are all
@@ -243,7 +243,7 @@ def _accumulate(model: PreTrainedModel, tree: RolloutTree, weight_M: FloatArray,
     weight = torch.from_numpy(weight_M).to(model.device, dtype)
     device = model.device.type
     with torch.autocast(device, torch.bfloat16) if settings.autocast else nullcontext():
-        for part in tree_parts(model, [tree], temperature=settings.temperature, max_nodes=settings.max_nodes):
+        for part in tree_parts(model, [tree], next_token=settings.next_token, max_nodes=settings.max_nodes):
             (weight[part.index] * part.logprob).sum().backward()
 
 

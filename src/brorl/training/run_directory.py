@@ -64,6 +64,33 @@ class RunDirectory:
         """One Parquet file an evaluation, named by its step, with the responses to a few held-out prompts."""
         return self.path / "evaluations"
 
+    @property
+    def begun_file(self) -> Path:
+        """What a resumed run must find as it was: the settings that may not change, and whether it had a checkpoint."""
+        return self.path / "begun.json"
+
+    def write_begun(self, settings: Record, has_checkpoint: bool) -> None:
+        """Write `begun.json`."""
+        with storing(self.begun_file):
+            content = json.dumps({"settings": settings, "has_checkpoint": has_checkpoint}, indent=1)
+            replace_file(self.begun_file, content.encode())
+
+    def read_begun(self) -> Record:
+        """Return what `write_begun` wrote; nothing if the run has not begun."""
+        if not self.begun_file.is_file():
+            return {}
+        try:
+            begun: Record = json.loads(self.begun_file.read_text("utf-8"))
+        except ValueError as error:
+            raise UserError(f"{self.begun_file} is not JSON; restore it from a backup, or start a new run") from error
+        return begun
+
+    def note_checkpoint(self) -> None:
+        """Remember that the run has had a checkpoint."""
+        begun = self.read_begun()
+        if not begun.get("has_checkpoint"):
+            self.write_begun(begun.get("settings", {}), has_checkpoint=True)
+
     def append_metrics(self, record: Record) -> None:
         """Add a line to the metrics; it is on disk when this returns."""
         with storing(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
@@ -140,13 +167,15 @@ class RunDirectory:
                 verdict = group_verdicts[i]
                 rows.append({
                     "step": step, "prompt_id": group.prompt.id, "domain": group.prompt.domain, "prompt":
-                    group.prompt.text, "response": group_texts[i], "token_ids": token_ids, "logprobs":
+                    group.prompt.text, "reference": group.prompt.reference,
+                    "response": group_texts[i], "token_ids": token_ids, "logprobs":
                     tree.logprob[tree.path(int(leaf))], "count": count, "num_rollouts": tree.num_rollouts,
                     "finished": bool(tree.finished[i]), "correct": verdict.correct, "score": verdict.score,
                     "extracted": verdict.extracted, "reason": verdict.reason, "reward": float(group.reward_L[i]),
                 })  # fmt: skip
         schema = pa.schema([
             ("step", pa.int32()), ("prompt_id", pa.string()), ("domain", pa.string()), ("prompt", pa.string()),
+            ("reference", pa.string()),
             ("response", pa.string()), ("token_ids", pa.list_(pa.int32())), ("logprobs", pa.list_(pa.float32())),
             ("count", pa.int32()), ("num_rollouts", pa.int32()), ("finished", pa.bool_()), ("correct", pa.bool_()),
             ("score", pa.float64()), ("extracted", pa.string()), ("reason", pa.string()), ("reward", pa.float64()),
@@ -178,10 +207,10 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Refuse a second process that would work on the same run at the same time.
+        """Hold the run; a second process that wants it at the same time is refused.
 
         Raises:
-            UserError: If another process holds the run.
+            UserError: If another process holds the run, or removed its directory just now.
         """
         try:
             import fcntl
@@ -190,10 +219,13 @@ class RunDirectory:
             return
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"another process is working on {self.path}; wait for it, or stop it") from error
+            if not self.path.is_dir() or not os.path.samestat(os.fstat(descriptor), self.path.stat()):
+                raise UserError(f"another process has just removed {self.path}; give the same command again")
             yield
-        except BlockingIOError as error:
-            raise UserError(f"another process is working on {self.path}; wait for it, or stop it") from error
         finally:
             os.close(descriptor)
 

@@ -1,34 +1,94 @@
-"""Ctrl-C: the first asks to stop after the step, the second discards the step at once."""
+"""Ctrl-C and SIGTERM: the first asks a run to stop, and is answered at once; the second discards what is under way.
+
+The answer comes from a thread that a signal wakes, because Python runs a signal's handler only when the main thread
+returns from the call that it is in, and a backward pass is one call.
+"""
 
 from __future__ import annotations
 
 import signal
+import socket
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopNow(Exception):  # noqa: N818 (it is no error)
+    """A stop was requested where the work under way can be discarded: nothing was learned in it."""
 
 
 class StopRequest:
     """Within the block, the first SIGINT or SIGTERM sets `requested`; the second raises KeyboardInterrupt.
 
     Outside of the main thread signals are left alone.
+
+    Args:
+        answer: Called once, at the first signal and from another thread, with whether the work under way is discarded.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Callable[[bool], None] = lambda _: None) -> None:
         self.requested = False
+        self._answer = answer
+        self._discards = False
         self._previous: dict[signal.Signals, Any] = {}
+        self._previous_fd = -1
+        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            self._reader, self._writer = socket.socketpair()
+            self._writer.setblocking(False)
+            self._thread = threading.Thread(target=self._answer_the_first, name="answer to Ctrl-C", daemon=True)
+            self._thread.start()
+            for number in _SIGNALS:
                 self._previous[number] = signal.signal(number, self._on_signal)
+            self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._thread is None:
+            return
+        signal.set_wakeup_fd(self._previous_fd)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+        self._writer.close()  # the thread reads the end
+        self._thread.join()
+        self._reader.close()
+
+    @contextmanager
+    def discarding(self) -> Iterator[None]:
+        """Mark work in which nothing is learned: a stop request ends it at the next `check`, or with the block.
+
+        Raises:
+            StopNow: If a stop was requested.
+        """
+        self._discards = True
+        try:
+            yield
+            self.check()
+        finally:
+            self._discards = False
+
+    def check(self) -> None:
+        """End the work under way if a stop was requested and the work can be discarded.
+
+        Raises:
+            StopNow: If so.
+        """
+        if self.requested and self._discards:
+            raise StopNow
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+
+    def _answer_the_first(self) -> None:
+        while received := self._reader.recv(1):
+            if received[0] in _SIGNALS:
+                self._answer(self._discards)
+                return

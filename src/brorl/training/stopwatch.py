@@ -1,4 +1,4 @@
-"""Wall time by phase."""
+"""Wall time by phase; every phase that begins is reported."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 
+from brorl.activity import Observe, Phase, unobserved
+
 
 class Stopwatch:
-    """Adds up the seconds spent in named phases: `with clock("generation"): ...`."""
+    """Adds up the seconds spent in named phases: `with clock("generation"): ...`.
 
-    def __init__(self) -> None:
+    Args:
+        observe: Gets each phase when it begins.
+    """
+
+    def __init__(self, observe: Observe = unobserved) -> None:
+        self._observe = observe
         self._started = perf_counter()
         self._seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """Time a block."""
+        self._observe(Phase(phase))
         started = perf_counter()
         try:
             yield

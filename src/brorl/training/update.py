@@ -24,8 +24,10 @@ class Update:
         clip_high_share: The part of it at the upper bound.
         reference_kl: Mean over sampled tokens of the penalty's estimate, during the updates (nats); None without a
             reference.
-        mismatch_mean: Mean over the step's trained tokens of exp(old - sampler); None if old log-probs are not
-            recomputed, or the engine does not tell its own.
+        bonus_entropy: Mean over sampled tokens of the entropy of the distribution that each was drawn from, during the
+            updates (nats); None without an entropy bonus.
+        mismatch_mean: Mean of exp(old - sampler) over the trained tokens that this step sampled; None if it trained on
+            none of them, if old log-probs are not recomputed, or if the engine returns no log-probs.
         mismatch_max: The largest one.
         mismatch_kl: Estimate of KL(sampler || old), nats per token.
         masked_share: Share of the step's trained tokens whose weight the importance correction set to 0.
@@ -43,6 +45,7 @@ class Update:
     clip_low_share: float
     clip_high_share: float
     reference_kl: float | None
+    bonus_entropy: float | None
     mismatch_mean: float | None
     mismatch_max: float | None
     mismatch_kl: float | None

@@ -77,7 +77,8 @@ def _change_figure(run: RunRecord, change: ScoreChange) -> Figure:
     first, last = run.evaluations[0], run.evaluations[-1]
     details = [f"95% intervals: {_spread(change.before)} {_when(first)}, {_spread(change.after)} {_when(last)}"]
     if change.difference:
-        by, low, high = (f"{v:+.3f}" for v in (change.difference.value, change.difference.low, change.difference.high))
+        ends = change.difference.value, change.difference.low, change.difference.high
+        by, low, high = (f"{round(value, 3) + 0.0:+.3f}" for value in ends)  # + 0.0: never -0.000
         details.insert(0, f"change {by}\u00a0[{low},\u00a0{high}]")
     best = best_evaluation(run)
     if best is not None and best is not last and change.k == min(int(k) for k in best["evaluation"]["pass_at"]):
@@ -155,11 +156,12 @@ def _progress_tile(run: RunRecord) -> Tile:
 
 def _is_unfinished(run: RunRecord) -> bool:
     """Whether a run has more to do, as far as its settings say."""
-    limit, unit = (run.settings.get(f"budget.{name}", "null") for name in ("limit", "unit"))
+    planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
+    done, spent = run.records[-1]["step"], total_cost(run.records)
+    left = [done < int(planned)] if planned != "null" else []
     if limit != "null":
-        spent = total_cost(run.records)
-        return any(name == unit and spent.of(name) < float(limit) for name in UNITS)
-    return bool(run.records[-1]["step"] < int(run.settings.get("steps", 0)))
+        left += [spent.of(name) < float(limit) for name in UNITS if name == unit]
+    return bool(left) and all(left)
 
 
 def _spread(score: Estimate) -> str:

@@ -1,145 +1,34 @@
-"""What a person sees while a run trains: one line a step, and a table at the end.
+"""The tables and sentences at the end of a run.
 
-In: lines of the metrics. Out: text on the console and in `run.log`.
+In: lines of the metrics. Out: rich tables that fit 80 columns, and lines.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
-from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
-from brorl.evaluation.compute_match import Budget, Cost, cost_of_step, total_cost
-from brorl.storage import storing
 from brorl.training.run_directory import Record
-from brorl.words import duration
 
-_PHASES = ("generation", "verification", "training", "diagnostics", "storing")
+_PHASES = {  # as they are named in the metrics, and for people
+    "generation": "sampling",
+    "verification": "verifying",
+    "training": "learning",
+    "diagnostics": "measuring",
+    "storing": "saving",
+}
 _LAST_STEPS = 25
-_LARGE_STEP = 0.5  # nats per token; within the clip of PPO it is about 0.01
-_HEADER = "  step  reward   held-out pass@1   kept/sampled  unique/sampled  samples/s   sample/verify/train s    ETA"
-
-
-class Progress:
-    """Prints a line a step to the console and to the run's log.
-
-    Args:
-        steps: Number of steps of the whole run, at most.
-        budget: What the whole run may cost.
-        log_file: File that gets the same lines.
-    """
-
-    def __init__(self, steps: int, budget: Budget, log_file: Path) -> None:
-        self._steps, self._budget = steps, budget
-        self._console = Console(highlight=False)
-        self._log_file = log_file
-        self._started: float | None = None
-        self._spent = Cost()
-        self._share_before = 0.0
-        self._lines = 0
-
-    def recall(self, past: Sequence[Record]) -> None:
-        """Take the lines that the metrics of a resumed run hold already."""
-        self._spent = total_cost(past)
-
-    def say(self, text: str | Text) -> None:
-        """Print a line."""
-        self._console.print(text, soft_wrap=True, markup=False)
-        with storing(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
-            file.write(f"{text}\n")
-
-    def show(self, record: Record) -> None:
-        """Print a line of the metrics."""
-        self._spent += cost_of_step(record)
-        if self._started is None:
-            self._started, self._share_before = perf_counter(), self._share_done()
-        if "update" not in record:
-            if "evaluation" in record:
-                when = "at the end" if record["step"] else "before training"
-                self.say(f"held out, {when}: {pass_at_line(record['evaluation'])}")
-                for note in notes(record):
-                    self.say(Text(note, style="yellow"))
-            return
-        if self._lines % 25 == 0:
-            self.say(Text(_HEADER, style="dim"))
-        self._lines += 1
-        self.say(self._line(record))
-        for note in notes(record):
-            self.say(Text(f"{'':>6}  {note}", style="yellow"))
-
-    def _line(self, record: Record) -> Text:
-        sampling, kept, seconds = record["sampling"], record["kept"], record["seconds"]
-        held_out = ""
-        if "evaluation" in record:
-            estimate = pass_at(record["evaluation"], 1)
-            held_out = f"{estimate['value']:.3f} [{estimate['low']:.2f}, {estimate['high']:.2f}]" if estimate else ""
-        share = sampling["unique_tokens"] / max(sampling["sampled_tokens"], 1)
-        phases = "/".join(f"{seconds.get(p, 0.0):.2f}" for p in ("generation", "verification", "training"))
-        groups = f"{kept['groups']}/{sampling['groups']}"
-        rate = sampling["samples"] / seconds["total"]
-        return Text.assemble(
-            f"{record['step']:>6}  {sampling['reward']:>6.3f}  ",
-            (held_out.ljust(18), "bold green"),
-            f"{groups:>13}  {share:>14.3f}  {rate:>9,.0f}  {phases:>21}  {self._eta():>6}",
-        )
-
-    def _share_done(self) -> float:
-        return max(self._spent.steps / self._steps, self._spent.of(self._budget.unit) / self._budget.limit)
-
-    def _eta(self) -> str:
-        assert self._started is not None
-        share = self._share_done()
-        if share <= self._share_before:
-            return ""
-        return duration((perf_counter() - self._started) / (share - self._share_before) * max(1 - share, 0.0))
-
-    def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
-        """Print what the run bought, from all its metrics."""
-        tables = [outcome_table(records), coverage_table(records), cost_table(records)]
-        with storing(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
-            for console in (self._console, Console(file=file, width=100, no_color=True)):
-                for table in tables:
-                    if table.row_count:
-                        console.print()
-                        console.print(table)
-        self.say(f"\n{ending}; run directory: {run_path}")
-        for hint in [*certificate_lines(records), *coverage_hints(records), *hints]:
-            self.say(hint)
-
-
-def notes(record: Record) -> list[str]:
-    """Say what was out of the ordinary in a step."""
-    said = []
-    for name, where in (("sampling", "their reasons are in rollouts/"), ("evaluation", "this was while evaluating")):
-        lost, failed = (record.get(name, {}).get(f"verifier_{what}", 0) for what in ("timeouts", "failures"))
-        if lost or failed:
-            said.append(f"{lost} verifications timed out and {failed} failed; they count as incorrect, and {where}")
-    update = record.get("update")
-    if update and update["out_of_memory_retries"]:
-        said.append(f"out of memory: from now on {update['nodes_per_pass']} nodes per forward pass, same gradients")
-    if update and update["old_policy_kl"] > _LARGE_STEP:
-        said.append(
-            f"warning: the updates of this step moved the policy by {update['old_policy_kl']:.2g} nats per token; "
-            "lower optimizer.learning_rate"
-        )
-    if "reference_reset" in record:
-        said.append(f"reference policy reset: {record['reference_reset']}")
-    if "collapse" in record:
-        said.append(f"warning: {record['collapse']}")
-    return said
 
 
 def outcome_table(records: Sequence[Record]) -> Table:
     """Make the table of held-out results before and after, with 95% intervals over prompts."""
-    table = Table(title="On prompts held out from training", title_justify="left", box=box.SIMPLE_HEAD)
+    table = _table("On prompts held out from training")
+    table.caption = escape("pass@k: chance that one of k attempts is correct [95% interval]")
     table.add_column("")
     for column in ("before", "after", "change"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -164,7 +53,7 @@ def outcome_table(records: Sequence[Record]) -> Table:
 def coverage_table(records: Sequence[Record]) -> Table:
     """Make the table of what other numbers of rollouts would have seen in the last steps, from this run's rollouts."""
     steps = [r for r in records if "coverage" in r][-_LAST_STEPS:]
-    table = Table(title=f"What N bought (last {len(steps)} steps)", title_justify="left", box=box.SIMPLE_HEAD)
+    table = _table(f"What N rollouts per prompt bought (last {len(steps)} steps)")
     pooled = [r["coverage"]["pooled"] for r in steps]
     mixed = [(r["sampling"]["groups"], p["informative_share_at"]) for r, p in zip(steps, pooled, strict=True)]
     mixed = [(groups, share_at) for groups, share_at in mixed if share_at]
@@ -179,17 +68,20 @@ def coverage_table(records: Sequence[Record]) -> Table:
         table.add_column(f"{n}*" if n > own else str(n), justify="right", style="bold" if n == own else None)
     groups = sum(size for size, _ in mixed)
     shares = [sum(g * _at(at, n) for g, at in mixed) / groups if n <= own else None for n in columns]
-    table.add_row("groups with correct and incorrect rollouts", *(_percent(value) for value in shares))
+    table.add_row("groups with both outcomes", *(_percent(value) for value in shares))
+    notes = ["only groups with both outcomes (correct and incorrect) teach"]
     if seen:
         mass = sum(p["q_pos"] for p in seen)
         rows = [1 - sum(_at(p["unsampled_correct_at"], n) for p in seen) / mass for n in columns]
-        table.add_row("correct responses sampled, by their probability", *(_percent(value) for value in rows))
+        table.add_row("correct responses seen", *(_percent(value) for value in rows))
+        notes.append("correct responses count by their probability")
         if columns[-1] > own:
-            table.caption = f"* estimated from the same {own} rollouts of each prompt"
+            notes.append(f"* estimated from the same {own} rollouts of each prompt")
     elif any(p["unsampled_correct_at"] for p in pooled):
-        table.caption = "no correct response was sampled in these steps"
+        notes.append("no correct response was sampled in these steps")
     else:
-        table.caption = "every response was unique, so these rollouts cannot tell what was not sampled"
+        notes.append("every response was unique, so these rollouts cannot tell what was not sampled")
+    table.caption = "\n".join(notes)
     return table
 
 
@@ -216,7 +108,7 @@ def certificate_lines(records: Sequence[Record]) -> list[str]:
 
 def cost_table(records: Sequence[Record]) -> Table:
     """Make the table of what was sampled, what sharing saved, and where the time went."""
-    table = Table(title="What it cost", title_justify="left", box=box.SIMPLE, show_header=False)
+    table = _table("What it cost", has_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
     table.add_column("")
@@ -230,10 +122,14 @@ def cost_table(records: Sequence[Record]) -> Table:
     samples, sampled, unique = (total("sampling", n) for n in ("samples", "sampled_tokens", "unique_tokens"))
     distinct = total("sampling", "distinct_responses")
     kept, groups = total("kept", "groups"), total("sampling", "groups")
-    phases = ", ".join(f"{p} {total('seconds', p):.1f}" for p in _PHASES)
-    table.add_row("steps", f"{len(steps):,}", f"{kept:,.0f} groups kept of {groups:,.0f}")
-    table.add_row("samples", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer")
+    phases = ", ".join(f"{word} {total('seconds', phase):.1f}" for phase, word in _PHASES.items())
+    table.add_row("steps", f"{len(steps):,}", f"learned from {kept:,.0f} groups; {groups:,.0f} were sampled")
+    table.add_row("rollouts", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer")
     table.add_row("tokens", f"{sampled:,.0f}", f"{unique:,.0f} computed: {sampled / unique:.1f}x fewer")
+    dropped, dropped_tokens = total("sampling", "samples_dropped"), total("sampling", "unique_tokens_dropped")
+    if dropped:
+        what = f"in groups with one outcome ({dropped / samples:.0%}); {dropped_tokens:,.0f} tokens computed"
+        table.add_row("thrown away", f"{dropped:,.0f}", what)
     lost, failed = total("sampling", "verifier_timeouts"), total("sampling", "verifier_failures")
     if lost or failed:
         table.add_row("verifications", f"{lost + failed:,.0f}", f"lost: {lost:,.0f} timed out, {failed:,.0f} failed")
@@ -266,6 +162,16 @@ def pass_at_line(evaluation: Record) -> str:
     """Return all pass@k of an evaluation on one line."""
     parts = [f"pass@{k} {_interval(estimate)}" for k, estimate in evaluation["pass_at"].items()]
     return f"{', '.join(parts)} ({evaluation['num_prompts']} prompts x {evaluation['num_samples']} samples)"
+
+
+def _table(title: str, has_header: bool = True) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD if has_header else box.SIMPLE,
+        show_header=has_header,
+    )
 
 
 def _at(by_number: Any, n: int) -> float:

@@ -1,0 +1,103 @@
+"""The screen: on a pipe, on a terminal, and in the log."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from brorl.activity import Phase
+from brorl.console.screen import WIDTH, Screen
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
+
+
+def test_what_stays_is_in_the_log_without_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as if the output were a terminal
+    log = tmp_path / "run.log"
+    with Screen("brorl 1.2.3") as screen:
+        screen.observe(Phase("loading", "model"))
+        screen.log_to(log)
+        screen.say(Text("in colour", style="bold red"))
+        table = Table("a", "b")
+        table.add_row("[bold]1[/bold]", "2" * 150)
+        screen.show(table)
+    assert "\x1b" in capsys.readouterr().out
+    text = log.read_text()
+    assert text.startswith("in colour\n")
+    assert not CONTROL.search(text)
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_a_pipe_hears_at_once_and_then_whenever_nothing_was_said_for_a_while(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "run.log"
+    with Screen("brorl 1.2.3", every_s=0.05) as screen:
+        assert capsys.readouterr().out == "brorl 1.2.3: starting\n"
+        assert screen.width == WIDTH
+        screen.log_to(log)
+        screen.observe(Phase("loading", "model"))
+        while not log.exists() or log.read_text().count("\n") < 3:
+            time.sleep(0.01)
+    said = log.read_text()
+    assert capsys.readouterr().out == said
+    assert set(said.splitlines()) == {"loading model for 0s"}
+    screen.say("afterwards")
+    assert log.read_text() == said + "afterwards\n"
+
+
+def test_a_full_disk_does_not_stop_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen()
+    screen.log_to(tmp_path / "none" / "run.log")
+    screen.answer_stop(True)
+    assert "stopping now" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_shows_one_line_that_changes_and_vanishes(width: int) -> None:
+    """In a real terminal, which ends up with what stays and nothing else."""
+    program = """
+import sys, time
+from brorl.activity import Decoding, Phase, Round, Step
+from brorl.console.screen import Screen
+with Screen("brorl") as screen:
+    screen.observe(Step(1))
+    screen.observe(Round(1, 2, 3, 16))
+    screen.observe(Phase("generation"))
+    for done in range(100):
+        screen.observe(Decoding(done, 99_999, 10**9, 10**6))
+        time.sleep(0.01)
+    screen.say("it stays " * 40)
+"""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=theirs,
+        env={**os.environ, "COLUMNS": str(width), "LINES": "30", "TERM": "xterm-256color"},
+    )
+    os.close(theirs)
+    output = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            output += chunk
+    except OSError:  # how Linux tells the end of a terminal
+        pass
+    os.close(ours)
+    assert child.wait() == 0
+    shown = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", output.decode())]
+    live = [line for line in shown if "step 1, sampling" in line]
+    assert len(set(live)) > 2
+    assert max(map(len, live)) <= width
+    stays = [line for line in shown if "it stays" in line]
+    assert max(len(line.rstrip()) for line in stays) <= width  # broken between words
+    assert all(set(line.split()) == {"it", "stays"} for line in stays)
+    assert b"\x1b[2K" in output[output.rindex(b"step 1, sampling") :]  # the line is erased
