@@ -252,7 +252,7 @@ def test_checkpoints_are_those_asked_for_and_nothing_is_left_over(run: Run) -> N
     assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["step-000003", "step-000005"]
     assert not leftovers(run.path)
     names = {p.name for p in run.path.iterdir()}
-    files = {"config.yaml", "env.json", "held_out.json", "metrics.jsonl", "run.log"}
+    files = {"begun.json", "config.yaml", "env.json", "held_out.json", "metrics.jsonl", "run.log"}
     assert names == files | {"rollouts", "evaluations", "checkpoints"}
 
 
