@@ -172,7 +172,7 @@ def metrics_without_times(run: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_run(run: Path, reference: Path) -> None:
-    """Check that two finished runs are the same bit by bit: last checkpoint, metrics apart from times, rollouts."""
+    """Check that two finished runs are the same bit by bit: last checkpoint, metrics apart from times, responses."""
     import pyarrow.parquet as pq
     import torch
 
@@ -188,12 +188,13 @@ def assert_same_run(run: Path, reference: Path) -> None:
     assert theirs["learner"]["optimizer"]["state"]
     assert_identical(ours, theirs)
 
-    names = sorted(f.name for f in (reference / "rollouts").iterdir())
-    assert names
-    assert sorted(f.name for f in (run / "rollouts").iterdir()) == names
-    for name in names:
-        ours, theirs = (pq.read_table(r / "rollouts" / name) for r in (run, reference))
-        assert ours.equals(theirs, check_metadata=True), name
+    for folder in ("rollouts", "evaluations"):
+        names = sorted(f.name for f in (reference / folder).glob("*"))
+        assert names or folder == "evaluations"
+        assert sorted(f.name for f in (run / folder).glob("*")) == names
+        for name in names:
+            ours, theirs = (pq.read_table(r / folder / name) for r in (run, reference))
+            assert ours.equals(theirs, check_metadata=True), (folder, name)
     assert not leftovers(run)
 
 

@@ -57,7 +57,14 @@ def test_a_report_of_a_real_run(run: Path) -> None:
     assert traces["reward"][0]["y"] == pytest.approx([r["sampling"]["reward"] for r in steps], rel=1e-6)
     assert traces["entropy"][0]["y"] == pytest.approx([r["update"]["entropy"] for r in steps], rel=1e-6)
     assert data["runs"][0]["x"]["step"] == [r["step"] for r in records]
-    assert data["runs"][0]["steps"] == [1, 2, 3]
+    assert [entry["step"] for entry in data["runs"][0]["rollouts"]] == [1, 2, 3]
+    evaluated = {r["step"]: r["evaluation"]["prompts"]["num_correct"] for r in records if "evaluation" in r}
+    assert {entry["step"] for entry in data["runs"][0]["evaluations"]} >= {min(evaluated), max(evaluated)}
+    for entry in data["runs"][0]["evaluations"]:
+        packed = re.search(rf'id="evaluations-0-{entry["step"]}">([^<]*)<', page)
+        assert packed
+        groups = json.loads(gzip.decompress(base64.b64decode(packed[1])))["groups"]
+        assert [group["right"] for group in groups] == evaluated[entry["step"]]  # fewer than 8 prompts: all are stored
     assert data["runs"][0]["tokensKnown"]
     for step in steps:
         packed = re.search(rf'id="rollouts-0-{step["step"]}">([^<]*)<', page)
@@ -110,6 +117,9 @@ def test_samples_of_a_real_run(run: Path) -> None:
     assert outcome.out.startswith(f"step 3 of {run}: ")
     assert "mean log-prob -" in outcome.out
     assert "\x1b" not in outcome.out  # plain where it is not a terminal
+    held_out = command("samples", run, "--held-out", "--step=0")
+    assert held_out.code == 0
+    assert held_out.out.startswith(f"held-out prompts at step 0 of {run}: ")
     one = command("samples", run, "--step=1", "--prompt=1", "--limit=1")
     assert one.code == 0
     assert len(re.findall(r"^\d+x ", one.out, re.MULTILINE)) == 1

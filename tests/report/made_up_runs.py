@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +93,41 @@ def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str
     seconds = {phase: float(rng.random()) for phase in phases}
     record = {
         "step": step,
-        "sampling": collected.summary(),
+        "sampling": collected.summary() | dropped_record(stored.groups),
         "kept": {"groups": collected.mixed, "carried": 0, "samples": 7},
         "update": {name: float(rng.random()) for name in names} | {"out_of_memory_retries": 0, "nodes_per_pass": 9},
         "coverage": coverage_record(groups, "iid", True),
         "seconds": {**seconds, "total": sum(seconds.values()) + 0.01},
     }
     return json.loads(json.dumps(record))
+
+
+def dropped_record(groups: Sequence[Group]) -> dict[str, int]:
+    """What dynamic sampling dropped of a step: the groups with one outcome."""
+    trees = [g.tree for g in groups if g.num_correct in (0, g.tree.num_rollouts)]
+    return {
+        "samples_dropped": sum(t.num_rollouts for t in trees),
+        "sampled_tokens_dropped": sum(t.num_sampled_tokens for t in trees),
+        "unique_tokens_dropped": sum(t.num_unique_tokens for t in trees),
+    }
+
+
+def fruitless_record(rng: np.random.Generator, step: int) -> dict[str, Any]:
+    """The last line of a run that found no correct rollout: sampled, verified, and no update."""
+    stored = random_step(rng, 4, 12)
+    groups = [replace(g, correct_L=np.zeros(g.tree.num_responses, np.bool_)) for g in stored.groups]
+    verdicts = [[Verdict(False, 0.0, None, "no answer", 0.0)] * len(vs) for vs in stored.verdicts]
+    record = step_record(rng, step, Stored(groups, verdicts, stored.texts))
+    for section in ("update", "coverage"):
+        del record[section]
+    return record | {"ended": "no group had both", "kept": {"groups": 0, "carried": 0, "samples": 0}}
+
+
+def held_out_answers(rng: np.random.Generator, prompts: Sequence[Prompt], num_rollouts: int) -> Stored:
+    """Responses to held-out prompts, the same prompts each time."""
+    made = random_step(rng, len(prompts), num_rollouts)
+    groups = [replace(group, prompt=prompt) for group, prompt in zip(made.groups, prompts, strict=True)]
+    return Stored(groups, made.verdicts, made.texts)
 
 
 def evaluation(rng: np.random.Generator, num_samples: int = 8, ks: Sequence[int] = (1, 4, 8)) -> dict[str, Any]:
@@ -133,6 +161,7 @@ def make_run(
     num_groups: int = 4,
     num_rollouts: int = 12,
     store_every: int = 2,
+    store_evaluations: bool = True,
     settings: str = "steps: 5\nrollouts_per_prompt: 12\nprompts_per_step: 4\nloss: {kind: ppo, clip_high: 0.27}\n",
 ) -> tuple[list[dict[str, Any]], dict[int, Stored]]:
     """Write a run directory; return the lines of its metrics, and what was stored at which step."""
@@ -161,4 +190,9 @@ def make_run(
     }
     for record in records:
         directory.append_metrics(record)
+    if store_evaluations:
+        prompts = [Prompt(f"held out {i}", f"{HOSTILE[i]}\n{i}", (3, 4), "ref", "held out") for i in range(3)]
+        for step in (0, steps):
+            answers = held_out_answers(rng, prompts, num_rollouts)
+            directory.write_evaluation(step, answers.groups, answers.verdicts, answers.texts)
     return records, kept

@@ -13,18 +13,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_runs import HOSTILE, evaluation, make_run, random_step, step_record
+from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, step_record
 
 from brorl.errors import UserError
 from brorl.report.page.embedding import compressed, fill, to_json
 from brorl.report.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimisation_charts
 from brorl.report.page.histogram import success_histogram
 from brorl.report.page.page import ROLLOUT_BYTES, left_out, make_page
-from brorl.report.page.rollouts import choose_rollouts, encode_step, evenly_spaced
-from brorl.report.page.summary import HEADINGS, _steps, duration, notes, summary_row
+from brorl.report.page.rollouts import choose_evaluations, choose_rollouts, encode_step, evenly_spaced
+from brorl.report.page.summary import HEADINGS, duration, notes, steps_done, summary_row
 from brorl.report.page.token_texts import TokenTexts
 from brorl.report.run_record import RunRecord, differing_settings, read_run, read_runs
 from brorl.report.visible_text import visible_text
+from brorl.training.run_directory import RunDirectory
 
 Records = list[dict[str, Any]]
 
@@ -60,11 +61,14 @@ def test_lines_hold_the_numbers_of_the_metrics(made: tuple[RunRecord, Records]) 
     for section, names in (("update", update), ("sampling", sampled)):
         for name, keys in names.items():
             traces = [t for t in charts[name].traces if "mean of" not in t["name"]]
+            assert all(t["name"] for t in traces)
             assert [t["y"] for t in traces] == [[r[section][key] for _, r in steps] for key in keys], name
             assert all(t["meta"]["at"] == [at for at, _ in steps] for t in traces)
     saved = [[r["sampling"][a] / r["sampling"][b] for _, r in steps] for a, b in (
         ("unique_tokens", "sampled_tokens"), ("distinct_responses", "samples"))]  # fmt: skip
     assert [t["y"] for t in charts["sharing"].traces] == saved
+    lost = [[r["sampling"][f"{a}_dropped"] / r["sampling"][a] for _, r in steps] for a in ("samples", "unique_tokens")]
+    assert [t["y"] for t in charts["dropped"].traces] == lost
     pooled = [[r["coverage"]["pooled"][n] for _, r in steps] for n in ("unsampled", "unsampled_correct")]
     unsampled = [[value for value in values if value is not None] for values in pooled]
     assert [t["y"] for t in charts["unsampled"].traces] == unsampled
@@ -199,14 +203,15 @@ def test_several_runs_overlay_and_differ(tmp_path: Path, rng: np.random.Generato
 def test_what_was_not_measured_is_said_and_not_drawn() -> None:
     charts = charts_of(run_of([{"step": 0}]))
     assert all(chart.traces == () and chart.empty for chart in charts.values())
+    assert "dropped" not in charts  # older metrics do not count it
     update = {"entropy": nan, "reference_kl": None, "grad_norm": float("inf")}
     records = [{"step": 1, "update": update}, {"step": 2, "update": {"entropy": 0.5}}]
     charts = charts_of(run_of(records))
     assert [t["y"] for t in charts["entropy"].traces] == [[0.5]]
     assert charts["kl"].traces == charts["gradient"].traces == ()
     page = make_page([run_of(records)]).html
-    assert "no rollouts were stored" in page
-    assert "The run was not evaluated" in page
+    assert "Training: There are no rollouts in run/rollouts." in page
+    assert "The metrics hold no evaluation." in page
 
 
 def test_summary_adds_up(made: tuple[RunRecord, Records]) -> None:
@@ -218,6 +223,10 @@ def test_summary_adds_up(made: tuple[RunRecord, Records]) -> None:
     assert row["tokens sampled"] == f"{sampled:,}"
     assert row["computed"] == f"{100 * unique / sampled:.1f}%"
     assert row["prompts x N"] == "4 x 12"
+    lost = sum(r["sampling"]["samples_dropped"] for r in steps)
+    assert row["dropped"] == f"{lost:,} ({100 * lost / sum(r['sampling']['samples'] for r in steps):.1f}%)"
+    older = [{**r, "sampling": {k: v for k, v in r["sampling"].items() if "dropped" not in k}} for r in steps]
+    assert dict(zip(HEADINGS, summary_row(run_of(older)), strict=True))["dropped"] == "not counted"
     assert row["steps"] == "5"
     assert [duration(s).replace("\u00a0", " ") for s in (4.26, 45.2, 185.1, 7670)] == [
         "4.3 s", "45 s", "3 min 05 s", "2 h 07 min"]  # fmt: skip
@@ -279,7 +288,7 @@ class Elements(HTMLParser):
 def test_no_name_or_text_becomes_markup(tmp_path: Path, rng: np.random.Generator, name: str) -> None:
     seed = int(rng.integers(1 << 30))
     make_run(tmp_path / name[:80], np.random.default_rng(seed), steps=3)
-    settings = "prompt: {template: \"</code><script>1</script>\", system_prompt: '<img src=x onerror=1>'}\n"
+    settings = "steps: 5\nprompt: {template: \"</code><script>1</script>\", system_prompt: '<img src=x onerror=1>'}\n"
     (tmp_path / name[:80] / "config.yaml").write_text(settings)
 
     make_run(tmp_path / "plain", np.random.default_rng(seed), steps=3)
@@ -293,7 +302,8 @@ def test_no_name_or_text_becomes_markup(tmp_path: Path, rng: np.random.Generator
         parsed.append(elements.seen)
         assert not whole.handlers
         assert whole.seen["img"] == whole.seen["iframe"] == 0
-        assert whole.seen["script"] == 5  # theme, data, one step of rollouts, plotly, the page's own
+        # theme, data, one step of rollouts, two evaluations, plotly, the page's own
+        assert whole.seen["script"] == 7
         assert whole.seen["link"] == 1  # an empty icon, so that none is asked for
         assert "default-src 'none'" in page
     assert parsed[0] == parsed[1]
@@ -353,6 +363,32 @@ def test_rollouts_on_the_page_are_those_stored(tmp_path: Path, rng: np.random.Ge
             assert made["reason"] == [v.reason for v in verdicts]
             np.testing.assert_allclose(made["reward"], group.reward_L, rtol=1e-6)
             assert (made["rollouts"], made["right"]) == (tree.num_rollouts, group.num_correct)
+
+
+def test_evaluations_on_the_page_are_the_first_the_best_and_the_last(tmp_path: Path, rng: np.random.Generator) -> None:
+    run = tmp_path / "one"
+    records, _ = make_run(run, rng, steps=4, store_evaluations=False)
+    scores = {0: 0.9, 1: 0.2, 2: 0.6, 3: 0.6, 4: 0.4}  # that of the start is not a result of training
+    for record in records:
+        record["evaluation"] = evaluation(rng)
+        record["evaluation"]["pass_at"]["1"]["value"] = scores[record["step"]]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    prompts = [group.prompt for group in random_step(rng, 3, 2).groups[:2]]
+    stored = {step: held_out_answers(rng, prompts, 12) for step in scores}
+    for step, answers in stored.items():
+        RunDirectory(run).write_evaluation(step, answers.groups, answers.verdicts, answers.texts)
+    chosen = choose_evaluations(read_run(run), 1_000_000)
+    assert [step.step for step in chosen.steps] == [0, 2, 4]
+    for step in chosen.steps:
+        groups = unpacked(step.data)["groups"]
+        assert [group["id"] for group in groups] == [prompt.id for prompt in prompts]
+        assert [group["right"] for group in groups] == [group.num_correct for group in stored[step.step].groups]
+    page = make_page([read_run(run)])
+    labels = [entry["label"] for entry in embedded(page.html)["runs"][0]["evaluations"]]
+    assert labels == ["before training", "after step 2 (best)", "after step 4"]
+    small = make_page([read_run(run)], 12_000)
+    assert sum(len(s.data) for made in (*small.rollouts, *small.evaluations) for s in made.steps) <= 12_000
+    assert choose_evaluations(read_run(run), 3).steps == ()
 
 
 def test_a_large_step_keeps_its_most_frequent_responses(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -449,6 +485,6 @@ def test_a_run_is_read_while_it_is_written(tmp_path: Path) -> None:
 
 def test_a_budget_stands_in_place_of_a_number_of_steps(tmp_path: Path) -> None:
     settings = {"budget.limit": "30000.0", "budget.unit": "unique_tokens", "steps": "1000000"}
-    run = RunRecord(tmp_path, "run", settings, {}, ({"step": 0}, {"step": 7}))
-    assert _steps(run) == "7, budget 30,000 unique tokens"
-    assert _steps(replace(run, settings={"budget.limit": "null", "steps": "9"})) == "7 of 9"
+    run = RunRecord(tmp_path, "run", settings, {}, ({"step": 0}, {"step": 7, "update": {}}, {"step": 8, "ended": "x"}))
+    assert steps_done(run) == "7, budget 30,000 unique tokens"
+    assert steps_done(replace(run, settings={"budget.limit": "null", "steps": "9"})) == "7 of 9"

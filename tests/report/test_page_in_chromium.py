@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from made_up_runs import HOSTILE, Stored, make_run
+from made_up_runs import HOSTILE, Stored, fruitless_record, make_run
 
 from brorl.report.page.page import make_page
 from brorl.report.run_record import read_runs
+from brorl.report.stored_rollouts import read_groups
 from brorl.report.visible_text import visible_text
 from chromium import Chromium, chromium_or_skip
 
@@ -27,17 +29,23 @@ def shown(text: str) -> str:
 
 def test_the_page_works_in_a_browser(tmp_path: Path, rng: np.random.Generator) -> None:
     name = HOSTILE[0].replace("/", "|")
-    one, two = tmp_path / "one.html", tmp_path / "two.html"
+    one, two, three = (tmp_path / f"{name_}.html" for name_ in ("one", "two", "three"))
     with Chromium(chromium_or_skip()) as browser:
         records, stored = make_run(tmp_path / name, rng, steps=5, num_groups=5, num_rollouts=40)
-        make_run(tmp_path / "other", rng, steps=3)
+        others, _ = make_run(tmp_path / "other", rng, steps=3)
         one.write_text(make_page(read_runs([tmp_path / name])).html, "utf-8")
         two.write_text(make_page(read_runs([tmp_path / "other", tmp_path / name])).html, "utf-8")
+
+        lines = [json.dumps(record) + "\n" for record in (others[0], fruitless_record(rng, 1))]
+        (tmp_path / "other" / "metrics.jsonl").write_text("".join(lines))
+        three.write_text(make_page(read_runs([tmp_path / "other"])).html, "utf-8")
 
         browser.prefer_dark(False)
         browser.set_width(1400)
         browser.open(one)
         check_charts(browser, records)
+        check_legends(browser)
+        check_held_out_prompts(browser, tmp_path / name)
         check_x_axis(browser, records)
         check_histogram(browser, records)
         check_prompts(browser, stored)
@@ -49,8 +57,15 @@ def test_the_page_works_in_a_browser(tmp_path: Path, rng: np.random.Generator) -
         check_silence(browser, one)
 
         browser.open(two)
+        check_legends(browser)
         check_two_runs(browser, stored)
+        check_narrow(browser)
         check_silence(browser, two)
+
+        browser.open(three)
+        check_legends(browser)
+        check_narrow(browser)
+        check_silence(browser, three)
         check_that_a_request_would_be_seen(browser)
 
 
@@ -88,6 +103,59 @@ def check_charts(browser: Chromium, records: Records) -> None:
     assert rewards == pytest.approx([r["sampling"]["reward"] for r in records[1:]], rel=1e-6)
     resets = browser.value("document.getElementById('chart-entropy').layout.shapes.map((s) => s.x0)")
     assert resets == [2]
+
+
+def check_legends(browser: Chromium) -> None:
+    """Every line has an entry of its own; points that share a line's name and group stand under that entry."""
+    charts = browser.value(
+        """[...document.querySelectorAll('.chart')].map((e) => ({
+          name: e.id, legend: [...e.querySelectorAll('.legendtext')].map((t) => t.textContent),
+          lines: e.data.filter((t) => t.showlegend !== false).map((t) => t.name),
+          hidden: e.data.filter((t) => t.showlegend === false).map((t) => t.legendgroup),
+          groups: e.data.filter((t) => t.showlegend !== false).map((t) => t.legendgroup),
+          shapes: e.layout.shapes.map((s) => s.name)}))"""
+    )
+    assert charts
+    for chart in charts:
+        assert all(chart["lines"]), chart
+        assert all(chart["shapes"]), chart
+        assert set(chart["hidden"]) <= set(chart["groups"]), chart
+        assert len(chart["legend"]) == len(chart["lines"]) + len(set(chart["shapes"])), chart
+        assert len(set(chart["legend"])) == len(chart["legend"]), chart
+
+
+def check_held_out_prompts(browser: Chromium, run: Path) -> None:
+    """The same prompt stands before and after training, each time with its own rollouts."""
+    before, after = ({g.prompt_id: g for g in read_groups(run, step, "evaluations")} for step in (0, 5))
+    assert browser.value("document.getElementById('browser-folder').value") == "evaluations"
+    headings = "[...document.querySelectorAll('.side h3:first-child')].map((e) => e.textContent)"
+    expected = ["Tree of its rollouts, before training", "Tree of its rollouts, after step 5 (best)"]
+    browser.wait_for("document.querySelectorAll('.prompt').length === 3")
+    for place, prompt_id in enumerate(after):
+        browser.value(f"document.getElementById('prompt-{place}').click()")
+        assert browser.value(headings) == expected
+        facts = browser.value(
+            "[...document.querySelectorAll('.side')].map((e) => e.querySelector('.facts').textContent)"
+        )
+        pair = [before[prompt_id], after[prompt_id]]
+        for said, group in zip(facts, pair, strict=True):
+            assert said.startswith(f"{group.num_correct} of {group.tree.num_rollouts} rollouts correct")
+        meters = f"[...document.querySelectorAll('#prompt-{place} .meter')].map((e) => e.textContent)"
+        assert browser.value(meters) == [f"{g.num_correct}/{g.tree.num_rollouts}" for g in pair]
+        assert browser.value("document.querySelector('.prompt-text').textContent") == shown(pair[0].prompt)
+        most = [max(g.tree.leaf_count.tolist()) for g in pair]
+        firsts = "[...document.querySelectorAll('.side')].map((e) => e.querySelector('.response b').textContent)"
+        assert browser.value(firsts) == [f"\u00d7{count}" for count in most]
+        # A click in one tree points at its own list, not at that of the other.
+        browser.value(
+            "document.querySelectorAll('.side')[1].querySelector('.icicle rect').dispatchEvent(new MouseEvent('click'))"
+        )
+        here = "[...document.querySelectorAll('.side')].map((e) => e.querySelectorAll('.here').length)"
+        assert browser.value(here) == [0, 1]
+    browser.choose("browser-step", "5")
+    browser.wait_for(f"JSON.stringify({headings}) === JSON.stringify({[expected[1]] * 2!r})")
+    browser.choose("browser-folder", "rollouts")
+    browser.wait_for("document.querySelectorAll('.side').length === 1")
 
 
 def check_x_axis(browser: Chromium, records: Records) -> None:
@@ -216,16 +284,22 @@ def check_themes(browser: Chromium) -> None:
 
 
 def check_narrow(browser: Chromium) -> None:
-    browser.set_width(400)
+    cell = "getComputedStyle(document.querySelector('.stacking td')).display"
+    assert browser.value(cell) == "table-cell"
+    browser.set_width(390)
     # Charts follow the width once the browser tells them of it.
     browser.wait_for(
         "[...document.querySelectorAll('.chart')].every((e) =>"
         "Math.abs(e.querySelector('.main-svg').getBoundingClientRect().width - e.clientWidth) < 2)"
     )
     wide = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 "
-    wide += "&& !e.closest('.scroll, .outline, svg')).map((e) => e.className)"
+    wide += "&& !e.closest('.numbers .scroll, .outline, svg')).map((e) => `${e.tagName} ${e.id} ${e.className}`)"
     assert browser.value(wide) == []
-    assert browser.value("document.documentElement.scrollWidth") <= 400
+    assert browser.value("document.documentElement.scrollWidth") <= 390
+    assert browser.value(cell) == "block"
+    named = "[...document.querySelectorAll('.stacking td')].every((e) => e.dataset.label)"
+    assert browser.value(named)
+    browser.set_width(1400)
 
 
 def check_two_runs(browser: Chromium, stored: dict[int, Stored]) -> None:
@@ -234,7 +308,8 @@ def check_two_runs(browser: Chromium, stored: dict[int, Stored]) -> None:
     assert "&lt;script&gt;" in names[1]
     legend = browser.value("[...document.querySelectorAll('#chart-pass1 .legendtext')].map((e) => e.textContent)")
     assert legend == ["other", HOSTILE[0].replace("/", "|")]
-    assert browser.value("document.getElementById('browser-step').options.length") == 1
+    browser.choose("browser-folder", "rollouts")
+    browser.wait_for("document.getElementById('browser-step').options.length === 1")
     browser.choose("browser-run", "1")
     browser.wait_for(f"document.getElementById('browser-step').options.length === {len(stored)}")
     browser.wait_for("document.querySelectorAll('.prompt').length === 5")

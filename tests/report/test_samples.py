@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_runs import Stored, make_run, random_step
+from made_up_runs import Stored, held_out_answers, make_run, random_step
 from rich.console import Console
 
 from brorl.errors import UserError
@@ -148,6 +148,27 @@ def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> No
         with pytest.raises(UserError, match=said) as error:
             find_samples(*arguments)  # type: ignore[arg-type]
         assert "\n" not in str(error.value)
-    (tmp_path / "config.yaml").touch()
-    with pytest.raises(UserError, match=r"holds no rollouts; a run stores them if store_rollouts_every is above 0"):
+    (tmp_path / "config.yaml").write_text("store_rollouts_every: 0\n")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    with pytest.raises(UserError, match=r"holds no rollouts: No rollouts were stored \(store_rollouts_every: 0\)"):
         find_samples(tmp_path, None, None, "all")
+    with pytest.raises(UserError, match=r"holds no evaluations: The metrics hold no evaluation"):
+        find_samples(tmp_path, None, None, "all", "evaluations")
+
+
+def test_the_responses_to_held_out_prompts(run: Run, rng: np.random.Generator) -> None:
+    path, _ = run
+    answers = held_out_answers(rng, [group.prompt for group in random_step(rng, 2, 2).groups], 30)
+    RunDirectory(path).write_evaluation(3, answers.groups, answers.verdicts, answers.texts)
+    found = find_samples(path, 3, None, "all", "evaluations")
+    assert [row.num_correct for row in found.rows] == [group.num_correct for group in answers.groups]
+    assert [row.prompt_id for row in found.rows] == [group.prompt.id for group in answers.groups]
+    console = Console(file=io.StringIO(), width=200)
+    show_samples(found, "all", 5, console)
+    assert isinstance(console.file, io.StringIO)
+    rollouts = sum(group.tree.num_rollouts for group in answers.groups)
+    first = console.file.getvalue().splitlines()[0]
+    assert first.startswith("held-out prompts at step 3 of ")
+    assert f"2 prompts, {rollouts} rollouts" in first
+    with pytest.raises(UserError, match="holds no rollouts of step 3"):
+        find_samples(path, 3, None, "all")

@@ -46,6 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(NativeEngine, "sample", recording)
         settings = (*SMALL, f"--steps={STEPS}", "--checkpoint_every=3", "--store_rollouts_every=2")
+        settings = (*settings, "--evaluation.num_prompts=12")
         outcome = command("train", *settings, "--output_dir", path)
     assert outcome.code == 0, outcome.err
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
@@ -175,6 +176,43 @@ def test_stored_rollouts_are_the_trees(run: Run) -> None:
     assert 0 < correct_rollouts < rollouts
 
 
+def test_stored_evaluations_are_the_trees_of_a_few_held_out_prompts(run: Run) -> None:
+    steps = [r["step"] for r in run.records if "evaluation" in r]
+    files = sorted((run.path / "evaluations").iterdir())
+    assert [f.name for f in files] == [f"step-{step:06d}.parquet" for step in steps]
+    held_out = json.loads((run.path / "held_out.json").read_text())
+    for step, file, trees in zip(steps, files, run.evaluated, strict=True):
+        rows = pq.read_table(file).to_pylist()
+        ids = list(dict.fromkeys(row["prompt_id"] for row in rows))
+        places = [[prompt["id"] for prompt in held_out].index(name) for name in ids]
+        assert len(places) == 8 < len(trees)
+        assert (places[0], places[-1]) == (0, len(trees) - 1)
+        assert max(np.diff(places)) - min(np.diff(places)) <= 1
+        num_correct = run.records[step]["evaluation"]["prompts"]["num_correct"]
+        for name, place in zip(ids, places, strict=True):
+            mine = [row for row in rows if row["prompt_id"] == name]
+            tree = trees[place]
+            expected = [(tokens, count) for tokens, count in tree.responses()]
+            assert [(tuple(row["token_ids"]), row["count"]) for row in mine] == expected
+            assert [row["finished"] for row in mine] == tree.finished.tolist()
+            assert [row["logprobs"] for row in mine] == [
+                [np.float32(x) for x in logprobs_along(tree, tokens)] for tokens, _ in expected
+            ]
+            assert [row["correct"] for row in mine] == [
+                row["finished"] and solves(row["prompt"], row["response"]) for row in mine
+            ]
+            assert sum(row["count"] for row in mine if row["correct"]) == num_correct[place]
+            assert {(row["step"], row["num_rollouts"], row["prompt"]) for row in mine} == {
+                (step, EVAL_N, held_out[place]["text"])
+            }
+
+
+def test_a_run_that_stores_no_rollouts_stores_no_evaluations(tmp_path: Path) -> None:
+    settings = (*SMALL, "--steps=1", "--store_rollouts_every=0", "--output_dir", tmp_path / "run")
+    assert command("train", *settings).code == 0
+    assert not {"rollouts", "evaluations"} & {p.name for p in (tmp_path / "run").iterdir()}
+
+
 def logprobs_along(tree: RolloutTree, tokens: tuple[int, ...]) -> list[float]:
     """Walk down from the prompt, one token after the other."""
     values, parent = [], -1
@@ -216,16 +254,8 @@ def test_checkpoints_are_those_asked_for_and_nothing_is_left_over(run: Run) -> N
     assert sorted(p.name for p in (run.path / "checkpoints").iterdir()) == ["step-000003", "step-000005"]
     assert not leftovers(run.path)
     names = {p.name for p in run.path.iterdir()}
-    assert names == {
-        "config.yaml",
-        "env.json",
-        "held_out.json",
-        "metrics.jsonl",
-        "rollouts",
-        "checkpoints",
-        "run.log",
-        "begun.json",
-    }
+    files = {"begun.json", "config.yaml", "env.json", "held_out.json", "metrics.jsonl", "run.log"}
+    assert names == files | {"rollouts", "evaluations", "checkpoints"}
 
 
 def test_same_seed_same_run_other_seed_other_run(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ INSTANTS = {
     "between two updates of a step": (Harm("kill", r"update 5$"), "step-000002"),
     "after the last update of a step": (Harm("kill", r"update 6$"), "step-000002"),
     "before rollouts have their name": (Harm("kill", r"rename .*step-000003\.parquet"), "step-000002"),
+    "before an evaluation has its name": (Harm("kill", r"rename .*evaluations/\.?step-000004\.parquet"), "step-000002"),
     "in a line of the metrics": (Harm("tear", r"open a .*metrics\.jsonl", nth=4), "step-000002"),
     "in the middle of the trainer's state": (Harm("kill", r"half .*step-000004"), "step-000002"),
     "before COMMIT": (Harm("kill", r"open w .*step-000004.*COMMIT"), "step-000002"),

@@ -69,6 +69,17 @@ def test_rollouts_read_back_equal_the_tree(tmp_path: Path) -> None:
     assert same == {(12, "p-1", "countdown", "2 3:")}
 
 
+def test_evaluations_are_stored_as_rollouts_are(tmp_path: Path) -> None:
+    group, verdicts, texts = stored_group()
+    directory = RunDirectory(tmp_path)
+    directory.write_rollouts(12, [group], [verdicts], [texts])
+    directory.write_evaluation(12, [group], [verdicts], [texts])
+    rollouts, evaluation = (
+        pq.read_table(tmp_path / f"{name}/step-000012.parquet") for name in ("rollouts", "evaluations")
+    )
+    assert evaluation.equals(rollouts, check_metadata=True)
+
+
 def test_a_step_that_sampled_nothing_stores_an_empty_table(tmp_path: Path) -> None:
     RunDirectory(tmp_path).write_rollouts(1, [], [], [])
     table = pq.read_table(tmp_path / "rollouts/step-000001.parquet")
@@ -82,9 +93,12 @@ def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
     for step in range(5):
         directory.append_metrics({"step": step, "x": 0.1})
         directory.write_rollouts(step, [group], [verdicts], [texts])
+        if step % 2 == 0:
+            directory.write_evaluation(step, [group], [verdicts], [texts])
     with directory.metrics_file.open("a") as file:
         file.write('{"step": 5')
-    (tmp_path / "rollouts/.step-000005.parquet.tmp").write_bytes(b"half")
+    for folder in ("rollouts", "evaluations"):
+        (tmp_path / folder / ".step-000005.parquet.tmp").write_bytes(b"half")
     kept = [p.read_bytes() for p in sorted((tmp_path / "rollouts").glob("step-00000[012].parquet"))]
 
     directory.rewind(2)
@@ -92,10 +106,12 @@ def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
     names = sorted(p.name for p in (tmp_path / "rollouts").iterdir())
     assert names == [f"step-00000{i}.parquet" for i in range(3)]
     assert [p.read_bytes() for p in sorted((tmp_path / "rollouts").iterdir())] == kept
+    names = sorted(p.name for p in (tmp_path / "evaluations").iterdir())
+    assert names == ["step-000000.parquet", "step-000002.parquet"]
 
     directory.rewind(-1)
     assert directory.read_metrics() == []
-    assert not list((tmp_path / "rollouts").iterdir())
+    assert not [*(tmp_path / "rollouts").iterdir(), *(tmp_path / "evaluations").iterdir()]
 
 
 def test_rewind_of_a_run_without_files(tmp_path: Path) -> None:

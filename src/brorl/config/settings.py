@@ -340,7 +340,7 @@ class TrainConfig(Section):
     )  # fmt: skip
     checkpoint_every: int = Field(50, ge=1, description="steps between checkpoints; the last step is always saved")
     keep_checkpoints: int = Field(3, ge=0, description="regular checkpoints to keep, besides the best; 0 keeps all")
-    store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts; 0 stores none")
+    store_rollouts_every: int = Field(1, ge=0, description="steps between stored rollouts; 0 stores no responses")
     report: bool = Field(True, description="write report.html, with charts and rollouts, at the end of the run")
     seed: int = Field(0, ge=0, lt=2**63, description="random seed")
     output_dir: str | None = Field(None, description="run directory, new or empty; null creates one under runs/")

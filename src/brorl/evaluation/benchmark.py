@@ -15,8 +15,9 @@ from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
+from brorl.tree import RolloutTree
 from brorl.verify.grade import grade
-from brorl.verify.verifier import TIMEOUT, Verifier, is_failure
+from brorl.verify.verifier import TIMEOUT, Verdict, Verifier, is_failure
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,21 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """The responses of one evaluation, P prompts in the benchmark's order.
+
+    Attributes:
+        trees: The responses to each prompt.
+        verdicts: For each prompt the verdict of each distinct response.
+        seconds: Wall time of sampling and verifying.
+    """
+
+    trees: Sequence[RolloutTree]
+    verdicts: Sequence[Sequence[Verdict]]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Benchmark:
     """A set of held-out prompts and how to evaluate on it.
 
@@ -86,12 +102,21 @@ class Benchmark:
 
     def evaluate(self, engine: Engine) -> Evaluation:
         """Sample, verify and summarise."""
+        return self.summarise(self.answer(engine))
+
+    def answer(self, engine: Engine) -> Answers:
+        """Sample and verify."""
         started = perf_counter()
         self.observe(Phase("evaluating"))
         token_ids = [p.token_ids for p in self.prompts]
         trees = engine.sample(token_ids, self.num_samples, self.sampling, self.seed)
         self.observe(Phase("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
         verdicts = grade(self.prompts, trees, self.verifiers, self.decode, self.accept_truncated)
+        return Answers(trees, verdicts, perf_counter() - started)
+
+    def summarise(self, answers: Answers) -> Evaluation:
+        """Count the correct responses and estimate pass@k."""
+        trees, verdicts = answers.trees, answers.verdicts
         correct_P = np.array([
             sum(int(count) for count, v in zip(t.leaf_count, vs, strict=True) if v.correct)
             for t, vs in zip(trees, verdicts, strict=True)
@@ -110,7 +135,7 @@ class Benchmark:
             verifier_failures=sum(map(is_failure, reasons)),
             unique_tokens=sum(t.num_unique_tokens for t in trees),
             sampled_tokens=sum(t.num_sampled_tokens for t in trees),
-            seconds=perf_counter() - started,
+            seconds=answers.seconds,
             by_source={s: self._pass_at(correct_P[source_P == s]) for s in sources} if len(sources) > 1 else {},
             prompts={"num_correct": correct_P.tolist(), "sampled_tokens": [t.num_sampled_tokens for t in trees]},
         )

@@ -46,6 +46,11 @@ class RunRecord:
         return tuple(r for r in self.records if "sampling" in r)
 
     @property
+    def updates(self) -> tuple[Record, ...]:
+        """The lines of steps that made an update."""
+        return tuple(r for r in self.records if "update" in r)
+
+    @property
     def evaluations(self) -> tuple[Record, ...]:
         """The lines that hold an evaluation."""
         return tuple(r for r in self.records if r.get("evaluation"))

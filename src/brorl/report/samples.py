@@ -1,5 +1,7 @@
 """Stored rollouts in the terminal: a step's prompts with their success, and the responses of one prompt by count.
 
+The responses to held-out prompts, which evaluations store, are shown in the same way.
+
 In: a run directory and what to look at. Out: text for a rich console, with every character that would act on a terminal
 written out. It refuses steps and prompts that are not stored, and says which are.
 """
@@ -19,8 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from brorl.errors import UserError
-from brorl.report.run_record import check_run
-from brorl.report.stored_rollouts import StoredGroup, read_groups, stored_steps
+from brorl.report.reasons import why_no_held_out_responses, why_no_rollouts
+from brorl.report.run_record import check_run, read_run
+from brorl.report.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 from brorl.report.visible_text import visible_text
 
 Kind = Literal["all", "wrong", "right"]
@@ -64,6 +67,7 @@ class Samples:
         number: Number of the prompt whose responses are shown; None if none has responses of the kind asked for.
         group: Its rollouts.
         asked: Whether this prompt was asked for, and the list of prompts is left out.
+        folder: Where they are stored.
     """
 
     run: Path
@@ -72,9 +76,10 @@ class Samples:
     number: int | None
     group: StoredGroup | None
     asked: bool
+    folder: Folder
 
 
-def find_samples(run: Path, step: int | None, prompt: str | None, kind: Kind) -> Samples:
+def find_samples(run: Path, step: int | None, prompt: str | None, kind: Kind, folder: Folder = "rollouts") -> Samples:
     """Read a step's prompts and the rollouts of one of them.
 
     Args:
@@ -83,18 +88,20 @@ def find_samples(run: Path, step: int | None, prompt: str | None, kind: Kind) ->
         prompt: Number of the prompt in the step, from 1, or its name; if None, the prompt whose share of correct
             rollouts is nearest to a half, among those with responses of the kind.
         kind: Which responses will be shown.
+        folder: `evaluations` for the responses to held-out prompts; a step is then that of the evaluation.
 
     Raises:
         UserError: If there is no run, step or prompt like this; it says which there are.
     """
     check_run(run)
-    steps = stored_steps(run)
+    steps = stored_steps(run, folder)
     if not steps:
-        raise UserError(f"{run} holds no rollouts; a run stores them if store_rollouts_every is above 0")
+        why = why_no_rollouts if folder == "rollouts" else why_no_held_out_responses
+        raise UserError(f"{run} holds no {folder}: {why(read_run(run))}")
     step = steps[-1] if step is None else step
     rows: list[PromptRow] = []
     best: tuple[float, StoredGroup, int] | None = None
-    for number, group in enumerate(read_groups(run, step), 1):
+    for number, group in enumerate(read_groups(run, step, folder), 1):
         rows.append(_row(number, group))
         distance = _distance(group, rows[-1], prompt, kind)
         if distance is not None and (best is None or distance < best[0]):
@@ -107,7 +114,7 @@ def find_samples(run: Path, step: int | None, prompt: str | None, kind: Kind) ->
             else f"step {step} of {run} sampled no prompts"
         )
     found = best[1:] if best else (None, None)
-    return Samples(run, step, tuple(rows), found[1], found[0], prompt is not None)
+    return Samples(run, step, tuple(rows), found[1], found[0], prompt is not None, folder)
 
 
 def show_samples(samples: Samples, kind: Kind, limit: int, console: Console) -> None:
@@ -123,8 +130,8 @@ def show_samples(samples: Samples, kind: Kind, limit: int, console: Console) -> 
     correct = sum(row.num_correct for row in samples.rows)
     console.print(
         Text(
-            f"step {samples.step} of {samples.run}: {len(samples.rows)} prompts, {rollouts:,} rollouts, "
-            f"{correct / max(rollouts, 1):.1%} correct"
+            f"{_PLACES[samples.folder]} {samples.step} of {samples.run}: {len(samples.rows)} prompts, "
+            f"{rollouts:,} rollouts, {correct / max(rollouts, 1):.1%} correct"
         ),
         soft_wrap=True,
     )
@@ -138,6 +145,7 @@ def show_samples(samples: Samples, kind: Kind, limit: int, console: Console) -> 
         console.print(part, soft_wrap=not isinstance(part, Table))
 
 
+_PLACES: dict[Folder, str] = {"rollouts": "step", "evaluations": "held-out prompts at step"}
 _KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "correct responses"}
 
 

@@ -1,7 +1,8 @@
 """Stored rollouts, read back: each prompt of a step with its tree, texts, verdicts and rewards.
 
-In: `rollouts/step-*.parquet` of a run directory. Out: groups, one at a time, so that no more than one has to fit into
-memory. It refuses steps that are not stored, and files that do not hold what a run writes.
+In: `rollouts/step-*.parquet` of a run directory, or `evaluations/step-*.parquet`, which hold the responses to a few
+held-out prompts in the same form. Out: groups, one at a time, so that no more than one has to fit into memory. It
+refuses steps that are not stored, and files that do not hold what a run writes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ _LISTS = ("token_ids", "logprobs")
 _ROWS_AT_A_TIME = 1024
 
 Row = dict[str, Any]
+Folder = Literal["rollouts", "evaluations"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,18 +83,19 @@ class StoredGroup:
         return self.tree.prefix_logprob[self.tree.leaf] / self.tree.length
 
 
-def stored_steps(run: Path) -> list[int]:
-    """Return the steps whose rollouts a run directory holds, ascending."""
-    found = (re.fullmatch(r"step-(\d+)\.parquet", file.name) for file in (run / "rollouts").glob("step-*.parquet"))
+def stored_steps(run: Path, folder: Folder = "rollouts") -> list[int]:
+    """Return the steps of which a folder of a run directory holds responses, ascending."""
+    found = (re.fullmatch(r"step-(\d+)\.parquet", file.name) for file in (run / folder).glob("step-*.parquet"))
     return sorted(int(name[1]) for name in found if name)
 
 
-def read_groups(run: Path, step: int) -> Iterator[StoredGroup]:
-    """Read the rollouts of a step.
+def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[StoredGroup]:
+    """Read the rollouts of a step, or the responses of the evaluation after it.
 
     Args:
         run: The run directory.
         step: A step that `stored_steps` names.
+        folder: Where to read.
 
     Yields:
         The groups in the order in which they were sampled.
@@ -100,9 +103,10 @@ def read_groups(run: Path, step: int) -> Iterator[StoredGroup]:
     Raises:
         UserError: If the step is not stored, or its file is damaged.
     """
-    file = run / "rollouts" / f"step-{step:06d}.parquet"
+    file = run / folder / f"step-{step:06d}.parquet"
     if not file.is_file():
-        raise UserError(f"{run} holds no rollouts of step {step}; it holds {steps_in_words(stored_steps(run))}")
+        held = steps_in_words(stored_steps(run, folder))
+        raise UserError(f"{run} holds no {folder} of step {step}; it holds {held}")
     rows: list[Row] = []
     left = 0  # rollouts of the group at hand that are still to come
     for row in _rows(file):

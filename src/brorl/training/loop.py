@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.activity import Observe, Phase, Step, unobserved
 from brorl.algorithms.groups import Group
-from brorl.evaluation.benchmark import Benchmark
+from brorl.evaluation.benchmark import Answers, Benchmark
 from brorl.evaluation.compute_match import UNIT_WORDS, Budget, Cost, cost_of_step, total_cost
 from brorl.rollout.engine import Engine
 from brorl.seeds import derived_seed
@@ -32,6 +32,7 @@ from brorl.training.stop_request import StopNow, StopRequest
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.watch import Watch, is_due
 
+STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 EstimateAdvantages = Callable[[Sequence[Group]], list[NDArray[np.float64]]]
 
 
@@ -67,7 +68,7 @@ class TrainingRun:
         budget: What the whole run may cost.
         checkpoint_every: Save after every so many steps (and at the end).
         keep_checkpoints: How many to keep; 0 for all.
-        store_rollouts_every: Store every so many steps' rollouts; 0 for none.
+        store_rollouts_every: Store every so many steps' rollouts; 0 stores none, and no evaluations' responses.
         seed: Seed of the run.
         report: Gets every line of the metrics as it is written.
         observe: Gets each step, and each phase of it, when it begins.
@@ -115,7 +116,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
         if not run.watch.seen:
             try:
                 with stop.discarding():
-                    first = {"step": 0, **evaluation_record(run)}
+                    first = {"step": 0, **evaluation_record(run, 0)}
             except StopNow:
                 return Ending.INTERRUPTED, "stopped before the first step"
             record_metrics(run, first)
@@ -164,7 +165,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
             last = is_over(run, step, spent)
             regular = is_due(step, run.evaluate_every)
             if regular or last or run.budget.passes_mark(before, spent):
-                record |= evaluation_record(run)
+                record |= evaluation_record(run, step)
             score = run.watch.score(record) if regular else None  # marks do not change what is trained
             if why := run.schedule.after_step(step, update.reference_kl, score):
                 run.learner.reset_reference(clear_optimizer=run.reset_optimizer)
@@ -210,9 +211,14 @@ def seed_of(run: TrainingRun, step: int) -> int:
     return derived_seed(run.seed, step)
 
 
-def evaluation_record(run: TrainingRun) -> Record:
-    """Evaluate on held-out prompts, if there are any."""
-    return {} if run.benchmark is None else {"evaluation": asdict(run.benchmark.evaluate(run.engine))}
+def evaluation_record(run: TrainingRun, step: int) -> Record:
+    """Evaluate on held-out prompts after a step, if there are any, and store the responses to a few of them."""
+    if run.benchmark is None:
+        return {}
+    answers = run.benchmark.answer(run.engine)
+    if run.store_rollouts_every:
+        store_answers(run, run.benchmark, step, answers)
+    return {"evaluation": asdict(run.benchmark.summarise(answers))}
 
 
 def fruitless_record(run: TrainingRun, step: int, attempt: int, error: NoMixedGroupsError, clock: Stopwatch) -> Record:
@@ -224,7 +230,7 @@ def fruitless_record(run: TrainingRun, step: int, attempt: int, error: NoMixedGr
         "sampling": error.collected.summary(),
         "kept": {"groups": 0, "carried": len(error.kept), "samples": 0},
         "seconds": clock.seconds(),
-        **evaluation_record(run),
+        **evaluation_record(run, step),
     }
 
 
@@ -234,7 +240,7 @@ def record_metrics(run: TrainingRun, record: dict[str, Any]) -> None:
         record["collapse"] = sign
         if run.watch.stop:
             record["ended"] = sign
-            record |= {} if "evaluation" in record else evaluation_record(run)
+            record |= {} if "evaluation" in record else evaluation_record(run, record["step"])
     run.watch.remember(record)
     run.directory.append_metrics(record)
     run.report(record)
@@ -245,6 +251,17 @@ def store_rollouts(run: TrainingRun, step: int, collected: Collected) -> None:
     if run.store_rollouts_every:
         texts = [run.collector.judge.texts(g.tree) for g in collected.groups]
         run.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
+
+
+def store_answers(run: TrainingRun, benchmark: Benchmark, step: int, answers: Answers) -> None:
+    """Store the responses to the same few prompts at every evaluation, chosen by their place, not by their success."""
+    count = len(benchmark.prompts)
+    places = np.linspace(0, count - 1, min(STORED_PROMPTS, count)).round().astype(int).tolist()
+    judge, verdicts = run.collector.judge, [answers.verdicts[i] for i in places]
+    groups = [
+        judge.group(benchmark.prompts[i], answers.trees[i], vs, step) for i, vs in zip(places, verdicts, strict=True)
+    ]
+    run.directory.write_evaluation(step, groups, verdicts, [judge.texts(g.tree) for g in groups])
 
 
 def save(run: TrainingRun, step: int, carried: Sequence[Group], *, regular: bool = True, attempts: int = 0) -> None:

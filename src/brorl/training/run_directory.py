@@ -1,6 +1,6 @@
 """The files of a run: metrics, rollouts, environment, log; written so that a kill at any instant leaves them readable.
 
-A line of `metrics.jsonl` is on disk before the checkpoint that follows it. A file of rollouts has its final name
+A line of `metrics.jsonl` is on disk before the checkpoint that follows it. A file of responses has its final name
 only when it is complete. Going back to a checkpoint removes what was written after it.
 """
 
@@ -60,6 +60,11 @@ class RunDirectory:
         return self.path / "rollouts"
 
     @property
+    def evaluations(self) -> Path:
+        """One Parquet file an evaluation, named by its step, with the responses to a few held-out prompts."""
+        return self.path / "evaluations"
+
+    @property
     def begun_file(self) -> Path:
         """What a resumed run must find as it was: the settings that may not change, and whether it had a checkpoint."""
         return self.path / "begun.json"
@@ -106,7 +111,7 @@ class RunDirectory:
         return records
 
     def rewind(self, step: int, attempts: int = 0) -> None:
-        """Remove metrics and rollouts of steps after `step`, and what a kill left half written.
+        """Remove metrics and responses of steps after `step`, and what a kill left half written.
 
         Args:
             step: The step to go back to.
@@ -121,11 +126,12 @@ class RunDirectory:
         kept = [r for r in self.read_metrics() if stays(r)]
         with storing(self.metrics_file):
             replace_file(self.metrics_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
-        with storing(self.rollouts):
-            for file in self.rollouts.glob("*step-*.parquet*"):
-                name = re.fullmatch(r"(?:step-(\d+)\.parquet|\.step-\d+\.parquet\.tmp)", file.name)
-                if name and (name[1] is None or int(name[1]) > step):
-                    file.unlink()
+        for folder in (self.rollouts, self.evaluations):
+            with storing(folder):
+                for file in folder.glob("*step-*.parquet*"):
+                    name = re.fullmatch(r"(?:step-(\d+)\.parquet|\.step-\d+\.parquet\.tmp)", file.name)
+                    if name and (name[1] is None or int(name[1]) > step):
+                        file.unlink()
 
     def write_rollouts(
         self,
@@ -142,6 +148,26 @@ class RunDirectory:
             verdicts: For each group the verdict of each distinct response.
             texts: For each group the text of each distinct response.
         """
+        self._write_groups(self.rollouts, step, groups, verdicts, texts)
+
+    def write_evaluation(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        texts: Sequence[Sequence[str]],
+    ) -> None:
+        """Store responses to held-out prompts of the evaluation after a step; the arguments are as above."""
+        self._write_groups(self.evaluations, step, groups, verdicts, texts)
+
+    def _write_groups(
+        self,
+        folder: Path,
+        step: int,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        texts: Sequence[Sequence[str]],
+    ) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -165,9 +191,9 @@ class RunDirectory:
             ("count", pa.int32()), ("num_rollouts", pa.int32()), ("finished", pa.bool_()), ("correct", pa.bool_()),
             ("score", pa.float64()), ("extracted", pa.string()), ("reason", pa.string()), ("reward", pa.float64()),
         ])  # fmt: skip
-        target = self.rollouts / f"step-{step:06d}.parquet"
+        target = folder / f"step-{step:06d}.parquet"
         with storing(target):
-            self.rollouts.mkdir(exist_ok=True)
+            folder.mkdir(exist_ok=True)
             sink = pa.BufferOutputStream()
             pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink, compression="zstd")
             replace_file(target, sink.getvalue().to_pybytes())

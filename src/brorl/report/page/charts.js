@@ -49,8 +49,9 @@ function finished(trace, byProgress) {
 
 function resetMarks(chart) {
   if (!chart.resets) return [];
-  return data.runs.flatMap((run, i) => run.resets.map((at) => ({
+  return data.runs.flatMap((run, i) => run.resets.map((at, n) => ({
     type: "line", yref: "paper", y0: 0, y1: 1, x0: run.x[unit][at], x1: run.x[unit][at], layer: "below",
+    name: data.runs.length > 1 ? `${run.plotlyName} · reset of the reference` : "reset of the reference", showlegend: n === 0,
     line: { width: 1.2, dash: "dot", color: data.runs.length > 1 ? colourOf(`run:${i}`) : theme().soft },
   })));
 }
@@ -67,12 +68,12 @@ function layoutOf(chart) {
     font: { family: "system-ui, sans-serif", size: 12, color: colours.soft },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     margin: { l: 58, r: 12, t: 8, b: 44 },
-    showlegend: chart.traces.filter((t) => t.showlegend !== false).length > 1,
+    showlegend: true,
     legend: { traceorder: "normal", orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11.5 } },
     hovermode: chart.traces[0].type === "bar" || chart.traces[0].mode === "markers" && !chart.byProgress ? "closest" : "x unified",
     hoverlabel: { bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.ink } },
     xaxis: { ...axis, showgrid: false, ...progress, ...given.xaxis },
-    yaxis: { ...axis, ...given.yaxis, title: { ...given.yaxis.title, standoff: 10 } },
+    yaxis: { ...axis, exponentformat: "power", minexponent: 5, ...given.yaxis, title: { ...given.yaxis.title, standoff: 10 } },
     shapes: [...shapes, ...resetMarks(chart)],
   };
 }
@@ -96,7 +97,7 @@ function histogramChart(place) {
     const at = run.steps.findLastIndex((s) => s <= step);
     if (at < 0) return [];
     return [{
-      type: "bar", name: data.runs[i].plotlyName, x: data.histogram.labels, y: run.counts[at],
+      type: "bar", name: data.runs.length > 1 ? data.runs[i].plotlyName : "prompts", x: data.histogram.labels, y: run.counts[at],
       meta: { run: i, colour: `run:${i}` }, hovertemplate: "%{y} prompts<extra></extra>",
     }];
   });
@@ -120,16 +121,7 @@ function drawHistogram() {
 }
 
 function prepareHistogram() {
-  const card = document.getElementById("card-success");
-  if (!data.histogram) {
-    card.querySelector(".slider").remove();
-    card.querySelector(".numbers").remove();
-    const empty = document.createElement("p");
-    empty.className = "empty";
-    empty.textContent = "Not measured: top-p or top-k hide the probabilities.";
-    document.getElementById("chart-success").replaceWith(empty);
-    return;
-  }
+  if (!data.histogram) return;
   const slider = document.getElementById("histogram-step");
   slider.max = String(histogramSteps().length - 1);
   slider.value = slider.max;

@@ -3,8 +3,8 @@
 function tokenSpans(group, nodes, shaded) {
   return nodes.map((node, position) => {
     const place = group.token[node];
-    const special = view.data.special.has(place);
-    const span = showText(element("span", special ? "tok special" : "tok"), view.data.tokenTexts[place]);
+    const special = group.data.special.has(place);
+    const span = showText(element("span", special ? "tok special" : "tok"), group.data.tokenTexts[place]);
     if (shaded) {
       const logprob = group.logprob[node];
       if (logprob <= 0) span.style.background = shade(logprob / 1000);
@@ -21,7 +21,7 @@ function tokenFacts(group, node, position) {
   const place = group.token[node];
   const logprob = group.logprob[node];
   const chance = logprob <= 0 ? `log-prob ${(logprob / 1000).toFixed(3)}, probability ${percent(Math.exp(logprob / 1000))}` : "log-prob unknown";
-  return `token ${position + 1}: “${plain(view.data.tokenTexts[place])}” (id ${view.data.tokenIds[place]}), ${chance}, in ${group.count[node]} rollouts`;
+  return `token ${position + 1}: “${plain(group.data.tokenTexts[place])}” (id ${group.data.tokenIds[place]}), ${chance}, in ${group.count[node]} rollouts`;
 }
 
 function scale() {
@@ -34,19 +34,19 @@ function scale() {
   return box;
 }
 
-function responses(group) {
+function responses(group, first) {
   const ordered = kept(group).sort((a, b) => group.leafCount[b] - group.leafCount[a] || a - b);
   const box = element("div");
-  const add = (from) => {
-    box.append(...ordered.slice(from, from + MORE).map((i) => response(group, i)));
-    const left = ordered.length - from - MORE;
+  const add = (from, to) => {
+    box.append(...ordered.slice(from, to).map((i) => response(group, i)));
+    const left = ordered.length - to;
     if (left > 0) {
       const more = element("button", "", `show ${Math.min(left, MORE)} more of ${left} responses`);
-      more.addEventListener("click", () => { more.remove(); add(from + MORE); });
+      more.addEventListener("click", () => { more.remove(); add(to, to + MORE); });
       box.append(more);
     }
   };
-  add(0);
+  add(0, first);
   return [box];
 }
 

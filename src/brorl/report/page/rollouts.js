@@ -1,8 +1,11 @@
-// The browser of rollouts: a step's prompts, the tree of one of them, its responses. Texts are only ever set as text.
+// The browser of rollouts: the prompts of a step, the tree of one of them, its responses; or the same held-out prompts at
+// two evaluations, side by side. Texts are only ever set as text.
 
-const unpacked = new Map(); // "run-step" -> its data
-const view = { run: 0, step: null, prompt: null, shown: [] };
+const unpacked = new Map(); // "folder-run-step" -> its data
+const FOLDERS = [["evaluations", "held-out prompts, before and after"], ["rollouts", "training prompts"]];
+const view = { run: 0, folder: null, sides: [], data: null, prompt: null, shown: [], turn: 0 }; // data: the last side
 const MORE = 20; // responses or branches that are added at a time
+const FEW = 6; // responses at first, where two evaluations stand side by side
 
 function element(tag, className, ...content) {
   const made = document.createElement(tag);
@@ -11,14 +14,14 @@ function element(tag, className, ...content) {
   return made;
 }
 
-async function unpack(run, step) {
-  const key = `${run}-${step}`;
+async function unpack(folder, run, step) {
+  const key = `${folder}-${run}-${step}`;
   if (!unpacked.has(key)) {
-    const packed = Uint8Array.from(atob(document.getElementById(`rollouts-${key}`).textContent), (c) => c.charCodeAt(0));
+    const packed = Uint8Array.from(atob(document.getElementById(key).textContent), (c) => c.charCodeAt(0));
     const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
     const step_ = JSON.parse(await new Response(stream).text());
     step_.special = new Set(step_.special);
-    step_.groups.forEach((group, i) => { group.place = i; prepare(group); });
+    step_.groups.forEach((group, i) => { group.place = i; group.data = step_; prepare(group); });
     unpacked.set(key, step_);
   }
   return unpacked.get(key);
@@ -77,33 +80,58 @@ function options(select, pairs) {
   }));
 }
 
-async function chooseRun(run) {
-  view.run = run;
-  const { steps } = data.runs[run];
-  const select = document.getElementById("browser-step");
-  options(select, steps.map((step) => [step, String(step)]));
-  if (!steps.length) return;
-  const step = steps.includes(view.step) ? view.step : steps.at(-1);
-  select.value = String(step);
-  await chooseStep(step);
+const stepSelect = document.getElementById("browser-step");
+const otherSelect = document.getElementById("browser-other");
+
+const hasRollouts = (run) => FOLDERS.some(([folder]) => run[folder].length);
+
+async function chooseRun(place) {
+  const run = data.runs[place];
+  const folders = FOLDERS.filter(([folder]) => run[folder].length);
+  view.run = place;
+  options(document.getElementById("browser-folder"), folders);
+  document.getElementById("folder-label").hidden = folders.length === 1;
+  const first = run.evaluations.length > 1 || !run.rollouts.length ? "evaluations" : "rollouts";
+  await chooseFolder(folders.some(([folder]) => folder === view.folder) ? view.folder : first);
 }
 
-async function chooseStep(step) {
-  const status = document.getElementById("browser-status");
-  const { run } = view;
-  view.step = step;
+// Two evaluations stand side by side, the first and the last if no others are chosen.
+async function chooseFolder(folder) {
+  const before = Number(stepSelect.value);
+  const again = view.folder === folder;
+  const entries = data.runs[view.run][folder];
+  const pairs = entries.map(({ step, label }) => [step, label]);
+  const sideBySide = folder === "evaluations" && entries.length > 1;
+  view.folder = folder;
+  document.getElementById("browser-folder").value = folder;
+  document.getElementById("step-name").textContent = sideBySide ? "compare" : folder === "rollouts" ? "at" : "evaluation";
+  document.getElementById("other-label").hidden = !sideBySide;
+  for (const select of [stepSelect, otherSelect]) options(select, pairs);
+  const kept = again && entries.some(({ step }) => step === before);
+  stepSelect.value = String(kept ? before : entries.at(sideBySide ? 0 : -1).step);
+  otherSelect.value = String(entries.at(-1).step);
+  await chooseSteps();
+}
+
+async function chooseSteps() {
+  const { run, folder } = view;
+  const turn = view.turn += 1;
+  const selects = document.getElementById("other-label").hidden ? [stepSelect] : [stepSelect, otherSelect];
+  const chosen = selects.map((select) => ({ step: Number(select.value), label: select.selectedOptions[0].textContent }));
   let loaded;
   try {
-    loaded = await unpack(run, step);
+    loaded = await Promise.all(chosen.map(({ step }) => unpack(folder, run, step)));
   } catch (error) {
-    status.textContent = `this browser cannot unpack the rollouts (${error.message}); use a newer one, or ${data.runs[run].samples}`;
+    document.getElementById("browser-status").textContent =
+      `this browser cannot unpack the rollouts (${error.message}); use a newer one, or ${data.runs[run].samples}`;
     return;
   }
-  if (view.run !== run || view.step !== step) return; // another one was chosen meanwhile
-  const before = view.prompt && view.data?.groups[view.prompt]?.id;
-  view.data = loaded;
-  shortenPrompts(loaded.groups);
-  const same = loaded.groups.findIndex((group) => group.id === before);
+  if (view.turn !== turn) return; // another one was chosen meanwhile
+  const before = view.prompt !== null && view.data?.groups[view.prompt]?.id;
+  view.sides = loaded.map((side, i) => ({ label: chosen[i].label, data: side }));
+  view.data = loaded.at(-1);
+  shortenPrompts(view.data.groups);
+  const same = view.data.groups.findIndex((group) => group.id === before);
   view.prompt = same >= 0 ? same : null;
   listPrompts();
 }
@@ -123,12 +151,21 @@ const ORDERS = {
 
 const kept = (group) => group.leaf.map((_, i) => i).filter((i) => KINDS[document.getElementById("browser-filter").value](group, i));
 
+// A group at each side that has the prompt, with the side's label.
+function atEachSide(group) {
+  if (view.sides.length === 1) return [{ label: view.sides[0].label, group }];
+  return view.sides.flatMap(({ label, data: side }) => {
+    const found = side.groups.find((other) => other.id === group.id);
+    return found ? [{ label, group: found }] : [];
+  });
+}
+
 function listPrompts() {
   const order = ORDERS[document.getElementById("browser-order").value];
-  view.shown = view.data.groups.filter((group) => kept(group).length)
+  view.shown = view.data.groups.filter((group) => atEachSide(group).some((side) => kept(side.group).length))
     .sort((a, b) => order(a, b) || a.place - b.place).map((group) => group.place);
   document.getElementById("browser-status").textContent =
-    `${view.shown.length} of ${view.data.groups.length} prompts on this page`;
+    `${view.shown.length} of the ${view.data.groups.length} prompts on this page`;
   const list = document.getElementById("prompts");
   list.replaceChildren(...view.shown.map((place) => promptRow(view.data.groups[place])));
   choosePrompt(view.shown.includes(view.prompt) ? view.prompt : view.shown[0] ?? null);
@@ -148,12 +185,15 @@ function shortenPrompts(groups) {
   for (const group of groups) group.short = group.prompt.slice(begin, group.prompt.length - end).trim().slice(0, 160);
 }
 
-function promptRow(group) {
+function meter(group) {
   const fill = element("b");
   fill.style.width = percent(group.right / group.rollouts);
-  const row = element("div", "prompt",
-    element("span", "what mono", plain(group.short || group.id)),
-    element("span", "meter", element("i", "", fill), `${group.right}/${group.rollouts}`));
+  return element("span", "meter", element("i", "", fill), `${group.right}/${group.rollouts}`);
+}
+
+function promptRow(group) {
+  const row = element("div", "prompt", element("span", "what mono", plain(group.short || group.id)),
+    ...atEachSide(group).map((side) => meter(side.group)));
   row.id = `prompt-${group.place}`;
   row.setAttribute("role", "option");
   row.title = plain(group.id);
@@ -193,33 +233,41 @@ function showGroup() {
     return;
   }
   const group = view.data.groups[view.prompt];
-  const missing = group.responses - group.leaf.length;
-  const facts = `${group.id} · ${group.domain} · ${group.right} of ${group.rollouts} rollouts correct, ${group.cut} truncated · `
-    + `${group.responses} distinct responses${missing ? `, the ${group.leaf.length} most frequent of them on this page` : ""}`;
-  const outline = element("div", "outline");
-  const icicle = drawIcicle(group, outline);
+  const sides = atEachSide(group).map((side) => ({ ...side, box: element("div", "side") }));
   box.replaceChildren(
     element("h3", "", "Prompt"),
     showText(element("div", "text prompt-text"), group.prompt),
-    element("p", "facts", plain(facts)),
-    element("h3", "", "Tree of its rollouts"),
-    icicle, outline,
+    element("p", "facts", plain(`${group.id} · ${group.domain}`)),
+    element("div", sides.length > 1 ? "sides two" : "sides", ...sides.map((side) => side.box)));
+  for (const side of sides) showSide(side);
+}
+
+function showSide({ label, group, box }) {
+  const missing = group.responses - group.leaf.length;
+  const facts = `${group.right} of ${group.rollouts} rollouts correct, ${group.cut} truncated, ${group.responses} distinct `
+    + `responses${missing ? `, the ${group.leaf.length} most frequent of them on this page` : ""}`;
+  const outline = element("div", "outline");
+  box.append(
+    element("h3", "", `Tree of its rollouts, ${label}`),
+    element("p", "facts", facts),
+    drawIcicle(group, outline, box.clientWidth), outline,
     element("h3", "", "Responses by count"),
     element("p", "facts", "log-prob of a token: ", scale()),
-    ...responses(group));
+    ...responses(group, view.sides.length > 1 ? FEW : MORE));
   outline.append(branches(group, group.roots, group.rollouts, 0));
   unfold(outline);
 }
 
 async function prepareBrowser() {
-  const first = data.runs.findIndex((run) => run.steps.length);
+  const first = data.runs.findIndex(hasRollouts);
   if (first < 0) return;
   document.getElementById("browser").hidden = false;
   const runSelect = document.getElementById("browser-run");
-  options(runSelect, data.runs.flatMap((run, i) => (run.steps.length ? [[i, run.name]] : [])));
+  options(runSelect, data.runs.flatMap((run, i) => (hasRollouts(run) ? [[i, run.name]] : [])));
   document.getElementById("run-label").hidden = data.runs.length === 1;
   runSelect.addEventListener("change", () => chooseRun(Number(runSelect.value)));
-  document.getElementById("browser-step").addEventListener("change", (event) => chooseStep(Number(event.target.value)));
+  document.getElementById("browser-folder").addEventListener("change", (event) => chooseFolder(event.target.value));
+  for (const select of [stepSelect, otherSelect]) select.addEventListener("change", chooseSteps);
   for (const id of ["browser-order", "browser-filter"]) document.getElementById(id).addEventListener("change", listPrompts);
   document.getElementById("browser-order").value = "mixed";
   document.getElementById("prompts").addEventListener("keydown", movePrompt);

@@ -1,7 +1,8 @@
 """Rollouts for the page: some steps of a run, each with its prompts' trees, within a number of bytes.
 
-In: a run directory. Out: compressed data, one piece a step, and what was left out. Steps are evenly spaced; within a
-step that is too large by itself the rarest responses are left out first, then prompts.
+In: a run directory. Out: compressed data, one piece a step, and what was left out. Steps of training are evenly spaced;
+of evaluations there are the first, the best and the last. Within a step that is too large by itself the rarest
+responses are left out first, then prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 
 from brorl.report.page.embedding import compressed
 from brorl.report.page.token_texts import TokenTexts
-from brorl.report.stored_rollouts import StoredGroup, read_groups, stored_steps
+from brorl.report.run_record import RunRecord
+from brorl.report.score_change import best_evaluation
+from brorl.report.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 
 _BYTES_PER_NODE = 5  # of compressed data, roughly; what it really takes is measured
 _FEWEST_PROMPTS = 16  # a step's budget is spread over so many prompts at least
@@ -46,7 +49,7 @@ class StepRollouts:
 
 @dataclass(frozen=True)
 class RunRollouts:
-    """What of a run's rollouts is on the page.
+    """What is on the page of a run's rollouts, or of the responses of its evaluations.
 
     Attributes:
         steps: The steps chosen, ascending.
@@ -90,6 +93,24 @@ def choose_rollouts(run: Path, max_bytes: int, most_steps: int) -> RunRollouts:
     return RunRollouts((), tuple(stored), texts.known)
 
 
+def choose_evaluations(run: RunRecord, max_bytes: int) -> RunRollouts:
+    """Choose the stored responses of the first, the best and the last evaluation.
+
+    Args:
+        run: The run.
+        max_bytes: How many bytes the data may take in all.
+
+    Returns:
+        As many of the three as there are and as fit, each with an equal share of the bytes.
+    """
+    stored = stored_steps(run.path, "evaluations")
+    best = best_evaluation(run)
+    chosen = sorted({*stored[:1], *stored[-1:], *([best["step"]] if best else [])} & set(stored))
+    texts = TokenTexts(run.path)
+    made = [encode_step(run.path, step, texts, max_bytes // len(chosen), "evaluations") for step in chosen]
+    return RunRollouts(tuple(step for step in made if step.prompts), tuple(stored), texts.known)
+
+
 def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
     """Return so many of the steps, evenly spaced by their place, with the last one and, from two on, the first."""
     if number >= len(steps):
@@ -99,7 +120,7 @@ def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
     return [steps[round(i * (len(steps) - 1) / (number - 1))] for i in range(number)]
 
 
-def encode_step(run: Path, step: int, texts: TokenTexts, max_bytes: int) -> StepRollouts:
+def encode_step(run: Path, step: int, texts: TokenTexts, max_bytes: int, folder: Folder = "rollouts") -> StepRollouts:
     """Encode a step's rollouts; too large a step loses its rarest responses, then prompts.
 
     Args:
@@ -107,10 +128,11 @@ def encode_step(run: Path, step: int, texts: TokenTexts, max_bytes: int) -> Step
         step: The step.
         texts: Texts of the tokens.
         max_bytes: How many bytes the data may take.
+        folder: Where the run stored them.
     """
     nodes = max(max_bytes // _BYTES_PER_NODE, 1)
     groups, sizes, all_responses = [], [], 0
-    for group in read_groups(run, step):
+    for group in read_groups(run, step, folder):
         all_responses += group.tree.num_responses
         encoded, size = _encode_group(group, texts, nodes // _FEWEST_PROMPTS)
         groups.append(encoded)

@@ -42,13 +42,13 @@ def ratio_of(part: str, whole: str) -> Getter:
 
 
 def lines(runs: Sequence[RunRecord], quantities: Sequence[tuple[str, Getter]]) -> tuple[Trace, ...]:
-    """Return a line for each run and quantity that was measured."""
+    """Return a line for each run and quantity that was measured, with a name for the legend."""
     traces = []
     for i, run in enumerate(runs):
         for j, (label, get) in enumerate(quantities):
             points = [(at, value) for at, r in enumerate(run.records) if (value := get(r)) is not None]
             if points:
-                traces.append(line(runs, i, label if len(quantities) > 1 else "", j, points))
+                traces.append(line(runs, i, label if len(quantities) > 1 or len(runs) == 1 else "", j, points))
     return tuple(traces)
 
 
@@ -77,7 +77,7 @@ def smoothed(runs: Sequence[RunRecord], traces: Sequence[Trace]) -> tuple[Trace,
             continue
         name = f"{trace['name']}: " if len(runs) > 1 else ""
         thin, bold = ({**trace["line"], "width": width} for width in (1, 2.5))
-        made.append({**trace, "line": thin, "opacity": 0.4, "name": f"{name}each step", "showlegend": False})
+        made.append({**trace, "line": thin, "opacity": 0.4, "name": f"{name}each step"})
         means = [fmean(y[max(at - reach, 0) : at + reach + 1]) for at in range(len(y))]
         made.append({**trace, "y": means, "line": bold, "name": f"{name}mean of {2 * reach + 1} steps"})
     return tuple(made)
@@ -96,13 +96,13 @@ def _with_bars(trace: Trace, low: Sequence[float], high: Sequence[float]) -> Tra
     return {**trace, "mode": "lines+markers", "error_y": error_y}
 
 
-def interval_lines(runs: Sequence[RunRecord], section: str, name: str) -> tuple[Trace, ...]:
+def interval_lines(runs: Sequence[RunRecord], section: str, name: str, label: str) -> tuple[Trace, ...]:
     """Return a line with intervals for each run that has the number, its `_low` and its `_high`."""
     keys = (name, f"{name}_low", f"{name}_high")
     traces = []
     for i, run in enumerate(runs):
         rows = [(at, [number(r, section, key) for key in keys]) for at, r in enumerate(run.records)]
-        traces += _interval_line(runs, i, "", 0, rows)
+        traces += _interval_line(runs, i, "" if len(runs) > 1 else label, 0, rows)
     return tuple(traces)
 
 
@@ -124,7 +124,7 @@ def pass_at_lines(runs: Sequence[RunRecord], k: int) -> tuple[Trace, ...]:
             (at, [number(r, "evaluation", "pass_at", str(k), key) for key in ("value", "low", "high")])
             for at, r in enumerate(run.records)
         ]
-        traces += _interval_line(runs, i, "", 0, rows)
+        traces += _interval_line(runs, i, "" if len(runs) > 1 else f"pass@{k} with 95% interval", 0, rows)
     return tuple(traces)
 
 
@@ -192,8 +192,9 @@ def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
         x, y = ([c / e["num_samples"] for c in cs] for cs, e in zip(correct, ends, strict=True))
         known = len(run.held_out) == len(x)
         texts = [plotly_text(visible_text(t.strip()[-80:], one_line=True)) for t in run.held_out] if known else []
+        name = plotly_text(run.name) if len(runs) > 1 else "a held-out prompt"
         traces.append({
-            "type": "scatter", "mode": "markers", "name": plotly_text(run.name), "x": x, "y": y, "opacity": 0.6,
+            "type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "opacity": 0.6,
             "text": texts, "hovertemplate": "%{text}<br>%{x:.1%} before, %{y:.1%} after<extra></extra>",
             "meta": {"colour": f"run:{i}"},
         })  # fmt: skip
@@ -214,7 +215,7 @@ def informative_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
             trace["meta"]["colour"] = f"run:{i}" if several else f"sequence:{0.2 + 0.25 * smaller.index(n) / 3:.3f}"
             traces.append(trace)
     if not several and traces:
-        traces[0]["name"] = "this run"
+        traces[0]["name"] = "all rollouts"
     return tuple(traces)
 
 
@@ -224,7 +225,7 @@ def _by_number(record: Record, name: str = "informative_share_at") -> dict[int, 
     return {int(n): float(value) for n, value in by_number.items()}
 
 
-def against_n(runs: Sequence[RunRecord], name: str) -> tuple[Trace, ...]:
+def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, ...]:
     """Return means over the last steps by N, in which each group counts the same."""
     traces = []
     for i, run in enumerate(runs):
@@ -236,7 +237,8 @@ def against_n(runs: Sequence[RunRecord], name: str) -> tuple[Trace, ...]:
         weight = sum(groups)
         y = [sum(g * _by_number(r, name)[n] for g, r in zip(groups, last, strict=True)) / weight for n in numbers]
         traces.append({
-            "type": "scatter", "mode": "lines+markers", "name": plotly_text(run.name), "x": numbers, "y": y,
+            "type": "scatter", "mode": "lines+markers", "name": plotly_text(run.name if len(runs) > 1 else label),
+            "x": numbers, "y": y,
             "line": {"width": 2}, "meta": {"colour": f"run:{i}"},
         })  # fmt: skip
     return tuple(traces)

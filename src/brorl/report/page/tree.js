@@ -13,7 +13,7 @@ function tokenRun(group, start) {
 }
 
 function runText(group, nodes) {
-  return nodes.map((node) => view.data.tokenTexts[group.token[node]]).join("");
+  return nodes.map((node) => group.data.tokenTexts[group.token[node]]).join("");
 }
 
 const byCount = (group, nodes) => [...nodes].sort((a, b) => group.count[b] - group.count[a] || a - b);
@@ -44,11 +44,11 @@ function branch(group, start) {
     - endings.reduce((sum, i) => sum + group.leafCount[i], 0);
   if (!children.length) {
     const leaf = element("div", "end", ...line, ...endings.map((i) => badge(group, i)));
-    leaf.id = `node-${start}`;
+    leaf.dataset.node = start;
     return leaf;
   }
   const details = element("details", "", element("summary", "", ...line));
-  details.id = `node-${start}`;
+  details.dataset.node = start;
   details.addEventListener("toggle", () => {
     if (!details.open || details.querySelector("ul")) return;
     const list = branches(group, children, group.count[end], 0);
@@ -96,10 +96,10 @@ function openNow(details) {
   details.dispatchEvent(new Event("toggle")); // the browser's own comes too late to go on into what it adds
 }
 
-function drawIcicle(group, outline) {
+function drawIcicle(group, outline, available) {
   const ns = "http://www.w3.org/2000/svg";
   const box = element("div");
-  const width = Math.max(document.getElementById("group").clientWidth - 34, 240);
+  const width = Math.max(available, 240);
   const height = 260;
   const deepest = Math.max(...group.depth) + 1;
   const svg = document.createElementNS(ns, "svg");
@@ -158,7 +158,7 @@ function reveal(group, start, outline) {
   for (let node = start; node >= 0; node = group.parent[node]) path.unshift(node);
   let target = null;
   for (const node of path) {
-    const row = document.getElementById(`node-${node}`);
+    const row = outline.querySelector(`[data-node="${node}"]`);
     if (!row) continue;
     target = row;
     if (row.tagName === "DETAILS" && node !== start && !row.open) openNow(row);

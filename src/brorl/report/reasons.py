@@ -1,0 +1,149 @@
+"""Why a run has no such numbers, in a sentence that is true of this run.
+
+In: runs whose metrics lack something. Out: text. It looks at the settings and at what the metrics do hold; where
+neither explains it, it states only that the metrics hold nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from brorl.report.run_record import Record, RunRecord, number
+
+Why = Callable[[RunRecord], str]
+
+
+def reason(runs: Sequence[RunRecord], why: Why) -> str:
+    """Return why none of some runs has a number: one sentence if it is the same for all, else one for each run."""
+    whys = [why(run) for run in runs]
+    if len(set(whys)) == 1:
+        return whys[0]
+    return " ".join(f"{run.name}: {text}" for run, text in zip(runs, whys, strict=True))
+
+
+def why_no_step(run: RunRecord) -> str:
+    """Return why a run has sampled nothing."""
+    return "No step is complete yet." if not run.steps else "The metrics hold no such number."
+
+
+def why_no_update(run: RunRecord) -> str:
+    """Return why no step of a run has made an update, or why its updates lack a number."""
+    if run.updates:
+        return "No step has a finite number here."
+    if not run.steps:
+        return why_no_step(run)
+    groups, mixed, correct = (_total(run, name) for name in ("groups", "groups_mixed", "groups_all_correct"))
+    if mixed:
+        return f"No update was made: only {mixed:,} of {groups:,} groups had both correct and incorrect rollouts."
+    outcome = {0: " No rollout was correct.", groups: " Every rollout was correct."}.get(correct, "") if groups else ""
+    return f"No update was made: no group had both correct and incorrect rollouts.{outcome}"
+
+
+def why_no_coverage(run: RunRecord) -> str:
+    """Return why a run did not measure what its rollouts saw and missed."""
+    if not run.updates:
+        return why_no_update(run)
+    return _hidden_probabilities(run) or "The metrics hold no coverage."
+
+
+def why_no_estimate(run: RunRecord) -> str:
+    """Return why a run has no estimate of the correct responses that were not sampled."""
+    pooled = _pooled(run)
+    if not pooled:
+        return why_no_coverage(run)
+    if _is_adaptive(run):
+        return "Not estimated: N depended on the outcomes (rollouts_per_prompt: adaptive)."
+    if all(p.get("groups_all_unique") == r["sampling"]["groups"] for r, p in pooled):
+        return "Not estimated: every response was unique, so the rollouts do not show how much they missed."
+    return "The metrics hold no such estimate."
+
+
+def why_no_smaller_n(run: RunRecord) -> str:
+    """Return why a run does not have what fewer of its rollouts would have found."""
+    if not _pooled(run):
+        return why_no_coverage(run)
+    if _is_adaptive(run):
+        return "Not estimated: N depended on the outcomes (rollouts_per_prompt: adaptive)."
+    if run.settings.get("sampling.scheme") == "systematic":
+        return "Not estimated: a part of systematic rollouts is not a sample with a smaller N (sampling.scheme)."
+    return "The metrics hold no such estimate."
+
+
+def why_no_certificate(run: RunRecord, name: str = "change") -> str:
+    """Return why no update of a run has a number of the certificate."""
+    certificates = [r["certificate"] for r in run.records if r.get("certificate")]
+    if certificates:
+        if name == "share_improved" and not any(c.get("num_correct") for c in certificates):
+            return f"The fresh rollouts of the {len(certificates):,} checked updates held no correct response."
+        return "No checked update has a finite number here."
+    if not run.updates:
+        return why_no_update(run)
+    every = run.settings.get("diagnostics.certificate_every")
+    if every == "0":
+        return "No update was checked (diagnostics.certificate_every: 0)."
+    if hidden := _hidden_probabilities(run):
+        return hidden
+    done = run.updates[-1]["step"]
+    if every is not None and every.isdecimal() and done < int(every):
+        return f"The first check is due at step {every} (diagnostics.certificate_every), and the run is at step {done}."
+    return "The metrics hold no check of an update."
+
+
+def why_no_evaluation(run: RunRecord) -> str:
+    """Return why a run has no evaluation."""
+    if run.settings.get("evaluation.num_prompts") == "0":
+        return "The run made no evaluations (evaluation.num_prompts: 0)."
+    return "The metrics hold no evaluation."
+
+
+def why_no_change(run: RunRecord) -> str:
+    """Return why a run's evaluations cannot be compared with each other."""
+    if not run.evaluations:
+        return why_no_evaluation(run)
+    if len(run.evaluations) == 1:
+        return "There is one evaluation so far; a change needs two."
+    return "The evaluations do not hold the same prompts and samples."
+
+
+def why_no_rollouts(run: RunRecord) -> str:
+    """Return why a run directory holds no rollouts of training."""
+    every = run.settings.get("store_rollouts_every")
+    if every == "0":
+        return "No rollouts were stored (store_rollouts_every: 0)."
+    if not run.updates:
+        return why_no_update(run)
+    done = run.updates[-1]["step"]
+    if every is not None and every.isdecimal() and done < int(every):
+        return f"The first rollouts are stored at step {every} (store_rollouts_every), and the run is at step {done}."
+    return f"There are no rollouts in {run.path / 'rollouts'}."
+
+
+def why_no_held_out_responses(run: RunRecord) -> str:
+    """Return why a run directory holds no responses to held-out prompts."""
+    if not run.evaluations:
+        return why_no_evaluation(run)
+    if run.settings.get("store_rollouts_every") == "0":
+        return "No responses were stored (store_rollouts_every: 0)."
+    return f"There are no responses in {run.path / 'evaluations'}; older versions did not store them."
+
+
+def _total(run: RunRecord, name: str) -> int:
+    return int(sum(number(r, "sampling", name) or 0 for r in run.steps))
+
+
+def _pooled(run: RunRecord) -> list[tuple[Record, Record]]:
+    """Return the lines that hold coverage, each with its pooled numbers."""
+    return [(r, r["coverage"]["pooled"]) for r in run.records if (r.get("coverage") or {}).get("pooled")]
+
+
+def _is_adaptive(run: RunRecord) -> bool:
+    return any(r["sampling"].get("adaptive") for r in run.steps)
+
+
+def _hidden_probabilities(run: RunRecord) -> str:
+    """Return that top-p or top-k hide the probabilities of what is sampled; nothing if they do not."""
+    for name, off in (("sampling.top_p", 1.0), ("sampling.top_k", 0.0)):
+        value = run.settings.get(name)
+        if value is not None and float(value) != off:
+            return f"Not measured: with {name} = {value} the probability of a response is not known."
+    return ""

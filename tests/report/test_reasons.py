@@ -1,0 +1,168 @@
+"""Why there is nothing to show: each reason is true of the run, and no other reason is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up_runs import evaluation, fruitless_record, make_run, random_step, step_record
+
+from brorl.report.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimisation_charts
+from brorl.report.page.page import evaluations_shown, left_out, make_page
+from brorl.report.page.rollouts import RunRollouts
+from brorl.report.reasons import reason, why_no_coverage, why_no_evaluation, why_no_update
+from brorl.report.run_record import RunRecord, read_run
+
+Records = list[dict[str, Any]]
+COVERAGE = {"informative-n", "unsampled", "unsampled-n"}
+CERTIFICATE = {"certificate", "improved"}
+UPDATE = {"entropy", "kl", "clip", "gradient"}
+
+
+def run_of(records: Records, **settings: str) -> RunRecord:
+    return RunRecord(Path("run"), "run", settings, {}, tuple(records))
+
+
+def reasons(run: RunRecord) -> dict[str, str]:
+    """The reason of each chart that is empty; every one is on the page."""
+    charts: list[Chart] = []
+    for make in (learning_charts, coverage_charts, cost_charts, optimisation_charts):
+        charts += make([run])
+    page = make_page([run]).html
+    empty = {chart.name: chart.empty for chart in charts if not chart.traces}
+    for why in empty.values():
+        assert why.endswith(".")
+        assert why in page
+    return empty
+
+
+def complete_steps(rng: np.random.Generator, number: int) -> Records:
+    return [step_record(rng, step, random_step(rng, 3, 20)) for step in range(1, number + 1)]
+
+
+def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Generator) -> None:
+    settings = {"evaluation.num_prompts": "8", "sampling.top_p": "1.0", "diagnostics.certificate_every": "25"}
+    settings |= {"store_rollouts_every": "1"}
+    run = run_of([{"step": 0, "evaluation": evaluation(rng)}, fruitless_record(rng, 1)], **settings)
+    why = "No update was made: no group had both correct and incorrect rollouts. No rollout was correct."
+    empty = reasons(run)
+    assert {name for name, text in empty.items() if text == why} == COVERAGE | CERTIFICATE | UPDATE
+    assert empty["held-out"] == "There is one evaluation so far; a change needs two."
+    assert "pass1" not in empty
+    assert "reward" not in empty
+    assert left_out(run, RunRollouts((), (), True)) == f"Training: {why}"
+    page = make_page([run]).html
+    assert "top_p =" not in page
+    assert why in page[page.index('id="card-success"') : page.index('id="coverage"')]
+
+
+@pytest.mark.parametrize(
+    ("mixed", "all_correct", "said"),
+    [
+        (0, 0, "No update was made: no group had both correct and incorrect rollouts. No rollout was correct."),
+        (0, 4, "No update was made: no group had both correct and incorrect rollouts. Every rollout was correct."),
+        (0, 1, "No update was made: no group had both correct and incorrect rollouts."),
+        (2, 0, "No update was made: only 2 of 4 groups had both correct and incorrect rollouts."),
+    ],
+)
+def test_why_no_update_was_made(rng: np.random.Generator, mixed: int, all_correct: int, said: str) -> None:
+    record = fruitless_record(rng, 1)
+    record["sampling"] |= {"groups_mixed": mixed, "groups_all_correct": all_correct}
+    assert record["sampling"]["groups"] == 4
+    assert why_no_update(run_of([record])) == said
+
+
+def test_a_run_that_has_just_begun(rng: np.random.Generator) -> None:
+    empty = reasons(run_of([{"step": 0, "evaluation": evaluation(rng)}]))
+    assert empty.pop("held-out") == "There is one evaluation so far; a change needs two."
+    assert set(empty.values()) == {"No step is complete yet."}
+    assert COVERAGE | CERTIFICATE | UPDATE | {"reward", "informative", "sharing", "seconds", "lost"} <= set(empty)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("sampling.top_p", "0.95"), ("sampling.top_k", "20")])
+def test_hidden_probabilities_are_the_reason_only_if_they_are_hidden(
+    rng: np.random.Generator, setting: str, value: str
+) -> None:
+    records = complete_steps(rng, 2)
+    for record in records:
+        del record["coverage"]
+    off = {"sampling.top_p": "1.0", "sampling.top_k": "0", "diagnostics.certificate_every": "1"}
+    empty = reasons(run_of(records, **{**off, setting: value}))
+    hidden = f"Not measured: with {setting} = {value} the probability of a response is not known."
+    assert {name for name, text in empty.items() if text == hidden} == COVERAGE | CERTIFICATE
+    empty = reasons(run_of(records, **off))
+    assert {empty[name] for name in COVERAGE} == {"The metrics hold no coverage."}
+    assert {empty[name] for name in CERTIFICATE} == {"The metrics hold no check of an update."}
+
+
+def test_what_cannot_be_estimated(rng: np.random.Generator) -> None:
+    records = complete_steps(rng, 2)
+    for record in records:
+        record["coverage"]["pooled"] |= {"unsampled_correct_at": None, "informative_share_at": None}
+        record["coverage"]["pooled"]["groups_all_unique"] = 0
+    empty = reasons(run_of(records, **{"sampling.scheme": "systematic"}))
+    assert "(sampling.scheme)" in empty["informative-n"]
+    assert empty["unsampled-n"] == "The metrics hold no such estimate."
+    assert "unsampled" not in empty
+    for record in records:
+        record["coverage"]["pooled"]["groups_all_unique"] = record["sampling"]["groups"]
+    assert "every response was unique" in reasons(run_of(records))["unsampled-n"]
+    for record in records:
+        record["sampling"]["adaptive"] = True
+    empty = reasons(run_of(records))
+    assert empty["informative-n"] == empty["unsampled-n"]
+    assert empty["unsampled-n"] == "Not estimated: N depended on the outcomes (rollouts_per_prompt: adaptive)."
+
+
+def test_why_no_update_was_checked(rng: np.random.Generator) -> None:
+    records = complete_steps(rng, 3)
+    every = "diagnostics.certificate_every"
+    off = "No update was checked (diagnostics.certificate_every: 0)."
+    later = "The first check is due at step 25 (diagnostics.certificate_every), and the run is at step 3."
+    for value, said in (("0", off), ("25", later), ("2", "The metrics hold no check of an update.")):
+        empty = reasons(run_of(records, **{every: value}))
+        assert empty["certificate"] == empty["improved"] == said
+    certificate = {"change": 0.1, "change_low": 0.0, "change_high": 0.2, "share_improved": None, "num_correct": 0}
+    records[1]["certificate"] = certificate
+    empty = reasons(run_of(records, **{every: "2"}))
+    assert "certificate" not in empty
+    assert empty["improved"] == "The fresh rollouts of the 1 checked updates held no correct response."
+
+
+def test_why_there_is_no_evaluation(rng: np.random.Generator) -> None:
+    records = complete_steps(rng, 1)
+    off = reasons(run_of(records, **{"evaluation.num_prompts": "0"}))
+    assert {off[name] for name in ("pass1", "passk", "held-out")} == {
+        "The run made no evaluations (evaluation.num_prompts: 0)."
+    }
+    assert why_no_evaluation(run_of(records)) == "The metrics hold no evaluation."
+    different = [{"step": 0, "evaluation": evaluation(rng)}, {"step": 1, "evaluation": evaluation(rng)}]
+    different[1]["evaluation"]["prompts"]["num_correct"].pop()
+    assert reasons(run_of(different))["held-out"] == "The evaluations do not hold the same prompts and samples."
+
+
+def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) -> None:
+    none = RunRollouts((), (), True)
+    records = [{"step": 0, "evaluation": evaluation(rng)}, *complete_steps(rng, 3)]
+    for every, training, held_out in (
+        ("0", "No rollouts were stored (store_rollouts_every: 0).", "No responses were stored"),
+        ("10", "The first rollouts are stored at step 10 (store_rollouts_every), and the run is at step 3.", "older"),
+        ("1", f"There are no rollouts in {Path('run/rollouts')}.", "older versions did not store them."),
+    ):
+        run = run_of(records, store_rollouts_every=every)
+        assert left_out(run, none) == f"Training: {training}"
+        assert held_out in evaluations_shown(run, none)
+    make_run(tmp_path / "run", rng)
+    page = make_page([run := read_run(tmp_path / "run")])
+    said = evaluations_shown(run, page.evaluations[0])
+    assert said.startswith("Held-out prompts: the responses to 3 of 12 prompts, chosen by their place in the list")
+    assert f"brorl samples {tmp_path / 'run'} --held-out" in said
+
+
+def test_several_runs_have_a_reason_each_where_they_differ(rng: np.random.Generator) -> None:
+    begun, fruitless = run_of([{"step": 0}]), run_of([fruitless_record(rng, 1)])
+    assert reason([begun, begun], why_no_coverage) == "No step is complete yet."
+    said = reason([begun, fruitless], why_no_coverage)
+    assert said == f"run: No step is complete yet. run: {why_no_update(fruitless)}"

@@ -1,0 +1,190 @@
+"""The tiles above the charts: their numbers are those of the metrics, and they are true of every kind of run."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up_runs import evaluation, fruitless_record, random_step, step_record
+from scipy import stats
+
+from brorl.report.page.page import make_page
+from brorl.report.page.summary import notes
+from brorl.report.page.tiles import Tile, tiles
+from brorl.report.run_record import RunRecord
+from brorl.report.score_change import best_evaluation, score_changes
+
+Records = list[dict[str, Any]]
+
+
+def run_of(records: Records, **settings: str) -> RunRecord:
+    return RunRecord(Path("run"), "run", settings, {}, tuple(records))
+
+
+def tiles_of(records: Records, **settings: str) -> dict[str, Tile]:
+    run = run_of(records, **settings)
+    made = {tile.title: tile for tile in tiles(run)}
+    page = make_page([run]).html
+    for tile in made.values():
+        assert tile.figures or tile.text
+        assert tile.text in page
+        assert all(figure.value in page for figure in tile.figures)
+    return made
+
+
+def steps(rng: np.random.Generator, number: int) -> Records:
+    return [step_record(rng, step, random_step(rng, 3, 20)) for step in range(1, number + 1)]
+
+
+def evaluated(counts: list[int], num_samples: int, rng: np.random.Generator, ks: tuple[int, ...] = (1, 2)) -> Any:
+    made = evaluation(rng, num_samples, ks)
+    for k in ks:
+        value = np.mean([hit_share(c, num_samples, k) for c in counts])
+        made["pass_at"][str(k)] = {"value": float(value), "low": float(value) / 2, "high": float(value + 1) / 2}
+    return made | {"num_prompts": len(counts), "prompts": {"num_correct": counts}}
+
+
+def hit_share(num_correct: int, num_samples: int, k: int) -> float:
+    """The share of draws of k responses that hold a correct one, by listing them."""
+    return float(np.mean([min(draw) < num_correct for draw in combinations(range(num_samples), k)]))
+
+
+def test_what_rose_and_fell_is_told_by_an_interval_over_prompts(rng: np.random.Generator) -> None:
+    n, prompts = 6, 40
+    seen = set()
+    for shift in (-2, 0, 2):
+        before = rng.integers(2, 5, prompts)
+        after = np.clip(before + shift + rng.permutation(np.repeat([-1, 1], prompts // 2)), 0, n)
+        first, last = (evaluated(counts.tolist(), n, rng) for counts in (before, after))
+        records = [{"step": 0, "evaluation": first}, *steps(rng, 3), {"step": 4, "update": {}, "evaluation": last}]
+        for change in score_changes(run_of(records)):
+            difference = [
+                hit_share(b, n, change.k) - hit_share(a, n, change.k) for a, b in zip(before, after, strict=True)
+            ]
+            mean, error = np.mean(difference), stats.sem(difference)
+            low, high = stats.t.interval(0.95, prompts - 1, mean, error)
+            assert change.difference is not None
+            got = (change.difference.value, change.difference.low, change.difference.high)
+            assert got == pytest.approx((mean, max(low, -1), min(high, 1)), abs=1e-9)
+            expected = "rose" if low > 0 else "fell" if high < 0 else "unclear"
+            assert change.direction == expected
+            seen.add(expected)
+            title = {"rose": "What rose", "fell": "What fell", "unclear": "No clear change"}[expected]
+            signed = [f"{value:+.3f}".replace("-0.000", "+0.000") for value in (mean, low, high)]
+            (figure,) = [f for f in tiles_of(records)[title].figures if f.label == f"held-out pass@{change.k}"]
+            assert figure.value.replace("\u00a0", " ") == f"{change.before.value:.3f} → {change.after.value:.3f}"
+            assert figure.details[0].replace("\u00a0", " ") == f"change {signed[0]} [{signed[1]}, {signed[2]}]"
+            assert "before training" in figure.details[1]
+            assert "after step 4" in figure.details[1]
+    assert seen == {"rose", "fell", "unclear"}
+
+
+def test_without_counts_only_intervals_that_do_not_overlap_show_a_change(rng: np.random.Generator) -> None:
+    def with_interval(low: float, high: float) -> Any:
+        made = evaluation(rng)
+        del made["prompts"]
+        return made | {"pass_at": {"1": {"value": (low + high) / 2, "low": low, "high": high}}}
+
+    for (low, high), expected in (((0.31, 0.5), "rose"), ((0.29, 0.5), "unclear"), ((0.0, 0.09), "fell")):
+        records = [
+            {"step": 0, "evaluation": with_interval(0.1, 0.3)},
+            {"step": 5, "evaluation": with_interval(low, high)},
+        ]
+        (change,) = score_changes(run_of(records))
+        assert change.difference is None
+        assert change.direction == expected
+
+
+def test_a_run_in_which_nothing_changed_claims_nothing(rng: np.random.Generator) -> None:
+    same = evaluation(rng)
+    made = tiles_of([{"step": 0, "evaluation": same}, *steps(rng, 2), {"step": 3, "update": {}, "evaluation": same}])
+    assert made["What rose"].figures == made["What fell"].figures == ()
+    assert (made["What rose"].tone, made["What rose"].text) == ("plain", "No held-out score clearly rose.")
+    assert (made["What fell"].tone, made["What fell"].text) == ("plain", "No held-out score clearly fell.")
+    assert [f.label for f in made["No clear change"].figures] == [f"held-out pass@{k}" for k in (1, 4, 8)]
+
+
+def test_the_best_evaluation_is_named_where_it_is_not_the_last(rng: np.random.Generator) -> None:
+    scores = {0: 0.9, 10: 0.3, 20: 0.5, 30: 0.5, 40: 0.4}
+    records = [{"step": step, "update": {}, "evaluation": evaluation(rng)} for step in scores]
+    for record in records:
+        record["evaluation"]["pass_at"]["1"]["value"] = scores[record["step"]]
+    best = best_evaluation(run_of(records))
+    assert best is not None
+    assert best["step"] == 20
+    details = [d for tile in tiles_of(records).values() for f in tile.figures for d in f.details]
+    assert [d for d in details if d.startswith("best")] == ["best: 0.500 after step 20"]
+    assert best_evaluation(run_of(records[:1])) is None
+
+
+def test_a_run_without_evaluations_shows_its_reward(rng: np.random.Generator) -> None:
+    records = [{"step": 0}, *steps(rng, 7)]
+    made = tiles_of(records, **{"evaluation.num_prompts": "0"})
+    learned = made["What was learned"]
+    assert learned.text == "The run made no evaluations (evaluation.num_prompts: 0)."
+    rewards = [r["sampling"]["reward"] for r in records[1:]]
+    (figure,) = learned.figures
+    assert figure.label == "reward in training"
+    ends = f"{np.mean(rewards[:3]):.3f} → {np.mean(rewards[-3:]):.3f}"
+    assert figure.value.replace("\u00a0", " ") == ends
+    assert not {"What rose", "What fell"} & set(made)
+
+
+def test_one_evaluation_is_shown_and_no_change_is_claimed(rng: np.random.Generator) -> None:
+    first = evaluation(rng)
+    made = tiles_of([{"step": 0, "evaluation": first}, *steps(rng, 2)], steps="9")
+    learned = made["What was learned"]
+    assert learned.text == "There is one evaluation so far; a change needs two."
+    expected = [(f"held-out pass@{k}", f"{v['value']:.3f}") for k, v in first["pass_at"].items()]
+    assert [(f.label, f.value) for f in learned.figures] == expected
+    assert made["How far it came"].figures[0].value == "2 of 9"
+    assert made["How far it came"].text == "The metrics end here: the run is still going, or it was stopped."
+
+
+def test_how_far_a_run_came(rng: np.random.Generator) -> None:
+    records = [{"step": 0, "evaluation": evaluation(rng)}, *steps(rng, 4)]
+    done = tiles_of(records, steps="4")["How far it came"]
+    assert (done.figures[0].value, done.text) == ("4", "")
+    samples = sum(r["sampling"]["samples"] for r in records[1:])
+    for limit, finished in ((samples, True), (samples + 1, False)):
+        budget = {"budget.limit": str(limit), "budget.unit": "samples", "steps": "1000000"}
+        assert (tiles_of(records, **budget)["How far it came"].text == "") == finished
+    collapsed = [*records[:-1], records[-1] | {"ended": "the entropy fell", "collapse": "step 4: the entropy fell"}]
+    text = tiles_of(collapsed, steps="9")["How far it came"].text
+    assert text == "The run ended early, after step 4: signs of collapse."
+    assert "The run ended early after step 4: the entropy fell" in notes(run_of(collapsed))
+
+
+def test_a_run_in_which_nothing_was_ever_solved(rng: np.random.Generator) -> None:
+    zero = evaluated([0] * 5, 4, rng)
+    record = fruitless_record(rng, 1) | {"evaluation": zero}
+    made = tiles_of([{"step": 0, "evaluation": zero}, record], steps="9")
+    assert made["How far it came"].figures[0].value == "0 of 9"
+    text = made["How far it came"].text
+    assert text.startswith("The run ended early, at step 1: too few groups had both outcomes.")
+    assert text.endswith("no group had both correct and incorrect rollouts. No rollout was correct.")
+    assert made["What rose"].figures == made["What fell"].figures == ()
+    cost = made["What it cost"].figures
+    assert cost[1].value == f"{record['sampling']['samples']:,}"  # what looking in vain cost
+    assert made["What dynamic sampling dropped"].figures[0].details == ("100.0% of those sampled",)
+
+
+def test_a_resumed_run_is_not_said_to_have_ended(rng: np.random.Generator) -> None:
+    records = [{"step": 0}, *steps(rng, 1), fruitless_record(rng, 2), *steps(rng, 3)[2:]]
+    assert "ended early" not in tiles_of(records, steps="3")["How far it came"].text
+    assert "The run ended early at step 2 and was resumed later: no group had both" in notes(run_of(records))
+
+
+def test_what_was_dropped_adds_up_over_the_steps_that_count_it(rng: np.random.Generator) -> None:
+    records = steps(rng, 6)
+    older = {name: value for name, value in records[0]["sampling"].items() if "dropped" not in name}
+    records[0]["sampling"] = older
+    made = tiles_of(records)["What dynamic sampling dropped"]
+    for figure, name in zip(made.figures, ("samples", "unique_tokens"), strict=True):
+        lost, whole = (sum(r["sampling"][f"{name}{end}"] for r in records[1:]) for end in ("_dropped", ""))
+        assert figure.value == f"{lost:,}"
+        assert figure.details[0].startswith(f"{100 * lost / whole:.1f}% ")
+    assert "What dynamic sampling dropped" not in tiles_of(records[:1])
