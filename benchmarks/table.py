@@ -19,6 +19,12 @@ NAMES: dict[Peer, str] = {
 }
 SAMPLERS: tuple[Peer, ...] = ("ours", "transformers", "vllm")
 ABSENT = "-"
+LEGEND = (
+    "N: rollouts per prompt. Seconds: median wall time. times X: seconds of X over ours. distinct: distinct prefixes "
+    "over sampled tokens. % of peak: operations of the matrix products per second, over the peak; ours counts distinct "
+    "prefixes once, peers count every sampled token, and learning counts three forward passes. MB: peak memory above "
+    "the loaded model. -: not measured."
+)
 
 
 def markdown(results: Results, num_runs: int) -> str:
@@ -28,7 +34,7 @@ def markdown(results: Results, num_runs: int) -> str:
         results: What was measured.
         num_runs: Runs per cell where there was time; cells with fewer are listed below their table.
     """
-    parts = [f"Matmul peak of one core, float32: {results.matmul_gflops:.0f} GFLOP/s."]
+    parts = [f"Matmul peak of one core, float32: {results.matmul_gflops:.0f} GFLOP/s.", LEGEND]
     floors = floor_rows(results)
     if floors:
         parts += ["### Floors", _table(["what", "wanted", "measured", "met"], floors)]
