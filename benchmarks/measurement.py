@@ -125,6 +125,11 @@ class Cell:
         seconds = [run.parts[name] for run in self.runs if name in run.parts]
         return median(seconds) if seconds else None
 
+    def fact(self, name: str) -> float | None:
+        """Median of one of the other numbers, None where the peer does not report it."""
+        values = [run.facts[name] for run in self.runs if name in run.facts]
+        return median(values) if values else None
+
     def gflops_per_s(self, workload: Workload, part: Literal["generation", "training"]) -> float | None:
         """Return the median rate of arithmetic of a part in 1e9 operations per second.
 

@@ -20,10 +20,10 @@ NAMES: dict[Peer, str] = {
 SAMPLERS: tuple[Peer, ...] = ("ours", "transformers", "vllm")
 ABSENT = "-"
 LEGEND = (
-    "N: rollouts per prompt. Seconds: median wall time. times X: seconds of X over ours. distinct: distinct prefixes "
-    "over sampled tokens. % of peak: operations of the matrix products per second, over the peak; ours counts distinct "
-    "prefixes once, peers count every sampled token, and learning counts three forward passes. MB: peak memory above "
-    "the loaded model. -: not measured."
+    "N: rollouts per prompt. Seconds: median wall time. times X: seconds of X over ours. nats/token: mean of minus the "
+    "log-prob of the tokens that ours sampled. distinct: distinct prefixes over sampled tokens. % of peak: operations "
+    "of the matrix products per second, over the peak; ours counts distinct prefixes once, peers count every sampled "
+    "token, and learning counts three forward passes. MB: peak memory above the loaded model. -: not measured."
 )
 
 
@@ -66,14 +66,18 @@ def _generation_table(results: Results, group: Group) -> str:
     """Seconds to sample N responses of each prompt, arithmetic as a share of the matmul peak, and memory."""
     header = ["tokens", "N", "sampling: ours, s"]
     header += [f"{NAMES[peer]}, s" for peer in SAMPLERS[1:]] + [f"times {NAMES[peer]}" for peer in SAMPLERS[1:]]
-    header += ["distinct", "% of peak: ours", *(NAMES[peer] for peer in SAMPLERS[1:])]
+    header += ["nats/token", "distinct", "% of peak: ours", *(NAMES[peer] for peer in SAMPLERS[1:])]
     header += ["MB: ours", "transformers"]
     rows = []
     for workload, n in group.rows("generation"):
         ours, *peers = (group.cell(workload, "generation", peer, n) for peer in SAMPLERS)
         row = [*_key(workload, n), *(_seconds(cell) for cell in (ours, *peers))]
         row += [_ratio(peer, ours) for peer in peers]
-        row += [_share(ours), *(_of_peak(results, workload, cell, "generation") for cell in (ours, *peers))]
+        row += [
+            _nats(ours),
+            _share(ours),
+            *(_of_peak(results, workload, cell, "generation") for cell in (ours, *peers)),
+        ]
         row += [_megabytes(ours), _megabytes(peers[0])]
         rows.append(row)
     return _table(header, rows)
@@ -146,6 +150,11 @@ def _part(cell: Cell | None, name: str) -> str:
 def _share(cell: Cell | None) -> str:
     share = cell.unique_fraction if cell else None
     return ABSENT if share is None else f"{share:.3f}"
+
+
+def _nats(cell: Cell | None) -> str:
+    nats = cell.fact("nats_per_token") if cell else None
+    return ABSENT if nats is None else f"{nats:.3f}"
 
 
 def _megabytes(cell: Cell | None) -> str:

@@ -30,7 +30,8 @@ WORKLOAD = Workload(
 def entry_of(peer: str, quantity: str, num_rollouts: int, seconds: list[float], **workload: object) -> Entry:
     work = Work(fed_tokens=10**6, attended=10**7, predictions=10**5) if peer == "ours" else None
     parts = {"generation": 0.25, "verification": 0.0, "training": 0.5} if peer == "ours" else {}
-    runs = [Run(s, s, sampled_tokens=100, unique_tokens=25, work=work, parts=parts) for s in seconds]
+    facts = {"nats_per_token": 0.21} if peer == "ours" else {}
+    runs = [Run(s, s, sampled_tokens=100, unique_tokens=25, work=work, parts=parts, facts=facts) for s in seconds]
     job = Job(peer, quantity, "", num_rollouts, 1, 6, 32)
     return Entry(replace(WORKLOAD, **workload), Cell(job, runs, runs[:1], 10**6, 6 * 10**6))
 
@@ -80,6 +81,7 @@ def test_what_was_not_measured_is_a_dash_or_no_column_at_all() -> None:
     rows = table_rows(markdown(Results(entries, 50.0), num_runs=5), "times vLLM")
     assert [(row["tokens"], row["times vLLM"]) for row in rows] == [("64", "-"), ("512", "3.00")]
     assert "transformers, s" not in rows[0]
+    assert [row["nats/token"] for row in rows] == ["0.210", "0.210"]
 
 
 def test_floors_are_met_or_not(rng: np.random.Generator) -> None:
