@@ -189,8 +189,10 @@ def _processor() -> str:
     return "unknown"
 
 
-def _record(args: argparse.Namespace, versions: dict[str, Any], results: Results, complete: bool) -> str:
-    """Return the JSON: the machine, versions, every run, medians and the tables."""
+def _write(args: argparse.Namespace, versions: dict[str, Any], results: Results, complete: bool) -> None:
+    """Write the JSON, if it is wanted: the machine, versions, every run, medians and the tables."""
+    if not args.output:
+        return
     record = {
         "complete": complete,
         "processor": _processor(),
@@ -201,7 +203,9 @@ def _record(args: argparse.Namespace, versions: dict[str, Any], results: Results
         **results.record(),
         "markdown": markdown(results, args.runs),
     }
-    return json.dumps(record, indent=1) + "\n"
+    unfinished = args.output.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(args.output)  # at once, so that an interruption leaves a file that can be read
 
 
 @contextmanager
@@ -233,10 +237,8 @@ def main() -> None:
                     jobs = _jobs(workload, quantity, num_rollouts, args)
                     entries = [Entry(workload, cell) for cell in _compare(jobs, args)]
                     results = Results([*results.entries, *entries], results.matmul_gflops)
-                    if args.output:
-                        args.output.write_text(_record(args, versions, results, complete=False), encoding="utf-8")
-        if args.output:
-            args.output.write_text(_record(args, versions, results, complete=True), encoding="utf-8")
+                    _write(args, versions, results, complete=False)
+        _write(args, versions, results, complete=True)
     print(markdown(results, args.runs))
     _say(f"{time.perf_counter() - began:.0f} s in all")
 
