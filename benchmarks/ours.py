@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from measurement import Job, Run, Workload
+from measurement import Job, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from worker import Turns
+from workload import Work, Workload
 
 from brorl.algorithms.advantages import grpo
 from brorl.algorithms.dynamic_sampling import keep_mixed_outcomes
@@ -120,21 +121,32 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
     return _run(parts, cpu_seconds, trees, facts)
 
 
+def tree_work(tree: RolloutTree) -> Work:
+    """Count the work of sampling a tree, and of one forward pass of learning from it.
+
+    The prompt and every distinct prefix go through the model once; a node without children, the last token of its
+    responses, never does.
+    """
+    num_prompt = len(tree.prompt_ids)
+    inner_F = np.unique(tree.parent[tree.parent >= 0])
+    attended = int((num_prompt + tree.depth[inner_F] + 1).sum())
+    return Work(num_prompt + inner_F.size, num_prompt * (num_prompt + 1) // 2 + attended, 1 + inner_F.size)
+
+
 def _run(
     parts: dict[str, float],
     cpu_seconds: float,
     trees: list[RolloutTree],
     facts: dict[str, float],
 ) -> Run:
-    count_M = np.concatenate([tree.count for tree in trees])
-    context_M = np.concatenate([tree.depth + 1 + len(tree.prompt_ids) for tree in trees])
+    sampled = sum(tree.num_sampled_tokens for tree in trees)
+    nats = -sum(float((tree.count * tree.logprob).sum()) for tree in trees) / sampled
     return Run(
         seconds=sum(parts.values()),
         cpu_seconds=cpu_seconds,
-        sampled_tokens=int(count_M.sum()),
-        sampled_context=int((context_M * count_M).sum()),
-        unique_tokens=count_M.size,
-        unique_context=int(context_M.sum()),
+        sampled_tokens=sampled,
+        unique_tokens=sum(tree.num_unique_tokens for tree in trees),
+        work=Work.total(tree_work(tree) for tree in trees),
         parts=parts,
-        facts=facts,
+        facts=facts | {"nats_per_token": nats},
     )

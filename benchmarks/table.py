@@ -1,218 +1,176 @@
-"""Tables of what was measured: cells in, markdown out."""
+"""Tables of what was measured: results in, markdown out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Literal
 
-from measurement import Cell, Peer, Quantity, Workload
+from floors import floor_rows
+from measurement import Cell, Peer, Quantity
+from results import Group, Results
+from workload import Workload
 
-# What the project wants on one core at N = 512: (workload, quantity) -> ours is this much faster.
-# Floors, not aims.
-FLOORS: dict[tuple[str, Quantity], float] = {
-    ("full", "generation"): 3.0,
-    ("low", "generation"): 8.0,
-    ("full", "step"): 3.0,
-    ("low", "step"): 6.0,
-    ("trained", "step"): 50.0,
+NAMES: dict[Peer, str] = {
+    "ours": "ours",
+    "transformers": "transformers",
+    "vllm": "vLLM",
+    "trl": "TRL",
+    "trl-checkpointing": "TRL with checkpointing",
 }
-FLOOR_PEERS: dict[Quantity, tuple[Peer, ...]] = {
-    "generation": ("transformers",),
-    "step": ("trl", "trl-checkpointing"),
-}
-FLOOR_ROLLOUTS = 512
-MEMORY_FLOOR = 0.5
-STEP_GROWTH_FLOOR = 3.0
+SAMPLERS: tuple[Peer, ...] = ("ours", "transformers", "vllm")
+ABSENT = "-"
+LEGEND = (
+    "N: rollouts per prompt. Seconds: median wall time. times X: seconds of X over ours. nats/token: mean of minus the "
+    "log-prob of the tokens that ours sampled. distinct: distinct prefixes over sampled tokens. % of peak: operations "
+    "of the matrix products per second, over the peak; ours counts distinct prefixes once, peers count every sampled "
+    "token, and learning counts three forward passes. MB: peak memory above the loaded model. -: not measured."
+)
 
 
-@dataclass(frozen=True)
-class Results:
-    """Everything of one invocation that a table needs."""
+def markdown(results: Results, num_runs: int) -> str:
+    """Return all tables.
 
-    workloads: Sequence[Workload]
-    cells: Sequence[tuple[str, Cell]]
-    matmul_gflops: float
-
-    def cell(self, workload: str, quantity: str, peer: str, num_rollouts: int) -> Cell | None:
-        """Return the cell that was measured, None if it was not or failed."""
-        for name, cell in self.cells:
-            job = cell.job
-            key = (name, job.quantity, job.peer, job.num_rollouts)
-            if key == (workload, quantity, peer, num_rollouts) and cell.runs:
-                return cell
-        return None
-
-    def rollouts(self, workload: str, quantity: str) -> list[int]:
-        """Return the N that were asked for, ascending."""
-        jobs = [cell.job for name, cell in self.cells if name == workload]
-        return sorted({job.num_rollouts for job in jobs if job.quantity == quantity})
-
-
-def markdown(results: Results) -> str:
-    """Return all tables."""
-    parts = [f"Matmul peak of one core, fp32: {results.matmul_gflops:.0f} GFLOP/s.\n"]
-    for workload in results.workloads:
-        title = f"### {workload.name}: {workload.entropy_nats:.3f} nats/token"
-        parts += [title, _generation_table(results, workload), _step_table(results, workload)]
-    floors = _floor_table(results)
+    Args:
+        results: What was measured.
+        num_runs: Runs per cell where there was time; cells with fewer are listed below their table.
+    """
+    parts = [f"Matmul peak of one core, float32: {results.matmul_gflops:.0f} GFLOP/s.", LEGEND]
+    floors = floor_rows(results)
     if floors:
-        parts += ["### Floors", floors]
+        parts += ["### Floors", _table(["what", "wanted", "measured", "met"], floors)]
+    for group in results.groups:
+        parts += [f"### {group.title}", _description(group.workload)]
+        for quantity, table in (("generation", _generation_table), ("step", _step_table)):
+            rows = table(results, group)
+            if rows:
+                parts += [rows, _notes(group, quantity, num_runs)]
     errors = [
-        f"- {name} {cell.job.quantity} {cell.job.peer} N={cell.job.num_rollouts}: {cell.error}"
-        for name, cell in results.cells
-        if cell.error
+        f"- {e.workload.name} {e.cell.job.quantity} {e.cell.job.peer} N={e.cell.job.num_rollouts}: {e.cell.error}"
+        for e in results.entries
+        if e.cell.error
     ]
     if errors:
-        parts += ["### Not measured", "\n".join(errors)]
+        parts += ["### Failed", "\n".join(errors)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _generation_table(results: Results, workload: Workload) -> str:
-    """Rollouts per second; arithmetic as a share of the matmul peak, counted in both ways."""
-    header = [
-        "N",
-        "ours, rollouts/s",
-        "transformers, rollouts/s",
-        "ratio (of CPU time)",
-        "unique/sampled",
-        "ours, % of peak (distinct tokens)",
-        "ours, % of peak (sampled tokens)",
-        "transformers, % of peak (sampled tokens)",
-        "ours, MB above model (peak)",
-        "transformers, MB above model (peak)",
-    ]
+def _description(workload: Workload) -> str:
+    parameters = (workload.layer_parameters + workload.head_parameters) / 1e6
+    return (
+        f"{parameters:.2g}M weights in matrix products, {workload.num_layers} layers, prompts of "
+        f"{len(workload.prompts[0]['token_ids'])} tokens, {workload.entropy_nats:.3g} nats/token."
+    )
+
+
+def _generation_table(results: Results, group: Group) -> str:
+    """Seconds to sample N responses of each prompt, arithmetic as a share of the matmul peak, and memory."""
+    header = ["tokens", "N", "sampling: ours, s"]
+    header += [f"{NAMES[peer]}, s" for peer in SAMPLERS[1:]] + [f"times {NAMES[peer]}" for peer in SAMPLERS[1:]]
+    header += ["nats/token", "distinct", "% of peak: ours", *(NAMES[peer] for peer in SAMPLERS[1:])]
+    header += ["MB: ours", "transformers"]
     rows = []
-    for n in results.rollouts(workload.name, "generation"):
-        ours = results.cell(workload.name, "generation", "ours", n)
-        peer = results.cell(workload.name, "generation", "transformers", n)
-        rows.append(
-            [
-                str(n),
-                f"{ours.rollouts_per_s:.4g}" if ours else "-",
-                f"{peer.rollouts_per_s:.4g}" if peer else "-",
-                _ratio(peer, ours),
-                _share(ours.unique_fraction if ours else None),
-                _of_peak(results, workload, ours, distinct=True),
-                _of_peak(results, workload, ours, distinct=False),
-                _of_peak(results, workload, peer, distinct=False),
-                _memory(ours),
-                _memory(peer),
-            ]
-        )
+    for workload, n in group.rows("generation"):
+        ours, *peers = (group.cell(workload, "generation", peer, n) for peer in SAMPLERS)
+        row = [*_key(workload, n), *(_seconds(cell) for cell in (ours, *peers))]
+        row += [_ratio(peer, ours) for peer in peers]
+        row += [
+            _nats(ours),
+            _share(ours),
+            *(_of_peak(results, workload, cell, "generation") for cell in (ours, *peers)),
+        ]
+        row += [_megabytes(ours), _megabytes(peers[0])]
+        rows.append(row)
     return _table(header, rows)
 
 
-def _step_table(results: Results, workload: Workload) -> str:
-    """Seconds a whole training step takes, and memory."""
-    header = [
-        "N",
-        "ours, s",
-        "TRL, s",
-        "ratio (of CPU time)",
-        "TRL with checkpointing, s",
-        "ratio (of CPU time)",
-        "unique/sampled",
-        "ours: generation / verification / training, s",
-        "TRL: generation, s",
-    ]
-    header += [f"{who}, MB above model (peak)" for who in ("ours", "TRL", "TRL with checkpointing")]
+def _step_table(results: Results, group: Group) -> str:
+    """Seconds that a whole training step and its parts take, arithmetic as a share of the matmul peak, and memory."""
+    header = ["tokens", "N", "step: ours, s", "TRL, s", "times TRL", "sampling, s", "verifying, s", "learning, s"]
+    header += ["distinct", "% of peak: sampling", "learning", "MB: ours", "TRL"]
     rows = []
-    for n in results.rollouts(workload.name, "step"):
-        ours = results.cell(workload.name, "step", "ours", n)
-        trl = results.cell(workload.name, "step", "trl", n)
-        saving = results.cell(workload.name, "step", "trl-checkpointing", n)
-        rows.append(
-            [
-                str(n),
-                _seconds(ours),
-                _seconds(trl),
-                _ratio(trl, ours),
-                _seconds(saving),
-                _ratio(saving, ours),
-                _share(ours.unique_fraction if ours else None),
-                _parts(ours, ("generation", "verification", "training")),
-                _parts(trl, ("generation",)),
-                _memory(ours),
-                _memory(trl),
-                _memory(saving),
-            ]
-        )
+    for workload, n in group.rows("step"):
+        ours, trl = (group.cell(workload, "step", peer, n) for peer in ("ours", "trl"))
+        row = [*_key(workload, n), _seconds(ours), _seconds(trl), _ratio(trl, ours)]
+        row += [_part(ours, name) for name in ("generation", "verification", "training")]
+        row += [_share(ours), *(_of_peak(results, workload, ours, part) for part in ("generation", "training"))]
+        row += [_megabytes(ours), _megabytes(trl)]
+        rows.append(row)
     return _table(header, rows)
 
 
-def _floor_table(results: Results) -> str:
-    rows: list[list[str]] = []
-    for (name, quantity), floor in FLOORS.items():
-        ours = results.cell(name, quantity, "ours", FLOOR_ROLLOUTS)
-        for peer in FLOOR_PEERS[quantity]:
-            other = results.cell(name, quantity, peer, FLOOR_ROLLOUTS)
-            if ours and other:
-                met = _verdict(other.seconds / ours.seconds >= floor)
-                what = f"{name}: {quantity}, times {peer} (of CPU time)"
-                rows.append([what, f"at least {floor:g}", _ratio(other, ours), met])
-    for workload in results.workloads:
-        rows += _memory_floor(results, workload.name)
-    small = results.cell("trained", "step", "ours", 16)
-    large = results.cell("trained", "step", "ours", FLOOR_ROLLOUTS)
-    if small and large:
-        growth = large.seconds / small.seconds
-        what = f"trained: step of ours, N={FLOOR_ROLLOUTS} over N=16 (of CPU time)"
-        met = _verdict(growth <= STEP_GROWTH_FLOOR)
-        rows.append([what, f"at most {STEP_GROWTH_FLOOR:g}", _ratio(large, small), met])
-    return _table([f"at N={FLOOR_ROLLOUTS}", "wanted", "measured", "met"], rows)
+def _notes(group: Group, quantity: Quantity, num_runs: int) -> str:
+    """Return what a table has no column for, one line each."""
+    cells = [e for e in group.entries if e.cell.job.quantity == quantity and e.cell.runs]
+    lines = []
+    few = [f"{_label(e.workload, e.cell)}: {len(e.cell.runs)}" for e in cells if len(e.cell.runs) < num_runs]
+    if few:
+        lines.append(f"Fewer than {num_runs} runs: {'; '.join(few)}.")
+    shares = [
+        f"{_label(e.workload, e.cell)}: {e.cell.unique_fraction:.3f}"
+        for e in cells
+        if e.cell.job.peer != "ours" and e.cell.unique_fraction is not None
+    ]
+    if shares:
+        lines.append(f"Distinct share of what the others sampled: {'; '.join(shares)}.")
+    saving = [
+        f"{_label(e.workload, e.cell)}: {e.cell.seconds:.3g} s, {_megabytes(e.cell)} MB"
+        for e in cells
+        if e.cell.job.peer == "trl-checkpointing"
+    ]
+    if saving:
+        lines.append(f"{'; '.join(saving)}.")
+    shared = [_label(e.workload, e.cell) for e in cells if e.cell.cpu_seconds < 0.95 * e.cell.seconds]
+    if shared:
+        lines.append(f"The core was not idle (less than 95% of the time is ours): {'; '.join(shared)}.")
+    return "\n".join(f"- {line}" for line in lines)
 
 
-def _memory_floor(results: Results, workload: str) -> list[list[str]]:
-    """Ours against both of TRL's ways, above the loaded model."""
-    rows = []
-    ours = results.cell(workload, "step", "ours", FLOOR_ROLLOUTS)
-    for peer in FLOOR_PEERS["step"]:
-        other = results.cell(workload, "step", peer, FLOOR_ROLLOUTS)
-        if ours and other:
-            share = ours.above_baseline_bytes / max(1, other.above_baseline_bytes)
-            what = f"{workload}: step memory above model, share of {peer}'s"
-            met = _verdict(share <= MEMORY_FLOOR)
-            rows.append([what, f"at most {MEMORY_FLOOR:g}", f"{share:.2f}", met])
-    return rows
+def _label(workload: Workload, cell: Cell) -> str:
+    tokens = f", {workload.max_new_tokens} tokens" if workload.fixed_length else ""
+    return f"{NAMES[cell.job.peer]} N={cell.job.num_rollouts}{tokens}"
 
 
-def _verdict(met: bool) -> str:
-    return "yes" if met else "NO"
+def _key(workload: Workload, num_rollouts: int) -> list[str]:
+    return [str(workload.max_new_tokens) if workload.fixed_length else ABSENT, str(num_rollouts)]
 
 
 def _ratio(slower: Cell | None, faster: Cell | None) -> str:
-    if not (slower and faster):
-        return "-"
-    cpu_ratio = slower.cpu_seconds / faster.cpu_seconds
-    return f"{slower.seconds / faster.seconds:.2f} ({cpu_ratio:.2f})"
+    return f"{slower.seconds / faster.seconds:.2f}" if slower and faster else ABSENT
 
 
 def _seconds(cell: Cell | None) -> str:
-    return f"{cell.seconds:.4g}" if cell else "-"
+    return f"{cell.seconds:.3g}" if cell else ABSENT
 
 
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _part(cell: Cell | None, name: str) -> str:
+    seconds = cell.part(name) if cell else None
+    return ABSENT if seconds is None else f"{seconds:.3g}"
 
 
-def _memory(cell: Cell | None) -> str:
-    if cell is None:
-        return "-"
-    return f"{cell.above_baseline_bytes / 1e6:.0f} ({cell.peak_bytes / 1e6:.0f})"
+def _share(cell: Cell | None) -> str:
+    share = cell.unique_fraction if cell else None
+    return ABSENT if share is None else f"{share:.3f}"
 
 
-def _of_peak(results: Results, workload: Workload, cell: Cell | None, distinct: bool) -> str:
-    if cell is None:
-        return "-"
-    return f"{100 * cell.gflops_per_s(workload, distinct) / results.matmul_gflops:.1f}"
+def _nats(cell: Cell | None) -> str:
+    nats = cell.fact("nats_per_token") if cell else None
+    return ABSENT if nats is None else f"{nats:.3f}"
 
 
-def _parts(cell: Cell | None, names: Sequence[str]) -> str:
-    return " / ".join(f"{cell.part(name):.3g}" for name in names) if cell else "-"
+def _megabytes(cell: Cell | None) -> str:
+    return f"{cell.above_baseline_bytes / 1e6:.0f}" if cell else ABSENT
+
+
+def _of_peak(results: Results, workload: Workload, cell: Cell | None, part: Literal["generation", "training"]) -> str:
+    rate = cell.gflops_per_s(workload, part) if cell else None
+    return ABSENT if rate is None else f"{100 * rate / results.matmul_gflops:.1f}"
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a markdown table without the columns that no row has a value for."""
     if not rows:
         return ""
-    lines = [header, ["---"] * len(header), *rows]
+    kept = [i for i in range(len(header)) if any(row[i] != ABSENT for row in rows)]
+    lines = [[line[i] for i in kept] for line in (header, *rows)]
+    lines.insert(1, ["---"] * len(kept))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

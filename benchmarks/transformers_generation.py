@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 
 import torch
-from measurement import Job, Run, Workload
+from flat_responses import Group, sampling_run
+from measurement import Job
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 from worker import Turns
+from workload import Workload
 
 
 def measure(job: Job, workload: Workload, turns: Turns) -> None:
@@ -40,9 +42,11 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
                 eos_token_id=workload.eos_token_id,
                 pad_token_id=workload.eos_token_id,
             )
-        seconds = time.perf_counter() - start, time.process_time() - cpu_start
-        num_prompt_N = mask.sum(1).repeat_interleave(job.num_rollouts)
-        turns.reply(_run(seconds, output[:, prompt_ids.shape[1] :], workload, num_prompt_N))
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        responses = _responses(output[:, prompt_ids.shape[1] :], workload.eos_token_id)
+        n = job.num_rollouts
+        groups = [Group(len(prompt["token_ids"]), responses[p * n : (p + 1) * n]) for p, prompt in enumerate(prompts)]
+        turns.reply(sampling_run(seconds, cpu_seconds, groups))
 
 
 def _left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
@@ -53,19 +57,8 @@ def _left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
     return padded, mask
 
 
-def _run(
-    seconds: tuple[float, float],
-    sampled_NT: Tensor,
-    workload: Workload,
-    num_prompt_N: Tensor,
-) -> Run:
-    """Count tokens up to the end token, which is one of them; what follows is padding."""
-    is_end_NT = sampled_NT == workload.eos_token_id
+def _responses(sampled_NT: Tensor, eos_token_id: int) -> list[list[int]]:
+    """Cut off what follows the end token, which is part of its response; the rest is padding."""
+    is_end_NT = sampled_NT == eos_token_id
     valid_NT = (is_end_NT.long().cumsum(1) - is_end_NT.long()) == 0
-    context_NT = torch.arange(1, sampled_NT.shape[1] + 1) + num_prompt_N[:, None]
-    return Run(
-        seconds=seconds[0],
-        cpu_seconds=seconds[1],
-        sampled_tokens=int(valid_NT.sum()),
-        sampled_context=int((valid_NT * context_NT).sum()),
-    )
+    return [row[valid].tolist() for row, valid in zip(sampled_NT, valid_NT, strict=True)]

