@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.model.tree_attention import PromptCache, check_hooks, packed_logits, prefill, tree_attention
+from brorl.model.hook_check import check_hooks
+from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
 from brorl.rollout.cache import DecodeContext, RowCache
 from brorl.rollout.draw import Uniforms, draw_tokens, systematic_points
 from brorl.rollout.forest import Forest
@@ -92,11 +93,20 @@ class NativeEngine:
         memory_bytes: int = 4 << 30,
         share_prefixes: bool = True,
     ) -> None:
-        check_hooks(model)
+        self._kv_shapes = check_hooks(model)
         self.model = model
         self._stop_ids = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
         self._memory_bytes = memory_bytes
         self._share_prefixes = share_prefixes
+
+    def row_cache(self, max_rows: int, max_tokens: int) -> RowCache:
+        """Return an empty cache within the engine's memory limit.
+
+        Args:
+            max_rows: Most rows there can be.
+            max_tokens: Most new tokens per row.
+        """
+        return RowCache(self.model, self._kv_shapes, self._memory_bytes, max_rows, max_tokens)
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -167,7 +177,7 @@ class _Growth:
         self._stop_ids = np.array([*engine._stop_ids, *sampling.stop_token_ids])
         self._uniforms = Uniforms(seed, len(prompts), num_rollouts)
         self._forest = Forest(prompts)
-        self._cache = RowCache(engine.model, engine._memory_bytes, len(prompts) * num_rollouts, sampling.max_new_tokens)
+        self._cache = engine.row_cache(len(prompts) * num_rollouts, sampling.max_new_tokens)
 
     def first_waves(self, num_rollouts: int) -> list[Rows]:
         """Split the prompts into runs that are prefilled, and then decoded, together."""
