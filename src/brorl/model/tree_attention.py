@@ -108,7 +108,7 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 
 def packed_logits(
-    model: PreTrainedModel, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor
+    model: PreTrainedModel, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
 ) -> Tensor:
     """Run the model on packed tokens and return the logits of some of them.
 
@@ -117,7 +117,7 @@ def packed_logits(
         token_T: Token ids, shape [T].
         position_T: Position of each token in its own sequence, shape [T].
         context: How the tokens attend.
-        rows: Indices of the tokens whose logits are wanted, shape [R].
+        rows: Indices of the tokens whose logits are wanted, shape [R]; None for all tokens, in order.
 
     Returns:
         Logits, shape [R, V].
@@ -132,7 +132,7 @@ def packed_logits(
         input_ids=token_T[None],
         position_ids=position_T[None],
         use_cache=False,
-        logits_to_keep=rows,
+        logits_to_keep=0 if rows is None else rows,  # 0 keeps all
         brorl_context=context,
     )
     logits: Tensor = output.logits[0]
@@ -243,17 +243,19 @@ class Grouping:
     """Places T packed tokens of P prompts on a padded [P, R] grid and back, so that one matmul serves all prompts."""
 
     def __init__(self, prompt_T: Tensor, num_prompts: int) -> None:
+        self.cell_T: Tensor | None = None  # of each token; None if the grid is the tokens themselves
+        if num_prompts == 1:
+            self.shape = (1, prompt_T.numel())
+            return
         count_P = torch.bincount(prompt_T, minlength=num_prompts)
         order = torch.argsort(prompt_T, stable=True)
         width = int(count_P.max())
         rank = torch.arange(order.numel(), device=order.device) - (count_P.cumsum(0) - count_P)[prompt_T[order]]
         self.shape = (num_prompts, width)
-        cell = torch.empty_like(order)
-        cell[order] = prompt_T[order] * width + rank
-        self.cell_T = None if num_prompts == 1 else cell  # of each token
-        if self.cell_T is not None:
-            self.token = torch.zeros(num_prompts * width, dtype=torch.long, device=order.device)  # of each cell
-            self.token[cell] = torch.arange(order.numel(), device=order.device)
+        self.cell_T = torch.empty_like(order)
+        self.cell_T[order] = prompt_T[order] * width + rank
+        self.token = torch.zeros(num_prompts * width, dtype=torch.long, device=order.device)  # of each cell
+        self.token[self.cell_T] = torch.arange(order.numel(), device=order.device)
 
     def spread(self, x_T: Tensor) -> Tensor:
         """[T, ...] -> [P, R, ...]; padding holds some token's value."""

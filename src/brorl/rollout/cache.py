@@ -90,7 +90,9 @@ class RowCache:
         grows = num_rows > slots or new_tokens > tokens
         if grows:
             slots, tokens = self._grown(slots, num_rows, new_tokens, other_bytes)
-        moved_R = np.flatnonzero(source_R != np.arange(num_rows))
+        moved_R = np.flatnonzero(source_R != np.arange(num_rows)) if num_tokens else source_R[:0]
+        if not grows and not moved_R.size:
+            return
         source, target = (torch.from_numpy(r).to(self.key[0].device) for r in (source_R[moved_R], moved_R))
         for store in (self.key, self.value):
             for layer, old in enumerate(store):
@@ -100,7 +102,7 @@ class RowCache:
                     store[layer][kept:] = 0  # what is not in use gets a weight of 0, so it must be finite
                     store[layer][:kept, :, num_tokens:] = 0
                     store[layer][:kept, :, :num_tokens] = old[:kept, :, :num_tokens]
-                if num_tokens and moved_R.size:
+                if moved_R.size:
                     store[layer][target, :, :num_tokens] = old[source, :, :num_tokens]
 
     def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:

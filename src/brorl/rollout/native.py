@@ -148,13 +148,15 @@ class NativeEngine:
         growth = _Growth(self, prompts, num_rollouts, sampling, seed)
         waves = deque(growth.first_waves(num_rollouts))
         was_training = self.model.training
-        self.model.eval()
+        if was_training:
+            self.model.eval()
         try:
             with tree_attention(self.model):
                 while waves:
                     waves.extendleft(reversed(growth.decode(waves.popleft())))
         finally:
-            self.model.train(was_training)
+            if was_training:
+                self.model.train()
         return growth.trees()
 
 
@@ -254,7 +256,7 @@ class _Growth:
         node_C = self._forest.add(
             rows.depth, rows.prompt_R[source_C], rows.node_R[source_C], token_C, count_C, logprob_K[one_of_C]
         )
-        stopped_C = np.isin(token_C, self._stop_ids)
+        stopped_C = (token_C[:, None] == self._stop_ids).any(1)
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
         self._forest.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
 
@@ -291,8 +293,7 @@ class _Growth:
         """Feed one token per row, at a position after its prompt; return logits, shape [R, V]."""
         local_R = self._tensor(prompt_R)
         context = DecodeContext(self._cache, position, prompts, local_R)
-        every_row = torch.arange(token_R.size, device=self._device)
-        return packed_logits(self._model, self._tensor(token_R), prompts.length[local_R] + position, context, every_row)
+        return packed_logits(self._model, self._tensor(token_R), prompts.length[local_R] + position, context, None)
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.float64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
