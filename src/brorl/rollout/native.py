@@ -56,6 +56,8 @@ class Rows:
 
     def take(self, rows: IntArray) -> Rows:
         """Return some rows, renumbered in the given order, with their rollouts."""
+        if np.array_equal(rows, np.arange(self.node_R.size)):
+            return self
         renumber = np.full(self.node_R.size, -1)
         renumber[rows] = np.arange(rows.size)
         row_K = renumber[self.row_K]
