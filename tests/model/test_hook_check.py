@@ -43,7 +43,9 @@ EXACT = {
     "gemma": HEADS_OF_8,
     "gemma2": {**HEADS_OF_8, "attn_logit_softcapping": None},
     "gemma3_text": HEADS_OF_8,
-    "gemma4_text": {**HEADS_OF_8, "global_head_dim": 16},  # heads of 8 and of 16, layer by layer
+    "gemma4_text": {  # heads of 8 and of 16, layer by layer
+        **HEADS_OF_8, "global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 17,
+    },
     "phi3": GROUPED,
     "olmo2": GROUPED,
     "cohere": GROUPED,
@@ -52,7 +54,7 @@ EXACT = {
     "deepseek_v2": {**LATENT, "n_group": 1},
     "deepseek_v3": LATENT,
     "jetmoe": JETMOE,  # hands keys and values repeated to its attention
-}
+}  # fmt: skip
 REFUSED = {
     "mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "not all of its layers are attention"),
     "bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, "not all of its layers are attention"),
