@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from brorl.model.hook_check import check_hooks
 from brorl.model.load import load_model
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.lora import LoraSettings
-from brorl.model.tree_attention import check_hooks
 from brorl.rollout.native import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import ARCHITECTURES, small_model

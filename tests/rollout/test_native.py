@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import brorl.rollout.native as native
+from brorl.model.kv_shape import kv_shapes
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.next_token import NextToken
 from brorl.model.tree_attention import HooksError
@@ -172,7 +173,7 @@ def test_row_cache_budget_covers_what_it_holds(rng: np.random.Generator) -> None
     for max_tokens in (5, 64, 65, 200, 1000):
         memory = int(rng.integers(1 << 21, 1 << 23))
         prompt_bytes = memory // 5
-        cache = RowCache(model, memory, 100, max_tokens)
+        cache = RowCache(model, kv_shapes(model), memory, 100, max_tokens)
         rows = 1
         for tokens in range(1, max_tokens + 1):
             rows = min(3 * rows, cache.rows_that_fit(tokens, prompt_bytes), 100)

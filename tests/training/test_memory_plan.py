@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
+from brorl.model.kv_shape import kv_shapes
 from brorl.model.logprobs import tree_parts
 from brorl.model.lora import LoraSettings, add_adapter
 from brorl.rollout.cache import RowCache
@@ -94,7 +95,7 @@ def test_the_engine_is_never_planned_below_what_its_rows_take(dtype: str, rng: n
             **OPTIONS | {"dtype": dtype, "engine_bytes": limit},
             num_rows=rows, prompt_tokens=prompt, max_new_tokens=length,
         )  # fmt: skip
-        cache = RowCache(model, limit, rows, length)
+        cache = RowCache(model, kv_shapes(model), limit, rows, length)
         try:
             needed = cache.bytes_for(np.full(length, rows), prompt)
         except UserError:

@@ -66,7 +66,6 @@ def make_parts(model: PreTrainedModel, seed: int = 0, reference: str = "23") -> 
         estimate_advantages=advantages.rloo,
         diagnose=len,
         learner_settings=SETTINGS,
-        engine_memory_bytes=1 << 30,
         prompts_per_step=4,
         dynamic_sampling=True,
         store_every=2,

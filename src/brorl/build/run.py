@@ -255,7 +255,6 @@ def build_pilot_parts(
         estimate_advantages=build_advantages(config),
         diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
         learner_settings=build_learner_settings(config, engine.stop_token_ids),
-        engine_memory_bytes=int(config.engine.memory_gib * 2**30),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,
         store_every=config.store_rollouts_every,

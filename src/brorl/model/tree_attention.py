@@ -1,11 +1,12 @@
 """Attention over trees, hooked into Hugging Face decoder models without changing them.
 
 In: a causal LM, packed tokens [1, T] with explicit positions, and a context that knows how these tokens attend. Out:
-what the model's own forward pass gives, with every token attending to its prompt and its own prefix. It refuses
-models whose attention it cannot replace (recurrent layers, sliding windows that bite, soft-capping, attention
-sinks): `check_hooks` compares one forward pass with the model's own attention and names the architecture.
+what the model's own forward pass gives, with every token attending to its prompt and its own prefix. It refuses what
+it does not compute: sliding windows that bite, soft-capping, attention sinks, dropout. `hook_check.check_hooks` refuses
+all other models that it does not reproduce.
 
-Notation: H query heads, K key-value heads, G = H / K, D head dimension, S prompt length.
+Notation: H query heads, K key-value heads, G = H / K, D head dimension (keys and values may have different ones), S
+prompt length.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.softmax import softmax_lse
@@ -30,6 +31,12 @@ _NEUTRAL_ARGUMENTS = frozenset(
 
 class HooksError(UserError):
     """The model's attention cannot be replaced by tree attention."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, reason: object) -> HooksError:
+        """Return the error that names an architecture, why it is refused, and what is needed instead."""
+        needed = "brorl needs a decoder with full attention (Llama, Qwen, Mistral, ...)"
+        return cls(f"{type(model).__name__} cannot be hooked: {reason}; {needed}")
 
 
 class AttentionContext(Protocol):
@@ -52,13 +59,15 @@ def _tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    brorl_context: AttentionContext,
+    brorl_context: AttentionContext | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Replace a layer's attention; query is [1, H, T, D], key and value are [1, K, T, D]."""
+    if brorl_context is None:
+        raise HooksError(f"{type(module).__name__} does not hand the arguments of the forward pass to its attention")
     unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
     if unknown or dropout or attention_mask is not None:
         what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
@@ -79,8 +88,7 @@ def _tree_attention(
     return output[None].to(query.dtype), None
 
 
-AttentionInterface.register(_NAME, _tree_attention)
-AttentionMaskInterface.register(_NAME, lambda *_, **__: None)
+AttentionInterface.register(_NAME, _tree_attention)  # and no mask under this name: transformers then builds none
 
 
 @contextmanager
@@ -100,7 +108,7 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 
 def packed_logits(
-    model: PreTrainedModel, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor
+    model: PreTrainedModel, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
 ) -> Tensor:
     """Run the model on packed tokens and return the logits of some of them.
 
@@ -109,7 +117,7 @@ def packed_logits(
         token_T: Token ids, shape [T].
         position_T: Position of each token in its own sequence, shape [T].
         context: How the tokens attend.
-        rows: Indices of the tokens whose logits are wanted, shape [R].
+        rows: Indices of the tokens whose logits are wanted, shape [R]; None for all tokens, in order.
 
     Returns:
         Logits, shape [R, V].
@@ -124,7 +132,7 @@ def packed_logits(
         input_ids=token_T[None],
         position_ids=position_T[None],
         use_cache=False,
-        logits_to_keep=rows,
+        logits_to_keep=0 if rows is None else rows,  # 0 keeps all
         brorl_context=context,
     )
     logits: Tensor = output.logits[0]
@@ -235,17 +243,19 @@ class Grouping:
     """Places T packed tokens of P prompts on a padded [P, R] grid and back, so that one matmul serves all prompts."""
 
     def __init__(self, prompt_T: Tensor, num_prompts: int) -> None:
+        self.cell_T: Tensor | None = None  # of each token; None if the grid is the tokens themselves
+        if num_prompts == 1:
+            self.shape = (1, prompt_T.numel())
+            return
         count_P = torch.bincount(prompt_T, minlength=num_prompts)
         order = torch.argsort(prompt_T, stable=True)
         width = int(count_P.max())
         rank = torch.arange(order.numel(), device=order.device) - (count_P.cumsum(0) - count_P)[prompt_T[order]]
         self.shape = (num_prompts, width)
-        cell = torch.empty_like(order)
-        cell[order] = prompt_T[order] * width + rank
-        self.cell_T = None if num_prompts == 1 else cell  # of each token
-        if self.cell_T is not None:
-            self.token = torch.zeros(num_prompts * width, dtype=torch.long, device=order.device)  # of each cell
-            self.token[cell] = torch.arange(order.numel(), device=order.device)
+        self.cell_T = torch.empty_like(order)
+        self.cell_T[order] = prompt_T[order] * width + rank
+        self.token = torch.zeros(num_prompts * width, dtype=torch.long, device=order.device)  # of each cell
+        self.token[self.cell_T] = torch.arange(order.numel(), device=order.device)
 
     def spread(self, x_T: Tensor) -> Tensor:
         """[T, ...] -> [P, R, ...]; padding holds some token's value."""
@@ -309,38 +319,3 @@ def attend_prompt(query_THD: Tensor, cache: PromptCache, layer: int, grouping: G
         return grouping.gather(x.unflatten(2, (rows, groups)).transpose(1, 2).flatten(2, 3))
 
     return PartialAttention(packed(part.output), packed(part.lse))
-
-
-def check_hooks(model: PreTrainedModel) -> None:
-    """Refuse a model whose forward pass tree attention does not reproduce.
-
-    Raises:
-        HooksError: Naming the architecture and what it needs instead.
-    """
-    name = type(model).__name__
-    advice = f"{name} cannot be hooked: {{}}; brorl needs a decoder with full attention (Llama, Qwen, Mistral, ...)"
-    vocabulary = model.config.get_text_config().vocab_size
-    tokens = torch.arange(12, device=model.device) * 7 % vocabulary
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            expected = model(input_ids=tokens[None], use_cache=False).logits[0, -1]
-            with tree_attention(model):
-                context = PromptContext(torch.tensor([12], device=model.device))
-                logits = packed_logits(
-                    model, tokens, torch.arange(12, device=model.device), context, tokens.new_tensor([11])
-                )
-            if len(context.cache().key) != model.config.get_text_config().num_hidden_layers:
-                raise HooksError(advice.format("not all of its layers are attention layers"))
-    except HooksError:
-        raise
-    except Exception as error:  # whatever an exotic forward pass raises, the user needs the architecture's name
-        raise HooksError(advice.format(f"{type(error).__name__}: {error}")) from error
-    finally:
-        model.train(was_training)
-    if not torch.isfinite(expected).all():
-        raise HooksError(f"{name} gives logits that are not finite; its weights are damaged")
-    tolerance = 0.1 if expected.dtype in (torch.bfloat16, torch.float16) else 1e-3
-    if not torch.allclose(logits[0], expected, rtol=tolerance, atol=tolerance * float(expected.abs().max())):
-        raise HooksError(advice.format("its logits change under tree attention"))

@@ -6,6 +6,8 @@ use. When a prefix splits, its first child keeps the slot and only the others ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
+from brorl.model.kv_shape import KVShape
 from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
 
 IntArray = NDArray[np.int64]
@@ -22,22 +25,30 @@ _FIRST_SLOTS = 64
 
 
 class RowCache:
-    """Preallocated keys and values: per layer [slots, K, tokens, D], grown within a memory limit."""
+    """Preallocated keys and values: per layer [slots, K, tokens, D], grown within a memory limit.
 
-    def __init__(self, model: PreTrainedModel, memory_bytes: int, max_rows: int, max_tokens: int) -> None:
-        config = model.config.get_text_config()
-        self._heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._dtype, self._device = model.dtype, model.device
+    Args:
+        model: The model that decodes.
+        shapes: For each of its layers the shape of keys and values.
+        memory_bytes: Limit for what is reserved here, the prompts' keys and values, and the rows' logits.
+        max_rows: Most rows there can be.
+        max_tokens: Most tokens per row.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, shapes: Sequence[KVShape], memory_bytes: int, max_rows: int, max_tokens: int
+    ) -> None:
         self._memory_bytes = memory_bytes
         self._max_rows = max_rows
         self._max_tokens = max_tokens
-        num_layers: int = config.num_hidden_layers
-        self._bytes_per_token = 2 * num_layers * self._heads * self._head_dim * model.dtype.itemsize
+        self._bytes_per_token = sum(shape.size for shape in shapes) * model.dtype.itemsize
+        self._largest_layer: int = max(shape.size for shape in shapes) * model.dtype.itemsize  # bytes per token
         # The logits of a row, their softmax, and one temporary of the same size.
-        self._bytes_per_row: int = 3 * config.vocab_size * max(4, model.dtype.itemsize)
-        self.key = [self._empty(0, 0) for _ in range(num_layers)]
-        self.value = [k.clone() for k in self.key]
+        vocabulary: int = model.config.get_text_config().vocab_size
+        self._bytes_per_row: int = 3 * vocabulary * max(4, model.dtype.itemsize)
+        empty = torch.empty(0, dtype=model.dtype, device=model.device)
+        self.key = [empty.new_empty(0, shape.num_heads, 0, shape.key_dim) for shape in shapes]
+        self.value = [empty.new_empty(0, shape.num_heads, 0, shape.value_dim) for shape in shapes]
 
     def prompt_tokens_that_fit(self) -> int:
         """Return how many prompt tokens may be cached together: those that fill half of the memory."""
@@ -79,17 +90,19 @@ class RowCache:
         grows = num_rows > slots or new_tokens > tokens
         if grows:
             slots, tokens = self._grown(slots, num_rows, new_tokens, other_bytes)
-        moved_R = np.flatnonzero(source_R != np.arange(num_rows))
-        source, target = (torch.from_numpy(r).to(self._device) for r in (source_R[moved_R], moved_R))
+        moved_R = np.flatnonzero(source_R != np.arange(num_rows)) if num_tokens else source_R[:0]
+        if not grows and not moved_R.size:
+            return
+        source, target = (torch.from_numpy(r).to(self.key[0].device) for r in (source_R[moved_R], moved_R))
         for store in (self.key, self.value):
             for layer, old in enumerate(store):
                 if grows:  # layer by layer, so that at most one layer lies there twice
-                    store[layer] = self._empty(slots, tokens)
+                    store[layer] = old.new_empty(slots, old.shape[1], tokens, old.shape[3])
                     kept = min(num_rows, old.shape[0])
                     store[layer][kept:] = 0  # what is not in use gets a weight of 0, so it must be finite
                     store[layer][:kept, :, num_tokens:] = 0
                     store[layer][:kept, :, :num_tokens] = old[:kept, :, :num_tokens]
-                if num_tokens and moved_R.size:
+                if moved_R.size:
                     store[layer][target, :, :num_tokens] = old[source, :, :num_tokens]
 
     def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
@@ -113,7 +126,7 @@ class RowCache:
             if num_rows > slots or depth > tokens:
                 copied = slots * tokens
                 slots, tokens = self._grown(slots, num_rows, depth, prompt_bytes)
-            kept = (slots * tokens + copied // len(self.key)) * self._bytes_per_token
+            kept = slots * tokens * self._bytes_per_token + copied * self._largest_layer
             most = max(most, prompt_bytes + kept + num_rows * self._bytes_per_row)
         return most
 
@@ -122,9 +135,6 @@ class RowCache:
         tokens = self._tokens_reserved(new_tokens)
         wanted = slots if num_rows <= slots else max(2 * slots, _FIRST_SLOTS)
         return max(num_rows, min(wanted, self._max_rows, self.rows_that_fit(tokens, other_bytes))), tokens
-
-    def _empty(self, slots: int, tokens: int) -> Tensor:
-        return torch.empty(slots, self._heads, tokens, self._head_dim, dtype=self._dtype, device=self._device)
 
     def _tokens_reserved(self, num_tokens: int) -> int:
         reserved = _TOKENS_AT_ONCE

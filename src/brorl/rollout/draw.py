@@ -34,9 +34,8 @@ class Uniforms:
         if block != self._block:
             self._block = block
             self._filled_P[:] = False
-        missing = np.zeros_like(self._filled_P)
-        missing[prompt_K] = True
-        for prompt in np.flatnonzero(missing & ~self._filled_P).tolist():
+        filled_K = self._filled_P[prompt_K]
+        for prompt in [] if filled_K.all() else np.unique(prompt_K[~filled_K]).tolist():
             key = self._seed << 64 | prompt << 32 | block
             np.random.Generator(np.random.Philox(key=key)).random(out=self._table[prompt])
             self._filled_P[prompt] = True
@@ -146,15 +145,15 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> tuple[Ten
     edge_RB = mass_RBC.sum(2, dtype=torch.float64).cumsum(1)
 
     edge_KB = edge_RB[row_K]
-    target_K = _strictly_below(uniform_K * edge_KB[:, -1], edge_KB[:, -1])
-    block_K = (edge_KB <= target_K[:, None]).sum(1)
+    target_K = uniform_K * edge_KB[:, -1]  # rounds to less than the last edge, since a uniform is at most 1 - 2**-53
+    block_K = torch.searchsorted(edge_KB, target_K[:, None], right=True)[:, 0]
     before_K = torch.where(block_K > 0, edge_KB.gather(1, (block_K[:, None] - 1).clamp(min=0))[:, 0], 0.0)
     inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)
     inside_K = _strictly_below(target_K - before_K, inner_KC[:, -1])
-    token_K: Tensor = block_K * block_size + (inner_KC <= inside_K[:, None]).sum(1)
+    token_K: Tensor = block_K * block_size + torch.searchsorted(inner_KC, inside_K[:, None], right=True)[:, 0]
     return token_K, mass_RV[row_K, token_K].to(torch.float64) / edge_KB[:, -1]
 
 
 def _strictly_below(value: Tensor, limit: Tensor) -> Tensor:
-    """Guard against rounding: a target that reaches the total mass would select a token of probability 0."""
+    """Guard against rounding: a target that reaches the mass of its block would select a token of probability 0."""
     return torch.minimum(value, torch.nextafter(limit, torch.zeros_like(limit)))

@@ -20,7 +20,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.activity import Decoding, Observe, unobserved
-from brorl.model.tree_attention import PromptCache, check_hooks, packed_logits, prefill, tree_attention
+from brorl.model.hook_check import check_hooks
+from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
 from brorl.rollout.cache import DecodeContext, RowCache
 from brorl.rollout.draw import Uniforms, draw_tokens, systematic_points
 from brorl.rollout.forest import Forest
@@ -56,6 +57,8 @@ class Rows:
 
     def take(self, rows: IntArray) -> Rows:
         """Return some rows, renumbered in the given order, with their rollouts."""
+        if np.array_equal(rows, np.arange(self.node_R.size)):
+            return self
         renumber = np.full(self.node_R.size, -1)
         renumber[rows] = np.arange(rows.size)
         row_K = renumber[self.row_K]
@@ -95,12 +98,21 @@ class NativeEngine:
         share_prefixes: bool = True,
         observe: Observe = unobserved,
     ) -> None:
-        check_hooks(model)
+        self._kv_shapes = check_hooks(model)
         self.model = model
         self.stop_token_ids = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
         self._memory_bytes = memory_bytes
         self._share_prefixes = share_prefixes
         self._observe = observe
+
+    def row_cache(self, max_rows: int, max_tokens: int) -> RowCache:
+        """Return an empty cache within the engine's memory limit.
+
+        Args:
+            max_rows: Most rows there can be.
+            max_tokens: Most new tokens per row.
+        """
+        return RowCache(self.model, self._kv_shapes, self._memory_bytes, max_rows, max_tokens)
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -142,13 +154,15 @@ class NativeEngine:
         growth = _Growth(self, prompts, num_rollouts, sampling, seed)
         waves = deque(growth.first_waves(num_rollouts))
         was_training = self.model.training
-        self.model.eval()
+        if was_training:
+            self.model.eval()
         try:
             with tree_attention(self.model):
                 while waves:
                     waves.extendleft(reversed(growth.decode(waves.popleft())))
         finally:
-            self.model.train(was_training)
+            if was_training:
+                self.model.train()
         return growth.trees()
 
 
@@ -173,7 +187,7 @@ class _Growth:
         self._stop_ids = np.array([*engine.stop_token_ids, *sampling.stop_token_ids])
         self._uniforms = Uniforms(seed, len(prompts), num_rollouts)
         self._forest = Forest(prompts)
-        self._cache = RowCache(engine.model, engine._memory_bytes, len(prompts) * num_rollouts, sampling.max_new_tokens)
+        self._cache = engine.row_cache(len(prompts) * num_rollouts, sampling.max_new_tokens)
 
     def first_waves(self, num_rollouts: int) -> list[Rows]:
         """Split the prompts into runs that are prefilled, and then decoded, together."""
@@ -255,7 +269,7 @@ class _Growth:
         node_C = self._forest.add(
             rows.depth, rows.prompt_R[source_C], rows.node_R[source_C], token_C, count_C, logprob_K[one_of_C]
         )
-        stopped_C = np.isin(token_C, self._stop_ids)
+        stopped_C = (token_C[:, None] == self._stop_ids).any(1)
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
         self._forest.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
 
@@ -292,8 +306,7 @@ class _Growth:
         """Feed one token per row, at a position after its prompt; return logits, shape [R, V]."""
         local_R = self._tensor(prompt_R)
         context = DecodeContext(self._cache, position, prompts, local_R)
-        every_row = torch.arange(token_R.size, device=self._device)
-        return packed_logits(self._model, self._tensor(token_R), prompts.length[local_R] + position, context, every_row)
+        return packed_logits(self._model, self._tensor(token_R), prompts.length[local_R] + position, context, None)
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.float64]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

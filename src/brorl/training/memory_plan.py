@@ -7,19 +7,20 @@ refuses a run whose certain parts do not fit, and names the settings that shrink
 Weights, gradients, AdamW's moments, the sampling copy and the reference are exact. The engine's line is its limit, or
 less where its rows cannot fill it. The learner's line is an estimate for responses as long as they may be:
 
-    layer   = b * (6 h + 4 m + 7 H D) per token of nodes and prompts, and attention weights 4 H (T + S) per node
+    layer   = b * (6 h + 4 m + 4 H D + 3 H E) per token of nodes and prompts, and attention weights 4 H (T + S) per node
     total   = layers * layer + 3 * layer (in passing: gradients, temporaries, what the allocator does not give back)
               + 3 * nodes * V * 4 bytes (logits, their softmax, their gradient)
 
-with h the hidden size, m the size inside the MLP, H heads of D, b bytes a number, S the longest prompt, T the longest
-response; with bfloat16 the 6 h stay float32, and 2 h in bfloat16 are added. Gradient checkpointing keeps h numbers per
-layer and token, and one layer's activations. docs/models.md compares all of it with measured peaks.
+with h the hidden size, m the size inside the MLP, H heads with keys of D and values of E numbers, b bytes a number,
+S the longest prompt, T the longest response; with bfloat16 the 6 h stay float32, and 2 h in bfloat16 are added.
+Gradient checkpointing keeps h numbers per layer and token, and one layer's activations. docs/models.md compares all of
+it with measured peaks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -29,8 +30,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import default_max_nodes
 from brorl.model.lora import LoraSettings, num_adapter_weights
+from brorl.model.tree_attention import HooksError
 
 _PREFILL_TOKENS = 16384  # the engine's
 _PASSING_LAYERS = 3
@@ -131,6 +134,9 @@ def plan_memory(
 
     Returns:
         The plan.
+
+    Raises:
+        HooksError: If the model's attention cannot be hooked.
     """
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
@@ -248,8 +254,7 @@ class _Shape(NamedTuple):
     hidden: int
     inner: int
     heads: int
-    kv_heads: int
-    head_dim: int
+    kv: Sequence[KVShape]  # of each layer
     vocabulary: int
     base_bytes: int  # frozen weights, or what is computed with
     trained_bytes: int
@@ -257,9 +262,9 @@ class _Shape(NamedTuple):
 
     @classmethod
     def of(cls, model: PreTrainedModel, dtype: str, lora: bool) -> _Shape:
+        kv = _kv_shapes(model)  # refuses a model without attention
         config: Any = model.config.get_text_config()
         heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
         widest = max((max(p.shape) for n, p in model.named_parameters() if p.dim() == 2 and ".layers." in n), default=0)
         inner = getattr(config, "intermediate_size", None) or widest or 4 * config.hidden_size
         trained = 8 if dtype == "float64" else 4
@@ -269,8 +274,7 @@ class _Shape(NamedTuple):
             hidden=config.hidden_size,
             inner=inner,
             heads=heads,
-            kv_heads=kv_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            kv=kv,
             vocabulary=config.vocab_size,
             base_bytes=low if lora else trained,
             trained_bytes=trained,
@@ -279,7 +283,7 @@ class _Shape(NamedTuple):
 
     def sampling_bytes(self, limit: int, num_rows: int | None, prompt_tokens: int, max_new_tokens: int) -> int:
         """Return the engine's rows within its limit, and the activations of its forward passes."""
-        of_token = 2 * self.layers * self.kv_heads * self.head_dim * self.sampled_bytes
+        of_token = sum(shape.size for shape in self.kv) * self.sampled_bytes
         of_row = max_new_tokens * of_token + 3 * self.vocabulary * max(4, self.sampled_bytes)
         rows = max(1, limit // of_row)
         cache = limit
@@ -304,7 +308,21 @@ class _Shape(NamedTuple):
         residual = 6 * self.hidden * self.trained_bytes
         if self.sampled_bytes < self.trained_bytes:  # norms are computed in float32, and cast for what follows
             residual += 2 * self.hidden * self.sampled_bytes
-        return residual + (4 * self.inner + 7 * self.heads * self.head_dim) * self.sampled_bytes
+        head = max(4 * shape.key_dim + 3 * shape.value_dim for shape in self.kv)
+        return residual + (4 * self.inner + self.heads * head) * self.sampled_bytes
+
+
+def _kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
+    """Return the shapes of the keys and values of a model on the meta device, or a guess where it cannot run there."""
+    model.eval()
+    try:
+        return kv_shapes(model.to(torch.bfloat16))  # type: ignore[arg-type]  # matmuls of experts need it there
+    except HooksError:
+        raise
+    except Exception:  # some routers of experts read numbers, and there are none
+        config = model.config.get_text_config()
+        heads, dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+        return [KVShape(heads, dim, dim)] * config.num_hidden_layers
 
 
 def _size(num_bytes: int) -> str:

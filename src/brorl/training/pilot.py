@@ -56,7 +56,6 @@ class PilotParts:
         estimate_advantages: Groups to advantages.
         diagnose: What a step measures of the groups that it sampled.
         learner_settings: How the learner updates.
-        engine_memory_bytes: Limit of the engine.
         prompts_per_step: Groups that a step of the recipe trains on.
         dynamic_sampling: Whether only groups with both outcomes are kept.
         store_every: Rollouts are stored every so many steps; 0 never.
@@ -71,7 +70,6 @@ class PilotParts:
     estimate_advantages: Callable[[Sequence[Group]], list[FloatArray]]
     diagnose: Callable[[Sequence[Group]], object]
     learner_settings: LearnerSettings
-    engine_memory_bytes: int
     prompts_per_step: int
     dynamic_sampling: bool
     store_every: int

@@ -321,7 +321,7 @@ def _fit_memory(parts: PilotParts, observed: Sequence[_Memory | None], longest_p
     seen = [o for o in observed if o is not None and o.training > 0]
     if len(seen) < len(observed):
         return None
-    cache = partial(_cache, parts)
+    cache = partial(parts.engine.row_cache, max_tokens=parts.sampling.max_new_tokens)
     nodes_per_pass = parts.learner_settings.max_nodes or default_max_nodes(parts.model)
     trainable = sum(p.numel() * p.element_size() for p in parts.model.parameters() if p.requires_grad)
     settings = parts.learner_settings
@@ -340,10 +340,6 @@ def _fit_memory(parts: PilotParts, observed: Sequence[_Memory | None], longest_p
         np.array([o.training for o in seen], np.float64),
     )
     return MemoryModel(cache, sampling, training, resident, longest_prompt, nodes_per_pass)
-
-
-def _cache(parts: PilotParts, most_rows: int) -> RowCache:
-    return RowCache(parts.engine.model, parts.engine_memory_bytes, most_rows, parts.sampling.max_new_tokens)
 
 
 def _account(

@@ -1,0 +1,90 @@
+"""Checks once, before any sampling, that tree attention reproduces a model.
+
+In: a causal LM. Out: the shapes of its keys and values. Two small trees go through the model: ragged prompts, responses
+that branch. The log-probs of their nodes are compared with a plain forward pass over the flattened rows. It refuses, by
+name, every architecture that raises an error on the way or whose log-probs differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from brorl.model.kv_shape import KVShape, kv_shapes
+from brorl.model.logprobs import tree_logprobs
+from brorl.model.tree_attention import HooksError
+from brorl.tree import RolloutTree
+
+_ROW_TOKENS = 10
+_PROMPT_TOKENS = (4, 6)  # a prompt and the longest path, 12 tokens, also fit into very small sliding windows
+_SHARED_TOKENS = 2  # of the two responses to a prompt
+
+
+def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
+    """Refuse a model whose forward pass tree attention does not reproduce.
+
+    Args:
+        model: A causal LM.
+
+    Returns:
+        For each layer the shape of its keys and values.
+
+    Raises:
+        HooksError: Naming the architecture and what it needs instead.
+    """
+    trees = _trees(model.config.get_text_config().vocab_size)
+    was_training = model.training
+    model.eval()
+    try:
+        shapes = kv_shapes(model)
+        with torch.no_grad():
+            got = torch.cat(tree_logprobs(model, trees)).cpu().double()
+            logits = _plain_logits(model, trees)
+    except HooksError:
+        raise
+    except Exception as error:  # whatever an exotic forward pass raises, the user needs the architecture's name
+        raise HooksError.of(model, f"{type(error).__name__}: {error}") from error
+    finally:
+        model.train(was_training)
+    if not torch.isfinite(logits).all():
+        raise HooksError(f"{type(model).__name__} gives logits that are not finite; its weights are damaged")
+    tolerance = 0.1 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    expected = _plain_logprobs(logits, trees)
+    if not torch.allclose(got, expected, rtol=tolerance, atol=tolerance * float(logits.abs().max())):
+        raise HooksError.of(model, "its log-probs change under tree attention")
+    return shapes
+
+
+def _trees(vocabulary: int) -> list[RolloutTree]:
+    """Return a tree for each prompt length; its two responses branch, and all rows are of one length."""
+    trees = []
+    for length in _PROMPT_TOKENS:
+        row = [7 * (length + i) % vocabulary for i in range(_ROW_TOKENS)]
+        prompt, shared, rest = row[:length], row[length:][:_SHARED_TOKENS], row[length:][_SHARED_TOKENS:]
+        other = [(token + 1) % vocabulary for token in rest]
+        trees.append(RolloutTree.from_responses(prompt, [shared + rest, shared + other]))
+    return trees
+
+
+def _plain_logits(model: PreTrainedModel, trees: Sequence[RolloutTree]) -> Tensor:
+    """Return the logits of the model's own attention for every row (prompt and response), shape [L, T, V]."""
+    rows = [[*tree.prompt_ids, *response] for tree in trees for response, _ in tree.responses()]
+    logits: Tensor = model(input_ids=torch.tensor(rows, device=model.device), use_cache=False).logits
+    return logits.cpu().double()
+
+
+def _plain_logprobs(logits_LTV: Tensor, trees: Sequence[RolloutTree]) -> Tensor:
+    """Return the log-probs of all nodes, tree after tree, from the logits of the rows."""
+    logprob_LTV = iter(logits_LTV.log_softmax(-1))
+    found = []
+    for tree in trees:
+        node_M = torch.empty(tree.num_unique_tokens, dtype=torch.float64)
+        for leaf in tree.leaf.tolist():
+            path = tree.path(leaf)
+            predicting = len(tree.prompt_ids) - 1 + torch.arange(path.size)
+            node_M[path] = next(logprob_LTV)[predicting, torch.from_numpy(tree.token[path])]
+        found.append(node_M)
+    return torch.cat(found)

@@ -1,0 +1,79 @@
+"""The shape of the keys and values that each layer of a model keeps of a token.
+
+In: a causal LM, also one without weights on the meta device. Out: one shape per layer. Configs name these sizes in many
+ways, and some models repeat or expand keys and values first, so the shapes are read off what the attention function
+receives. It refuses models whose layers do not all attend exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from brorl.model.tree_attention import HooksError, packed_logits, tree_attention
+
+
+class KVShape(NamedTuple):
+    """Keys and values of one token in one layer.
+
+    Attributes:
+        num_heads: Key-value heads.
+        key_dim: Numbers per key.
+        value_dim: Numbers per value; differs from `key_dim` in DeepSeek's latent attention.
+    """
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def size(self) -> int:
+        """Numbers per token."""
+        return self.num_heads * (self.key_dim + self.value_dim)
+
+
+class _Recorder:
+    """Notes the shapes of keys and values; returns an output of the right shape that holds zeros."""
+
+    longest = 1
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+        self.shapes: list[KVShape] = []
+
+    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+        self.layers.append(layer)
+        self.shapes.append(KVShape(key_TKD.shape[1], key_TKD.shape[2], value_TKD.shape[2]))
+        return query_THD.new_zeros(*query_THD.shape[:2], value_TKD.shape[2])
+
+
+@torch.no_grad()
+def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
+    """Feed one token to a model and return the shapes of its layers' keys and values.
+
+    Args:
+        model: A causal LM in evaluation mode.
+
+    Returns:
+        One shape per layer, in order.
+
+    Raises:
+        HooksError: Naming the architecture, if a layer has no attention that can be hooked, calls it more than once, or
+            asks it for what tree attention does not compute.
+    """
+    recorder = _Recorder()
+    zero = torch.zeros(1, dtype=torch.long, device=model.device)
+    try:
+        with torch.device(model.device), tree_attention(model):
+            packed_logits(model, zero, zero, recorder, zero)
+    except HooksError as error:
+        raise HooksError.of(model, error) from error
+    if len(set(recorder.layers)) < len(recorder.layers):
+        raise HooksError.of(model, "a layer calls its attention more than once")
+    if recorder.layers != list(range(model.config.get_text_config().num_hidden_layers)):
+        raise HooksError.of(model, "not all of its layers are attention layers")
+    return recorder.shapes

@@ -1,0 +1,206 @@
+"""Every architecture is either refused by the check of hooks, or sampled, scored and differentiated exactly."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from brorl.model.hook_check import check_hooks
+from brorl.model.kv_shape import KVShape, kv_shapes
+from brorl.model.logprobs import tree_logprobs
+from brorl.model.tree_attention import HooksError
+from brorl.rollout.cache import RowCache
+from brorl.rollout.native import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.training.memory_plan import plan_memory
+from small_models import assert_same_gradients, flattened_logprobs, gradients, rollouts
+
+END = 0
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+GROUPED = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+HEADS_OF_8 = {**GROUPED, "head_dim": 8}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+LATENT = {  # keys of 8 + 4 numbers, values of 6
+    **SIZES, "intermediate_size": 48, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6, "n_routed_experts": 4, "first_k_dense_replace": 1,
+    "n_group": 2, "topk_group": 1, **EXPERTS,
+}  # fmt: skip
+JETMOE = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_key_value_heads": 2, "kv_channels": 8, "intermediate_size": 48,
+    "num_local_experts": 4, "num_experts_per_tok": 2,
+}  # fmt: skip
+EXACT = {
+    "llama": GROUPED,
+    "qwen2": GROUPED,
+    "qwen3": {**GROUPED, "head_dim": 6},
+    "mistral": GROUPED,
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "gpt_neox": {**SIZES, "intermediate_size": 48},
+    "opt": {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "gemma": HEADS_OF_8,
+    "gemma2": {**HEADS_OF_8, "attn_logit_softcapping": None},
+    "gemma3_text": HEADS_OF_8,
+    "gemma4_text": {  # heads of 8 and of 16, layer by layer
+        **HEADS_OF_8, "global_head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 17,
+    },
+    "phi3": GROUPED,
+    "olmo2": GROUPED,
+    "cohere": GROUPED,
+    "mixtral": {**GROUPED, "num_local_experts": 2},
+    "qwen3_moe": {**GROUPED, "num_experts": 4, **EXPERTS},
+    "deepseek_v2": {**LATENT, "n_group": 1},
+    "deepseek_v3": LATENT,
+    "jetmoe": JETMOE,  # hands keys and values repeated to its attention
+}  # fmt: skip
+REFUSED = {
+    "mamba": ({"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}, "not all of its layers are attention"),
+    "bloom": ({"hidden_size": 32, "n_layer": 2, "n_head": 4}, "not all of its layers are attention"),
+    "mpt": ({"d_model": 32, "n_heads": 4, "n_layers": 2}, "cannot be hooked"),
+    "falcon": (SIZES, "cannot be hooked"),
+    "bert": ({**SIZES, "intermediate_size": 48, "is_decoder": False}, "log-probs change"),
+    "gemma2": ({**HEADS_OF_8, "attn_logit_softcapping": 50.0}, "softcap"),
+    "mistral": ({**GROUPED, "sliding_window": 8}, "sliding window of 8"),
+    "gpt_oss": ({**HEADS_OF_8, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
+    "diffllama": (GROUPED, "calls its attention more than once"),
+    "stablelm": (GROUPED, "does not hand the arguments of the forward pass to its attention"),
+    "doge": (GROUPED, "an attention mask"),
+}
+
+
+def tiny(model_type: str, settings: dict, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    if model_type not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {model_type}")
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = AutoConfig.for_model(model_type, **{"vocab_size": 17, **ids, **settings})
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(float(parameter.dim() == 1), 0.25)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    if dtype == torch.float64 and any(name.endswith("experts") for name, _ in model.named_modules()):
+        model.set_experts_implementation("eager")  # the others have no float64
+    return model.to(dtype).eval()
+
+
+def ragged_prompts(rng: np.random.Generator) -> list[list[int]]:
+    return [rng.integers(1, 17, n).tolist() for n in (5, 1, 9)]
+
+
+@pytest.mark.parametrize("model_type", EXACT)
+def test_what_passes_the_check_is_sampled_and_differentiated_exactly(model_type: str, rng: np.random.Generator) -> None:
+    """Decoding, and the tree with its gradient, against the flattened batch through the model's own attention."""
+    model = tiny(model_type, EXACT[model_type], torch.float64)
+    engine = NativeEngine(model, END)
+    trees = engine.sample(ragged_prompts(rng), 20, SamplingParams(max_new_tokens=6), seed=int(rng.integers(1 << 60)))
+    coefficients = [torch.from_numpy(rng.normal(size=t.num_rollouts)) for t in trees]
+    flat = flattened_logprobs(model, trees)
+    for tree, of_rollouts in zip(trees, flat, strict=True):
+        for (_, path), expected in zip(rollouts(tree), of_rollouts, strict=True):
+            # Some models compute norms, routers or rotations in float32, whatever their dtype.
+            np.testing.assert_allclose(tree.logprob[path], expected.detach(), rtol=1e-5, atol=1e-5)
+    terms = zip(coefficients, flat, strict=True)
+    sum(c[i] * lp.sum() for c, rows in terms for i, lp in enumerate(rows)).backward()
+    expected_gradients = gradients(model)
+    model.zero_grad(set_to_none=True)
+    total = 0.0
+    for tree, weight_N, logprob_M in zip(trees, coefficients, tree_logprobs(model, trees, max_nodes=9), strict=True):
+        np.testing.assert_allclose(logprob_M.detach(), tree.logprob, rtol=1e-5, atol=1e-5)
+        for weight, (_, path) in zip(weight_N, rollouts(tree), strict=True):
+            total = total + weight * logprob_M[torch.from_numpy(path)].sum()
+    total.backward()
+    assert_same_gradients(gradients(model), expected_gradients, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3", "jetmoe", "gemma4_text"])
+def test_greedy_equals_generate(model_type: str, rng: np.random.Generator) -> None:
+    """Where keys, values or layers have shapes of their own; the shapes are those of generate's own cache."""
+    model = tiny(model_type, EXACT[model_type])
+    prompts = ragged_prompts(rng)
+    trees = NativeEngine(model, END).sample(prompts, 3, SamplingParams(temperature=0, max_new_tokens=10), seed=0)
+    for prompt, tree in zip(prompts, trees, strict=True):
+        ids = torch.tensor([prompt])
+        options = {"do_sample": False, "max_new_tokens": 10, "eos_token_id": END, "pad_token_id": END}
+        generated = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        assert tree.responses() == [(tuple(generated[0, len(prompt) :].tolist()), 3)]
+
+
+def test_shapes_of_keys_and_values() -> None:
+    latent, repeated, mixed = (tiny(name, EXACT[name]) for name in ("deepseek_v3", "jetmoe", "gemma4_text"))
+    assert list(kv_shapes(latent)) == [KVShape(4, 8 + 4, 6)] * 2
+    assert list(kv_shapes(repeated)) == [KVShape(2 * 2, 8, 8)] * 2  # as often as a token has experts
+    assert list(kv_shapes(mixed)) == [KVShape(2, 8, 8), KVShape(2, 16, 16)]
+    assert KVShape(4, 12, 6).size == 4 * 12 + 4 * 6
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "deepseek_v3", "qwen3_moe", "gemma4_text"])
+def test_memory_is_planned_with_the_shapes_that_decoding_has(model_type: str) -> None:
+    """The rows' keys and values of the plan, found without weights, are those that the engine reserves for them."""
+    model = tiny(model_type, EXACT[model_type])
+    options = {"dtype": "float32", "lora": None, "reference": False, "offload_reference": False, "nodes_per_pass": 64}
+    rows, length = 50, 16
+
+    def planned(max_new_tokens: int) -> int:  # prompts so long that what else changes with the length does not count
+        sizes = {"num_rows": rows, "prompt_tokens": 100, "max_new_tokens": max_new_tokens}
+        plan = plan_memory(model.config, **options, **sizes, engine_bytes=1 << 40, gradient_checkpointing=False)
+        return plan.sampling.num_bytes
+
+    cache = RowCache(model, kv_shapes(model), 1 << 40, rows, 2 * length)
+    cache.place(np.arange(rows), 0, length, 0)
+    reserved = sum(x.numel() * x.element_size() for x in (*cache.key, *cache.value))
+    assert planned(2 * length) - planned(length) == reserved
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_architectures_that_are_refused_by_name(model_type: str) -> None:
+    settings, reason = REFUSED[model_type]
+    model = tiny(model_type, settings)
+    model.train()
+    implementation = model.config._attn_implementation
+    with pytest.raises(HooksError, match=reason) as caught:
+        check_hooks(model)
+    assert model_type.replace("_", "") in str(caught.value).lower()
+    assert "\n" not in str(caught.value)
+    assert model.training
+    assert model.config._attn_implementation == implementation
+
+
+def test_an_encoder_decoder_is_refused() -> None:
+    sizes = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=17, **sizes))
+    with pytest.raises(HooksError, match="T5ForConditionalGeneration cannot be hooked"):
+        check_hooks(model)
+
+
+def test_a_model_without_attention_is_refused_before_its_weights_are_read() -> None:
+    options = {"dtype": "float32", "lora": None, "reference": False, "offload_reference": False, "nodes_per_pass": 64}
+    config = tiny("mamba", REFUSED["mamba"][0]).config
+    with pytest.raises(HooksError, match="MambaForCausalLM cannot be hooked: not all of its layers are attention"):
+        plan_memory(config, **options, engine_bytes=1 << 30, gradient_checkpointing=False)
+
+
+def test_a_model_that_ignores_positions_is_refused() -> None:
+    """One sequence from position 0 looks right with any positions; two prompts in one row do not."""
+    model = tiny("llama", GROUPED)
+    forward = model.model.forward
+
+    def counting_from_zero(**arguments: object) -> object:
+        return forward(**{**arguments, "position_ids": None})
+
+    model.model.forward = counting_from_zero
+    with pytest.raises(HooksError, match="log-probs change"):
+        check_hooks(model)
+
+
+def test_damaged_weights_are_named_as_such() -> None:
+    model = tiny("llama", GROUPED)
+    with torch.no_grad():
+        model.lm_head.weight[3, 4] = float("nan")
+    with pytest.raises(HooksError, match="LlamaForCausalLM gives logits that are not finite"):
+        check_hooks(model)
