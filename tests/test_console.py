@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from brorl.activity import Round
 from brorl.console.progress import Progress, notes
 from brorl.console.screen import Screen
 from brorl.console.step_line import StepLines, StepResult
@@ -158,6 +159,16 @@ def test_nothing_done_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert out.split("\n")[1].startswith("stopped")
     assert "go on" in out
+
+
+def test_a_step_that_needs_many_rounds_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At rounds 3, 4, 6, 10, ...: seldom enough for a step of a hundred rounds."""
+    progress = progress_into(tmp_path / "run.log")
+    for number in range(1, 21):
+        progress.observe(Round(7, number, number // 2, 16))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"step 7: round {n}, {n // 2} of 16 groups with both outcomes so far" for n in (3, 4, 6, 10, 18)]
+    assert (tmp_path / "run.log").read_text().splitlines() == lines
 
 
 def test_hint_if_coverage_fell_beyond_the_intervals() -> None:

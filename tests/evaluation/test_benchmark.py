@@ -7,6 +7,7 @@ from itertools import combinations
 import pytest
 from torch import Tensor
 
+from brorl.activity import Activity, Phase
 from brorl.evaluation.benchmark import Benchmark
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
@@ -46,6 +47,20 @@ class FirstNumberVerifier:
     def verify(self, prompt: Prompt, response: str) -> Verdict:
         correct = response.startswith(prompt.reference)
         return Verdict(correct, float(correct), None, "correct" if correct else "wrong", 0.0)
+
+
+def test_the_phases_of_an_evaluation_are_reported() -> None:
+    reports: list[Activity] = []
+    prompts = [Prompt(f"p{i}", f"{i}", (10 + i,), "5", "first") for i in range(3)]
+    benchmark = Benchmark(
+        prompts, {"first": FirstNumberVerifier()}, str, SAMPLING, 6, (1,), SEED, observe=reports.append
+    )
+    benchmark.evaluate(FixedEngine())
+    distinct = sum(len({tuple(r) for r in rollouts}) for rollouts in ROLLOUTS)
+    assert reports == [
+        Phase("evaluating"),
+        Phase("evaluating", f"verifying {distinct} distinct responses"),
+    ]
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:

@@ -1,6 +1,7 @@
 """The native engine against Hugging Face: generate, a plain forward pass, and itself without any sharing."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import brorl.rollout.native as native
+from brorl.activity import Activity, Decoding
 from brorl.model.kv_shape import kv_shapes
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.next_token import NextToken
@@ -258,6 +260,44 @@ def test_the_model_is_left_as_it_was(rng: np.random.Generator) -> None:
     assert all(torch.equal(before[name], p) and p.grad is None for name, p in model.named_parameters())
     again = NativeEngine(model.eval(), EOS).sample(prompts, 5, SamplingParams(max_new_tokens=4), seed=0)
     assert trees == again  # dropout did not touch the sampling
+
+
+@pytest.mark.parametrize("rows", [5, 10_000])  # that fit into memory: with 5 of them others wait
+def test_reports_follow_the_rollouts(rows: int, rng: np.random.Generator) -> None:
+    """The last one has all rollouts, and the nodes of the trees; numbers never fall."""
+    model = small_model("llama", seed=int(rng.integers(1 << 30)))
+    prompts = ragged_prompts(rng, 6)
+    reports: list[Activity] = []
+    engine = NativeEngine(model, EOS, room_for(model, rows, 9, prompts), observe=reports.append)
+    trees = engine.sample(prompts, 7, SamplingParams(max_new_tokens=9), seed=int(rng.integers(1 << 30)))
+    assert {type(report) for report in reports} == {Decoding}
+    nodes = sum(len(t.token) for t in trees)
+    assert (reports[-1].finished, reports[-1].rollouts, reports[-1].tokens) == (6 * 7, 6 * 7, nodes)
+    assert max(report.depth for report in reports) == max(int(t.length.max()) for t in trees)
+    for before, after in pairwise(reports):
+        assert before.finished <= after.finished
+        assert before.tokens <= after.tokens
+    if rows > 6 * 7:  # one wave: after a depth the rollouts that are no longer than it have ended
+        lengths = [len(tokens) for t in trees for tokens, count in t.responses() for _ in range(count)]
+        assert [r.finished for r in reports] == [sum(n <= r.depth for n in lengths) for r in reports]
+    else:
+        assert [r.depth for r in reports] != sorted(r.depth for r in reports)  # rows did wait
+
+
+def test_an_observer_may_end_the_work_and_the_model_is_left_as_it_was(rng: np.random.Generator) -> None:
+    model = small_model("llama", seed=int(rng.integers(1 << 30))).train()
+    prompts = ragged_prompts(rng, 4)
+    expected = NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=3)
+
+    def stop(activity: Activity) -> None:
+        if isinstance(activity, Decoding) and activity.depth == 2:
+            raise ZeroDivisionError
+
+    engine = NativeEngine(model, EOS, observe=stop)
+    with pytest.raises(ZeroDivisionError):
+        engine.sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=3)
+    assert model.training
+    assert_same_trees(NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=3), expected)
 
 
 def test_load_weights_samples_with_the_new_weights(rng: np.random.Generator) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from brorl.activity import Activity, Round
+from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
@@ -84,6 +86,28 @@ def test_refills_until_the_step_is_full() -> None:
     assert len(collected.groups) == len(engine.trees)  # kept or not
     assert collected.all_correct == sum(c == NUM_ROLLOUTS for _, c in engine.trees)
     assert collected.mixed == len(groups) + len(surplus)
+
+
+def test_every_round_is_reported_when_it_begins() -> None:
+    """With the groups that the step has then, those that were carried included."""
+    chance = np.random.default_rng()
+    engine = ScriptedEngine([int(c) for c in chance.choice([0, 0, 3], 400)])
+    reports: list[Activity] = []
+    sampled_before: list[int] = []
+
+    def observe(activity: Activity) -> None:
+        reports.append(activity)
+        sampled_before.append(len(engine.trees))
+
+    one = replace(collector(engine, max_tries=100), observe=observe)
+    carried: list[Group] = []
+    for step in range(1, 6):
+        reports.clear()
+        sampled_before.clear()
+        first, before = len(engine.trees), len(carried)
+        _, carried, _ = one.collect(step, carried, Stopwatch())
+        found = [before + sum(c == 3 for _, c in engine.trees[first:at]) for at in sampled_before]
+        assert reports == [Round(step, number, groups, 4) for number, groups in enumerate(found, 1)]
 
 
 def test_no_more_is_sampled_than_a_step_needs_when_all_groups_are_mixed() -> None:

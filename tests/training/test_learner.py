@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 import brorl.training.learner as learner_module
 import brorl.training.mini_batch as mini_batch_module
+from brorl.activity import Activity, Updating
 from brorl.algorithms.groups import Group
 from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.model.next_token import NextToken
@@ -212,6 +213,18 @@ def test_a_later_mini_batch_that_is_not_finite_keeps_the_earlier_updates(rng: np
     for (_, a), (_, b) in zip(learner.weights(), reference.weights(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
     assert learner.state_dict()["updates"] == 1
+
+
+def test_every_update_is_reported_before_it_is_made(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    reports: list[tuple[Activity, int]] = []
+
+    def observe(activity: Activity) -> None:
+        reports.append((activity, learner.state_dict()["updates"]))
+
+    learner = TreeLearner(model, replace(SETTINGS, mini_batches=3), observe=observe)
+    learner.step(*sampled_batch(model, rng, num_groups=4), seed=0)
+    assert reports == [(Updating(done, 3), done) for done in range(3)]
 
 
 def test_old_log_probs_can_be_recomputed_instead_of_taken_from_the_engine(rng: np.random.Generator) -> None:

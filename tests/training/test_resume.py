@@ -166,7 +166,8 @@ def test_a_signal_before_the_first_step_stops_at_once(child: ChildRuns, run: Pat
     assert "stopping now: training has not begun" in stopped.said
     assert "stopped before the first step" in stopped.said
     assert f"brorl resume {run}" in stopped.said
-    assert not (run / "metrics.jsonl").exists()
+    assert metrics_without_times(run) == []
+    assert last_complete(run) is None
     assert child("resume", run).code == 0
     assert_same_run(run, reference.path)
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import socket
 import threading
 
 import pytest
@@ -92,6 +93,36 @@ def test_the_answer_is_given_once_and_says_whether_work_is_discarded() -> None:
             work(stop)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+    assert answers == [True]
+
+
+def test_an_answer_that_comes_late_is_about_the_work_at_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that answers gets to run only when the work is over."""
+    over = threading.Event()
+    pair = socket.socketpair
+
+    class LateReader:
+        def __init__(self, reader: socket.socket) -> None:
+            self._reader = reader
+
+        def recv(self, size: int) -> bytes:
+            received = self._reader.recv(size)
+            over.wait(30)
+            return received
+
+        def close(self) -> None:
+            self._reader.close()
+
+    def late_pair() -> tuple[LateReader, socket.socket]:
+        reader, writer = pair()
+        return LateReader(reader), writer
+
+    monkeypatch.setattr("socket.socketpair", late_pair)
+    answers: list[bool] = []
+    with StopRequest(answers.append) as stop:
+        with pytest.raises(StopNow), stop.discarding():
+            os.kill(os.getpid(), signal.SIGINT)
+        over.set()
     assert answers == [True]
 
 

@@ -11,12 +11,12 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 import brorl
+from brorl.activity import Activity, Phase
 from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.errors import UserError
 
 if TYPE_CHECKING:
-    from brorl.activity import Activity
     from brorl.config.settings import TrainConfig
     from brorl.console.screen import Screen
     from brorl.training.loop import TrainingRun
@@ -125,7 +125,7 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
         where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
         screen.say(f"\nstopped at once; what was not saved is discarded; {where} with: {resume}", True)
         return 130
-    screen.close()
+    screen.observe(Phase("writing", "report"))
     again = f"{directory.config_file} --output_dir null"
     few_differ = recipe and isinstance(config.rollouts_per_prompt, int) and config.rollouts_per_prompt > 16
     hints = {

@@ -153,7 +153,7 @@ class UnderWay:
                 return before - so_far if before > so_far else None
             share = now.decoding.finished / now.decoding.rollouts if now.decoding else 0.0
             return so_far / share - so_far if _LEAST_SHARE <= share < 1 else None
-        if now.step is None or not self._steps or now.phase.name == "saving":
+        if now.step is None or not self._steps or now.phase.name in ("saving", "writing"):
             return None
         left = median(self._steps) - (time - now.step_began)
         return left if left > 0 else None
@@ -189,8 +189,8 @@ def _name(now: _Now) -> str:
     match phase.name:
         case "evaluating":
             return "evaluating before training" if now.step is None else f"evaluating after step {now.step}"
-        case "saving":
-            return f"saving {phase.detail}"
+        case "saving" | "writing":
+            return f"{phase.name} {phase.detail}"
         case name if now.step is not None:
             return f"step {now.step}, {_VERBS.get(name, name)}"
     return f"{_VERBS.get(phase.name, phase.name)} {phase.detail}".rstrip()

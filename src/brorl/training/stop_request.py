@@ -34,6 +34,7 @@ class StopRequest:
         self.requested = False
         self._answer = answer
         self._discards = False
+        self._discarded = False  # what was under way at the first signal
         self._previous: dict[signal.Signals, Any] = {}
         self._previous_fd = -1
         self._thread: threading.Thread | None = None
@@ -85,10 +86,14 @@ class StopRequest:
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
+        self._discarded = self._discards
         self.requested = True
 
     def _answer_the_first(self) -> None:
         while received := self._reader.recv(1):
             if received[0] in _SIGNALS:
-                self._answer(self._discards)
+                discards = self._discards  # the main thread is in a call that began before the signal,
+                if self.requested:  # or it has gone on since
+                    discards = self._discarded
+                self._answer(discards)
                 return
