@@ -1,0 +1,86 @@
+"""The pages under docs/ against the program: the keys of metrics.jsonl, the settings, the texts of errors, the links."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from run_support import SMALL, command
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = ("small puzzles", "pairs")
+MEASURED = (  # all that a run of fixed N can measure
+    "--steps=10",
+    "--prompts_per_step=2",
+    "--optimizer.old_logprobs=recompute",
+    "--importance.correction=truncate",
+    "--loss.entropy_coefficient=0.001",
+    "--kl.coefficient=0.01",
+    "--reference.reset_every=5",
+    "--collapse.reference_kl=1e-12",
+    "--diagnostics.certificate_every=5",
+    "--diagnostics.held_out_rollouts=8",
+    "--store_rollouts_every=0",
+    "--evaluation.every=0",
+    f"--data.sources=[{{task: countdown, max_number: 7, name: {SOURCES[0]}}}, "
+    f"{{task: countdown, num_numbers: 2, max_number: 9, name: {SOURCES[1]}}}]",
+)
+ADAPTIVE = (
+    "--steps=1",
+    "--rollouts_per_prompt=adaptive",
+    "--adaptive.pilot_rollouts=4",
+    "--adaptive.samples_per_prompt=8",
+    "--adaptive.max_rollouts=16",
+    "--evaluation.num_prompts=0",
+)
+FRUITLESS = ("--steps=1", "--sampling.max_new_tokens=1", "--dynamic_sampling.max_tries=1")
+
+
+def keys_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a line of the metrics; a number or the name of a source is `*`."""
+    for key, inner in value.items():
+        name = f"{prefix}{'*' if key.isdigit() or key in SOURCES else key}"
+        if isinstance(inner, dict):
+            yield from keys_of(inner, f"{name}.")
+        else:
+            yield name, inner
+
+
+def first_cells(page: str, heading: str) -> list[str]:
+    """Return what stands in backticks in the first column of the tables below a heading."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    below = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    assert below, f"docs/{page} has no heading {heading!r}"
+    cells = re.findall(r"^\|([^|]*)\|", below, re.MULTILINE)
+    return [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[bool]]:
+    """The keys that real runs write, each with whether it was null."""
+    found: dict[str, set[bool]] = {}
+    for name, settings, code in (("measured", MEASURED, 0), ("adaptive", ADAPTIVE, 0), ("fruitless", FRUITLESS, 1)):
+        run = tmp_path_factory.mktemp("docs") / name
+        outcome = command("train", *SMALL, *settings, "--output_dir", run)
+        assert outcome.code == code, outcome.err
+        for line in (run / "metrics.jsonl").read_text().splitlines():
+            for key, value in keys_of(json.loads(line)):
+                found.setdefault(key, set()).add(value is None)
+    return found
+
+
+def test_every_key_of_the_metrics_is_documented(written: dict[str, set[bool]]) -> None:
+    documented = set(first_cells("using.md", "What metrics.jsonl holds"))
+    null_as_a_whole = {key for key, nulls in written.items() if nulls == {True} and f"{key}.*" in documented}
+    assert set(written) - documented - null_as_a_whole == set()
+
+
+def test_every_documented_key_of_the_metrics_is_written(written: dict[str, set[bool]]) -> None:
+    documented = first_cells("using.md", "What metrics.jsonl holds")
+    assert len(documented) == len(set(documented))
+    assert set(documented) - set(written) == set()
