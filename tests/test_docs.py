@@ -1,6 +1,5 @@
-"""The pages under docs/ against the program: the keys of metrics.jsonl, the settings, the texts of errors, the links."""
+"""The pages under docs/ against the program: keys of metrics.jsonl, settings, texts of errors, links."""
 
-import ast
 import json
 import re
 from collections.abc import Iterator

@@ -1,0 +1,119 @@
+"""Learning rates for adapters and for all weights: held-out pass@k of the shipped model before and after 30 steps.
+
+In: nothing but options. Out: a Markdown table, a line with the best rate of each kind, and, with `--output`, every
+number behind them. Each cell is a `brorl train quickstart`. The two kinds take turns within a rate. A run that finds
+nothing more to learn from ends early; its last evaluation counts.
+
+    python benchmarks/lora_rates.py --folder runs/lora_rates --output lora_rates.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from brorl.cli import main as brorl
+
+RATES = (5e-5, 1.5e-4, 5e-4, 1.5e-3, 5e-3)
+KS = ("1", "16", "256")
+COMMON = (
+    "--evaluation.every=0",  # at the start and at the end
+    "--evaluation.keep_best=false",
+    "--store_rollouts_every=0",
+    "--diagnostics.certificate_every=0",
+    "--checkpoint_every=1000",
+    "--report=false",
+)
+Scores = dict[str, float]
+
+
+def train(run: Path, rank: int, rate: float, steps: int, seed: int) -> tuple[Scores, Scores]:
+    """Train, and return held-out pass@k before and after."""
+    arguments = [
+        "train",
+        "quickstart",
+        *COMMON,
+        f"--lora.rank={rank}",
+        f"--optimizer.learning_rate={rate}",
+        f"--steps={steps}",
+        f"--seed={seed}",
+        f"--output_dir={run}",
+    ]
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = brorl(arguments)
+    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+    records = [json.loads(line) for line in lines]
+    if code and not (records and "ended" in records[-1]):
+        raise SystemExit(f"brorl {' '.join(arguments)} ended with {code}")
+    before, after = (record["evaluation"]["pass_at"] for record in (records[0], records[-1]))
+    return {k: before[k]["value"] for k in KS}, {k: after[k]["value"] for k in KS}
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Return one row per kind and rate: means over seeds, and the range of pass@1."""
+    rows = [
+        "| trained | learning rate | pass@1 before | pass@1 after | of all seeds | pass@16 after | pass@256 after |",
+        "|---|---:|---:|---:|---|---:|---:|",
+    ]
+    for r in results:
+        before, after = fmean(b["1"] for b in r["before"]), {k: fmean(a[k] for a in r["after"]) for k in KS}
+        ones = [a["1"] for a in r["after"]]
+        rows.append(
+            f"| {r['kind']} | {r['rate']:.1e} | {before:.3f} | {after['1']:.3f} | {min(ones):.3f} to {max(ones):.3f} "
+            f"| {after['16']:.3f} | {after['256']:.3f} |"
+        )
+    return "\n".join(rows)
+
+
+def best_rates(results: list[dict[str, Any]]) -> str:
+    """Name the rate with the highest mean pass@1 of each kind; one at the end of the grid may not be the best."""
+    said = []
+    for kind in dict.fromkeys(r["kind"] for r in results):
+        cells = [r for r in results if r["kind"] == kind]
+        best = max(cells, key=lambda r: fmean(a["1"] for a in r["after"]))
+        edge = " (end of the grid)" if best is cells[0] or best is cells[-1] else ""
+        said.append(f"{kind}: {best['rate']:.1e}{edge}")
+    return f"highest pass@1 at {', '.join(said)}"
+
+
+def main() -> None:
+    """Sweep, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the runs; must be new")
+    parser.add_argument("--output", type=Path, help="JSON file for all numbers")
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES, help="learning rates, ascending")
+    parser.add_argument("--rank", type=int, default=8, help="rank of the adapters")
+    parser.add_argument("--steps", type=int, default=30, help="steps of each run")
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each kind and rate")
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True)
+
+    kinds = {"all weights": 0, f"adapters, rank {options.rank}": options.rank}
+    cells = {
+        (kind, rate): {"kind": kind, "rate": rate, "before": [], "after": []}
+        for kind in kinds
+        for rate in options.rates
+    }
+    for seed in range(options.seeds):
+        for rate in options.rates:
+            for kind, rank in kinds.items():
+                run = options.folder / f"rank{rank}-rate{rate:g}-seed{seed}"
+                before, after = train(run, rank, rate, options.steps, seed)
+                cells[kind, rate]["before"].append(before)
+                cells[kind, rate]["after"].append(after)
+                print(f"{run.name}: pass@1 {before['1']:.3f} -> {after['1']:.3f}", flush=True)
+    results = list(cells.values())
+    print(f"\n{table(results)}\n\n{best_rates(results)}")
+    if options.output:
+        options.output.write_text(
+            json.dumps({"options": {k: str(v) for k, v in vars(options).items()}, "results": results})
+        )
+
+
+if __name__ == "__main__":
+    main()
