@@ -1,5 +1,7 @@
 """The pages under docs/ against the program: keys of metrics.jsonl, settings, texts of errors, links."""
 
+import ast
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -8,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from brorl.config.reading import settings_of
+from brorl.config.settings import TrainConfig
+from brorl.config.sources import CountdownConfig, FileConfig
 from run_support import SMALL, command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,3 +88,59 @@ def test_every_documented_key_of_the_metrics_is_written(written: dict[str, set[b
     documented = first_cells("using.md", "What metrics.jsonl holds")
     assert len(documented) == len(set(documented))
     assert set(documented) - set(written) == set()
+
+
+def test_the_settings_reference_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("settings_page", ROOT / "scripts" / "make_settings_reference.py")
+    assert spec
+    assert spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.page() == script.PAGE.read_text("utf-8"), "run: python scripts/make_settings_reference.py"
+
+
+def test_the_settings_reference_names_every_setting() -> None:
+    """The generator's own walk over the classes, against the one behind `brorl train --help`."""
+    named = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "settings.md").read_text("utf-8"), re.MULTILINE))
+    in_sources = {*CountdownConfig.model_fields, *FileConfig.model_fields}
+    assert named - in_sources == {name for name, _ in settings_of(TrainConfig)} - in_sources
+    assert in_sources <= named
+
+
+def templates(source: str) -> Iterator[str]:
+    """Yield every text of a Python file, adjacent ones joined, with `<>` in place of each value in an f-string."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "<>" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_quoted_errors_are_those_of_the_source() -> None:
+    """Each quote, with `<...>` in place of values, must be part of one text of the source."""
+    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    quotes = [re.sub("<[^>]*>", "<>", " ".join(q.split())) for q in re.findall(r"```text\n(.*?)```", page, re.DOTALL)]
+    assert len(quotes) == page.count("\n## ")
+    texts = [text for file in (ROOT / "src").rglob("*.py") for text in templates(file.read_text("utf-8"))]
+    assert [quote for quote in quotes if not any(quote in text for text in texts)] == []
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+            path, _, heading = target.partition("#")
+            if not path.startswith(("http:", "https:")) and path and not (page.parent / path).exists():
+                broken.append(f"{page.name}: {target}")
+            assert not heading or path.startswith("http"), (
+                f"{page.name}: {target} names a heading, which is not checked"
+            )
+    assert broken == []
+
+
+def test_the_index_lists_every_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    listed = re.findall(r"^- \[[^]]+\]\(([^)]+\.md)\)", index, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    assert {name for name in listed if "/" not in name} == {p.name for p in PAGES} - {"README.md"}
+    assert "(docs/README.md)" in (ROOT / "README.md").read_text("utf-8")
