@@ -95,7 +95,7 @@ def type_name(annotation: Any) -> str:
         return "source"
     if origin is tuple:
         of = type_name(inner[0])
-        return f"list of {of}" if inner[-1] is Ellipsis else f"{len(inner)} numbers"
+        return f"{'list of' if inner[-1] is Ellipsis else len(inner)} {f'{of}s' if of.isalpha() else of}"
     if origin is dict:
         return "mapping"
     return {int: "integer", float: "number", str: "text", bool: "`true`, `false`", NoneType: "`null`"}[annotation]
