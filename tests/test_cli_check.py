@@ -93,11 +93,11 @@ def config_of(*overrides: str) -> TrainConfig:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["none.yaml"], "'none.yaml' is neither a file nor a built-in name"),
+        (["none.yaml"], "'none.yaml' is neither a file nor a built-in recipe"),
         (["--stpes=3"], "stpes is not a setting; did you mean steps?"),
         (["--loss.clip_low=2"], "loss.clip_low"),
         (["--output_dir=used"], "output_dir used exists and is not empty"),
-        (["--optimizer.from_checkpoint=true"], "model = quickstart is none"),
+        (["--optimizer.from_checkpoint=true"], "model = quickstart is not one"),
         (["--model=./none"], "./none does not exist"),
         (["--data.sources=none.jsonl"], "there is no file or folder none.jsonl"),
         (["--data.max_prompt_tokens=3"], "has more than data.max_prompt_tokens = 3"),

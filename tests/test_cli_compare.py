@@ -135,6 +135,8 @@ def test_a_killed_comparison_goes_on_to_the_same_result(compared: Compared, tmp_
     cut = folder / "arms/N=16/seed-1"
     (last, *_) = sorted((cut / "checkpoints").glob("step-*"), reverse=True)
     shutil.rmtree(last)
+    begun = (cut / "begun.json").read_text()
+    (cut / "begun.json").write_text(begun.replace('"has_checkpoint": true', '"has_checkpoint": false'))
     lines = (cut / "metrics.jsonl").read_text().splitlines(keepends=True)
     (cut / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:50])
     for file in [*folder.glob("arms/*/*.yaml"), *folder.glob("arms/*/*/config.yaml")]:

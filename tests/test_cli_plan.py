@@ -137,7 +137,7 @@ def test_a_plan_without_a_recipe_says_whose_prompts_it_takes(run: Path) -> None:
         (["--pilot-rollouts=7"], "--pilot-rollouts: an even number from 4 on is needed"),
         (["--seconds-per-step=-1"], "--seconds-per-step: a time above 0 is needed"),
         (["--seconds-per-step=soon"], "--seconds-per-step"),
-        (["--sampling.top_p=0.9"], "a plan needs the probabilities of what is sampled"),
+        (["--sampling.top_p=0.9"], "a plan needs sampling from the full distribution"),
         (["--sampling.top_k=5"], "set sampling.top_p: 1.0 and sampling.top_k: 0"),
         (["--data=chess.jsonl"], "chess.jsonl"),
         (["--recipe=no-such.yaml"], "is neither a file nor a built-in recipe"),
@@ -146,7 +146,7 @@ def test_a_plan_without_a_recipe_says_whose_prompts_it_takes(run: Path) -> None:
         (["--pilot-prompts=9999999"], "is more than the"),
         (["--output-dir=/proc/plan"], "cannot write to --output-dir /proc/plan"),
         (["--output-dir=/etc/hostname"], "cannot write to --output-dir /etc/hostname"),
-        (["--optimizer.mini_batches=99"], "every mini-batch needs a group"),
+        (["--optimizer.mini_batches=99"], "every mini-batch needs at least one prompt"),
         (["--pilots=4"], "pilots is not a setting"),
     ],
 )

@@ -185,6 +185,7 @@ class TestQuestions:
                 p.reference,
                 "countdown",
                 "countdown",
+                f"{p.reference}:",
             )
             for p in puzzles
         ]

@@ -57,7 +57,7 @@ def group(seed: int) -> Group:
     logprobs = [[-1 / 3 - token / 7 for token in r] for r in responses]
     tree = RolloutTree.from_responses((3, 4, 5), responses, logprobs, [len(r) < 4 for r in responses])
     correct = chance.random(tree.num_responses) < 0.5
-    prompt = Prompt(f"id {seed}", "1 2:", (3, 4, 5), "1 2 -> 3", "countdown", f"source {seed}")
+    prompt = Prompt(f"id {seed}", "1 2:", (3, 4, 5), "1 2 -> 3", "countdown", f"source {seed}", "1 2?")
     assert all(getattr(prompt, field.name) for field in fields(prompt))  # none has its default
     return Group(prompt, tree, correct, correct / 3)
 

@@ -6,6 +6,7 @@ The script is static: a press of the Tab key runs no Python. It is made by shtab
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 from brorl.cli.settings import Commands
 from brorl.errors import UserError
@@ -41,7 +42,9 @@ def completion(shell: str) -> int:
     return 0
 
 
-def _complete_paths(parser: argparse.ArgumentParser, files: dict[str, str], folders: dict[str, str]) -> None:
+def _complete_paths(
+    parser: argparse.ArgumentParser, files: Mapping[str, object], folders: Mapping[str, object]
+) -> None:
     """Complete paths where an argument's placeholder stands for one."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
