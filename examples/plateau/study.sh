@@ -15,9 +15,9 @@ recipe=examples/plateau/$task.yaml brorl=${BRORL:-brorl} python=${PYTHON:-python
 numbers=(16 64 128 256 512 2048) prompts=(64 36 28 20 16 8)
 tuning=400000 marks=100000,200000,400000 seeds=5 every=50 try_seconds=20 warm_steps=5000 all=() few=()
 plateau=2000000 plateau_marks=100000,200000,400000,600000,800000,1000000,1250000,1500000,1750000,2000000
-case $task in # the rate of N = 16 with the higher plateau, the steps of that run from which is continued, and for how long
-  three) rate=0.0001 knee_step=200 plateau_step=500 knee_seconds=60 plateau_seconds=90 ;;
-  four) rate=0.0003 knee_step=50 plateau_step=300 knee_seconds=100 plateau_seconds=45 ;;
+case $task in # the arm of `plateau` with the higher plateau (A is 1e-4, B is 3e-4), the steps that runs continue from, and for how long
+  three) arm=A knee_step=200 plateau_step=500 knee_seconds=60 plateau_seconds=90 ;;
+  four) arm=B knee_step=50 plateau_step=300 knee_seconds=100 plateau_seconds=45 ;;
   *) echo "unknown task: $task (three or four)" >&2 && exit 2 ;;
 esac
 if [ -n "${REHEARSE:-}" ]; then
@@ -25,7 +25,7 @@ if [ -n "${REHEARSE:-}" ]; then
   plateau=6000 plateau_marks=2000,4000,6000 knee_step=5 plateau_step=10 knee_seconds=12 plateau_seconds=12
   all=(--evaluation.num_prompts 16) few=(--prompts_per_step 8)
 fi
-checkpoints=$out/n16/arms/learning_rate=$rate/seed-0/checkpoints
+checkpoints=$out/n16/arms/$arm/seed-0/checkpoints
 
 # Compare, or go on with a comparison: compare FOLDER OPTION...
 compare() {
