@@ -22,6 +22,7 @@ from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.training.mini_batch import lesson_of
 from brorl.training.update import Update
 from brorl.tree import RolloutTree
 from small_models import (
@@ -461,23 +462,22 @@ def test_truncated_responses_can_be_left_out_of_the_loss(
 
 
 def test_a_chosen_subset_holds_no_truncated_response(rng: np.random.Generator) -> None:
-    """The subset is unbiased for the gradient of the responses that ended by themselves."""
-    model = small_model(seed=3, num_hidden_layers=1)
-    groups, advantages = sampled(model, rng, num_groups=2)
-    every = replace(SETTINGS, loss=PolicyLossSettings(mask_truncated=True))
-    some = replace(every, responses_per_verdict=1)
-    whole = TreeLearner(deepcopy(model), every)
-    whole.step(groups, advantages, seed=0)
-    expected = gradients(whole.model)
-    draws = []
-    for seed in range(400):
-        learner = TreeLearner(deepcopy(model), some)
-        learner.step(groups, advantages, seed=seed)
-        draws.append(torch.cat([g.flatten() for g in gradients(learner.model).values()]))
-    mean, spread = torch.stack(draws).mean(0), torch.stack(draws).std(0) / len(draws) ** 0.5
-    whole_gradient = torch.cat([g.flatten() for g in expected.values()])
-    off = (mean - whole_gradient).abs() / spread.clamp(min=1e-12 + 1e-6 * float(whole_gradient.abs().max()))
-    assert float((off < 4).double().mean()) > 0.99
+    """The subset is unbiased for the responses that ended by themselves: their factors have a mean of 1."""
+    tree = random_tree(rng, num_rollouts=20, branching=5)
+    group, advantage_L, draws = group_of(tree, rng), rng.normal(size=tree.num_responses), 4000
+    sum_L, factor_L = np.zeros(tree.num_responses), np.ones(tree.num_responses)
+    for seed in range(draws):
+        lesson = lesson_of(group, advantage_L, 1, True, np.random.default_rng(seed))
+        assert lesson is not None
+        assert lesson.node_M is not None
+        chosen = np.searchsorted(tree.leaf, lesson.node_M[lesson.tree.leaf])
+        sum_L[chosen] += lesson.factor_L
+        factor_L[chosen] = lesson.factor_L
+    assert (sum_L[~tree.finished] == 0).all()
+    spread_L = np.sqrt((factor_L - 1) / draws)  # of the mean of 1 / pi, drawn with probability pi
+    seen_L = sum_L > 0
+    assert seen_L.any()
+    assert (np.abs(sum_L / draws - 1)[seen_L] <= 5 * spread_L[seen_L] + 1e-9).all()
 
 
 def test_a_batch_of_truncated_responses_alone_changes_nothing(rng: np.random.Generator) -> None:
