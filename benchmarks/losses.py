@@ -19,9 +19,9 @@ from brorl.algorithms.kl import KLPenalty
 from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.training.tree_learner import LearnerSettings, TreeLearner
 
 NUM_PROMPTS, NUM_ROLLOUTS, PROMPT_TOKENS = 16, 512, 8
 

@@ -41,12 +41,12 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from brorl.algorithms.groups import Group
     from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
     from brorl.model.lora import LoraSettings, add_adapter
+    from brorl.model.memory_plan import plan_memory
+    from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
     from brorl.prompts.prompt import Prompt
-    from brorl.rollout.native import NativeEngine
+    from brorl.rollout.native.engine import NativeEngine
     from brorl.sampling import SamplingParams
-    from brorl.training.learner import LearnerSettings, TreeLearner
-    from brorl.training.memory_plan import plan_memory
-    from brorl.training.peak_memory import bytes_in_use, peak_bytes, reset_peak
+    from brorl.training.tree_learner import LearnerSettings, TreeLearner
 
     device = torch.device("cpu")
     options = VARIANTS[variant]

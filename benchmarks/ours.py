@@ -14,14 +14,13 @@ from worker import Turns
 from workload import Work, Workload
 
 from brorl.algorithms.advantages import grpo
-from brorl.algorithms.dynamic_sampling import keep_mixed_outcomes
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.training.tree_learner import LearnerSettings, TreeLearner
 from brorl.tree import RolloutTree
-from brorl.verify.countdown import CountdownVerifier
+from brorl.verify.domains.countdown import CountdownVerifier
 from brorl.verify.grade import grade
 from brorl.verify.verifier import Verdict, Verifier
 
@@ -112,7 +111,7 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
     names = ("generation", "verification", "training")
     parts = dict(zip(names, np.diff(times).tolist(), strict=True))
     facts = {
-        "mixed_groups": len(keep_mixed_outcomes(groups)) / len(groups),
+        "mixed_groups": sum(g.is_mixed for g in groups) / len(groups),
         "mean_reward": sum(g.num_correct for g in groups) / (num_rollouts * len(groups)),
         "loss": update.loss,
         "grad_norm": update.grad_norm,

@@ -33,11 +33,11 @@ FRESH_SEED = 987_654
 
 def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
     """Train in this process and return seconds, memory and shares of its metrics."""
-    from brorl.build.run import build_run
+    from brorl.assemble.run import build_run
     from brorl.config.reading import make_config, read_recipe
+    from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+    from brorl.runs.run_directory import RunDirectory
     from brorl.training.loop import train
-    from brorl.training.peak_memory import bytes_in_use, peak_bytes, reset_peak
-    from brorl.training.run_directory import RunDirectory
 
     def build(folder: str, number_of_steps: int) -> Any:
         overrides = {**SETTINGS, "rollouts_per_prompt": num_rollouts, "steps": number_of_steps, "seed": seed}
@@ -66,9 +66,9 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
 
 def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
     """Sample fresh prompts and return the share of informative groups and the unique tokens of a group."""
-    from brorl.build.run import build_pilot
+    from brorl.assemble.run import build_pilot
     from brorl.config.reading import make_config, read_recipe
-    from brorl.training.pilot import sample
+    from brorl.planning.pilot import sample
     from brorl.training.stopwatch import Stopwatch
 
     parts = build_pilot(make_config(read_recipe("quickstart"), {"seed": FRESH_SEED}, "quickstart"))

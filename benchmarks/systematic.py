@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.policy_loss import node_weights
-from brorl.build.run import build_engine, prepare
+from brorl.assemble.run import build_engine, prepare
 from brorl.config.reading import make_config, read_recipe
 from brorl.model.logprobs import tree_logprobs
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from brorl.verify.countdown import CountdownVerifier
+from brorl.verify.domains.countdown import CountdownVerifier
 from brorl.verify.grade import grade
 
 FloatArray = NDArray[np.float64]
@@ -90,7 +90,7 @@ def load(model: str, num_prompts: int) -> Workload:
     _, engine = build_engine(config, ready)
     train = ready.prompts.train.take(ready.prompts.train.num_prompts)
     chosen = np.random.default_rng(0).choice(len(train), num_prompts, replace=False)
-    return Workload(engine, [train[i] for i in chosen], ready.judge.decode, config.sampling.max_new_tokens)
+    return Workload(engine, [train[i] for i in chosen], ready.grader.decode, config.sampling.max_new_tokens)
 
 
 def measure(workload: Workload, num_rollouts: int, scheme: Any, repeats: int) -> Outcome:

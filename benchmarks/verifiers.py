@@ -17,8 +17,8 @@ from random import Random
 from math_verify import parse, verify
 
 from brorl.prompts.prompt import Prompt
-from brorl.verify.math_answers import MathVerifier
-from brorl.verify.pool import WorkerPool
+from brorl.verify.domains.math import MathVerifier
+from brorl.verify.sandbox.pool import WorkerPool
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
 from nasty_answers import RESPONSES

@@ -36,9 +36,9 @@ from brorl.prompts.countdown import (
     split_countdown,
 )
 from brorl.prompts.rendering import PromptFormat, render
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.verify.countdown import CountdownVerifier
+from brorl.verify.domains.countdown import CountdownVerifier
 from brorl.verify.grade import grade
 
 CHARACTERS = "0123456789+-*/() >:"

@@ -23,7 +23,7 @@ _SEED = int(os.environ.setdefault("BRORL_TEST_SEED", str(int.from_bytes(os.urand
 def puzzles_are_made_once() -> Iterator[None]:
     """Making the puzzles is half of what a small command takes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("brorl.build.data.countdown_puzzles", lru_cache(countdown_puzzles))
+        patch.setattr("brorl.assemble.data.countdown_puzzles", lru_cache(countdown_puzzles))
         yield
 
 

@@ -233,7 +233,7 @@ def _serve() -> None:
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import brorl.build.run
+    import brorl.assemble.run
     import brorl.config.reading
     import brorl.console.progress  # noqa: F401
     from brorl.model.load import load_model, load_tokenizer
@@ -290,7 +290,7 @@ class _Watch:
         import torch
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        from brorl.rollout.native import NativeEngine
+        from brorl.rollout.native.engine import NativeEngine
 
         self.calls = 0
         self._harms = harms

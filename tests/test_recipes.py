@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import brorl
-from brorl.build.settings import build_learner_settings, build_shaping
+from brorl.assemble.settings import build_learner_settings, build_shaping
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 

@@ -26,11 +26,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
 from brorl.algorithms.groups import Group
-from brorl.model.logprobs import tree_parts
+from brorl.model.logprobs import chunk_logprobs
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.training.tree_learner import LearnerSettings, TreeLearner
 from brorl.tree import RolloutTree
 
 NO_END_TOKEN = 10**9
@@ -104,9 +104,9 @@ def check_exactness(kind: str, device: str, dtype: torch.dtype) -> dict[str, Any
         weight = torch.cat(weights)
         worst_logprob = 0.0
         sampled = torch.from_numpy(np.concatenate([t.logprob for t in tree])).to(device)
-        for part in tree_parts(model, tree, max_nodes=64):
-            worst_logprob = max(worst_logprob, float((part.logprob.detach() - sampled[part.index]).abs().max()))
-            (weight[part.index] * part.logprob).sum().backward()
+        for chunk in chunk_logprobs(model, tree, max_nodes=64):
+            worst_logprob = max(worst_logprob, float((chunk.logprob.detach() - sampled[chunk.index]).abs().max()))
+            (weight[chunk.index] * chunk.logprob).sum().backward()
         actual = [p.grad for p in model.parameters() if p.grad is not None]
     return {
         "same_tokens_tree_and_flat": [a.responses() == b.responses() for a, b in zip(tree, flat, strict=True)],

@@ -11,15 +11,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from brorl.evaluation.comparison import Arm, Comparison
-from brorl.evaluation.compute_match import costs_at
-from brorl.evaluation.paired import difference_interval, mean_over_runs, scores_at
-from brorl.evaluation.token_efficiency import training_efficiency
-from brorl.report.comparison_findings import findings
-from brorl.report.comparison_sheet import Sheet, interval, markdown_table, short, signed
-from brorl.report.comparison_tables import against_first_sheet, coverage_sheet, equal_score_sheet
-from brorl.report.read_comparison import read_comparison
-from brorl.training.run_directory import Record, RunDirectory
+from brorl.comparison.arms import Arm, Comparison
+from brorl.comparison.findings import findings
+from brorl.comparison.matching import costs_at
+from brorl.comparison.paired import difference_interval, mean_over_runs, scores_at
+from brorl.comparison.reading import read_comparison
+from brorl.comparison.sheet import Sheet, interval, markdown_table, short, signed
+from brorl.comparison.tables import against_first_sheet, coverage_sheet, equal_score_sheet
+from brorl.comparison.token_efficiency import training_efficiency
+from brorl.runs.run_directory import Record, RunDirectory
 
 RATE = "optimizer.learning_rate"
 SETTINGS = {

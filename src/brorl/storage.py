@@ -18,7 +18,7 @@ from brorl.errors import StorageError
 
 
 @contextmanager
-def storing(target: Path, then: str = "resume the run") -> Iterator[None]:
+def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]:
     """Turn what goes wrong with the disk into a `StorageError` that names the file.
 
     Args:

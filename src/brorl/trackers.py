@@ -18,8 +18,8 @@ from secrets import token_hex
 from typing import Any, Literal, Protocol, assert_never
 
 from brorl.errors import UserError
-from brorl.storage import replace_file, storing
-from brorl.training.run_directory import Record
+from brorl.runs.run_directory import Record
+from brorl.storage import replace_file, storage_errors
 
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
 _STATE_FILE = "trackers.json"
@@ -97,7 +97,7 @@ class Trackers:
             tracker.close()
 
     def _store(self) -> None:
-        with storing(self._state_file):
+        with storage_errors(self._state_file):
             replace_file(self._state_file, json.dumps(self._state).encode())
 
 

@@ -14,7 +14,7 @@ from brorl.algorithms.policy_loss import (
     gspo_loss,
     node_weights,
 )
-from brorl.model.logprobs import tree_parts
+from brorl.model.logprobs import chunk_logprobs
 from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
 from small_models import (
@@ -136,9 +136,9 @@ def test_gradient_in_the_weights_equals_ppo_on_the_flattened_batch(
     all_old = torch.from_numpy(np.concatenate(old))
     num_tokens = sum(t.num_sampled_tokens for t in trees)
     loss, parts = 0.0, 0
-    for part in tree_parts(model, trees, next_token=NextToken(0.9), max_nodes=max_nodes):
+    for chunk in chunk_logprobs(model, trees, next_token=NextToken(0.9), max_nodes=max_nodes):
         result = clipped_policy_loss(
-            part.logprob, all_old[part.index], positive[part.index], negative[part.index],
+            chunk.logprob, all_old[chunk.index], positive[chunk.index], negative[chunk.index],
             clip_low=LOW, clip_high=HIGH, denominator=num_tokens,
         )  # fmt: skip
         result.loss.backward()

@@ -9,7 +9,7 @@ import torch
 
 from brorl.algorithms.policy_loss import clipped_policy_loss, node_weights
 from brorl.algorithms.response_subset import choose, choose_responses, inclusion_probabilities
-from brorl.model.logprobs import tree_parts
+from brorl.model.logprobs import chunk_logprobs
 from brorl.tree import RolloutTree
 from small_models import assert_same_gradients, gradients, random_tree, small_model
 
@@ -122,9 +122,9 @@ def test_the_gradient_of_the_clipped_loss_is_unbiased(rng: np.random.Generator) 
     def gradient(part_of: RolloutTree, old: np.ndarray, advantage: np.ndarray) -> dict[str, torch.Tensor]:
         model.zero_grad()
         weights = [torch.from_numpy(w) for w in node_weights(part_of, advantage)]
-        for part in tree_parts(model, [part_of]):
+        for chunk in chunk_logprobs(model, [part_of]):
             clipped_policy_loss(
-                part.logprob, torch.from_numpy(old)[part.index], *(w[part.index] for w in weights),
+                chunk.logprob, torch.from_numpy(old)[chunk.index], *(w[chunk.index] for w in weights),
                 clip_low=0.2, clip_high=0.28, denominator=tree.num_sampled_tokens,
             ).loss.backward()  # fmt: skip
         return gradients(model)

@@ -13,8 +13,8 @@ from pyarrow import parquet
 from torch import Tensor
 
 from brorl.errors import StorageError, UserError
+from brorl.evaluation.evaluate import EvaluatedModel, PartProgress, evaluate_parts
 from brorl.evaluation.responses import SCHEMA, Part, ResponseStore, StoredPart, split_into_parts
-from brorl.evaluation.sampling_parts import PartProgress, Respondent, evaluate_parts
 from brorl.evaluation.summary import summarise_all
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
@@ -60,8 +60,8 @@ def decode(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
 
 
-def respondent(engine: RandomEngine) -> Respondent:
-    return Respondent(engine, SAMPLING, N, {"sum": SumVerifier()}, decode)
+def respondent(engine: RandomEngine) -> EvaluatedModel:
+    return EvaluatedModel(engine, SAMPLING, N, {"sum": SumVerifier()}, decode)
 
 
 def prompts(name: str, number: int) -> list[Prompt]:
@@ -268,4 +268,4 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_responses_must_be_independent() -> None:
     with pytest.raises(ValueError, match="pass@k needs independent responses"):
-        Respondent(RandomEngine(), SamplingParams(scheme="systematic"), N, {}, decode)
+        EvaluatedModel(RandomEngine(), SamplingParams(scheme="systematic"), N, {}, decode)

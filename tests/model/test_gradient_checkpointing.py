@@ -7,7 +7,7 @@ from transformers import MptConfig, MptForCausalLM, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.logprobs import tree_logprobs, tree_parts
+from brorl.model.logprobs import chunk_logprobs, tree_logprobs
 from brorl.model.next_token import NextToken
 from brorl.model.tree_attention import prefill, tree_attention
 from brorl.tree import RolloutTree
@@ -16,8 +16,8 @@ from small_models import ARCHITECTURES, assert_same_gradients, gradients, random
 
 def parts_gradient(model: PreTrainedModel, trees: list[RolloutTree], weight_K: torch.Tensor) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    for part in tree_parts(model, trees, max_nodes=20, next_token=NextToken(0.8)):
-        (part.logprob * weight_K[part.index]).sum().backward()
+    for chunk in chunk_logprobs(model, trees, max_nodes=20, next_token=NextToken(0.8)):
+        (chunk.logprob * weight_K[chunk.index]).sum().backward()
     return gradients(model)
 
 
@@ -44,12 +44,12 @@ def test_gradients_are_those_without_checkpointing(
     got = gradient_of(model, trees, weight_K)
     assert_same_gradients(got, expected, 1e-12)
     calls.clear()
-    for part in tree_parts(model.eval(), trees, max_nodes=20):
-        part.logprob.sum().backward()
+    for chunk in chunk_logprobs(model.eval(), trees, max_nodes=20):
+        chunk.logprob.sum().backward()
     once = len(calls)
     calls.clear()
-    for part in tree_parts(model.train(), trees, max_nodes=20):
-        part.logprob.sum().backward()
+    for chunk in chunk_logprobs(model.train(), trees, max_nodes=20):
+        chunk.logprob.sum().backward()
     assert len(calls) == 2 * once
 
 
@@ -101,9 +101,9 @@ def kept_bytes(model: PreTrainedModel, trees: list[RolloutTree]) -> int:
 
     most = 0
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        for part in tree_parts(model, trees, max_nodes=200):
+        for chunk in chunk_logprobs(model, trees, max_nodes=200):
             most = max(most, sum(kept.values()))
-            part.logprob.sum().backward()
+            chunk.logprob.sum().backward()
             kept.clear()
     return most
 

@@ -11,11 +11,11 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from brorl.model.hook_check import check_hooks
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import tree_logprobs
+from brorl.model.memory_plan import plan_memory
 from brorl.model.tree_attention import HooksError
-from brorl.rollout.cache import RowCache
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.cache import RowCache
+from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.memory_plan import plan_memory
 from small_models import assert_same_gradients, flattened_logprobs, gradients, rollouts
 
 END = 0

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.model.logprobs import default_max_nodes, tree_logprobs, tree_parts
+from brorl.model.logprobs import chunk_logprobs, default_max_nodes, tree_logprobs
 from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
 from small_models import (
@@ -82,10 +82,10 @@ def test_log_probs_and_gradients_equal_the_flattened_batch(
     model.zero_grad()
     all_weights, all_expected = torch.from_numpy(np.concatenate(weight)), np.concatenate(expected)
     seen = []
-    for part in tree_parts(model, trees, next_token=NextToken(temperature), max_nodes=max_nodes):
-        index = part.index.numpy()
-        np.testing.assert_allclose(part.logprob.detach().numpy(), all_expected[index], rtol=1e-10, atol=1e-12)
-        (part.logprob * all_weights[part.index]).sum().backward()
+    for chunk in chunk_logprobs(model, trees, next_token=NextToken(temperature), max_nodes=max_nodes):
+        index = chunk.index.numpy()
+        np.testing.assert_allclose(chunk.logprob.detach().numpy(), all_expected[index], rtol=1e-10, atol=1e-12)
+        (chunk.logprob * all_weights[chunk.index]).sum().backward()
         seen.extend(index.tolist())
     assert sorted(seen) == list(range(all_expected.size))
     assert_same_gradients(gradients(model), flat_gradients)
@@ -106,8 +106,8 @@ def test_tied_embeddings_and_frozen_layers(rng: np.random.Generator) -> None:
         expected = gradients(model)
         model.zero_grad()
         all_weights = torch.from_numpy(np.concatenate(weight))
-        for part in tree_parts(model, trees, max_nodes=10):
-            (part.logprob * all_weights[part.index]).sum().backward()
+        for chunk in chunk_logprobs(model, trees, max_nodes=10):
+            (chunk.logprob * all_weights[chunk.index]).sum().backward()
         assert_same_gradients(gradients(model), expected)
 
 
@@ -125,7 +125,7 @@ def test_without_gradients_nothing_is_recorded_and_values_agree(rng: np.random.G
 
 def test_parts_without_a_backward_pass_leave_no_gradient(rng: np.random.Generator) -> None:
     model = small_model(seed=1)
-    for _ in tree_parts(model, some_trees(rng), max_nodes=7):
+    for _ in chunk_logprobs(model, some_trees(rng), max_nodes=7):
         pass
     assert all(p.grad is None for p in model.parameters())
 
@@ -134,8 +134,8 @@ def fed_tokens(model: PreTrainedModel, trees: list[RolloutTree], **options: int)
     """Tokens that go through the embedding during one pass over all parts, forward and backward."""
     fed: list[int] = []
     hook = model.get_input_embeddings().register_forward_hook(lambda _m, args, _out: fed.append(args[0].numel()))
-    for part in tree_parts(model, trees, **options):
-        part.logprob.sum().backward()
+    for chunk in chunk_logprobs(model, trees, **options):
+        chunk.logprob.sum().backward()
     hook.remove()
     return sum(fed)
 
@@ -162,7 +162,7 @@ def test_chunks_are_no_larger_than_asked(max_nodes: int, rng: np.random.Generato
     longest = max(int(t.length.max()) for t in trees)
     fed: list[int] = []
     model.get_input_embeddings().register_forward_hook(lambda _m, args, _out: fed.append(args[0].numel()))
-    sizes = [part.index.numel() for part in tree_parts(model, trees, max_nodes=max_nodes)]
+    sizes = [chunk.index.numel() for chunk in chunk_logprobs(model, trees, max_nodes=max_nodes)]
     assert max(fed) <= max(max_nodes, longest) + longest
     assert max(sizes) <= max(max_nodes, longest, max(int((t.parent < 0).sum()) for t in trees) * 4)
     assert len(sizes) >= sum(t.num_unique_tokens for t in trees) / (max_nodes + longest)

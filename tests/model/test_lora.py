@@ -15,10 +15,10 @@ from brorl.model.load import load_model, load_tokenizer
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.lora import LoraSettings, add_adapter, num_adapter_weights, target_layers
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.engine import NativeEngine
+from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams
-from brorl.training.checkpoint import TrainerState, load_state, save_checkpoint
-from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.training.tree_learner import LearnerSettings, TreeLearner
 from run_support import save_tiny_model
 from small_models import (
     ARCHITECTURES,

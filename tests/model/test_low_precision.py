@@ -10,7 +10,7 @@ from brorl.model.hook_check import check_hooks
 from brorl.model.load import load_model
 from brorl.model.logprobs import tree_logprobs
 from brorl.model.lora import LoraSettings
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import ARCHITECTURES, small_model
 

@@ -17,7 +17,7 @@ from brorl.model.tree_attention import (
     prefill,
     tree_attention,
 )
-from brorl.model.tree_batch import Piece, TreeBatch, cut
+from brorl.model.tree_batch import ChunkSlice, TreeBatch, split_into_chunks
 from brorl.tree import RolloutTree
 from small_models import ARCHITECTURES, random_tree, small_model
 
@@ -128,7 +128,7 @@ def test_fed_nodes_attend_to_their_prompt_and_their_path(max_nodes: int, rng: np
     trees = [random_tree(rng, prompt_length=n, branching=4) for n in (3, 1, 5)]
     cache = random_cache(rng, [3, 1, 5], kv_heads=2, head_dim=3)
     offsets = np.cumsum([0] + [t.num_unique_tokens for t in trees])[:-1]
-    for pieces in cut(trees, max_nodes):
+    for pieces in split_into_chunks(trees, max_nodes):
         batch = TreeBatch(trees, offsets, pieces, cache)
         if not batch.target_index.numel():
             continue
@@ -145,7 +145,7 @@ def test_fed_nodes_attend_to_their_prompt_and_their_path(max_nodes: int, rng: np
             torch.testing.assert_close(got[i], expected, rtol=1e-12, atol=1e-12)
 
 
-def nodes_to_feed(tree: RolloutTree, piece: Piece) -> list[int]:
+def nodes_to_feed(tree: RolloutTree, piece: ChunkSlice) -> list[int]:
     """Nodes with children that responses [start, stop) pass through and no earlier response's chunk has owned..."""
     mine = [set(tree.path(int(leaf)).tolist()) for leaf in tree.leaf[piece.start : piece.stop]]
     earlier = {n for leaf in tree.leaf[: piece.start] for n in tree.path(int(leaf)).tolist()}
@@ -158,7 +158,7 @@ def nodes_to_feed(tree: RolloutTree, piece: Piece) -> list[int]:
 @pytest.mark.parametrize("max_nodes", [1, 3, 10, 40, 10_000])
 def test_cut_hands_out_every_response_once_and_in_order(max_nodes: int, rng: np.random.Generator) -> None:
     trees = [random_tree(rng, num_rollouts=int(rng.integers(1, 30)), branching=6) for _ in range(5)]
-    chunks = list(cut(trees, max_nodes))
+    chunks = list(split_into_chunks(trees, max_nodes))
     pieces = [piece for chunk in chunks for piece in chunk]
     handed_out = [(piece.tree, leaf) for piece in pieces for leaf in range(piece.start, piece.stop)]
     assert handed_out == [(p, leaf) for p, tree in enumerate(trees) for leaf in range(tree.num_responses)]

@@ -12,9 +12,9 @@ import numpy as np
 
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
+from brorl.runs.run_directory import RunDirectory
 from brorl.training.collect import Collected
 from brorl.training.diagnostics import coverage_record
-from brorl.training.run_directory import RunDirectory
 from brorl.tree import RolloutTree
 from brorl.verify.verifier import Verdict
 

@@ -23,9 +23,9 @@ from brorl.report.page.page import ROLLOUT_BYTES, left_out, make_page
 from brorl.report.page.rollouts import choose_evaluations, choose_rollouts, encode_step, evenly_spaced
 from brorl.report.page.summary import HEADINGS, duration, notes, steps_done, summary_row
 from brorl.report.page.token_texts import TokenTexts
-from brorl.report.run_record import RunRecord, differing_settings, read_run, read_runs
 from brorl.report.visible_text import visible_text
-from brorl.training.run_directory import RunDirectory
+from brorl.runs.run_directory import RunDirectory
+from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
 
 Records = list[dict[str, Any]]
 

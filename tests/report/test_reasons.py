@@ -13,7 +13,7 @@ from brorl.report.page.figures import Chart, cost_charts, coverage_charts, learn
 from brorl.report.page.page import evaluations_shown, left_out, make_page
 from brorl.report.page.rollouts import RunRollouts
 from brorl.report.reasons import reason, why_no_coverage, why_no_evaluation, why_no_update
-from brorl.report.run_record import RunRecord, read_run
+from brorl.runs.run_record import RunRecord, read_run
 
 Records = list[dict[str, Any]]
 COVERAGE = {"informative-n", "unsampled", "unsampled-n"}

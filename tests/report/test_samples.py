@@ -13,7 +13,7 @@ from rich.console import Console
 from brorl.errors import UserError
 from brorl.report.samples import MOST_PROMPTS, Kind, find_samples, show_samples
 from brorl.report.visible_text import visible_text
-from brorl.training.run_directory import RunDirectory
+from brorl.runs.run_directory import RunDirectory
 
 Run = tuple[Path, dict[int, Stored]]
 

@@ -14,8 +14,8 @@ from scipy import stats
 from brorl.report.page.page import make_page
 from brorl.report.page.summary import notes
 from brorl.report.page.tiles import Tile, tiles
-from brorl.report.run_record import RunRecord
 from brorl.report.score_change import best_evaluation, score_changes
+from brorl.runs.run_record import RunRecord
 
 Records = list[dict[str, Any]]
 

@@ -8,7 +8,7 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import beta as beta_function
 
-from brorl.theory.allocation import Widening, allocate_rollouts, fit_prior, next_rollout_gains
+from brorl.theory.allocation import AdaptiveAllocation, allocate_rollouts, fit_prior, next_rollout_gains
 from brorl.theory.pass_rates import PassRates
 
 Rng = np.random.Generator
@@ -84,8 +84,8 @@ def test_outcomes_that_cannot_be_are_refused(n: int, k: int) -> None:
 @pytest.mark.parametrize("samples_per_prompt", [1, 9])
 def test_a_budget_that_cannot_be_spent_is_refused(samples_per_prompt: int) -> None:
     with pytest.raises(ValueError, match=f"between 2 and max_rollouts = 8, not {samples_per_prompt}"):
-        Widening(max_rollouts=8, samples_per_prompt=samples_per_prompt)
-    Widening(max_rollouts=8, samples_per_prompt=8)
+        AdaptiveAllocation(max_rollouts=8, samples_per_prompt=samples_per_prompt)
+    AdaptiveAllocation(max_rollouts=8, samples_per_prompt=8)
 
 
 def value_of(choice: Sequence[int], n_G: Sequence[int], k_G: Sequence[int], prior: PassRates) -> float:

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import RewardShaping
-from brorl.build.settings import build_learner_settings, build_rollouts_per_prompt
+from brorl.assemble.settings import build_learner_settings, build_rollouts_per_prompt
 from brorl.config.reading import dump_yaml, make_config, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
-from brorl.theory.allocation import Widening
+from brorl.theory.allocation import AdaptiveAllocation
 from brorl.training.collect import Collected, Collector, NoMixedGroupsError
-from brorl.training.judge import Judge
 from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
+from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict
 from run_support import SMALL, assert_same_run, command, metrics_without_times
 
@@ -85,14 +85,14 @@ def collector(
     made = Collector(
         engine=engine,
         stream=PromptStream(prompts, seed=0),
-        judge=Judge({"coins": CountingVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
+        grader=Grader({"coins": CountingVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
         sampling=SamplingParams(max_new_tokens=4),
         rollouts_per_prompt=pilot,
         prompts_per_step=per_step,
         dynamic_sampling=True,
         max_tries=100,
         seed=0,
-        widening=Widening(maximum, mean),
+        widening=AdaptiveAllocation(maximum, mean),
     )
     return replace(made, **changes)
 
@@ -247,7 +247,7 @@ def config(**overrides: Any) -> TrainConfig:
 def test_settings_of_adaptive_rollouts() -> None:
     given = {"adaptive.pilot_rollouts": 8, "adaptive.samples_per_prompt": 24, "adaptive.max_rollouts": 96}
     adaptive = config(rollouts_per_prompt="adaptive", prompts_per_step=10, **given)
-    assert build_rollouts_per_prompt(adaptive) == (8, Widening(max_rollouts=96, samples_per_prompt=24))
+    assert build_rollouts_per_prompt(adaptive) == (8, AdaptiveAllocation(max_rollouts=96, samples_per_prompt=24))
     assert adaptive.samples_per_step == 240
     assert make_config(parse_yaml(dump_yaml(adaptive), "dump"), {}, "dump") == adaptive
     fixed = config(rollouts_per_prompt=5, prompts_per_step=10, **given)

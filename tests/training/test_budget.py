@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.evaluation.compute_match import Budget, Cost, cost_of_step, total_cost
+from brorl.cost import Budget, Cost, cost_of_step, total_cost
 from run_support import SMALL, command
 
 QUIET = ("--evaluation.every=0", "--diagnostics.certificate_every=0", "--checkpoint_every=2", "--steps=50")

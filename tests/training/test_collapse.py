@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from brorl.training.collapse import Collapse, CollapseLimits, find_collapse
-from brorl.training.watch import Watch
+from brorl.training.monitor import Monitor
 
 SHORT = CollapseLimits(window=3, patience=2)
 
@@ -146,9 +146,9 @@ def test_limits_out_of_range_are_refused(settings: dict[str, Any], message: str)
 def watched(every: int, records: Sequence[dict[str, Any]]) -> list[int]:
     """The steps at which a watch sees a sign of collapse, told line by line; a resumed one sees the same."""
     limits, seen = CollapseLimits(patience=2), []
-    watch = Watch(limits, stop=True, keep_best=True, evaluate_every=every)
+    watch = Monitor(limits, stop=True, keep_best=True, evaluate_every=every)
     for n, record in enumerate(records):
-        resumed = Watch(limits, stop=True, keep_best=True, evaluate_every=every)
+        resumed = Monitor(limits, stop=True, keep_best=True, evaluate_every=every)
         resumed.recall(records[:n])
         sign = watch.collapse(record)
         assert resumed.collapse(record) == sign
@@ -167,7 +167,7 @@ def test_evaluations_at_marks_do_not_count_so_that_they_change_nothing_that_is_t
 
 
 def test_the_best_evaluation_of_a_step_that_found_nothing_is_that_of_the_weights_before_it() -> None:
-    watch = Watch(CollapseLimits(), stop=False, keep_best=True, evaluate_every=1)
+    watch = Monitor(CollapseLimits(), stop=False, keep_best=True, evaluate_every=1)
     watch.remember(evaluation(0, 0.9, 0.9))
     watch.remember(update(1) | evaluation(1, 0.3, 0.9))
     watch.remember(update(2) | evaluation(2, 0.2, 0.9))

@@ -15,9 +15,9 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector, NoMixedGroupsError
-from brorl.training.judge import Judge
 from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
+from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict
 
 NUM_ROLLOUTS = 6
@@ -67,7 +67,7 @@ def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True
     return Collector(
         engine=engine,
         stream=PromptStream(prompts(10), seed=0),
-        judge=Judge({"scripted": RightVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
+        grader=Grader({"scripted": RightVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
         sampling=SamplingParams(max_new_tokens=3),
         rollouts_per_prompt=NUM_ROLLOUTS,
         prompts_per_step=per_step,
@@ -206,7 +206,7 @@ def test_message_names_the_cause(verdict: Verdict, finished: bool, cause: str) -
 
     one = collector(CutEngine([3] * 40))
     with pytest.raises(NoMixedGroupsError, match=cause):
-        replace(one, judge=replace(one.judge, verifiers={"scripted": OneVerdict()})).collect(1, [], Stopwatch())
+        replace(one, grader=replace(one.judge, verifiers={"scripted": OneVerdict()})).collect(1, [], Stopwatch())
 
 
 def test_tries_count_rounds_in_a_row() -> None:

@@ -17,13 +17,13 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import RewardShaping
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.theory.coverage import leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.training.diagnostics import Diagnostics, coverage_record
-from brorl.training.judge import Judge
-from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.training.tree_learner import LearnerSettings, TreeLearner
 from brorl.tree import RolloutTree
+from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict
 from exact_model import ExactModel
 from run_support import SMALL, command, metrics_without_times
@@ -68,7 +68,7 @@ def diagnostics(model: PreTrainedModel, **changes: Any) -> Diagnostics:
     return Diagnostics(**{
         "engine": engine,
         "learner": TreeLearner(model, SETTINGS),
-        "judge": Judge({"letters": LengthVerifier()}, decode, RewardShaping()),
+        "judge": Grader({"letters": LengthVerifier()}, decode, RewardShaping()),
         "sampling": SamplingParams(temperature=TEMPERATURE, max_new_tokens=4),
         "fixed_size": True,
         "certificate_every": 5,

@@ -9,16 +9,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import brorl.training.learner as learner_module
 import brorl.training.mini_batch as mini_batch_module
+import brorl.training.tree_learner as learner_module
 from brorl.activity import Activity, Updating
 from brorl.algorithms.groups import Group
 from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native import NativeEngine
+from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings, TreeLearner
+from brorl.training.tree_learner import LearnerSettings, TreeLearner
 from brorl.tree import RolloutTree
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 

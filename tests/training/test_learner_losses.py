@@ -21,9 +21,9 @@ from brorl.algorithms.kl import KLPenalty
 from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
-from brorl.training.learner import LearnerSettings, TreeLearner
-from brorl.training.mini_batch import lesson_of
-from brorl.training.update import Update
+from brorl.training.learner import Update
+from brorl.training.mini_batch import choose_trained
+from brorl.training.tree_learner import LearnerSettings, TreeLearner
 from brorl.tree import RolloutTree
 from small_models import (
     assert_same_gradients,
@@ -467,12 +467,12 @@ def test_a_chosen_subset_holds_no_truncated_response(rng: np.random.Generator) -
     group, advantage_L, draws = group_of(tree, rng), rng.normal(size=tree.num_responses), 4000
     sum_L, factor_L = np.zeros(tree.num_responses), np.ones(tree.num_responses)
     for seed in range(draws):
-        lesson = lesson_of(group, advantage_L, 1, True, np.random.default_rng(seed))
-        assert lesson is not None
-        assert lesson.node_M is not None
-        chosen = np.searchsorted(tree.leaf, lesson.node_M[lesson.tree.leaf])
-        sum_L[chosen] += lesson.factor_L
-        factor_L[chosen] = lesson.factor_L
+        chosen_responses = choose_trained(group, advantage_L, 1, True, np.random.default_rng(seed))
+        assert chosen_responses is not None
+        assert chosen_responses.node_M is not None
+        chosen = np.searchsorted(tree.leaf, chosen_responses.node_M[chosen_responses.tree.leaf])
+        sum_L[chosen] += chosen_responses.factor_L
+        factor_L[chosen] = chosen_responses.factor_L
     assert (sum_L[~tree.finished] == 0).all()
     spread_L = np.sqrt((factor_L - 1) / draws)  # of the mean of 1 / pi, drawn with probability pi
     seen_L = sum_L > 0

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from brorl.evaluation.compute_match import total_cost
-from brorl.training.checkpoint import load_state
-from brorl.training.run_directory import RunDirectory
+from brorl.cost import total_cost
+from brorl.runs.checkpoint import load_state
+from brorl.runs.run_directory import RunDirectory
 from run_support import (
     SMALL,
     ChildRuns,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from brorl.training.checkpoint import best_checkpoint
+from brorl.runs.checkpoint import best_checkpoint
 from run_support import ChildRuns, Harm, assert_same_run, metrics_without_times
 
 KILLED = -9

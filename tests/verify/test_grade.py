@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verify.countdown import CountdownVerifier
+from brorl.verify.domains.countdown import CountdownVerifier
 from brorl.verify.grade import grade
 from brorl.verify.verifier import Verdict
 

@@ -9,11 +9,11 @@ from brorl.cli.check import refuse_failed_trial
 from brorl.errors import UserError
 from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles
 from brorl.prompts.prompt import Prompt
-from brorl.verify.countdown import CountdownVerifier
-from brorl.verify.math_answers import MathVerifier
-from brorl.verify.pool import WorkerPool
+from brorl.verify.domains.countdown import CountdownVerifier
+from brorl.verify.domains.math import MathVerifier
+from brorl.verify.domains.user_function import FunctionVerifier
+from brorl.verify.sandbox.pool import WorkerPool
 from brorl.verify.trial import try_verifier
-from brorl.verify.user_function import FunctionVerifier
 
 
 def prompts(domain: str, *references: str) -> list[Prompt]:

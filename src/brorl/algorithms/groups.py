@@ -47,3 +47,13 @@ class Group:
     def num_correct(self) -> int:
         """Number of correct rollouts, duplicates counted."""
         return int(self.tree.leaf_count[self.correct_L].sum())
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some rollouts are correct and some are not: 0 < number correct < N.
+
+        Dynamic sampling trains on mixed groups only. The raw verdict decides, before any shaping of rewards.
+
+        Source: BroRL (arXiv 2510.01180), after DAPO (arXiv 2503.14476, Eq. 11).
+        """
+        return 0 < self.num_correct < self.tree.num_rollouts

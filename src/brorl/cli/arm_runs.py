@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from brorl.cli.stop_signals import STOP_SIGNALS, StopCount, counted_stops
+from brorl.cost import Budget, Cost, cost_of_step
 from brorl.errors import UserError
-from brorl.evaluation.compute_match import Budget, Cost, cost_of_step
 
 _POLL_S = 0.5
 _KILLED_BY = 3  # signals that the comparison was sent
 _PRELOADED = (  # by the process that all runs are forked from, so that a run starts at once
-    "brorl.build.run",
+    "brorl.assemble.run",
     "brorl.console.progress",
     "brorl.trackers",
     "pyarrow.parquet",

@@ -13,9 +13,9 @@ from brorl.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from brorl.build.run import Ready
+    from brorl.assemble.run import Ready
     from brorl.config.settings import TrainConfig
-    from brorl.training.step_forecast import StepForecast
+    from brorl.planning.step_forecast import StepForecast
     from brorl.verify.trial import Judged, Trial
 
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
@@ -49,7 +49,7 @@ def check(recipe: str, overrides: dict[str, Any], timing: bool = True) -> int:
 
     from rich.console import Console
 
-    from brorl.build.run import check_start, prepare, readiness_lines
+    from brorl.assemble.run import check_start, prepare, readiness_lines
     from brorl.trackers import require_package
 
     for tracker in config.tracking.to:
@@ -90,7 +90,7 @@ def _show_source(console: Console, source: str, ready: Ready) -> None:
     for line in visible_text(text).split("\n"):
         _say(console, f"  | {line}", "cyan")
     for domain in dict.fromkeys(prompt.domain for prompt in prompts):
-        verifier = ready.judge.verifiers[domain]
+        verifier = ready.grader.verifiers[domain]
         trial = try_verifier(verifier, [prompt for prompt in prompts if prompt.domain == domain])
         refuse_failed_trial(trial)
         for line in _trial_lines(trial):
@@ -148,9 +148,9 @@ def _forecast(console: Console, config: TrainConfig, ready: Ready) -> StepForeca
     """Load the model and make a few small steps in a temporary folder."""
     from tempfile import TemporaryDirectory
 
-    from brorl.build.run import build_pilot_parts
-    from brorl.build.settings import build_sampling
-    from brorl.training.step_forecast import forecast_step
+    from brorl.assemble.run import build_pilot_parts
+    from brorl.assemble.settings import build_sampling
+    from brorl.planning.step_forecast import forecast_step
 
     _say(console, "loading the model and timing a few small steps (--no-timing leaves this out)", "dim")
     parts = build_pilot_parts(config, ready, build_sampling(config))
@@ -160,9 +160,9 @@ def _forecast(console: Console, config: TrainConfig, ready: Ready) -> StepForeca
 
 def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
     """Say how long a step and the run will take, and how that was estimated."""
-    from brorl.report.plan import seconds_text
-    from brorl.training.step_forecast import MOST_TOKENS
-    from brorl.words import duration
+    from brorl.format import duration
+    from brorl.planning.report import seconds_text
+    from brorl.planning.step_forecast import MOST_TOKENS
 
     total = forecast.seconds["total"]
     phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)

@@ -34,7 +34,7 @@ def resolve_checkpoint(name: str) -> Checkpoint:
     if path.is_file():
         raise UserError(f"{name} is a file; give a model's folder or hub id, a run directory, or a checkpoint in one")
     if (path / "config.yaml").is_file():
-        from brorl.training.checkpoint import last_checkpoint
+        from brorl.runs.checkpoint import last_checkpoint
 
         last = last_checkpoint(path / "checkpoints")
         if last is None:
@@ -42,7 +42,7 @@ def resolve_checkpoint(name: str) -> Checkpoint:
         return Checkpoint(str(last), path / "config.yaml")
     run_config = path.resolve().parent.parent / "config.yaml"
     if path.is_dir() and run_config.is_file() and path.resolve().parent.name == "checkpoints":
-        from brorl.training.checkpoint import complete_checkpoints
+        from brorl.runs.checkpoint import complete_checkpoints
 
         if path.resolve() not in [p.resolve() for p in complete_checkpoints(path.resolve().parent)]:
             raise UserError(f"{path} is not a complete checkpoint of its run; choose another one")

@@ -14,7 +14,7 @@ from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError
 
 if TYPE_CHECKING:
-    from brorl.build.comparison import ArmPlan
+    from brorl.assemble.comparison import ArmPlan
     from brorl.cli.arm_runs import Job, Slot
     from brorl.cli.compare_plan import Plan
 
@@ -66,11 +66,11 @@ def compare(parsed: argparse.Namespace) -> int:
     """Run what is still to be run, say what came of it, and return the exit code."""
     from rich.console import Console
 
-    from brorl.build.comparison import check_arms
+    from brorl.assemble.comparison import check_arms
     from brorl.cli.arm_runs import progress_of
     from brorl.cli.compare_plan import plan_of
     from brorl.cli.compare_view import present
-    from brorl.report.run_record import SPEC_FILE
+    from brorl.runs.run_record import SPEC_FILE
 
     if parsed.jobs is not None and parsed.jobs < 1:
         raise UserError(f"--jobs: at least 1 is needed, not {parsed.jobs}")
@@ -92,10 +92,10 @@ def _run(console: Any, folder: Path, plan: Plan, jobs: Sequence[Job], slots: Seq
     """Bring all runs to their end and present them; nobody else may work in the folder meanwhile."""
     from brorl.cli.arm_runs import run_jobs
     from brorl.cli.compare_view import View, announce, present, stopped_words
-    from brorl.storage import storing
-    from brorl.training.run_directory import RunDirectory
+    from brorl.runs.run_directory import RunDirectory
+    from brorl.storage import storage_errors
 
-    with storing(folder):
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).locked():
         _write(folder, plan, jobs, machine)
@@ -117,7 +117,7 @@ def _run(console: Any, folder: Path, plan: Plan, jobs: Sequence[Job], slots: Seq
 def _jobs(folder: Path, plan: Plan) -> list[Job]:
     """Return the runs that the arms consist of, seed by seed; who goes first changes with the seed."""
     from brorl.cli.arm_runs import Job
-    from brorl.evaluation.compute_match import Budget
+    from brorl.cost import Budget
 
     budget = Budget(plan.unit, plan.budget, plan.marks)
     folders = _folders(plan.arms)
@@ -143,13 +143,13 @@ def _folders(arms: Sequence[ArmPlan]) -> dict[str, str]:
 
 def _write(folder: Path, plan: Plan, jobs: Sequence[Job], machine: str) -> None:
     """Write what is to be done: `compare.json`, and a recipe for every run."""
-    from brorl.build.comparison import run_config
+    from brorl.assemble.comparison import run_config
     from brorl.config.reading import dump_yaml
-    from brorl.report.run_record import SPEC_FILE
-    from brorl.storage import replace_file, storing
+    from brorl.runs.run_record import SPEC_FILE
+    from brorl.storage import replace_file, storage_errors
 
     arm_of = {arm.name: arm for arm in plan.arms}
-    with storing(folder):
+    with storage_errors(folder):
         for job in jobs:
             job.directory.mkdir(parents=True, exist_ok=True)
             config = run_config(arm_of[job.arm], job.seed, job.directory, job.budget)
@@ -159,7 +159,7 @@ def _write(folder: Path, plan: Plan, jobs: Sequence[Job], machine: str) -> None:
 
 def _spec(plan: Plan, machine: str) -> dict[str, Any]:
     """Return what `compare.json` holds; paths of runs are relative to its folder."""
-    from brorl.build.comparison import differences
+    from brorl.assemble.comparison import differences
 
     folders = _folders(plan.arms)
     arms = []
@@ -203,7 +203,7 @@ def _machine(slots: Sequence[Slot]) -> str:
     """Say what the runs are made on."""
     import torch
 
-    from brorl.training.run_directory import processor_name
+    from brorl.runs.run_directory import processor_name
 
     if not slots[0].cores and torch.cuda.is_available():
         place, name = "a GPU", torch.cuda.get_device_name()
@@ -215,8 +215,8 @@ def _machine(slots: Sequence[Slot]) -> str:
 
 def _refuse_other_machine(folder: Path, plan: Plan, machine: str) -> None:
     """Refuse to go on with seconds on another machine, or with other cores for each run."""
-    from brorl.report.read_comparison import read_spec
-    from brorl.report.run_record import SPEC_FILE
+    from brorl.comparison.reading import read_spec
+    from brorl.runs.run_record import SPEC_FILE
 
     if plan.unit != "seconds" or not (folder / SPEC_FILE).is_file():
         return

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import overrides_of
 from brorl.errors import UserError
-from brorl.words import exact
+from brorl.format import exact
 
 if TYPE_CHECKING:
-    from brorl.build.comparison import ArmPlan
-    from brorl.evaluation.compute_match import Unit
+    from brorl.assemble.comparison import ArmPlan
+    from brorl.cost import Unit
 
 _ARMS = ("quickstart-16", "quickstart")
 _BUDGET_S = 40.0
@@ -55,7 +55,7 @@ def plan_of(parsed: argparse.Namespace) -> tuple[Path, Plan]:
     Raises:
         UserError: On the first thing that does not work.
     """
-    from brorl.report.run_record import SPEC_FILE
+    from brorl.runs.run_record import SPEC_FILE
 
     if len(parsed.arms) == 1 and (Path(parsed.arms[0]) / SPEC_FILE).is_file():
         folder = Path(parsed.arms[0])
@@ -88,10 +88,10 @@ def _plan_again(parsed: argparse.Namespace, folder: Path) -> Plan:
 
 def _plan_in(folder: Path) -> Plan:
     """Read what a folder was asked to compare."""
-    from brorl.build.comparison import ArmPlan
+    from brorl.assemble.comparison import ArmPlan
+    from brorl.comparison.reading import read_spec
     from brorl.config.reading import make_config
-    from brorl.report.read_comparison import read_spec
-    from brorl.report.run_record import SPEC_FILE
+    from brorl.runs.run_record import SPEC_FILE
 
     spec = read_spec(folder)
     source = str(folder / SPEC_FILE)
@@ -150,7 +150,7 @@ def _new_plan(parsed: argparse.Namespace) -> Plan:
 
 
 def _arms(parsed: argparse.Namespace) -> tuple[ArmPlan, ...]:
-    from brorl.build.comparison import read_arms, refuse_owned, sweep_arms
+    from brorl.assemble.comparison import read_arms, refuse_owned, sweep_arms
 
     overrides = overrides_of(parsed)
     refuse_owned(overrides)
@@ -195,8 +195,8 @@ def _amounts_of_finished_run(arms: Sequence[ArmPlan], unit: Unit) -> list[float]
     Raises:
         UserError: If there are several, or the run does not tell what a comparison needs.
     """
-    from brorl.evaluation.compute_match import Budget
-    from brorl.report.read_comparison import read_trajectory
+    from brorl.comparison.reading import read_trajectory
+    from brorl.cost import Budget
 
     runs = [arm.run for arm in arms if arm.run is not None]
     if not runs:

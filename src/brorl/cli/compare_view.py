@@ -14,8 +14,8 @@ from rich.text import Text
 import brorl
 from brorl.cli.arm_runs import Job, Progress, progress_of
 from brorl.cli.compare_plan import Plan
-from brorl.evaluation.compute_match import UNIT_WORDS, amount
-from brorl.words import duration, plain
+from brorl.cost import UNIT_WORDS, amount
+from brorl.format import duration, plain
 
 
 def announce(console: Console, plan: Plan, num_runs: int, machine: str, folder: Path) -> None:
@@ -100,8 +100,8 @@ class View:
 
 def stopped_words(folder: Path, jobs: Sequence[Job]) -> str:
     """Say what is kept of a comparison that was stopped, and which command goes on."""
-    from brorl.training.checkpoint import last_checkpoint
-    from brorl.training.run_directory import RunDirectory
+    from brorl.runs.checkpoint import last_checkpoint
+    from brorl.runs.run_directory import RunDirectory
 
     complete = {job for job in jobs if progress_of(job).ended}
     saved = [job for job in jobs if job not in complete and last_checkpoint(RunDirectory(job.directory).checkpoints)]
@@ -118,16 +118,16 @@ def _ends(scores: Mapping[int, float]) -> list[int]:
 
 def present(console: Console, folder: Path) -> None:
     """Print what came of a comparison, and write it."""
-    from brorl.report.comparison import comparison_tables, markdown, verdict_words
-    from brorl.report.comparison_figure import draw_comparison
-    from brorl.report.comparison_record import comparison_record
-    from brorl.report.frontier_figure import draw_frontier
-    from brorl.report.read_comparison import read_comparison
-    from brorl.storage import replace_file, storing
+    from brorl.comparison.figure import draw_comparison
+    from brorl.comparison.frontier_figure import draw_frontier
+    from brorl.comparison.reading import read_comparison
+    from brorl.comparison.record import comparison_record
+    from brorl.comparison.report import comparison_tables, markdown, verdict_words
+    from brorl.storage import replace_file, storage_errors
 
     comparison = read_comparison(folder)
     written = ["comparison.json", "comparison.md", "comparison.png"]
-    with storing(folder):
+    with storage_errors(folder):
         replace_file(folder / "comparison.json", json.dumps(comparison_record(comparison), indent=1).encode())
         replace_file(folder / "comparison.md", markdown(comparison).encode())
         draw_comparison(comparison, folder / "comparison.png")

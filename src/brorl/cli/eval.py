@@ -20,8 +20,8 @@ from brorl.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from brorl.build.evaluation import ReadyEvaluation
-    from brorl.build.evaluation_data import Request
+    from brorl.assemble.evaluation import ReadyEvaluation
+    from brorl.assemble.evaluation_data import Request
     from brorl.console.screen import Screen
     from brorl.evaluation.responses import ResponseStore, StoredPart
 
@@ -93,9 +93,9 @@ def evaluate(parsed: argparse.Namespace) -> int:
 
 
 def _evaluate(parsed: argparse.Namespace, request: Request, ks: tuple[int, ...], screen: Screen) -> int:
-    from brorl.build.evaluation import prepare_evaluation
+    from brorl.assemble.evaluation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
-    from brorl.training.run_directory import RunDirectory
+    from brorl.runs.run_directory import RunDirectory
 
     console = screen.console
     ready = prepare_evaluation(request)
@@ -174,7 +174,7 @@ def request_of(parsed: argparse.Namespace, checkpoint: Checkpoint, ks: tuple[int
     Raises:
         UserError: If a setting does not work.
     """
-    from brorl.build.evaluation_data import Request
+    from brorl.assemble.evaluation_data import Request
     from brorl.config.reading import make_config, read_recipe
 
     overrides = overrides_of(parsed)
@@ -257,14 +257,14 @@ def _sample(screen: Screen, ready: ReadyEvaluation, store: ResponseStore) -> lis
     """Load the model and do all parts that are not done."""
     import json
 
-    from brorl.build.evaluation import load_respondent
-    from brorl.evaluation.sampling_parts import evaluate_parts
-    from brorl.report.evaluation import progress_line
-    from brorl.training.run_directory import RunDirectory
+    from brorl.assemble.evaluation import load_evaluated_model
+    from brorl.evaluation.evaluate import evaluate_parts
+    from brorl.evaluation.report import progress_line
+    from brorl.runs.run_directory import RunDirectory
 
     console = screen.console
     screen.observe(Phase("loading", "model"))
-    respondent, weights = load_respondent(ready, screen.observe)
+    respondent, weights = load_evaluated_model(ready, screen.observe)
     store.begin({**ready.settings, "weights": weights})
     done = sum(store.file_of(part).is_file() for part in ready.parts)
     if done:
@@ -283,10 +283,10 @@ def _finish(
     """Print the results, and write them."""
     import json
 
+    from brorl.evaluation.report import EvaluationReport, evaluation_record, pass_table, remarks, response_table
     from brorl.evaluation.responses import ResponseStore
     from brorl.evaluation.summary import summarise_all
-    from brorl.report.evaluation import EvaluationReport, evaluation_record, pass_table, remarks, response_table
-    from brorl.storage import replace_file, storing
+    from brorl.storage import replace_file, storage_errors
 
     seconds_of = {part.data_set: 0.0 for part in ready.parts}
     for part, one in zip(ready.parts, stored, strict=True):
@@ -296,7 +296,7 @@ def _finish(
     settings = json.loads((output / "settings.json").read_text("utf-8"))
     report = EvaluationReport(summarise_all(results, ks, seconds_of), results, settings, ready.unreadable, sittings)
     target = output / "evaluation.json"
-    with storing(target, "give the same command again"):
+    with storage_errors(target, "give the same command again"):
         replace_file(target, json.dumps(evaluation_record(report), indent=1).encode())
     for table in (pass_table(report), response_table(report)):
         console.print()

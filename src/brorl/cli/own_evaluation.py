@@ -26,7 +26,7 @@ def compare_with_own(name: str, run_config: Path, settings: Mapping[str, Any]) -
         Two lines; none if nothing differs, or the run evaluates nothing.
     """
     from brorl.config.reading import make_config, read_recipe
-    from brorl.training.run_directory import RunDirectory
+    from brorl.runs.run_directory import RunDirectory
 
     config = make_config(read_recipe(str(run_config)), {}, str(run_config))
     try:

@@ -16,15 +16,15 @@ from brorl.cli.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError
-from brorl.words import plain
+from brorl.format import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from brorl.config.settings import TrainConfig
     from brorl.console.screen import Screen
-    from brorl.theory.rollout_planning import PlanRow
-    from brorl.training.pilot import PilotParts
+    from brorl.planning.pilot import PilotParts
+    from brorl.planning.recommendation import PlanRow
 
 _ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 _LEAST_PROMPTS, _LEAST_ROLLOUTS = 8, 4
@@ -88,7 +88,7 @@ def plan(parsed: argparse.Namespace) -> int:
 
 
 def _plan(parsed: argparse.Namespace, wanted: list[int], config: TrainConfig, num_rollouts: int, screen: Screen) -> int:
-    from brorl.build.run import build_pilot
+    from brorl.assemble.run import build_pilot
 
     output = Path(parsed.output_dir).expanduser()
     parts = build_pilot(config, screen.observe)
@@ -218,11 +218,11 @@ def _measure_and_report(
 
     import numpy as np
 
-    from brorl.report import plan as report_plan
-    from brorl.report.plan_figure import draw_plan
-    from brorl.storage import replace_file, storing
-    from brorl.theory.rollout_planning import StepSettings, make_plan
-    from brorl.training.probe import measure
+    from brorl.planning import report as report_plan
+    from brorl.planning.figure import draw_plan
+    from brorl.planning.recommendation import StepSettings, make_plan
+    from brorl.planning.step_timing import measure
+    from brorl.storage import replace_file, storage_errors
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, style="dim")
@@ -239,7 +239,7 @@ def _measure_and_report(
     found = make_plan(measured.counts, measured.cost, settings, parsed.seconds_per_step, parts.generator(3))
     memory = report_plan.predict_memory(measured, found, settings)
     report = report_plan.PlanReport(found, measured, settings, config.model, str(parts.model.device), *memory)
-    with storing(output):
+    with storage_errors(output):
         replace_file(output / "plan.json", json.dumps(report_plan.plan_record(report), indent=2).encode())
         draw_plan(report, output / "plan.png")
     console.print(report_plan.pilot_line(report), soft_wrap=True, markup=False)

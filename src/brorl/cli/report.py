@@ -49,7 +49,7 @@ def write_report(paths: list[Path], target: Path) -> int:
         UserError: If there is nothing to show, or the target is something else.
     """
     from brorl.report.page.page import make_page
-    from brorl.report.run_record import read_runs
+    from brorl.runs.run_record import read_runs
 
     _check_target(target)
     page = make_page(read_runs(paths))

@@ -49,7 +49,7 @@ def resume(path: Path | None, overrides: dict[str, Any]) -> int:
         raise UserError(f"{config_file} has no settings; restore the file, or start a new run with another output_dir")
     config = make_config(settings, overrides, str(config_file))
     with Screen(f"brorl {brorl.__version__}") as screen:
-        from brorl.training.run_directory import RunDirectory
+        from brorl.runs.run_directory import RunDirectory
 
         directory = RunDirectory(path)
         with directory.locked():

@@ -46,11 +46,11 @@ def _last_activity(run: Path) -> tuple[int, str]:
 
 def _why_not(run: Path, overrides: Mapping[str, Any]) -> str | None:
     """Return why a run cannot go on; None if it can."""
-    from brorl.build.settings import build_budget
+    from brorl.assemble.settings import build_budget
     from brorl.config.reading import make_config, read_recipe
-    from brorl.evaluation.compute_match import total_cost
-    from brorl.training.checkpoint import last_checkpoint, read_step
-    from brorl.training.run_directory import RunDirectory
+    from brorl.cost import total_cost
+    from brorl.runs.checkpoint import last_checkpoint, read_step
+    from brorl.runs.run_directory import RunDirectory
 
     directory = RunDirectory(run)
     try:

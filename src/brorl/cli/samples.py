@@ -10,7 +10,7 @@ from brorl.cli.settings import Commands
 
 if TYPE_CHECKING:
     from brorl.report.samples import Kind
-    from brorl.report.stored_rollouts import Folder
+    from brorl.runs.stored_rollouts import Folder
 
 
 def add_parser(commands: Commands, chosen: bool) -> None:  # noqa: ARG001 (no settings to add)

@@ -19,8 +19,8 @@ from brorl.errors import UserError
 if TYPE_CHECKING:
     from brorl.config.settings import TrainConfig
     from brorl.console.screen import Screen
+    from brorl.runs.run_directory import RunDirectory
     from brorl.training.loop import TrainingRun
-    from brorl.training.run_directory import RunDirectory
 
 
 def add_parser(commands: Commands, chosen: bool) -> None:
@@ -66,17 +66,17 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
         screen: Where the run is shown.
         recipe: What a new run was made from; None for one that is resumed.
     """
-    from brorl.build.run import build_run
-    from brorl.build.settings import build_budget
+    from brorl.assemble.run import build_run
+    from brorl.assemble.settings import build_budget
     from brorl.config.resuming import fixed_settings
     from brorl.console.progress import Progress
+    from brorl.runs.checkpoint import last_checkpoint
+    from brorl.runs.run_directory import Record
     from brorl.trackers import open_trackers, require_package
-    from brorl.training.checkpoint import last_checkpoint
     from brorl.training.loop import Ending
     from brorl.training.loop import train as train_run
-    from brorl.training.run_directory import Record
+    from brorl.training.monitor import is_due
     from brorl.training.stop_request import StopRequest
-    from brorl.training.watch import is_due
 
     screen.log_to(directory.path / "run.log")
     screen.under_way.evaluates_after = lambda step: is_due(step, config.evaluation.every) or step == config.steps
@@ -181,15 +181,15 @@ def _twice_as_long(config: TrainConfig) -> str:
 
 def _write_config(config: TrainConfig, directory: RunDirectory) -> None:
     from brorl.config.reading import dump_yaml
-    from brorl.storage import replace_file, storing
+    from brorl.storage import replace_file, storage_errors
 
-    with storing(directory.config_file):
+    with storage_errors(directory.config_file):
         replace_file(directory.config_file, dump_yaml(config).encode())
 
 
 def _announce(screen: Screen, config: TrainConfig, run: TrainingRun, step: int) -> None:
     """Say what is about to happen."""
-    from brorl.build.settings import build_policy_loss
+    from brorl.assemble.settings import build_policy_loss
 
     trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in run.model.parameters())
@@ -213,7 +213,7 @@ def _announce(screen: Screen, config: TrainConfig, run: TrainingRun, step: int) 
 
 def _learning_rate(config: TrainConfig) -> str:
     """Return the learning rate, and how it follows from the rule."""
-    from brorl.build.settings import build_learning_rate
+    from brorl.assemble.settings import build_learning_rate
 
     optimizer, rate = config.optimizer, build_learning_rate(config)
     if not optimizer.reference_batch:
@@ -227,7 +227,7 @@ def _learning_rate(config: TrainConfig) -> str:
 def _lineage(config: TrainConfig) -> dict[str, Any] | None:
     """Return which run and step the model is a checkpoint of; None if it is none."""
     from brorl.config.reading import parse_yaml
-    from brorl.training.checkpoint import is_checkpoint, read_step
+    from brorl.runs.checkpoint import is_checkpoint, read_step
 
     checkpoint = Path(config.model)
     if not is_checkpoint(checkpoint):
@@ -261,7 +261,7 @@ def _rollouts_per_prompt(config: TrainConfig) -> str:
 
 def _run_directory(config: TrainConfig, recipe: str) -> RunDirectory:
     """Make the run's directory; without `output_dir` a new one under `runs`."""
-    from brorl.training.run_directory import RunDirectory
+    from brorl.runs.run_directory import RunDirectory
 
     try:
         if config.output_dir is None:

@@ -22,9 +22,9 @@ from brorl.console.tables import (
     outcome_table,
     pass_at_line,
 )
-from brorl.evaluation.compute_match import Budget, Cost, cost_of_step, total_cost
-from brorl.training.run_directory import Record
-from brorl.words import duration
+from brorl.cost import Budget, Cost, cost_of_step, total_cost
+from brorl.format import duration
+from brorl.runs.run_directory import Record
 
 _LARGE_STEP = 0.5  # nats per token; within the clip of PPO it is about 0.01
 _LINES_PER_HEADER = 25

@@ -23,7 +23,7 @@ from rich.text import Text
 from brorl.activity import Activity, Phase
 from brorl.console.under_way import UnderWay
 from brorl.errors import StorageError
-from brorl.storage import storing
+from brorl.storage import storage_errors
 
 WIDTH = 100  # where the output is not a terminal
 _EVERY_S = 30.0
@@ -108,7 +108,7 @@ class Screen:
             self._last_said = monotonic()
             self.console.print(text, soft_wrap=is_command or not self.console.is_terminal, markup=False)
             if self._log_file:
-                with storing(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
+                with storage_errors(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
                     file.write(f"{text}\n")
 
     def show(self, table: Table) -> None:
@@ -117,7 +117,7 @@ class Screen:
             self._last_said = monotonic()
             self._print(table, self.console)
             if self._log_file:
-                with storing(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
+                with storage_errors(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
                     self._print(table, Console(file=file, width=WIDTH, no_color=True, force_terminal=False))
 
     def answer_stop(self, discards: bool) -> None:

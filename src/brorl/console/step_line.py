@@ -13,8 +13,8 @@ from typing import NamedTuple
 from rich.text import Text
 
 from brorl.console.under_way import fitting
-from brorl.training.run_directory import Record
-from brorl.words import duration
+from brorl.format import duration
+from brorl.runs.run_directory import Record
 
 _GAP = "  "
 

@@ -13,7 +13,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from brorl.training.run_directory import Record
+from brorl.runs.run_directory import Record
 
 _PHASES = {  # as they are named in the metrics, and for people
     "generation": "sampling",

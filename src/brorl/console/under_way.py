@@ -13,7 +13,7 @@ from statistics import median
 from time import monotonic
 
 from brorl.activity import Activity, Decoding, Phase, Round, Step, Updating
-from brorl.words import duration
+from brorl.format import duration
 
 _VERBS = {
     "generation": "sampling",

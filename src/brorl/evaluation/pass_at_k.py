@@ -20,7 +20,7 @@ class Estimate:
     """A number with a 95% interval. The code that makes it documents the method and what the interval covers.
 
     The intervals of a single evaluation are over prompts (`brorl.evaluation.mean_interval`). Those of a comparison are
-    mostly t intervals over prompts and seeds (`brorl.evaluation.paired`).
+    mostly t intervals over prompts and seeds (`brorl.comparison.paired`).
 
     Attributes:
         value: The estimate, mostly a mean over prompts.

@@ -23,7 +23,7 @@ from pyarrow import parquet
 from brorl.errors import UserError
 from brorl.evaluation.summary import PromptResult
 from brorl.prompts.prompt import Prompt
-from brorl.storage import replace_file, storing
+from brorl.storage import replace_file, storage_errors
 from brorl.tree import RolloutTree
 from brorl.verify.verifier import Verdict
 
@@ -152,7 +152,7 @@ class ResponseStore:
             StorageError: If the disk does not take it.
         """
         self.check(settings, whole=True)
-        with storing(self.settings_file, _GO_ON):
+        with storage_errors(self.settings_file, _GO_ON):
             for left in (*self.path.glob(".*.tmp"), *self.responses.glob(".*.tmp")):
                 left.unlink()
             if not self.settings_file.is_file():
@@ -170,7 +170,7 @@ class ResponseStore:
             StorageError: If the disk does not take it.
         """
         sittings = [*self.sittings(), dict(made_with)]
-        with storing(self.sittings_file, _GO_ON):
+        with storage_errors(self.sittings_file, _GO_ON):
             replace_file(self.sittings_file, json.dumps(sittings, indent=2).encode())
 
     def sittings(self) -> list[dict[str, Any]]:
@@ -234,7 +234,7 @@ class ResponseStore:
         metadata = {"results": [asdict(result) for result in done.results], "seconds": done.seconds}
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
         file = self.file_of(part)
-        with storing(file, _GO_ON):
+        with storage_errors(file, _GO_ON):
             sink = pa.BufferOutputStream()
             parquet.write_table(table, sink, compression="zstd")
             replace_file(file, sink.getvalue().to_pybytes())

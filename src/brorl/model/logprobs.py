@@ -1,7 +1,7 @@
 """Log-probabilities of every tree node under a model: exact, differentiable, chunked.
 
 In: a causal LM and trees. Out: one log-prob (nats) per node, given its prompt and prefix. `tree_logprobs` returns
-them as tensors that can be differentiated; `tree_parts` hands them out part by part, each of which is
+them as tensors that can be differentiated; `chunk_logprobs` hands them out part by part, each of which is
 back-propagated before the next is computed, which is how the learner keeps memory independent of N. In both, a
 prompt is computed once, and its keys and values collect the gradient of all parts before it flows through the prompt.
 """
@@ -21,14 +21,14 @@ from transformers import PreTrainedModel
 from brorl.model.next_token import PLAIN, NextToken
 from brorl.model.softmax import softmax_lse
 from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
-from brorl.model.tree_batch import Piece, TreeBatch, cut
+from brorl.model.tree_batch import ChunkSlice, TreeBatch, split_into_chunks
 from brorl.tree import RolloutTree
 
 _LOGITS_PER_CHUNK = 1 << 27
 
 
 @dataclass(frozen=True)
-class Part:
+class ChunkLogprobs:
     """Log-probs of some nodes.
 
     Attributes:
@@ -70,41 +70,41 @@ def tree_logprobs(
     if not trees:
         return []
     offsets = _offsets(trees)
-    parts: list[Part] = []
+    chunks: list[ChunkLogprobs] = []
     with tree_attention(model):
         cache, logits_PV = prefill(model, [t.prompt_ids for t in trees])
     how = _Outputs(next_token, entropy=False)
-    parts.append(_root_part(trees, offsets, logits_PV, how))
-    for pieces in cut(trees, max_nodes or default_max_nodes(model)):
+    chunks.append(_first_level(trees, offsets, logits_PV, how))
+    for slices in split_into_chunks(trees, max_nodes or default_max_nodes(model)):
         if torch.is_grad_enabled():
             chunk = checkpoint(
-                _chunk_part,
+                _compute_chunk,
                 model,
                 trees,
                 offsets,
-                pieces,
+                slices,
                 cache,
                 how,
                 use_reentrant=False,
                 preserve_rng_state=False,
             )
         else:
-            chunk = _chunk_part(model, trees, offsets, pieces, cache, how)
+            chunk = _compute_chunk(model, trees, offsets, slices, cache, how)
         if chunk is not None:
-            parts.append(chunk)
-    index = torch.cat([p.index for p in parts])
-    logprob = torch.cat([p.logprob for p in parts])
+            chunks.append(chunk)
+    index = torch.cat([c.index for c in chunks])
+    logprob = torch.cat([c.logprob for c in chunks])
     return list(logprob[torch.argsort(index)].split([t.num_unique_tokens for t in trees]))
 
 
-def tree_parts(
+def chunk_logprobs(
     model: PreTrainedModel,
     trees: Sequence[RolloutTree],
     *,
     next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
     entropy: bool = False,
-) -> Iterator[Part]:
+) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in parts; back-propagate each part's loss before asking for the next.
 
     Args:
@@ -129,9 +129,9 @@ def tree_parts(
             held = [x.detach().requires_grad_(x.requires_grad) for x in outputs]
             num_layers = len(cache.key)
             held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.bias, cache.length)
-            yield _root_part(group, group_offsets, held[0], how)
-            for pieces in cut(group, max_nodes):
-                part = _chunk_part(model, group, group_offsets, pieces, held_cache, how)
+            yield _first_level(group, group_offsets, held[0], how)
+            for slices in split_into_chunks(group, max_nodes):
+                part = _compute_chunk(model, group, group_offsets, slices, held_cache, how)
                 if part is not None:
                     yield part
             received = [(x, h.grad) for x, h in zip(outputs, held, strict=True) if h.grad is not None]
@@ -139,24 +139,26 @@ def tree_parts(
                 torch.autograd.backward([x for x, _ in received], [g for _, g in received])
 
 
-def _chunk_part(
+def _compute_chunk(
     model: PreTrainedModel,
     trees: Sequence[RolloutTree],
     offsets: NDArray[np.int64],
-    pieces: list[Piece],
+    slices: list[ChunkSlice],
     cache: PromptCache,
     how: _Outputs,
-) -> Part | None:
+) -> ChunkLogprobs | None:
     """Compute the log-probs of the nodes that a chunk owns below the first level; None if it owns none."""
-    batch = TreeBatch(trees, offsets, pieces, cache)
+    batch = TreeBatch(trees, offsets, slices, cache)
     if not batch.target_index.numel():
         return None
     with tree_attention(model):
         logits_RV = packed_logits(model, batch.token_F, batch.position_F, batch.context(cache), batch.logit_rows)
-    return how.part(logits_RV, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
+    return how.of(logits_RV, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
 
 
-def _root_part(trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, how: _Outputs) -> Part:
+def _first_level(
+    trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, how: _Outputs
+) -> ChunkLogprobs:
     """Compute the log-probs of the first tokens after the prompts."""
     roots = [np.flatnonzero(t.parent < 0) for t in trees]
     row = np.repeat(np.arange(len(trees)), [r.size for r in roots])
@@ -164,7 +166,7 @@ def _root_part(trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_
     index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
     device = logits_PV.device
     row_K, token_K, index_K = (torch.from_numpy(a).to(device) for a in (row, token, index))
-    return how.part(logits_PV, torch.zeros(len(trees), device=device), row_K, token_K, index_K)
+    return how.of(logits_PV, torch.zeros(len(trees), device=device), row_K, token_K, index_K)
 
 
 @dataclass(frozen=True)
@@ -174,16 +176,16 @@ class _Outputs:
     next_token: NextToken
     entropy: bool
 
-    def part(self, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> Part:
+    def of(self, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> ChunkLogprobs:
         """Return the part of nodes that are tokens `token_K`, drawn at rows `row_K`."""
         logits_RV = self.next_token.logits(logits_RV, length_R)
         weight_RV, lse_R = softmax_lse(logits_RV)
         logprob_K = logits_RV[row_K, token_K] - lse_R[row_K]
         if not self.entropy:
-            return Part(index_K, logprob_K)
+            return ChunkLogprobs(index_K, logprob_K)
         finite_RV = logits_RV.masked_fill(weight_RV == 0, 0.0)  # 0 times -inf is not 0
         entropy_R = lse_R - (weight_RV * finite_RV).sum(1)
-        return Part(index_K, logprob_K, entropy_R[row_K])
+        return ChunkLogprobs(index_K, logprob_K, entropy_R[row_K])
 
 
 def _offsets(trees: Sequence[RolloutTree]) -> NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """The distribution of the next token: from a model's logits to what rollouts are drawn from.
 
 In: logits, and how many tokens each response has so far. Out: logits of the policy that is trained, which is the one
-that samples (`brorl.rollout.draw`) before any top-p or top-k truncation.
+that samples (`brorl.rollout.native.draw`) before any top-p or top-k truncation.
 """
 
 from __future__ import annotations

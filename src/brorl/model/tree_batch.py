@@ -28,7 +28,7 @@ _KEYS_PER_NODE = 64  # a chunk gathers at most this many keys per owned node, on
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChunkSlice:
     """The distinct responses [start, stop) of one tree."""
 
     tree: int
@@ -36,12 +36,12 @@ class Piece:
     stop: int
 
 
-def cut(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[Piece]]:
+def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[ChunkSlice]]:
     """Cut trees into chunks of consecutive responses that own about `max_nodes` nodes at most.
 
     A single response longer than that is a chunk of its own.
     """
-    chunk: list[Piece] = []
+    chunk: list[ChunkSlice] = []
     room, keys = max_nodes, 0
     for number, tree in enumerate(trees):
         new_L = np.diff(tree.leaf, prepend=-1)
@@ -51,22 +51,22 @@ def cut(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[Piece]]:
             keys += int(path_L[leaf])
             full = new_L[leaf] > room or keys > max_nodes * _KEYS_PER_NODE
             if full and (leaf > start or chunk):
-                yield [*chunk, Piece(number, start, leaf)] if leaf > start else chunk
+                yield [*chunk, ChunkSlice(number, start, leaf)] if leaf > start else chunk
                 chunk, start, room, keys = [], leaf, max_nodes, int(path_L[leaf])
             room -= int(new_L[leaf])
-        chunk.append(Piece(number, start, tree.num_responses))
+        chunk.append(ChunkSlice(number, start, tree.num_responses))
     if chunk:
         yield chunk
 
 
 @dataclass(frozen=True)
-class FedNodes:
-    """The nodes of one piece that go through the model, ancestors first, in preorder.
+class ChunkInputs:
+    """The nodes of one part that go through the model, ancestors first, in preorder.
 
     Attributes:
         node_F: Their indices in the tree, shape [F].
         parent_F: Their parents as positions in `node_F`, shape [F]; -1 for the first token after the prompt.
-        owned: The slice of tree nodes that the piece owns.
+        owned: The slice of tree nodes that the part owns.
     """
 
     node_F: IntArray
@@ -74,10 +74,10 @@ class FedNodes:
     owned: slice
 
     @classmethod
-    def of(cls, tree: RolloutTree, piece: Piece) -> FedNodes:
-        """Find the fed nodes of a piece."""
-        begin = int(tree.leaf[piece.start - 1]) + 1 if piece.start else 0
-        stop = int(tree.leaf[piece.stop - 1]) + 1
+    def of(cls, tree: RolloutTree, part: ChunkSlice) -> ChunkInputs:
+        """Find the fed nodes of a part."""
+        begin = int(tree.leaf[part.start - 1]) + 1 if part.start else 0
+        stop = int(tree.leaf[part.stop - 1]) + 1
         has_child = tree.parent[begin + 1 : stop] == np.arange(begin, stop - 1)
         inner = begin + np.flatnonzero(has_child)
         above = int(tree.parent[begin]) if begin < stop else -1
@@ -100,24 +100,24 @@ class TreeBatch:
     """
 
     def __init__(
-        self, trees: Sequence[RolloutTree], offsets: IntArray, pieces: Sequence[Piece], cache: PromptCache
+        self, trees: Sequence[RolloutTree], offsets: IntArray, slices: Sequence[ChunkSlice], cache: PromptCache
     ) -> None:
         device = cache.length.device
         tokens, positions, prompts, parents, depths = [], [], [], [], []
         rows, targets, indices = [], [], []
         fed_before = 0
-        for piece in pieces:
-            tree = trees[piece.tree]
-            fed = FedNodes.of(tree, piece)
+        for part in slices:
+            tree = trees[part.tree]
+            fed = ChunkInputs.of(tree, part)
             owned = np.arange(fed.owned.start, fed.owned.stop)
             owned = owned[tree.parent[owned] >= 0]
             rows.append(fed_before + np.searchsorted(fed.node_F, tree.parent[owned]))
             targets.append(tree.token[owned])
-            indices.append(offsets[piece.tree] + owned)
+            indices.append(offsets[part.tree] + owned)
             tokens.append(tree.token[fed.node_F])
             depths.append(tree.depth[fed.node_F])
             positions.append(len(tree.prompt_ids) + depths[-1])
-            prompts.append(np.full(fed.node_F.size, piece.tree))
+            prompts.append(np.full(fed.node_F.size, part.tree))
             parents.append(np.where(fed.parent_F >= 0, fed.parent_F + fed_before, -1))
             fed_before += fed.node_F.size
 

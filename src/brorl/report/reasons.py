@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from brorl.report.run_record import Record, RunRecord, number
+from brorl.runs.run_record import Record, RunRecord, number
 
 Why = Callable[[RunRecord], str]
 

@@ -22,9 +22,9 @@ from rich.text import Text
 
 from brorl.errors import UserError
 from brorl.report.reasons import why_no_held_out_responses, why_no_rollouts
-from brorl.report.run_record import check_run, read_run
-from brorl.report.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 from brorl.report.visible_text import visible_text
+from brorl.runs.run_record import check_run, read_run
+from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 
 Kind = Literal["all", "wrong", "right"]
 MOST_PROMPTS = 20  # in the list; any can be asked for by its number

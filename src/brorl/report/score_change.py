@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from brorl.evaluation.paired import Verdict, difference_interval, verdict_of
+from brorl.comparison.paired import Verdict, difference_interval, verdict_of
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k
-from brorl.report.run_record import Record, RunRecord
+from brorl.runs.run_record import Record, RunRecord
 
 Direction = Literal["rose", "fell", "unclear"]
 _DIRECTIONS: dict[Verdict, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from brorl.report.stored_rollouts import StoredGroup, read_groups, stored_steps
 from brorl.report.visible_text import visible_text
+from brorl.runs.stored_rollouts import StoredGroup, read_groups, stored_steps
 
 _PROMPT, _RESPONSE = 240, 480  # characters shown
 

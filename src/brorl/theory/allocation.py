@@ -5,10 +5,10 @@ rollouts make a group informative (some correct, some not), and how many more ea
 numbers out: nothing is sampled here. It refuses outcomes that cannot be and priors that are no distribution.
 
 Pass rates are Beta(a, b) a priori, with spikes at 0 and at 1: a plain Beta cannot give the shares of informative
-groups that are seen at several N at once. A group with both outcomes has no chance left to win and never gets more.
+groups that are seen at several N at once. A mixed group has no chance left to win and never gets more.
 
-The chances hold for independent rollouts. Widening on outcomes makes successes / rollouts a biased estimate of a
-widened group's pass rate; docs/adaptive_rollouts.md says by how much.
+The chances hold for independent rollouts. Allocation that depends on outcomes makes successes / rollouts a biased
+estimate of a widened group's pass rate; docs/adaptive_rollouts.md says by how much.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PSEUDO_SHAPE = (0.5, 1.5)  # centre of a log-normal (unit deviation) on each of
 
 
 @dataclass(frozen=True)
-class Widening:
+class AdaptiveAllocation:
     """How far prompts may be widened after a pilot.
 
     Attributes:

@@ -13,7 +13,7 @@ from math import isfinite
 from statistics import fmean, median
 from typing import Any
 
-from brorl.training.run_directory import Record
+from brorl.runs.run_directory import Record
 
 
 @dataclass(frozen=True)

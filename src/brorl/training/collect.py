@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 
 from brorl.activity import Observe, Round, unobserved
-from brorl.algorithms.dynamic_sampling import has_mixed_outcomes
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
-from brorl.theory.allocation import Widening, allocate_rollouts, fit_prior
+from brorl.theory.allocation import AdaptiveAllocation, allocate_rollouts, fit_prior
 from brorl.theory.pass_rates import PassRates
-from brorl.training.judge import Judge
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.why_not_mixed import why_not_mixed
 from brorl.tree import RolloutTree
+from brorl.verify.grade import Grader
 from brorl.verify.verifier import TIMEOUT, TRUNCATED, Verdict, is_failure
 
 _ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
@@ -106,7 +105,7 @@ class Collected:
 
         Surplus groups with both outcomes are carried to later steps; they are not part of it.
         """
-        trees = [g.tree for g in self.groups if not (self.keeps_all or has_mixed_outcomes(g))]
+        trees = [g.tree for g in self.groups if not (self.keeps_all or g.is_mixed)]
         return {
             "samples_dropped": sum(t.num_rollouts for t in trees),
             "sampled_tokens_dropped": sum(t.num_sampled_tokens for t in trees),
@@ -133,9 +132,7 @@ class Collected:
             "pilot_rollouts": self.pilot_rollouts,
             "groups_pilot_mixed": sum(0 < k < self.pilot_rollouts for k in self.pilot_correct),
             "groups_widened": sum(self.widened),
-            "groups_widened_mixed": sum(
-                w and has_mixed_outcomes(g) for w, g in zip(self.widened, self.groups, strict=True)
-            ),
+            "groups_widened_mixed": sum(w and g.is_mixed for w, g in zip(self.widened, self.groups, strict=True)),
             "samples_pilot": pilots,
             "samples_widening": sum(rollouts_G) - pilots,
             "mean_rollouts": sum(rollouts_G) / max(len(rollouts_G), 1),
@@ -150,7 +147,7 @@ class Collector:
     Attributes:
         engine: Samples trees.
         stream: Where prompts come from.
-        judge: Verifies and rewards responses.
+        grader: Verifies and rewards responses.
         sampling: How responses are sampled.
         rollouts_per_prompt: N; with `widening` the size of the pilot.
         prompts_per_step: Number of groups a step trains on.
@@ -163,14 +160,14 @@ class Collector:
 
     engine: Engine
     stream: PromptSupply
-    judge: Judge
+    grader: Grader
     sampling: SamplingParams
     rollouts_per_prompt: int
     prompts_per_step: int
     dynamic_sampling: bool
     max_tries: int
     seed: int
-    widening: Widening | None = None
+    widening: AdaptiveAllocation | None = None
     observe: Observe = unobserved
 
     def collect(
@@ -197,7 +194,7 @@ class Collector:
             number += 1
             self.observe(Round(step, number, len(kept), self.prompts_per_step))
             groups, verdicts = self._round(step, collected, self.prompts_per_step - len(kept), clock)
-            mixed = [g for g in groups if has_mixed_outcomes(g)]
+            mixed = [g for g in groups if g.is_mixed]
             collected.groups += groups
             collected.verdicts += verdicts
             collected.widened += [g.tree.num_rollouts > self.rollouts_per_prompt for g in groups]
@@ -218,8 +215,8 @@ class Collector:
         prompts = self.stream.take(min(self.prompts_per_step, ceil(missing / share)))
         trees = self._sample(prompts, self.rollouts_per_prompt, step, so_far, clock)
         with clock("verification"):
-            verdicts = self.judge.verdicts(prompts, trees)
-        groups = [self.judge.group(p, t, vs, step) for p, t, vs in zip(prompts, trees, verdicts, strict=True)]
+            verdicts = self.grader.verdicts(prompts, trees)
+        groups = [self.grader.group(p, t, vs, step) for p, t, vs in zip(prompts, trees, verdicts, strict=True)]
         if self.widening:
             self._widen(self.widening, groups, verdicts, step, so_far, clock)
         return groups, verdicts
@@ -236,7 +233,7 @@ class Collector:
 
     def _widen(
         self,
-        widening: Widening,
+        widening: AdaptiveAllocation,
         groups: list[Group],
         verdicts: list[list[Verdict]],
         step: int,
@@ -269,18 +266,18 @@ class Collector:
         fresh = np.flatnonzero([r not in verdict_of for r in responses])
         if fresh.size:
             unseen, _ = more.select(fresh)
-            judged = self.judge.verdicts([group.prompt], [unseen])[0]
+            judged = self.grader.verdicts([group.prompt], [unseen])[0]
             verdict_of.update(zip(_responses(unseen), judged, strict=True))
         tree = RolloutTree.merge([group.tree, more])
         merged = [verdict_of[r] for r in _responses(tree)]
-        return self.judge.group(group.prompt, tree, merged, step), merged
+        return self.grader.group(group.prompt, tree, merged, step), merged
 
 
 def _share(groups: Sequence[Group]) -> dict[str, float]:
     samples = sum(g.tree.num_rollouts for g in groups)
     return {
         "groups": len(groups),
-        "groups_mixed": sum(map(has_mixed_outcomes, groups)),
+        "groups_mixed": sum(g.is_mixed for g in groups),
         "share_correct": sum(g.num_correct for g in groups) / samples,
     }
 

@@ -17,11 +17,11 @@ from brorl.algorithms.groups import Group
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams, Scheme
 from brorl.seeds import derived_seed
-from brorl.theory.certificate import HeldOut, certify
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
+from brorl.theory.held_out_check import HeldOut, check_on_held_out
 from brorl.theory.pass_rates import informative_in_subset
-from brorl.training.judge import Judge
 from brorl.training.learner import Learner
+from brorl.verify.grade import Grader
 
 OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)
 FloatArray = NDArray[np.float64]
@@ -38,7 +38,7 @@ class Diagnostics:
     Attributes:
         engine: Draws the held-out rollouts.
         learner: Gives their log-probs after the update.
-        judge: Verifies and rewards responses.
+        grader: Verifies and rewards responses.
         sampling: How the training's rollouts are drawn.
         fixed_size: Whether the number of rollouts of a prompt is fixed beforehand, not chosen by their outcomes.
         certificate_every: Steps between certificates; 0 for none.
@@ -49,7 +49,7 @@ class Diagnostics:
 
     engine: Engine
     learner: Learner
-    judge: Judge
+    grader: Grader
     sampling: SamplingParams
     fixed_size: bool
     certificate_every: int
@@ -73,7 +73,7 @@ class Diagnostics:
         seed = derived_seed(self.seed, step, _SEED_TAG)
         sampling = replace(self.sampling, scheme="iid")
         trees = self.engine.sample([p.token_ids for p in prompts], self.held_out_rollouts, sampling, seed)
-        groups = self.judge.groups(prompts, trees, step)
+        groups = self.grader.groups(prompts, trees, step)
         if not self.recompute_old_logprobs:
             return groups
         own = [replace(t, logprob=lp) for t, lp in zip(trees, self.learner.logprobs(trees), strict=True)]
@@ -91,7 +91,7 @@ class Diagnostics:
         if sampled and not self._truncated():
             record["coverage"] = coverage_record(sampled, self.sampling.scheme, self.fixed_size)
         if held_out:
-            record["certificate"] = asdict(certify(self._compare(trained, held_out)))
+            record["certificate"] = asdict(check_on_held_out(self._compare(trained, held_out)))
         return record
 
     def _truncated(self) -> bool:

@@ -18,19 +18,19 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.activity import Observe, Phase, Step, unobserved
 from brorl.algorithms.groups import Group
+from brorl.cost import UNIT_WORDS, Budget, Cost, cost_of_step, total_cost
 from brorl.evaluation.benchmark import Answers, Benchmark
-from brorl.evaluation.compute_match import UNIT_WORDS, Budget, Cost, cost_of_step, total_cost
 from brorl.rollout.engine import Engine
+from brorl.runs.checkpoint import TrainerState, mark_best, save_checkpoint
+from brorl.runs.run_directory import Record, RunDirectory
 from brorl.seeds import derived_seed
-from brorl.training.checkpoint import TrainerState, mark_best, save_checkpoint
 from brorl.training.collect import Collected, Collector, NoMixedGroupsError
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.learner import Learner
+from brorl.training.monitor import Monitor, is_due
 from brorl.training.reference_schedule import ReferenceSchedule
-from brorl.training.run_directory import Record, RunDirectory
 from brorl.training.stop_request import StopNow, StopRequest
 from brorl.training.stopwatch import Stopwatch
-from brorl.training.watch import Watch, is_due
 
 STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 EstimateAdvantages = Callable[[Sequence[Group]], list[NDArray[np.float64]]]
@@ -81,7 +81,7 @@ class TrainingRun:
     diagnostics: Diagnostics
     schedule: ReferenceSchedule
     reset_optimizer: bool
-    watch: Watch
+    watch: Monitor
     benchmark: Benchmark | None
     evaluate_every: int
     model: PreTrainedModel
@@ -249,7 +249,7 @@ def record_metrics(run: TrainingRun, record: dict[str, Any]) -> None:
 def store_rollouts(run: TrainingRun, step: int, collected: Collected) -> None:
     """Store what a step sampled, unless the run stores none."""
     if run.store_rollouts_every:
-        texts = [run.collector.judge.texts(g.tree) for g in collected.groups]
+        texts = [run.collector.grader.texts(g.tree) for g in collected.groups]
         run.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
 
 
@@ -257,11 +257,11 @@ def store_answers(run: TrainingRun, benchmark: Benchmark, step: int, answers: An
     """Store the responses to the same few prompts at every evaluation, chosen by their place, not by their success."""
     count = len(benchmark.prompts)
     places = np.linspace(0, count - 1, min(STORED_PROMPTS, count)).round().astype(int).tolist()
-    judge, verdicts = run.collector.judge, [answers.verdicts[i] for i in places]
+    grader, verdicts = run.collector.grader, [answers.verdicts[i] for i in places]
     groups = [
-        judge.group(benchmark.prompts[i], answers.trees[i], vs, step) for i, vs in zip(places, verdicts, strict=True)
+        grader.group(benchmark.prompts[i], answers.trees[i], vs, step) for i, vs in zip(places, verdicts, strict=True)
     ]
-    run.directory.write_evaluation(step, groups, verdicts, [judge.texts(g.tree) for g in groups])
+    run.directory.write_evaluation(step, groups, verdicts, [grader.texts(g.tree) for g in groups])
 
 
 def save(run: TrainingRun, step: int, carried: Sequence[Group], *, regular: bool = True, attempts: int = 0) -> None:

@@ -26,7 +26,7 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class TrainedResponses:
     """The responses of one group that are back-propagated (L of them, with M nodes).
 
     Attributes:
@@ -50,13 +50,13 @@ class Lesson:
         return value_W if self.node_M is None else value_W[self.node_M]
 
 
-def lesson_of(
+def choose_trained(
     group: Group,
     advantage_L: FloatArray,
     responses_per_verdict: int,
     mask_truncated: bool,
     generator: np.random.Generator,
-) -> Lesson | None:
+) -> TrainedResponses | None:
     """Choose what is back-propagated of a group.
 
     Args:
@@ -67,13 +67,13 @@ def lesson_of(
         generator: Decides the choice.
 
     Returns:
-        The lesson; None if there is nothing to choose. With `responses_per_verdict`, responses without an advantage are
-        never chosen: neither a KL penalty in the loss nor an entropy bonus sees them.
+        The responses; None if there is nothing to choose. With `responses_per_verdict`, responses without an
+        advantage are never chosen: neither a KL penalty in the loss nor an entropy bonus sees them.
     """
     tree = group.tree
     allowed_L = tree.finished if mask_truncated else np.ones(tree.num_responses, np.bool_)
     if not responses_per_verdict and allowed_L.all():
-        return Lesson(tree, tree, None, advantage_L, np.ones(tree.num_responses), group.old_logprob_M)
+        return TrainedResponses(tree, tree, None, advantage_L, np.ones(tree.num_responses), group.old_logprob_M)
     if responses_per_verdict:
         total_L = tree.leaf_count * advantage_L * allowed_L
         chosen, factor_K = choose_responses(total_L, group.correct_L, responses_per_verdict, generator)
@@ -84,7 +84,7 @@ def lesson_of(
         return None
     part, node_M = tree.select(chosen)
     old_logprob_M = None if group.old_logprob_M is None else group.old_logprob_M[node_M]
-    return Lesson(tree, part, node_M, advantage_L[chosen], factor_K, old_logprob_M)
+    return TrainedResponses(tree, part, node_M, advantage_L[chosen], factor_K, old_logprob_M)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class MiniBatch:
 
 def assemble(
     whole: Sequence[RolloutTree],
-    lessons: Sequence[Lesson],
+    trained: Sequence[TrainedResponses],
     old_logprobs: Sequence[FloatArray],
     reference_logprobs: Sequence[FloatArray] | None,
     loss: PolicyLossSettings,
@@ -133,9 +133,9 @@ def assemble(
 
     Args:
         whole: The trees of all groups of the mini-batch; they decide the denominator.
-        lessons: What is back-propagated of them.
-        old_logprobs: For each lesson the log-probs of the old policy, shape [M].
-        reference_logprobs: For each lesson those of the reference.
+        trained: What is back-propagated of them.
+        old_logprobs: For each tree the log-probs of the old policy, shape [M].
+        reference_logprobs: For each tree those of the reference.
         loss: Kind and aggregation of the loss.
         importance: Correction of the weights for the policy that sampled.
         share: Number of its groups over the mean number of a mini-batch of the step; 1 where all have the same number.
@@ -145,26 +145,26 @@ def assemble(
         The mini-batch.
     """
     advantages, positive, negative, sampled, token_weight = [], [], [], [], []
-    for lesson, old_logprob_M in zip(lessons, old_logprobs, strict=True):
-        tree = lesson.tree
+    for responses, old_logprob_M in zip(trained, old_logprobs, strict=True):
+        tree = responses.tree
         factors = importance_factors(tree, old_logprob_M, importance)
         aggregation_L = response_weights(tree, loss.aggregation)
-        advantage_L = lesson.advantage_L * lesson.factor_L * aggregation_L * factors.response_L
+        advantage_L = responses.advantage_L * responses.factor_L * aggregation_L * factors.response_L
         weights = node_weights(tree, advantage_L)
         positive.append(weights.positive_M * factors.node_M)
         negative.append(weights.negative_M * factors.node_M)
-        sampled.append(tree.sum_below(tree.leaf_count * lesson.factor_L))
-        token_weight.append(tree.sum_below(tree.leaf_count * lesson.factor_L * aggregation_L))
+        sampled.append(tree.sum_below(tree.leaf_count * responses.factor_L))
+        token_weight.append(tree.sum_below(tree.leaf_count * responses.factor_L * aggregation_L))
         # A loss of a whole response that every token carries has the mean of its tokens' factors as its own.
         advantages.append(advantage_L * (tree.sum_along_paths(factors.node_M)[tree.leaf] / tree.length))
     return MiniBatch(
-        trees=[lesson.tree for lesson in lessons],
+        trees=[x.tree for x in trained],
         old_logprobs=list(old_logprobs),
         advantages=advantages,
         old_logprob_K=tensor(old_logprobs),
         positive_K=tensor(positive),
         negative_K=tensor(negative),
-        count_K=tensor([lesson.tree.count for lesson in lessons]),
+        count_K=tensor([x.tree.count for x in trained]),
         reference_logprob_K=None if reference_logprobs is None else tensor(reference_logprobs),
         sampled_K=tensor(sampled),
         token_weight_K=tensor(token_weight),

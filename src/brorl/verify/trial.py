@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
 from brorl.prompts.prompt import Prompt
-from brorl.verify.math_answers import MathVerifier
-from brorl.verify.user_function import FunctionVerifier
+from brorl.verify.domains.math import MathVerifier
+from brorl.verify.domains.user_function import FunctionVerifier
 from brorl.verify.verifier import Verdict, Verifier
 
 _OTHERS = 4  # references of other prompts that are tried as wrong answers

@@ -39,7 +39,7 @@ from brorl.report.reasons import (
     why_no_step,
     why_no_update,
 )
-from brorl.report.run_record import RunRecord, number
+from brorl.runs.run_record import RunRecord, number
 
 PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from brorl.report.run_record import Record, RunRecord
+from brorl.runs.run_record import Record, RunRecord
 
 _FEW_ROLLOUTS = 32  # up to here each number of correct rollouts is a bar of its own
 

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 import brorl
-from brorl.evaluation.compute_match import cost_of_step
+from brorl.cost import cost_of_step
 from brorl.report.page.embedding import fill, to_json
 from brorl.report.page.figures import (
     Chart,
@@ -30,10 +30,10 @@ from brorl.report.page.summary import HEADINGS, notes, summary_row
 from brorl.report.page.tiles import Tile, tiles
 from brorl.report.page.traces import plotly_text
 from brorl.report.reasons import reason, why_no_coverage, why_no_held_out_responses, why_no_rollouts
-from brorl.report.run_record import RunRecord, differing_settings, number
 from brorl.report.score_change import best_evaluation
-from brorl.report.stored_rollouts import Folder, steps_in_words
 from brorl.report.visible_text import visible_text
+from brorl.runs.run_record import RunRecord, differing_settings, number
+from brorl.runs.stored_rollouts import Folder, steps_in_words
 
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
 _EVALUATION_SHARE = 4  # the responses of evaluations may take one part in so many of it

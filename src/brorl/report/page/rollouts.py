@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from brorl.report.page.embedding import compressed
 from brorl.report.page.token_texts import TokenTexts
-from brorl.report.run_record import RunRecord
 from brorl.report.score_change import best_evaluation
-from brorl.report.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
+from brorl.runs.run_record import RunRecord
+from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 
 _BYTES_PER_NODE = 5  # of compressed data, roughly; what it really takes is measured
 _FEWEST_PROMPTS = 16  # a step's budget is spread over so many prompts at least

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from brorl.evaluation.compute_match import total_cost
-from brorl.report.run_record import Record, RunRecord, number
+from brorl.cost import total_cost
+from brorl.runs.run_record import Record, RunRecord, number
 
 HEADINGS = (
     "run", "steps", "prompts x N", "held-out pass@1", "at the largest k", "rollouts", "dropped", "tokens sampled",

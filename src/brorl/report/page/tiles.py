@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from brorl.evaluation.compute_match import UNITS, total_cost
+from brorl.cost import UNITS, total_cost
 from brorl.evaluation.pass_at_k import Estimate
 from brorl.report.page.summary import batch, dropped, duration, share, spread, steps_done
 from brorl.report.reasons import why_no_change, why_no_update
-from brorl.report.run_record import Record, RunRecord, number
 from brorl.report.score_change import ScoreChange, best_evaluation, score_changes, smallest_k_score
+from brorl.runs.run_record import Record, RunRecord, number
 
 Tone = Literal["good", "bad", "plain"]
 _ENDS = 25  # steps, at most, that the reward at either end of the run is averaged over

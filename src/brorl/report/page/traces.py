@@ -15,8 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from brorl.evaluation.pass_at_k import pass_at_k
-from brorl.report.run_record import Record, RunRecord, number
 from brorl.report.visible_text import visible_text
+from brorl.runs.run_record import Record, RunRecord, number
 
 LAST_STEPS = 25
 _DASHES = ("solid", "dot", "dash", "dashdot")

@@ -1,0 +1,290 @@
+"""An evaluation from its settings: prompts of named benchmarks, files and puzzles, verifiers, engine.
+
+In: a checked `TrainConfig`, the model, and the data sets as the user named them. Out: parts to evaluate and what
+answers and judges. What can be wrong is found in the order of its cost: the data's rows, the verifiers, the tokenizer
+and the prompts, the memory, the reference answers, and only then the model's weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from brorl.activity import Observe, unobserved
+from brorl.assemble.data import check_prompts
+from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
+from brorl.assemble.run import build_decode
+from brorl.assemble.verification import build_pool, build_verifiers, check_references
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.evaluation.evaluate import EvaluatedModel
+from brorl.evaluation.responses import Part, split_into_parts
+from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model, load_tokenizer
+from brorl.model.memory_plan import MemoryLine, MemoryPlan, available_bytes, check, plan_memory
+from brorl.model.source import find_model, read_config
+from brorl.prompts.benchmarks import BOXED_TEMPLATE
+from brorl.prompts.prompt import Prompt, fingerprint
+from brorl.prompts.rendering import drop_long, render
+from brorl.rollout.native.engine import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.verify.domains.math import MATH_DOMAIN, MathVerifier
+from brorl.verify.verifier import Verifier
+
+_PART_TOKENS, _LEAST_PROMPTS, _MOST_PROMPTS = 2**19, 8, 64  # of a part
+LONGEST_RESPONSE = 32_768  # the paper's context
+_VALUES_OF_A_TENSOR = 65_536
+
+
+class ReadyEvaluation(NamedTuple):
+    """An evaluation before its model is loaded.
+
+    Attributes:
+        request: What was asked for.
+        source: What the model is loaded from.
+        tokenizer: Its tokenizer.
+        parts: What is to be done.
+        verifiers: Verifier of each domain.
+        sampling: How responses are drawn.
+        settings: All that decides the responses but the weights, as JSON takes it.
+        unreadable: Ids of questions whose reference answer math-verify cannot read, by data set.
+        notes: What a person should know.
+    """
+
+    request: Request
+    source: str
+    tokenizer: PreTrainedTokenizerBase
+    parts: list[Part]
+    verifiers: Mapping[str, Verifier]
+    sampling: SamplingParams
+    settings: dict[str, Any]
+    unreadable: dict[str, list[str]]
+    notes: list[str]
+
+
+def prepare_evaluation(request: Request) -> ReadyEvaluation:
+    """Read, check and encode the data, and check the memory.
+
+    Raises:
+        UserError: On the first thing that is wrong.
+    """
+    config = request.config
+    if config.engine.threads:
+        torch.set_num_threads(config.engine.threads)
+    device = choose_device(config.device)
+    model_config = read_config(find_model(config.model))
+    sets = read_sets(request)
+    questions = [question for one in sets for question in one.questions]
+    config = _without_strange_domains(config, {question.domain for question in questions})
+    verifiers = build_verifiers(config, {question.domain for question in questions}, build_pool(config))
+    tokenizer = load_tokenizer(config.model, config.sampling.end_token)
+    prompts_of, notes = _render(sets, request, tokenizer)
+    limit = _response_limit(request, prompts_of, model_config)
+    every = [prompt for prompts in prompts_of.values() for prompt in prompts]
+    check_prompts(config.model, every, {"--max-new-tokens": limit}, tokenizer, model_config)
+    _check_memory(config, model_config, prompts_of, limit)
+    unreadable = _check_references(sets, verifiers)
+    notes += [
+        f"{name}: math-verify cannot read {len(ids)} of its reference answers ({ids[0]}, ...); only a response with "
+        "the same text counts as correct there"
+        for name, ids in unreadable.items()
+    ]
+    evaluation = config.evaluation
+    sampling = SamplingParams(evaluation.temperature, evaluation.top_p, max_new_tokens=limit)
+    settings = _settings(config, sets, prompts_of, sampling, device)
+    return ReadyEvaluation(
+        request=request,
+        source=config.model,
+        tokenizer=tokenizer,
+        parts=split_into_parts(prompts_of, settings["prompts_per_part"], config.seed),
+        verifiers=verifiers,
+        sampling=sampling,
+        settings=settings,
+        unreadable=unreadable,
+        notes=notes,
+    )
+
+
+def load_evaluated_model(ready: ReadyEvaluation, observe: Observe = unobserved) -> tuple[EvaluatedModel, str]:
+    """Load the model.
+
+    Args:
+        ready: The evaluation.
+        observe: Gets what the engine and the respondent report while they work.
+
+    Returns:
+        What answers and what judges, and a fingerprint of the model's weights.
+
+    Raises:
+        UserError: If it cannot be loaded.
+    """
+    config = ready.request.config
+    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
+    model = load_model(ready.source, choose_device(config.device), dtype)
+    check_vocabulary(ready.source, model, ready.tokenizer)
+    memory_bytes = int(config.engine.memory_gib * 2**30)
+    engine = NativeEngine(model, end_tokens(model, ready.tokenizer), memory_bytes, observe=observe)
+    respondent = EvaluatedModel(
+        engine,
+        ready.sampling,
+        config.evaluation.num_samples,
+        ready.verifiers,
+        build_decode(ready.tokenizer),
+        accept_truncated=config.rewards.stop_properly > 0,  # as in training
+        observe=observe,
+    )
+    return respondent, weights_fingerprint(model)
+
+
+def prompts_per_part(num_samples: int, max_new_tokens: int) -> int:
+    """Return how many prompts are sampled and stored together: few where that may take long, many where it cannot."""
+    return min(_MOST_PROMPTS, max(_LEAST_PROMPTS, _PART_TOKENS // (num_samples * max_new_tokens)))
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str:
+    """Return a hash of a model's weights: of each tensor its name, its shape, and up to 65,536 evenly spread values."""
+    digest = blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        values = flat[:: max(1, flat.numel() // _VALUES_OF_A_TENSOR)].double().cpu().numpy()
+        digest.update(f"{name} {tuple(tensor.shape)}".encode() + values.astype("<f8").tobytes())
+    return digest.hexdigest()
+
+
+def _without_strange_domains(config: TrainConfig, domains: set[str]) -> TrainConfig:
+    """Drop what a run says of domains that do not occur here; as settings of training they would be mistakes."""
+    functions = {name: path for name, path in config.verification.functions.items() if name in domains}
+    return config.model_copy(
+        update={
+            "verification": config.verification.model_copy(update={"functions": functions}),
+            "rewards": config.rewards.model_copy(update={"domain_weights": {}}),
+        }
+    )
+
+
+def _render(
+    sets: Sequence[QuestionSet], request: Request, tokenizer: PreTrainedTokenizerBase
+) -> tuple[dict[str, list[Prompt]], list[str]]:
+    """Turn questions into prompts by data set, and say what was left out or added."""
+    prompts_of: dict[str, list[Prompt]] = {}
+    notes: list[str] = []
+    longest = request.config.data.max_prompt_tokens
+    for one in sets:
+        prompts = [replace(prompt, source=one.name) for prompt in render(one.questions, one.style, tokenizer)]
+        if longest and not request.data:
+            prompts, dropped = drop_long(prompts, longest)
+            if dropped:
+                notes.append(f"{one.name}: {dropped} prompts of more than {longest} tokens left out, as in the run")
+        if not prompts:
+            raise UserError(f"{one.name} has no prompt to evaluate; choose other data")
+        prompts_of[one.name] = prompts
+    asked = [one.name for one in sets if one.style.template == BOXED_TEMPLATE and not request.own_template]
+    if asked and not request.belongs_to_run:
+        wanted = BOXED_TEMPLATE.partition("{prompt}")[2].strip()
+        notes.append(f"asked after each question of {', '.join(asked)}: {wanted!r} (prompt.template changes it)")
+    return prompts_of, notes
+
+
+def _response_limit(
+    request: Request, prompts_of: Mapping[str, Sequence[Prompt]], model_config: PreTrainedConfig
+) -> int:
+    """Return how many tokens a response may have: as asked for, as in the run, or what fits, as the paper at most."""
+    config = request.config
+    if config.evaluation.max_new_tokens:
+        return config.evaluation.max_new_tokens
+    if request.belongs_to_run:
+        return config.sampling.max_new_tokens
+    text_config = model_config.get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", None) or LONGEST_RESPONSE
+    window = getattr(text_config, "sliding_window", None) or positions
+    longest = max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts)
+    return max(1, min(LONGEST_RESPONSE, min(positions, window) - longest))
+
+
+def _check_memory(
+    config: TrainConfig, model_config: PreTrainedConfig, prompts_of: Mapping[str, Sequence[Prompt]], limit: int
+) -> None:
+    """Refuse an evaluation whose weights and responses do not fit into memory."""
+    device = choose_device(config.device)
+    samples = config.evaluation.num_samples
+    largest = min(prompts_per_part(samples, limit), max(map(len, prompts_of.values())))
+    training = plan_memory(
+        model_config,
+        dtype=config.dtype,
+        lora=None,
+        reference=False,
+        offload_reference=False,
+        engine_bytes=int(config.engine.memory_gib * 2**30),
+        nodes_per_pass=None,
+        gradient_checkpointing=False,
+        num_rows=largest * samples,
+        prompt_tokens=max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts),
+        max_new_tokens=limit,
+    )
+    weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
+    smaller = "--dtype bfloat16" if config.dtype != "bfloat16" else "another model"
+    kept = (MemoryLine("weights", weights, smaller),)
+    available = available_bytes(device)
+    check(MemoryPlan(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
+
+
+def _check_references(sets: Sequence[QuestionSet], verifiers: Mapping[str, Verifier]) -> dict[str, list[str]]:
+    """Refuse unreadable reference answers of the user's own data; of a published benchmark, return their questions."""
+    own = [question for one in sets if not one.published for question in one.questions]
+    check_references(verifiers, own)
+    unreadable: dict[str, list[str]] = {}
+    verifier = verifiers.get(MATH_DOMAIN)
+    for one in sets:
+        if one.published and isinstance(verifier, MathVerifier):
+            bad = {*verifier.check_references([question.reference for question in one.questions])}
+            ids = [question.id for question in one.questions if question.reference in bad]
+            unreadable |= {one.name: ids} if ids else {}
+    return unreadable
+
+
+def _settings(
+    config: TrainConfig,
+    sets: Sequence[QuestionSet],
+    prompts_of: Mapping[str, Sequence[Prompt]],
+    sampling: SamplingParams,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Return all that decides the responses and their verdicts, but the weights."""
+    verification = config.verification
+    return {
+        "checkpoint": config.model,
+        "samples": config.evaluation.num_samples,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_new_tokens": sampling.max_new_tokens,
+        "seed": config.seed,
+        "end_token": config.sampling.end_token,
+        "dtype": config.dtype,
+        "device": device.type,
+        "prompts_per_part": prompts_per_part(config.evaluation.num_samples, sampling.max_new_tokens),
+        "accept_truncated": config.rewards.stop_properly > 0,
+        "verification": {
+            "timeout_s": verification.timeout_s,
+            "memory_mib": verification.memory_mib,
+            "functions": dict(verification.functions),
+        },
+        "prompt": {
+            "system_prompt": config.prompt.system_prompt,
+            "chat": config.prompt.chat,
+            "chat_template_options": dict(config.prompt.chat_template_options),
+        },
+        "data_sets": [one.name for one in sets],
+        "data": {
+            one.name: {
+                "source": one.source,
+                "template": one.style.template,
+                "prompts": len(prompts_of[one.name]),
+                "prompts_fingerprint": fingerprint(prompts_of[one.name]),
+            }
+            for one in sets
+        },
+    }

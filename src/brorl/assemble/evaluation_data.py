@@ -1,0 +1,171 @@
+"""The data sets of an evaluation: named benchmarks, files, puzzles, or what the checkpoint's run held out.
+
+In: data sets as the user named them, and the settings. Out: their questions, each with what stands around it. What
+cannot be read, and two sets of one name, are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from brorl.assemble.data import build_format, build_questions
+from brorl.config.reading import make_config, parse_yaml
+from brorl.config.settings import TrainConfig
+from brorl.config.sources import CountdownConfig, FileConfig
+from brorl.errors import UserError
+from brorl.prompts.benchmarks import BENCHMARKS, BOXED_TEMPLATE, BenchmarkSource, read_benchmark
+from brorl.prompts.files import FileSource, read_questions
+from brorl.prompts.question import Question, split_held_out
+from brorl.prompts.rendering import PromptFormat
+
+_NO_LIMIT = 2**31
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be evaluated.
+
+    Attributes:
+        config: Settings; those of the checkpoint's run if it belongs to one. `evaluation` says how many responses and
+            how they are drawn; its `max_new_tokens` is null where nothing says how long they may be.
+        data: Data sets as the user named them; none for what the run held out.
+        belongs_to_run: Whether the prompt format is that of a run, or the shipped model's recipe.
+        own_template: Whether the user set prompt.template.
+        limit: Prompts of each data set at most; None for all.
+    """
+
+    config: TrainConfig
+    data: tuple[str, ...]
+    belongs_to_run: bool
+    own_template: bool
+    limit: int | None = None
+
+
+class QuestionSet(NamedTuple):
+    """A data set.
+
+    Attributes:
+        name: Its name.
+        source: Where it is from, for the record.
+        questions: Its questions.
+        style: What stands around them.
+        published: Whether it is a benchmark, which the user cannot correct.
+    """
+
+    name: str
+    source: str
+    questions: Sequence[Question]
+    style: PromptFormat
+    published: bool
+
+
+def read_sets(request: Request) -> list[QuestionSet]:
+    """Read all data sets.
+
+    Raises:
+        UserError: If one cannot be read, two have one name, or there is none.
+    """
+    own = build_format(request.config)
+    sets = [_read_set(text, request, own) for text in request.data] if request.data else _held_out(request, own)
+    names = [one.name for one in sets]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated:
+        raise UserError(
+            f"two data sets have the name {repeated!r}; rename one of them: --data '{{path: ..., name: ...}}'"
+        )
+    if request.limit is None:
+        return sets
+    seed = request.config.data.split_seed
+    return [
+        one._replace(questions=split_held_out(one.questions, 1.0, seed).held_out[: request.limit])
+        if request.data
+        else one  # cut already, as in training
+        for one in sets
+    ]
+
+
+def parse_data(text: str) -> BenchmarkSource | FileConfig | CountdownConfig:
+    """Find what one --data means.
+
+    Args:
+        text: Name of a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file or hub id, or a YAML mapping.
+
+    Raises:
+        UserError: If it means nothing.
+    """
+    name, equals, path = text.partition("=")
+    if text in BENCHMARKS:
+        return BenchmarkSource(text)
+    if equals and re.fullmatch(r"\w+", name):
+        if name not in BENCHMARKS or not path:
+            raise UserError(f"--data {text}: NAME in NAME=PATH must be one of {', '.join(BENCHMARKS)}")
+        return BenchmarkSource(name, path)
+    value = parse_yaml(text, "--data") if text.lstrip().startswith("{") else text
+    if isinstance(value, dict) and "benchmark" in value:
+        known = BenchmarkSource.__dataclass_fields__
+        wrong = next((key for key in value if key not in known or not isinstance(value[key], str | None)), None)
+        if wrong is not None:
+            raise UserError(f"--data {text}: the keys are {', '.join(known)}, each with a text value, not {wrong}")
+        try:
+            return BenchmarkSource(**value)
+        except ValueError as error:
+            raise UserError(f"--data {text}: {error}") from error
+    (source,) = make_config({"data": {"sources": [value]}}, {}, "--data").data.sources
+    return source
+
+
+def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
+    source = parse_data(text)
+    try:
+        match source:
+            case BenchmarkSource():
+                boxed = not (request.belongs_to_run or request.own_template)
+                style = replace(own, template=BOXED_TEMPLATE) if boxed else own
+                return QuestionSet(source.label, source.hub.id, read_benchmark(source), style, published=True)
+            case CountdownConfig():
+                alone = request.config.evaluation.model_copy(update={"sources": (), "num_prompts": _NO_LIMIT})
+                data = request.config.data.model_copy(update={"sources": (source,)})
+                config = request.config.model_copy(update={"data": data, "evaluation": alone})
+                (puzzles,) = build_questions(config)
+                return QuestionSet(source.label, _described(source), puzzles.held_out, own, published=False)
+            case FileConfig():
+                file = FileSource(**{**source.model_dump(), "name": source.label})
+                return QuestionSet(source.label, _described(source), read_questions(file), own, published=False)
+    except (UserError, ValueError) as error:
+        said = re.sub(r"data\.sources\[\]\.", "", str(error))
+        if "has no column" in said and isinstance(source, FileConfig):
+            said += f", as in --data '{{path: {source.path}, prompt_column: NAME}}'"
+        if near := get_close_matches(text.lower(), BENCHMARKS, 3, 0.7):
+            said += f"; did you mean the benchmark {' or '.join(near)}?"
+        raise UserError(said if said.startswith("--data") else f"--data {text}: {said}") from error
+
+
+def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
+    """Return what the run held out, and what it only evaluates on."""
+    config = request.config
+    if not request.belongs_to_run or not (config.data.held_out_share or config.evaluation.sources):
+        raise UserError(
+            f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: --data "
+            f"{' | '.join(BENCHMARKS)} | FILE | HUB_ID | countdown"
+        )
+    limit = _NO_LIMIT if request.limit is None else request.limit
+    evaluation = config.evaluation.model_copy(update={"num_prompts": limit})
+    sources = build_questions(config.model_copy(update={"evaluation": evaluation}))
+    where = {source.label: _described(source) for source in (*config.data.sources, *config.evaluation.sources)}
+    return [
+        QuestionSet(source.name, where[source.name], source.held_out, own, published=False)
+        for source in sources
+        if source.held_out
+    ]
+
+
+def _described(source: FileConfig | CountdownConfig) -> str:
+    """Return where questions are from, for the record."""
+    if isinstance(source, FileConfig):
+        return source.path
+    targets = f"{source.min_target} to {source.max_target}"
+    return f"{source.num_numbers} numbers up to {source.max_number}, targets {targets}"

@@ -1,0 +1,60 @@
+"""Whether a run can be resumed: found out before the data and the model are read.
+
+In: the settings now, the run directory and its last checkpoint. It refuses settings that changed, checkpoints that are
+gone, and a checkpoint that is damaged, and names the command to use instead.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from brorl.config.resuming import first_change
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.runs.checkpoint import complete_checkpoints, find_damage
+from brorl.runs.run_directory import RunDirectory
+
+
+def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
+    """Refuse to go on with a run that would not be the same run; a new run passes.
+
+    Args:
+        config: The run's settings.
+        directory: The run's files.
+        checkpoint: Its last complete checkpoint, if there is one.
+
+    Raises:
+        UserError: On the first thing that is wrong.
+    """
+    begun = directory.read_begun()
+    change = first_change(begun.get("settings", {}), config)
+    if change is not None:
+        raise UserError(
+            f"{change.name} was {change.before} when the run began, and {directory.config_file} now has {change.now}; "
+            f"set it back to resume, or start a new run: {start_anew(directory)}"
+        )
+    if checkpoint is None and begun.get("has_checkpoint", _steps_done(directory) > 0):
+        raise UserError(
+            f"{directory.checkpoints} no longer has a complete checkpoint; put the checkpoints back to resume, or "
+            f"start a new run: {start_anew(directory)}"
+        )
+    damage = checkpoint and find_damage(checkpoint)
+    if damage:
+        raise UserError(f"checkpoint {checkpoint} is damaged: {damage}; {go_back(directory)}")
+
+
+def go_back(directory: RunDirectory) -> str:
+    """Return what to do where the last checkpoint cannot be used."""
+    *earlier, last = complete_checkpoints(directory.checkpoints)
+    if earlier:
+        return f"resume from {earlier[-1].name} with: rm -r {last} && brorl resume {directory.path}"
+    return f"there is no earlier one; start a new run: {start_anew(directory)}"
+
+
+def start_anew(directory: RunDirectory) -> str:
+    """Return the command that starts a new run with the settings of this one."""
+    return f"brorl train {directory.config_file} --output_dir null"
+
+
+def _steps_done(directory: RunDirectory) -> int:
+    return max((record["step"] for record in directory.read_metrics()), default=0)

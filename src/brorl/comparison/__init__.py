@@ -1,0 +1,1 @@
+"""Everything of `brorl compare`: arms, matching, statistics, tables, text and figures."""

@@ -1,0 +1,105 @@
+"""What a run spends: units, costs of steps, budgets.
+
+In: lines of a run's metrics. Out: their cost in every unit, and whether a budget is spent. Evaluations are not part of
+any cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Unit = Literal["steps", "seconds", "samples", "unique_tokens"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+UNIT_WORDS: dict[Unit, str] = {unit: unit.replace("_", " ") for unit in UNITS}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What some steps cost.
+
+    Attributes:
+        steps: Number of steps.
+        seconds: Wall time of the steps, without evaluations.
+        samples: Rollouts sampled, before dynamic sampling drops any.
+        sampled_tokens: Tokens of these rollouts, as if each were sampled by itself.
+        unique_tokens: Nodes of their trees: tokens that were computed.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    samples: int = 0
+    sampled_tokens: int = 0
+    unique_tokens: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        """Return the cost of both."""
+        return Cost(
+            self.steps + other.steps,
+            self.seconds + other.seconds,
+            self.samples + other.samples,
+            self.sampled_tokens + other.sampled_tokens,
+            self.unique_tokens + other.unique_tokens,
+        )
+
+    def of(self, unit: Unit) -> float:
+        """Return the cost in one unit."""
+        return float(getattr(self, unit))
+
+
+def cost_of_step(record: Mapping[str, Any]) -> Cost:
+    """Return the cost of a step from its line of the metrics; nothing for the line of the start.
+
+    A step that found nothing to learn from made no update: it counts in every unit but steps.
+    """
+    if "sampling" not in record:
+        return Cost()
+    sampling = record["sampling"]
+    tokens = sampling["sampled_tokens"], sampling["unique_tokens"]
+    return Cost(int("attempt" not in record), record["seconds"]["total"], sampling["samples"], *tokens)
+
+
+def total_cost(records: Iterable[Mapping[str, Any]]) -> Cost:
+    """Return the cost of the steps of a run's metrics."""
+    return sum(map(cost_of_step, records), Cost())
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a run may spend, and when it is evaluated on the way.
+
+    Attributes:
+        unit: What is counted.
+        limit: The run ends with the step that reaches this.
+        marks: Amounts at which the run is evaluated: after the first step that reaches each.
+    """
+
+    unit: Unit
+    limit: float
+    marks: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.limit > 0:
+            raise ValueError(f"a budget must be above 0, not {self.limit} {self.unit}")
+        wrong = next((m for m in self.marks if not 0 < m <= self.limit), None)
+        if wrong is not None:
+            raise ValueError(f"marks must lie above 0 and up to the budget of {self.limit} {self.unit}, not at {wrong}")
+
+    def is_spent(self, spent: Cost) -> bool:
+        """Return whether a run that spent this has reached the limit."""
+        return spent.of(self.unit) >= self.limit
+
+    def passes_mark(self, before: Cost, after: Cost) -> bool:
+        """Return whether a step from one cost to another reached a mark."""
+        return any(before.of(self.unit) < mark <= after.of(self.unit) for mark in self.marks)
+
+
+def amount(value: float, unit: Unit) -> str:
+    """Return an amount with its unit in full: 40 seconds, 12.5 minutes, 150 steps, 1,200,000 unique tokens."""
+    if unit != "seconds":
+        words = UNIT_WORDS[unit]
+        return f"{value:,.0f} {words.removesuffix('s') if value == 1 else words}"
+    size, word = (1, "seconds") if value < 599.95 else (60, "minutes") if value < 7197 else (3600, "hours")
+    number = f"{value / size:,.1f}".removesuffix(".0")
+    return f"{number} {word.removesuffix('s') if number == '1' else word}"

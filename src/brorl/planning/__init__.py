@@ -1,0 +1,1 @@
+"""Everything of `brorl plan`: pilot, step timing, step cost, gradient noise, recommendation, tables, figure."""

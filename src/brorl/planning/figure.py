@@ -1,0 +1,137 @@
+"""A plan as a figure: shares, tokens, seconds and noise against the number of rollouts.
+
+In: a plan with what belongs beside it. Out: a PNG.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator, PercentFormatter
+
+from brorl.planning.report import PlanReport, seconds_text
+
+_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#1f5fa8", "#d9822b", "#3a8f5c", "#b3382c", "#8a8f98"
+_LONGEST_NAME = 80  # characters that fit into the title
+_PHASE_COLOURS = {
+    "generation": _BLUE,
+    "verification": _GREEN,
+    "training": _ORANGE,
+    "storing": _GREY,
+    "diagnostics": "#b9a6d3",
+}
+
+
+def draw_plan(report: PlanReport, path: Path) -> None:
+    """Draw the plan as a PNG of four panels."""
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(2, 2)
+    _draw_shares(axes[0, 0], report)
+    _draw_tokens(axes[0, 1], report)
+    _draw_seconds(axes[1, 0], report)
+    _draw_noise(axes[1, 1], report)
+    for axis in axes.flat:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_xlabel("rollouts per prompt, N")
+    figure.suptitle(
+        f"{_shortened(report.model)} on {report.device}\n"
+        f"pilot of {report.measured.summary.num_prompts} prompts x {report.measured.summary.num_rollouts} rollouts "
+        "(bands: 95%)"
+    )
+    figure.savefig(path, dpi=130)
+
+
+def _shortened(model: str) -> str:
+    """Return a model's name without the first folders of a path that is too long for the figure."""
+    if len(model) <= _LONGEST_NAME:
+        return model
+    end = model[-_LONGEST_NAME:]
+    return f"...{end[end.find('/') :]}" if "/" in end else f"...{end}"
+
+
+def _draw_shares(axis: Axes, report: PlanReport) -> None:
+    numbers = _log_axis(axis, report)
+    for name, label, colour in (
+        ("informative", "groups with both outcomes", _BLUE),
+        ("solved", "prompts with a success", _GREEN),
+    ):
+        estimates = [getattr(r, name) for r in report.plan.rows]
+        axis.fill_between(numbers, [e.low for e in estimates], [e.high for e in estimates], color=colour, alpha=0.15)
+        style = "-o" if name == "informative" else "--s"
+        axis.plot(numbers, [e.value for e in estimates], style, color=colour, label=label, markersize=4)
+    beyond = [n for n, r in zip(numbers, report.plan.rows, strict=True) if r.extrapolated]
+    if beyond:
+        axis.axvline(report.measured.summary.num_rollouts, color=_GREY, linewidth=1, linestyle=":")
+        axis.annotate(
+            "fit beyond the pilot ", (report.measured.summary.num_rollouts, 0.03), color=_GREY, fontsize=8,
+            xytext=(4, 0), textcoords="offset points",
+        )  # fmt: skip
+    axis.set(ylim=(0, 1.02), title="Share of groups and prompts")
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.08))
+
+
+def _draw_tokens(axis: Axes, report: PlanReport) -> None:
+    numbers = _log_axis(axis, report)
+    axis.set_yscale("log")
+    estimates = [r.unique_tokens for r in report.plan.rows]
+    sampled = [r.unique_tokens.value / r.unique_share for r in report.plan.rows]
+    axis.plot(numbers, sampled, "--", color=_GREY, label="sampled")
+    axis.fill_between(numbers, [e.low for e in estimates], [e.high for e in estimates], color=_BLUE, alpha=0.15)
+    axis.plot(numbers, [e.value for e in estimates], "-o", color=_BLUE, label="unique: computed", markersize=4)
+    for number, row in zip(numbers, report.plan.rows, strict=True):
+        axis.annotate(
+            f"{row.unique_share:.0%}" if row.unique_share >= 0.01 else f"{row.unique_share:.1%}",
+            (number, row.unique_tokens.value), xytext=(0, -14), textcoords="offset points", ha="center", fontsize=8,
+        )  # fmt: skip
+    axis.margins(y=0.12)
+    axis.set_title("Tokens of a group")
+    axis.legend(frameon=False, loc="upper left")
+
+
+def _draw_seconds(axis: Axes, report: PlanReport) -> None:
+    rows = [r for r in report.plan.rows if isfinite(r.seconds["total"])]
+    position = range(len(rows))
+    bottom = [0.0] * len(rows)
+    for phase, colour in _PHASE_COLOURS.items():
+        heights = [r.seconds.get(phase, 0.0) for r in rows]
+        axis.bar(position, heights, 0.65, bottom, color=colour, label=phase)
+        bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
+    axis.axhline(report.plan.budget, color=_RED, linewidth=1, linestyle="--")
+    axis.set_xticks(position, [str(r.num_rollouts) for r in rows])
+    axis.set_title(f"Seconds of a step with {report.settings.prompts_per_step} prompts (dashed: the budget)")
+    axis.legend(frameon=False, loc="upper left")
+
+
+def _draw_noise(axis: Axes, report: PlanReport) -> None:
+    plan = report.plan
+    rows = [(i, r) for i, r in enumerate(plan.rows) if r.budget_prompts and isfinite(r.to_best.value)]
+    _log_axis(axis, report)
+    for index, row in rows:
+        colour = _GREEN if index == plan.chosen else _BLUE if index in plan.tied else _GREY
+        low, value = row.to_best.low, row.to_best.value
+        high = row.to_best.high if isfinite(row.to_best.high) else value
+        axis.errorbar(row.num_rollouts, value, [[value - low], [high - value]], fmt="o", color=colour, capsize=3)
+        axis.annotate(
+            f"{row.budget_prompts}", (row.num_rollouts, high), xytext=(0, 6), textcoords="offset points",
+            ha="center", fontsize=8, color=colour,
+        )  # fmt: skip
+    axis.axhline(1, color=_GREY, linewidth=1, linestyle=":")
+    title = f"Gradient noise for {seconds_text(plan.budget)} s a step, times the least"
+    axis.set_title(f"{title}\n(with the prompts that fit; green: recommended)")
+    axis.margins(y=0.15)
+    axis.set_ylim(bottom=0)
+
+
+def _log_axis(axis: Axes, report: PlanReport) -> list[int]:
+    numbers = [r.num_rollouts for r in report.plan.rows]
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(numbers, [str(n) for n in numbers])
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlim(numbers[0] / 1.4, numbers[-1] * 1.4)
+    return numbers

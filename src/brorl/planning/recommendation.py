@@ -1,0 +1,339 @@
+"""What another factor of N would buy, and the N for a time budget, from what a pilot measured.
+
+In: the pilot's counts of correct rollouts, the expected sizes of its trees at every N in question, inner products of
+its gradients, and the costs of this machine. Out: one row for each N, and the N and number of prompts whose batch
+gradient has the least relative noise for the same seconds per step, with every N that the pilot cannot tell from it.
+All intervals come from resampling the pilot's prompts.
+
+It plans for the policy as it is. Noise and the share of informative groups are means to an end: neither is the final
+performance of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
+from brorl.planning.pilot_counts import Estimate, Expected, PilotCounts, expect, share_estimates
+from brorl.planning.step_cost import StepCost, Work, mean_rounds
+from brorl.theory.pass_rates import PassRates, fit_pass_rates
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+_REPLICATES = 400
+_LEAST_TIME_ERROR = 0.05  # no pilot knows its machine better than this
+_SIGNIFICANT = 0.025
+NEARLY_BEST = 1.1  # a pilot that can tell little must not argue for the largest N
+_LEAST_SHARE = 1e-9  # in a replicate; a step that never fills takes as good as forever
+_NOTHING = Estimate(np.nan, np.nan, np.nan)
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How the recipe makes a step.
+
+    Attributes:
+        num_rollouts: The recipe's own N; one of the numbers in question.
+        prompts_per_step: The recipe's own number of groups.
+        mini_batches: Updates per step; no step has fewer groups.
+        dynamic_sampling: Whether only groups with both outcomes are kept, and the batch refilled.
+        most_prompts: A step cannot have more groups than this.
+    """
+
+    num_rollouts: int
+    prompts_per_step: int
+    mini_batches: int
+    dynamic_sampling: bool
+    most_prompts: int
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """What N rollouts per prompt give.
+
+    Attributes:
+        num_rollouts: N.
+        extrapolated: Whether N is beyond the pilot's rollouts, so that shares follow from the fit.
+        informative: Share of groups with both outcomes.
+        solved: Share of prompts with at least one success.
+        unique_tokens: Tree nodes of a sampled group.
+        unique_share: The same as a share of its sampled tokens.
+        trained_nodes: Tree nodes of a kept group that go through the loss.
+        seconds: Seconds of a step with the recipe's number of prompts, by phase and in all.
+        noise: Relative gradient noise of that step; the upper end is infinite where |G|^2 may be 0.
+        budget_prompts: Prompts per step that fit in the time budget; 0 if too few do.
+        budget_seconds: What they take.
+        budget_noise: Relative gradient noise of that step.
+        to_best: Its noise divided by that of the best N.
+    """
+
+    num_rollouts: int
+    extrapolated: bool
+    informative: Estimate
+    solved: Estimate
+    unique_tokens: Estimate
+    unique_share: float
+    trained_nodes: float
+    seconds: dict[str, float]
+    noise: Estimate
+    budget_prompts: int
+    budget_seconds: float
+    budget_noise: Estimate
+    to_best: Estimate
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The table and the recommendation.
+
+    Attributes:
+        rows: One per N, ascending.
+        budget: Seconds per step.
+        recipe: Index of the recipe's own N.
+        best: Index of the N with the least noise at the budget; None if no N fits.
+        tied: Indices that cannot be told from the best, itself included.
+        chosen: The largest of them with at most `NEARLY_BEST` times the least noise, since coverage of rare successes
+            grows with N; None if no N fits.
+        pass_rates: The fit that shares beyond the pilot follow from.
+        moments: Squared length and variances of the gradient.
+        p_value: Chance of a |G|^2 like this if the mean gradient were 0.
+        time_error: Relative error that is allowed for when noises at equal time are compared.
+    """
+
+    rows: list[PlanRow]
+    budget: float
+    recipe: int
+    best: int | None
+    tied: list[int]
+    chosen: int | None
+    pass_rates: PassRates
+    moments: NoiseMoments
+    p_value: float
+    time_error: float
+
+    @property
+    def gradient_seen(self) -> bool:
+        """Whether the pilot's mean gradient differs significantly from 0."""
+        return self.p_value <= _SIGNIFICANT
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What steps work on and take, by column of the numbers in question."""
+
+    cost: StepCost
+    settings: StepSettings
+    point: Expected
+
+    def rounds(self, column: int, num_prompts: int) -> float:
+        """Return the calls of the engine in a step."""
+        if not self.settings.dynamic_sampling:
+            return 1.0
+        share = float(self.point.informative[0, column])
+        return mean_rounds(round(share, 3) or share, num_prompts)
+
+    def work(self, expected: Expected, row: int, column: int, num_prompts: float, rounds: float) -> Work:
+        """Return what a step works on."""
+        share = expected.informative[row, column] if self.settings.dynamic_sampling else 1.0
+        groups = num_prompts / max(share, _LEAST_SHARE)
+        return Work(
+            groups=groups,
+            unique_tokens=groups * expected.nodes[row, column],
+            sampled_tokens=groups * expected.tokens[row, column],
+            responses=groups * expected.responses[row, column],
+            trained_groups=num_prompts,
+            trained_nodes=num_prompts * expected.trained[row, column],
+            updates=self.settings.mini_batches,
+            rounds=rounds,
+        )
+
+    def seconds(self, column: int, num_prompts: int) -> dict[str, float]:
+        """Return the seconds of a step by phase; infinite where no group is ever kept."""
+        if self.settings.dynamic_sampling and self.point.informative[0, column] <= 0:
+            return dict.fromkeys((*self.cost.costs, "total"), np.inf)
+        rounds = self.rounds(column, num_prompts)
+        return self.cost.seconds(self.work(self.point, 0, column, num_prompts, rounds))
+
+    def total(self, column: int, num_prompts: int) -> float:
+        """Return all seconds of a step."""
+        return self.seconds(column, num_prompts)["total"]
+
+    def redrawn_prompts(self, drawn: Expected, column: int, num_prompts: int) -> FloatArray:
+        """Return how many prompts take as long in each replicate as `num_prompts` do in the mean, shape [B].
+
+        At a given number of rounds the cost is affine in the number of prompts. It is not rounded.
+        """
+        rounds = self.rounds(column, num_prompts)
+        total = self.total(column, num_prompts)
+        fixed = self.cost.seconds(Work(0, 0, 0, 0, 0, 0, self.settings.mini_batches, rounds))["total"]
+        replicates = range(drawn.nodes.shape[0])
+        works = [self.work(drawn, b, column, num_prompts, rounds) for b in replicates]
+        variable_B = np.array([self.cost.seconds(work)["total"] - fixed for work in works])
+        rises_B = variable_B > 1e-9 * total  # where the probes saw no cost per prompt, nothing limits their number
+        redrawn_B: FloatArray = num_prompts * np.where(
+            rises_B, (total - fixed) / np.where(rises_B, variable_B, 1.0), 1.0
+        )
+        return redrawn_B
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """Noise times prompts times |G|^2, in the mean and in B replicates."""
+
+    moments: NoiseMoments
+    moments_B: NoiseMoments
+    excess_J: FloatArray
+    excess_BJ: FloatArray
+    seen: bool
+
+    def of(self, column: int, prompts: float, prompts_B: FloatArray | float) -> Estimate:
+        """Divide by |G|^2: no upper end where it may be 0, and a lower end alone where it was not seen."""
+        signal, signal_B = float(self.moments.mean_squared), self.moments_B.mean_squared
+        above_B = np.where(signal_B > 0, signal_B, 1.0)
+        noise_B = np.where(signal_B > 0, self.excess_BJ[:, column] / prompts_B / above_B, np.inf)
+        low, high = np.quantile(noise_B, 0.025, method="lower"), np.quantile(noise_B, 0.975, method="higher")
+        if not self.seen:
+            return Estimate(np.inf, float(low), np.inf)
+        value = float(self.excess_J[column] / prompts / signal)
+        return Estimate(value, min(float(low), value), max(float(high), value))
+
+
+def make_plan(
+    counts: PilotCounts, cost: StepCost, settings: StepSettings, budget: float | None, generator: np.random.Generator
+) -> Plan:
+    """Compare the numbers of rollouts in question.
+
+    Args:
+        counts: What the pilot found.
+        cost: What a step costs.
+        settings: How the recipe makes a step.
+        budget: Seconds per step; None for what the recipe's own N and number of prompts take.
+        generator: Source of the replicates.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ValueError: If no prompt of the pilot had both outcomes, or the recipe's own N is not in question.
+    """
+    if settings.num_rollouts not in counts.wanted_J:
+        raise ValueError(f"the recipe's own N = {settings.num_rollouts} must be one of {counts.wanted_J.tolist()}")
+    columns = range(counts.wanted_J.size)
+    recipe = counts.wanted_J.tolist().index(settings.num_rollouts)
+    fit = fit_pass_rates(counts.correct_P, counts.num_rollouts)
+    num_pilot = counts.correct_P.size
+    weight_BP = generator.multinomial(num_pilot, np.full(num_pilot, 1 / num_pilot), _REPLICATES).astype(np.float64)
+    point, drawn = expect(counts, fit), expect(counts, fit, weight_BP)
+    p_value = mean_gradient_p_value(counts.products, generator)
+    noise = _noise(counts, settings, point, drawn, weight_BP, seen=p_value <= _SIGNIFICANT)
+
+    steps = _Steps(cost, settings, point)
+    table = [steps.seconds(j, settings.prompts_per_step) for j in columns]
+    budget = table[recipe]["total"] if budget is None else budget
+    prompts = [
+        prompts_that_fit(partial(steps.total, j), budget, settings.mini_batches, settings.most_prompts) for j in columns
+    ]
+    redrawn_BJ = np.ones((_REPLICATES, len(prompts)))
+    for j in columns:
+        if prompts[j]:
+            redrawn_BJ[:, j] = steps.redrawn_prompts(drawn, j, prompts[j])
+    time_error = max(cost.worst_error, _LEAST_TIME_ERROR)
+    best, tied, ratio_BJ = compare(noise.excess_J, np.array(prompts), noise.excess_BJ / redrawn_BJ, time_error)
+    informative, solved = share_estimates(counts, point, drawn)
+    rows = [
+        PlanRow(
+            num_rollouts=int(counts.wanted_J[j]),
+            extrapolated=bool(counts.wanted_J[j] > counts.num_rollouts),
+            informative=informative[j],
+            solved=solved[j],
+            unique_tokens=Estimate.of(point.nodes[0, j], drawn.nodes[:, j]),
+            unique_share=float(point.nodes[0, j] / point.tokens[0, j]),
+            trained_nodes=float(point.trained[0, j]),
+            seconds=table[j],
+            noise=noise.of(j, settings.prompts_per_step, settings.prompts_per_step),
+            budget_prompts=prompts[j],
+            budget_seconds=steps.total(j, prompts[j]) if prompts[j] else np.inf,
+            budget_noise=noise.of(j, prompts[j], redrawn_BJ[:, j]) if prompts[j] else _NOTHING,
+            to_best=_to_best(noise.excess_J, prompts, ratio_BJ, j, best),
+        )
+        for j in columns
+    ]
+    noise_J = [excess / max(fit, 1) for excess, fit in zip(noise.excess_J.tolist(), prompts, strict=True)]
+    nearly = [j for j in tied if best is not None and noise_J[j] <= NEARLY_BEST * noise_J[best]]
+    chosen = max(nearly) if nearly else None
+    return Plan(rows, budget, recipe, best, tied, chosen, fit, noise.moments, p_value, time_error)
+
+
+def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, least: int, most: int) -> int:
+    """Return the largest number of prompts between two bounds that takes at most `budget` seconds; 0 if none does.
+
+    The seconds must rise with the number of prompts.
+    """
+    if most < least or seconds_of(least) > budget:
+        return 0
+    fits, step = least, 1
+    while fits < most and seconds_of(min(fits + step, most)) <= budget:
+        fits = min(fits + step, most)
+        step *= 2
+    fails = min(fits + step, most)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        fits, fails = (middle, fails) if seconds_of(middle) <= budget else (fits, middle)
+    return fits
+
+
+def compare(
+    excess_J: FloatArray, prompts_J: IntArray, noise_BJ: FloatArray, time_error: float
+) -> tuple[int | None, list[int], FloatArray]:
+    """Find the least noise, and which are within the uncertainty of it.
+
+    A number of rollouts is tied with the best when the 95% interval of its noise divided by the best's reaches down to
+    1 + `time_error`.
+
+    Args:
+        excess_J: Noise times number of prompts, shape [J]; any common factor is left out.
+        prompts_J: Number of prompts that fit, 0 for none, shape [J].
+        noise_BJ: Noise in B replicates, shape [B, J].
+        time_error: Relative error of the seconds that the prompts' numbers follow from.
+
+    Returns:
+        The best (None if nothing fits), those tied with it, and the replicates of noise divided by the best's.
+    """
+    fits_J = prompts_J > 0
+    if not fits_J.any():
+        return None, [], noise_BJ
+    noise_J = np.where(fits_J, excess_J / np.maximum(prompts_J, 1), np.inf)
+    best = int(np.argmin(noise_J))
+    least_B1 = noise_BJ[:, best : best + 1]  # 0 in a replicate that saw no noise in the best at all
+    seen_BJ = noise_BJ / np.where(least_B1 > 0, least_B1, 1.0)
+    ratio_BJ = np.where(least_B1 > 0, seen_BJ, np.where(noise_BJ > 0, np.inf, 1.0))
+    low_J = np.quantile(ratio_BJ, 0.025, axis=0, method="lower")
+    tied = [j for j in np.flatnonzero(fits_J).tolist() if j == best or low_J[j] <= 1 + time_error]
+    return best, tied, ratio_BJ
+
+
+def _noise(
+    counts: PilotCounts, settings: StepSettings, point: Expected, drawn: Expected, weight_BP: FloatArray, *, seen: bool
+) -> _Noise:
+    moments, moments_B = noise_moments(counts.products), noise_moments(counts.products, weight_BP)
+    columns_B = NoiseMoments(*(m[:, None] for m in vars(moments_B).values()))
+    wanted_J = counts.wanted_J.astype(np.float64)
+    kept = settings.dynamic_sampling
+    excess_J = moments.excess(wanted_J, point.informative[0] if kept else 1.0)
+    excess_BJ = columns_B.excess(wanted_J, drawn.informative if kept else 1.0)
+    return _Noise(moments, moments_B, excess_J, excess_BJ, seen)
+
+
+def _to_best(excess_J: FloatArray, prompts: list[int], ratio_BJ: FloatArray, column: int, best: int | None) -> Estimate:
+    if best is None or not prompts[column] or excess_J[best] <= 0:
+        return _NOTHING
+    value = float(excess_J[column] / prompts[column] * prompts[best] / excess_J[best])
+    low = float(np.quantile(ratio_BJ[:, column], 0.025, method="lower"))
+    high = float(np.quantile(ratio_BJ[:, column], 0.975, method="higher"))
+    return Estimate(value, min(low, value), max(high, value))

@@ -1,0 +1,1 @@
+"""The native engine: samples a tree with any Hugging Face decoder."""

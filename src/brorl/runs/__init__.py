@@ -1,0 +1,1 @@
+"""What a run leaves on disk: run directory, checkpoints, metrics, stored rollouts."""

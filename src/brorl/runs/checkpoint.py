@@ -1,0 +1,339 @@
+"""Checkpoints: Hugging Face folders with the trainer's state beside the weights.
+
+A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so
+that a kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a
+whole one. COMMIT holds the step and the size of every file, so that a file that is cut off later is found. Where the
+next step finds nothing to learn from, the checkpoint is written again, with the count of such attempts. A run that
+trains adapters saves the adapters alone, in peft's format, with the name of their base.
+
+`best` is a link to the checkpoint that evaluated best; it is never deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from brorl.algorithms.groups import Group
+from brorl.errors import StorageError, UserError
+from brorl.prompts.prompt import Prompt
+from brorl.storage import storage_errors
+from brorl.tree import RolloutTree
+
+_COMMIT = "COMMIT"
+_NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
+_STATE = "trainer_state.pt"
+_BEST = "best"
+_TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """What a run needs besides the weights to go on exactly.
+
+    Attributes:
+        step: Number of steps done.
+        learner: State of the learner (optimizer, updates).
+        stream: Position of the prompt stream.
+        carried: Groups that were sampled but not yet trained on.
+        schedule: State of the schedule of reference resets; numbers, strings and lists of them.
+        held_out: Fingerprint of the prompts that are evaluated; None without.
+        attempts: How often the step after this one has found nothing to learn from.
+    """
+
+    step: int
+    learner: dict[str, Any] | None
+    stream: dict[str, Any] | None
+    carried: tuple[Group, ...] = ()
+    schedule: dict[str, Any] | None = None
+    held_out: str | None = None
+    attempts: int = 0
+
+
+START = TrainerState(step=0, learner=None, stream=None)
+
+
+def save_checkpoint(
+    folder: Path,
+    state: TrainerState,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    keep: int = 0,
+    best_step: int | None = None,
+    regular: bool = True,
+) -> Path:
+    """Write a checkpoint.
+
+    Args:
+        folder: Folder of all checkpoints of the run.
+        state: The trainer's state.
+        model: The model; saved with `save_pretrained`.
+        tokenizer: Its tokenizer, saved beside it.
+        keep: Keep this many of the newest regular checkpoints and delete others once the new one is complete; 0 keeps
+            all.
+        best_step: Step of a checkpoint that is kept besides them.
+        regular: Whether it is one of those that `keep` counts; one that is saved only for being the best is not.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        StorageError: If it could not be written, a full disk for instance; earlier checkpoints are intact.
+    """
+    target = folder / f"step-{state.step:06d}"
+    if is_checkpoint(target) and not state.attempts:
+        return target  # steps are deterministic: it holds the same
+    temporary = folder / f".{target.name}.tmp"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        torch.save(_to_plain(state), temporary / _STATE)  # written from where it lies: nothing is copied first
+        files = sorted(temporary.iterdir())
+        for file in files:
+            _to_disk(file)
+        sizes = "".join(f"file {file.stat().st_size} {file.name}\n" for file in files)
+        commit = temporary / f"{_COMMIT}.tmp"
+        commit.write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sizes}")
+        _to_disk(commit)
+        commit.rename(temporary / _COMMIT)
+        _to_disk(temporary)
+        _name(temporary, target)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
+        shutil.rmtree(temporary, ignore_errors=True)
+        last = last_checkpoint(folder)
+        raise StorageError(
+            f"could not write checkpoint {target} ({error}); the last complete one is {last or 'none'}; "
+            f"free some space, then: brorl resume {folder.parent}"
+        ) from error
+    if keep:
+        with storage_errors(folder):
+            _delete_old(folder, keep, {state.step, best_step})
+    return target
+
+
+def _name(complete: Path, target: Path) -> None:
+    """Give a complete checkpoint its name, in place of one of the same step; see `discard_unfinished` for kills."""
+    if is_checkpoint(target):
+        (target / _COMMIT).unlink()
+        shutil.rmtree(target)
+    complete.rename(target)
+    _to_disk(target.parent)
+
+
+def _delete_old(folder: Path, keep: int, kept_steps: Collection[int | None]) -> None:
+    """Delete all checkpoints but the newest `keep` regular ones and those of some steps."""
+    complete = complete_checkpoints(folder)
+    regular = [c for c in complete if not (c / _COMMIT).read_text("utf-8").partition("\n")[0].endswith(_NOT_REGULAR)]
+    for old in complete:
+        if old not in regular[-keep:] and _step_of(old) not in kept_steps:
+            (old / _COMMIT).unlink()
+            shutil.rmtree(old)
+
+
+def mark_best(folder: Path, step: int) -> Path | None:
+    """Let the link `best` point to the checkpoint of a step; it changes at once or not at all.
+
+    Args:
+        folder: Folder of all checkpoints of the run.
+        step: The step.
+
+    Returns:
+        The link; None, and nothing changes, if there is no complete checkpoint of that step (step 0 never has one).
+
+    Raises:
+        StorageError: If the link could not be made.
+    """
+    target = folder / f"step-{step:06d}"
+    if not is_checkpoint(target):
+        return None
+    link, temporary = folder / _BEST, folder / f".{_BEST}.tmp"
+    with storage_errors(folder):
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target.name)  # relative, so that the run may be moved
+        temporary.replace(link)
+        _to_disk(folder)
+    return link
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint that is marked best, or None."""
+    link = folder / _BEST
+    return folder / link.readlink().name if link.is_symlink() and is_checkpoint(link) else None
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints of a run, oldest first."""
+    found = [path.parent for path in folder.glob(f"step-*/{_COMMIT}") if _step_of(path.parent) is not None]
+    return sorted(found, key=lambda path: _step_of(path) or 0)
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the newest complete checkpoint, or None."""
+    complete = complete_checkpoints(folder)
+    return complete[-1] if complete else None
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Tell whether a folder, or what a link points to, is a complete checkpoint of brorl."""
+    return (folder / _COMMIT).is_file() and (folder / _STATE).is_file()
+
+
+def read_step(checkpoint: Path) -> int:
+    """Return the step of a complete checkpoint, without reading its state."""
+    return int((checkpoint / _COMMIT).read_text().split()[1])
+
+
+def find_damage(checkpoint: Path) -> str | None:
+    """Return which file of a complete checkpoint does not have the size that was written; None if all have.
+
+    A checkpoint of an earlier version does not hold the sizes, and passes.
+    """
+    for line in (checkpoint / _COMMIT).read_text("utf-8").splitlines()[1:]:
+        _, size, name = line.split(" ", 2)
+        file = checkpoint / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != int(size):
+            return f"{name} has {file.stat().st_size:,} bytes of {int(size):,}"
+    return None
+
+
+def read_state(checkpoint: Path) -> TrainerState:
+    """Read the trainer's state of a checkpoint for another run to look at; random numbers stay as they are.
+
+    Raises:
+        UserError: If the folder is not a complete checkpoint of brorl.
+    """
+    return _state_from(_read_plain(checkpoint))
+
+
+def load_state(checkpoint: Path) -> TrainerState:
+    """Read the trainer's state of a checkpoint, and restore torch's random numbers.
+
+    Raises:
+        UserError: If the folder is not a complete checkpoint of brorl.
+    """
+    plain = _read_plain(checkpoint)
+    torch.set_rng_state(plain["torch_rng"])
+    if torch.cuda.is_available() and plain["cuda_rng"]:
+        torch.cuda.set_rng_state_all(plain["cuda_rng"])
+    return _state_from(plain)
+
+
+def _read_plain(checkpoint: Path) -> dict[str, Any]:
+    if not is_checkpoint(checkpoint):
+        raise UserError(f"{checkpoint} is not a complete checkpoint (no {_COMMIT} file); choose another one of the run")
+    try:
+        plain: dict[str, Any] = torch.load(checkpoint / _STATE, weights_only=True, map_location="cpu")
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise UserError(f"{checkpoint / _STATE} is damaged ({str(error).splitlines()[0]})") from error
+    return plain
+
+
+def _state_from(plain: dict[str, Any]) -> TrainerState:
+    carried = tuple(map(_group_from, plain["carried"]))
+    later = plain.get("schedule"), plain.get("held_out"), plain.get("attempts", 0)
+    return TrainerState(plain["step"], plain["learner"], plain["stream"], carried, *later)
+
+
+def discard_unfinished(folder: Path) -> None:
+    """Delete what a kill left half written, and name a complete checkpoint that a kill left without its name."""
+    for temporary in folder.glob(f".step-*.tmp/{_COMMIT}"):
+        target = folder / temporary.parent.name.removeprefix(".").removesuffix(".tmp")
+        if not is_checkpoint(target):
+            shutil.rmtree(target, ignore_errors=True)
+            _name(temporary.parent, target)
+    for path in [
+        *folder.glob(".step-*.tmp"),
+        *(p for p in folder.glob("step-*") if _step_of(p) is not None and not (p / _COMMIT).exists()),
+    ]:
+        shutil.rmtree(path)
+    (folder / f".{_BEST}.tmp").unlink(missing_ok=True)
+    if (folder / _BEST).is_symlink() and best_checkpoint(folder) is None:
+        (folder / _BEST).unlink()
+
+
+def _step_of(folder: Path) -> int | None:
+    name = re.fullmatch(r"step-(\d+)", folder.name)
+    return int(name[1]) if name and folder.is_dir() else None
+
+
+def _to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _to_plain(state: TrainerState) -> dict[str, Any]:
+    """Return tensors, numbers and strings only, so that loading executes nothing.
+
+    Raises:
+        TypeError: If a state holds anything else, which could not be loaded again.
+    """
+    _check_plain(state.learner, "learner")
+    _check_plain(state.stream, "stream")
+    _check_plain(state.schedule, "schedule")
+    return {
+        "schedule": state.schedule,
+        "held_out": state.held_out,
+        "attempts": state.attempts,
+        "step": state.step,
+        "learner": state.learner,
+        "stream": state.stream,
+        "carried": [_group_to(g) for g in state.carried],
+        "torch_rng": torch.get_rng_state(),
+        "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _check_plain(value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_plain(key, f"a key of {where}")
+            _check_plain(item, f"{where}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_plain(item, f"{where}[{index}]")
+    elif type(value) not in (bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter):
+        raise TypeError(
+            f"{where} is a {type(value).__name__}; a checkpoint holds tensors, numbers, strings, lists and dicts only"
+        )
+
+
+def _group_to(group: Group) -> dict[str, Any]:
+    return {
+        "prompt": {**asdict(group.prompt), "token_ids": list(group.prompt.token_ids)},
+        "tree": {name: _tensor(getattr(group.tree, name)) for name in _TREE_ARRAYS},
+        "correct_L": _tensor(group.correct_L),
+        "reward_L": _tensor(group.reward_L),
+        "old_logprob_M": None if group.old_logprob_M is None else _tensor(group.old_logprob_M),
+    }
+
+
+def _group_from(plain: dict[str, Any]) -> Group:
+    prompt = Prompt(**{**plain["prompt"], "token_ids": tuple(plain["prompt"]["token_ids"])})
+    arrays = {name: tensor.numpy() for name, tensor in plain["tree"].items()}
+    tree = RolloutTree(prompt_ids=prompt.token_ids, **arrays)
+    old = plain.get("old_logprob_M")  # earlier versions did not keep it
+    return Group(
+        prompt, tree, plain["correct_L"].numpy(), plain["reward_L"].numpy(), None if old is None else old.numpy()
+    )
+
+
+def _tensor(array: np.ndarray[Any, Any] | Sequence[float]) -> torch.Tensor:
+    return torch.tensor(np.asarray(array))

@@ -1,0 +1,276 @@
+"""The files of a run: metrics, rollouts, environment, log; written so that a kill at any instant leaves them readable.
+
+A line of `metrics.jsonl` is on disk before the checkpoint that follows it. A file of responses has its final name
+only when it is complete. Going back to a checkpoint removes what was written after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from brorl.algorithms.groups import Group
+from brorl.errors import UserError
+from brorl.prompts.prompt import Prompt
+from brorl.storage import replace_file, storage_errors
+from brorl.verify.verifier import Verdict
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of a run and the writing of its files.
+
+    Attributes:
+        path: The directory; it exists.
+    """
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a line; step 0 is the start, before any update."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder a checkpoint."""
+        return self.path / "checkpoints"
+
+    @property
+    def rollouts(self) -> Path:
+        """One Parquet file a step."""
+        return self.path / "rollouts"
+
+    @property
+    def evaluations(self) -> Path:
+        """One Parquet file an evaluation, named by its step, with the responses to a few held-out prompts."""
+        return self.path / "evaluations"
+
+    @property
+    def begun_file(self) -> Path:
+        """What a resumed run must find as it was: the settings that may not change, and whether it had a checkpoint."""
+        return self.path / "begun.json"
+
+    def write_begun(self, settings: Record, has_checkpoint: bool) -> None:
+        """Write `begun.json`."""
+        with storage_errors(self.begun_file):
+            content = json.dumps({"settings": settings, "has_checkpoint": has_checkpoint}, indent=1)
+            replace_file(self.begun_file, content.encode())
+
+    def read_begun(self) -> Record:
+        """Return what `write_begun` wrote; nothing if the run has not begun."""
+        if not self.begun_file.is_file():
+            return {}
+        try:
+            begun: Record = json.loads(self.begun_file.read_text("utf-8"))
+        except ValueError as error:
+            raise UserError(f"{self.begun_file} is not JSON; restore it from a backup, or start a new run") from error
+        return begun
+
+    def note_checkpoint(self) -> None:
+        """Remember that the run has had a checkpoint."""
+        begun = self.read_begun()
+        if not begun.get("has_checkpoint"):
+            self.write_begun(begun.get("settings", {}), has_checkpoint=True)
+
+    def append_metrics(self, record: Record) -> None:
+        """Add a line to the metrics; it is on disk when this returns."""
+        with storage_errors(self.metrics_file), self.metrics_file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[Record]:
+        """Return all complete lines of the metrics."""
+        if not self.metrics_file.exists():
+            return []
+        records = []
+        for number, line in enumerate(self.metrics_file.read_text("utf-8").split("\n")[:-1], 1):
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise UserError(f"{self.metrics_file} line {number} is not JSON; remove it, then resume") from error
+        return records
+
+    def rewind(self, step: int, attempts: int = 0) -> None:
+        """Remove metrics and responses of steps after `step`, and what a kill left half written.
+
+        Args:
+            step: The step to go back to.
+            attempts: How often the step after it has found nothing to learn from; the lines about these attempts stay,
+                because they tell what the attempts cost.
+        """
+
+        def stays(record: Record) -> bool:
+            tried = "update" not in record and record["step"] == step + 1 and record.get("attempt", 0) < attempts
+            return record["step"] <= step or tried
+
+        kept = [r for r in self.read_metrics() if stays(r)]
+        with storage_errors(self.metrics_file):
+            replace_file(self.metrics_file, "".join(json.dumps(r) + "\n" for r in kept).encode())
+        for folder in (self.rollouts, self.evaluations):
+            with storage_errors(folder):
+                for file in folder.glob("*step-*.parquet*"):
+                    name = re.fullmatch(r"(?:step-(\d+)\.parquet|\.step-\d+\.parquet\.tmp)", file.name)
+                    if name and (name[1] is None or int(name[1]) > step):
+                        file.unlink()
+
+    def write_rollouts(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        texts: Sequence[Sequence[str]],
+    ) -> None:
+        """Store every distinct response that a step sampled.
+
+        Args:
+            step: The step.
+            groups: The groups sampled, kept or not.
+            verdicts: For each group the verdict of each distinct response.
+            texts: For each group the text of each distinct response.
+        """
+        self._write_groups(self.rollouts, step, groups, verdicts, texts)
+
+    def write_evaluation(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        texts: Sequence[Sequence[str]],
+    ) -> None:
+        """Store responses to held-out prompts of the evaluation after a step; the arguments are as above."""
+        self._write_groups(self.evaluations, step, groups, verdicts, texts)
+
+    def _write_groups(
+        self,
+        folder: Path,
+        step: int,
+        groups: Sequence[Group],
+        verdicts: Sequence[Sequence[Verdict]],
+        texts: Sequence[Sequence[str]],
+    ) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows: list[Record] = []
+        for group, group_verdicts, group_texts in zip(groups, verdicts, texts, strict=True):
+            tree = group.tree
+            for i, (leaf, (token_ids, count)) in enumerate(zip(tree.leaf, tree.responses(), strict=True)):
+                verdict = group_verdicts[i]
+                rows.append({
+                    "step": step, "prompt_id": group.prompt.id, "domain": group.prompt.domain, "prompt":
+                    group.prompt.text, "question": group.prompt.question, "reference": group.prompt.reference,
+                    "response": group_texts[i], "token_ids": token_ids, "logprobs":
+                    tree.logprob[tree.path(int(leaf))], "count": count, "num_rollouts": tree.num_rollouts,
+                    "finished": bool(tree.finished[i]), "correct": verdict.correct, "score": verdict.score,
+                    "extracted": verdict.extracted, "reason": verdict.reason, "reward": float(group.reward_L[i]),
+                })  # fmt: skip
+        schema = pa.schema([
+            ("step", pa.int32()), ("prompt_id", pa.string()), ("domain", pa.string()), ("prompt", pa.string()),
+            ("question", pa.string()), ("reference", pa.string()),
+            ("response", pa.string()), ("token_ids", pa.list_(pa.int32())), ("logprobs", pa.list_(pa.float32())),
+            ("count", pa.int32()), ("num_rollouts", pa.int32()), ("finished", pa.bool_()), ("correct", pa.bool_()),
+            ("score", pa.float64()), ("extracted", pa.string()), ("reason", pa.string()), ("reward", pa.float64()),
+        ])  # fmt: skip
+        target = folder / f"step-{step:06d}.parquet"
+        with storage_errors(target):
+            folder.mkdir(exist_ok=True)
+            sink = pa.BufferOutputStream()
+            pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink, compression="zstd")
+            replace_file(target, sink.getvalue().to_pybytes())
+
+    def write_held_out(self, prompts: Sequence[Prompt]) -> None:
+        """Write `held_out.json`: the prompts that evaluations are made on, in their order."""
+        target = self.path / "held_out.json"
+        with storage_errors(target):
+            replace_file(target, json.dumps(held_out_record(prompts), indent=0).encode())
+
+    def read_held_out(self) -> list[dict[str, str]]:
+        """Return what `write_held_out` wrote.
+
+        Raises:
+            UserError: If the run does not say.
+        """
+        file = self.path / "held_out.json"
+        if not file.is_file():
+            raise UserError(f"{self.path} does not say what its held-out prompts were (no {file.name}); train it anew")
+        prompts: list[dict[str, str]] = json.loads(file.read_text("utf-8"))
+        return prompts
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run; a second process that wants it at the same time is refused.
+
+        Raises:
+            UserError: If another process holds the run, or removed its directory just now.
+        """
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            yield
+            return
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"another process is working on {self.path}; wait for it, or stop it") from error
+            if not self.path.is_dir() or not os.path.samestat(os.fstat(descriptor), self.path.stat()):
+                raise UserError(f"another process has just removed {self.path}; give the same command again")
+            yield
+        finally:
+            os.close(descriptor)
+
+    def write_environment(self, continued_from: Record | None = None) -> None:
+        """Write `env.json`: versions, machine, threads, and the checkpoint that the run continues from, if any."""
+        target = self.path / "env.json"
+        if continued_from is None and target.is_file():  # a resumed run need not find the checkpoint any more
+            with suppress(ValueError):
+                continued_from = json.loads(target.read_text("utf-8")).get("continued_from")
+        environment = {
+            "command": sys.argv,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "processor": processor_name(),
+            "threads": torch.get_num_threads(),
+            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "continued_from": continued_from,
+            "packages": {name: version(name) for name in ("brorl", "torch", "transformers", "numpy")},
+        }
+        with storage_errors(target):
+            replace_file(target, json.dumps(environment, indent=2).encode())
+
+
+def held_out_record(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
+    """Return what `held_out.json` says of some prompts."""
+    names = ("id", "source", "domain", "text", "reference")
+    return [{name: getattr(prompt, name) for name in names} for prompt in prompts]
+
+
+def processor_name() -> str:
+    """Return the name of the processor, as far as the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

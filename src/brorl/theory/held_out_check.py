@@ -1,0 +1,139 @@
+"""The held-out certificate: did an update raise the probability of correct responses? Any network, any length.
+
+In: rollouts that were drawn before an update and kept out of it, and how much more probable each became. Out: an
+unbiased estimate of the real, finite change of Q_pos with an interval, and the share of correct mass that rose. It must
+never be given rollouts that the update was trained on: those flatter it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betaincinv
+
+FloatArray = NDArray[np.float64]
+_NORMAL_95 = 1.959963984540054
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Held-out rollouts of one prompt (L distinct ones among H) and what an update did to them.
+
+    Attributes:
+        count_L: Number of rollouts that gave each distinct response, shape [L]; they add up to H >= 2.
+        correct_L: Verdict of each distinct response, shape [L].
+        old_logprob_L: Log-prob (nats) of each whole response under the policy that sampled it, shape [L].
+        new_logprob_L: The same after the update, shape [L].
+        baseline: Any number that does not depend on these rollouts; near the pass rate it makes the variance small.
+    """
+
+    count_L: NDArray[np.int64]
+    correct_L: NDArray[np.bool_]
+    old_logprob_L: FloatArray
+    new_logprob_L: FloatArray
+    baseline: float
+
+
+@dataclass(frozen=True)
+class HeldOutCheck:
+    """What an update did to the probability of correct responses; intervals are 95%.
+
+    Attributes:
+        change: Estimate of the change of Q_pos, mean over the prompts; None where a weight is too large for a float.
+        change_low: Lower end of its interval (normal, from the variance within each prompt); None likewise.
+        change_high: Upper end; None likewise.
+        share_improved: Share of the correct mass that rose; None without a correct held-out rollout.
+        share_improved_low: Lower end of its interval (exact binomial).
+        share_improved_high: Upper end.
+        worst_drop: Largest fall of a correct held-out response's probability, <= 0; None without one.
+        worst_log_ratio: Smallest log(new / old probability) of a correct held-out response; None without one.
+        num_prompts: Number of prompts.
+        num_rollouts: Number of held-out rollouts over all prompts.
+        num_correct: How many of them were correct.
+        effective_share: (sum w)^2 / (H sum w^2) of the weights w = new / old over all held-out rollouts. Far below 1,
+            few rollouts carry the estimate, and its interval is not to be trusted.
+    """
+
+    change: float | None
+    change_low: float | None
+    change_high: float | None
+    share_improved: float | None
+    share_improved_low: float
+    share_improved_high: float
+    worst_drop: float | None
+    worst_log_ratio: float | None
+    num_prompts: int
+    num_rollouts: int
+    num_correct: int
+    effective_share: float
+
+
+def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
+    """Estimate the change of Q_pos that an update made, from rollouts that it did not see.
+
+        w = pi_new(y) / pi_old(y),   dQ_hat = mean over held-out rollouts of (r - b)(w - 1)
+
+    It is unbiased for the real change because E[w - 1] = 0 and E[r w] = Q_new, with r = 1 for a correct response and 0
+    otherwise. The rollouts must be independent draws at the temperature at which both log-probs are taken, without
+    top-p or top-k.
+
+    Args:
+        held_out: One entry per prompt, at least one.
+
+    Returns:
+        The certificate, pooled over the prompts.
+
+    Raises:
+        ValueError: If there is no prompt, or one has fewer than 2 rollouts.
+    """
+    if not held_out or any(h.count_L.sum() < 2 for h in held_out):
+        raise ValueError("a certificate needs at least one prompt, and at least 2 held-out rollouts of each")
+    with np.errstate(over="ignore", invalid="ignore"):  # a long response may become e^709 times as probable
+        moments = np.array([_mean_and_variance(h) for h in held_out])
+        change = float(moments[:, 0].mean())
+        half_width = _NORMAL_95 * float(np.sqrt(moments[:, 1].sum())) / len(held_out)
+    finite = bool(np.isfinite(change) and np.isfinite(half_width))
+
+    count, correct, old, new = (
+        np.concatenate([getattr(h, name) for h in held_out])
+        for name in ("count_L", "correct_L", "old_logprob_L", "new_logprob_L")
+    )
+    log_ratio_A, count_A = (new - old)[correct], count[correct]
+    num_correct, num_risen = int(count_A.sum()), int(count_A[log_ratio_A > 0].sum())
+    low, high = binomial_interval(num_risen, num_correct)
+    weight = np.exp(new - old - (new - old).max())  # up to a factor, which the effective share does not depend on
+    return HeldOutCheck(
+        change=change if finite else None,
+        change_low=change - half_width if finite else None,
+        change_high=change + half_width if finite else None,
+        share_improved=num_risen / num_correct if num_correct else None,
+        share_improved_low=low,
+        share_improved_high=high,
+        worst_drop=min(0.0, float((np.exp(new) - np.exp(old))[correct].min())) if num_correct else None,
+        worst_log_ratio=float(log_ratio_A.min()) if num_correct else None,
+        num_prompts=len(held_out),
+        num_rollouts=int(count.sum()),
+        num_correct=num_correct,
+        effective_share=float((count @ weight) ** 2 / (count.sum() * (count @ weight**2))),
+    )
+
+
+def binomial_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Return the exact 95% interval of a probability, which holds it at least 95% of the time; (0, 1) without trials.
+
+    Source: Clopper and Pearson, Biometrika 26 (1934).
+    """
+    low = float(betaincinv(successes, trials - successes + 1, 0.025)) if successes else 0.0
+    high = float(betaincinv(successes + 1, trials - successes, 0.975)) if successes < trials else 1.0
+    return low, high
+
+
+def _mean_and_variance(held_out: HeldOut) -> tuple[float, float]:
+    """Mean of (r - b)(w - 1) over one prompt's rollouts, and the estimated variance of that mean."""
+    value_L = (held_out.correct_L - held_out.baseline) * np.expm1(held_out.new_logprob_L - held_out.old_logprob_L)
+    size = int(held_out.count_L.sum())
+    mean = float(held_out.count_L @ value_L) / size
+    return mean, float(held_out.count_L @ (value_L - mean) ** 2) / (size - 1) / size

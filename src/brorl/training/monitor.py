@@ -1,0 +1,77 @@
+"""The watch over a run: which evaluation was the best, and whether the model collapses.
+
+In: the lines of the metrics, in order. Out: the step of the best evaluation, and signs of collapse in words. All that
+it knows comes from the metrics, so that a resumed run goes on from its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from brorl.runs.run_directory import Record
+from brorl.training.collapse import CollapseLimits, find_collapse
+
+_KEPT = ("step", "update", "evaluation")
+
+
+def is_due(step: int, every: int) -> bool:
+    """Return whether it is the turn of what happens every so many steps, 0 for never."""
+    return every > 0 and step % every == 0
+
+
+class Monitor:
+    """Remembers what a run's metrics say.
+
+    Args:
+        limits: When a model counts as collapsing.
+        stop: Whether the run ends at the first sign.
+        keep_best: Whether the best checkpoint is kept.
+        evaluate_every: Steps between the evaluations that count for a collapse. Others, at a budget's marks or where a
+            run ended that goes on now, must not change what is trained.
+    """
+
+    def __init__(self, limits: CollapseLimits, stop: bool, keep_best: bool, evaluate_every: int) -> None:
+        self.stop = stop
+        self._evaluate_every = evaluate_every
+        self._limits = limits
+        self._keep_best = keep_best
+        self._records: list[Record] = []
+        self._best: tuple[float, int] | None = None
+
+    def recall(self, past: Iterable[Record]) -> None:
+        """Take the lines that the metrics hold already."""
+        for record in past:
+            self.remember(record)
+
+    @property
+    def seen(self) -> int:
+        """Number of lines seen."""
+        return len(self._records)
+
+    @property
+    def best_step(self) -> int | None:
+        """Step of the best evaluation after an update, the earliest of equals; None if there is none to keep."""
+        return self._best[1] if self._best and self._keep_best else None
+
+    def score(self, record: Record) -> float | None:
+        """Return what evaluations are compared by: pass@k of the smallest k; None without an evaluation."""
+        estimates = record.get("evaluation", {}).get("pass_at")
+        return float(estimates[min(estimates, key=int)]["value"]) if estimates else None
+
+    def collapse(self, record: Record) -> str | None:
+        """Return a sign of collapse that is new with a line of the metrics, if there is one."""
+        sign = find_collapse([*self._records, self._counting(record)], self._limits)
+        return None if sign is None else sign.text
+
+    def remember(self, record: Record) -> None:
+        """Take a new line of the metrics."""
+        self._records.append(self._counting(record))
+        score = self.score(record)
+        step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
+        if score is not None and step > 0 and (self._best is None or score > self._best[0]):
+            self._best = (score, step)
+
+    def _counting(self, record: Record) -> Record:
+        """Return what counts for a collapse."""
+        counts = is_due(record["step"], self._evaluate_every)
+        return {name: record[name] for name in _KEPT if name in record and (counts or name != "evaluation")}

@@ -1,0 +1,86 @@
+"""The parts of an evaluation: their size, what tells weights apart, and what does not fit into memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brorl.assemble.evaluation import load_evaluated_model, prepare_evaluation, prompts_per_part, weights_fingerprint
+from brorl.assemble.evaluation_data import Request, parse_data, read_sets
+from brorl.config.reading import make_config, read_recipe
+from brorl.config.sources import CountdownConfig, FileConfig
+from brorl.errors import UserError
+from brorl.model.load import load_model
+from brorl.prompts.benchmarks import BenchmarkSource
+
+FEW = {"evaluation.num_samples": 4, "evaluation.ks": [1], "engine.threads": 1}
+
+
+def request(data: tuple[str, ...] = (), limit: int | None = 3, **settings: object) -> Request:
+    config = make_config(read_recipe("quickstart"), {**FEW, **settings}, "quickstart")
+    return Request(config, data, belongs_to_run=True, own_template=False, limit=limit)
+
+
+def test_parts_are_small_where_responses_may_be_long() -> None:
+    assert prompts_per_part(512, 32_768) == 8
+    assert prompts_per_part(512, 12) == 64
+    assert prompts_per_part(16, 2_048) == 16
+    assert all(8 <= prompts_per_part(n, t) <= 64 for n in (1, 16, 512, 4096) for t in (1, 100, 10_000))
+
+
+def test_what_a_data_set_means(tmp_path: Path) -> None:
+    assert parse_data("aime24") == BenchmarkSource("aime24")
+    assert parse_data("math=some/mirror") == BenchmarkSource("math", "some/mirror")
+    given = parse_data("{benchmark: math, path: my/math, split: math500, subset: all, name: mine}")
+    assert given == BenchmarkSource("math", "my/math", "mine", "math500", "all")
+    assert parse_data("countdown") == CountdownConfig()
+    assert parse_data("{task: countdown, num_numbers: 4}") == CountdownConfig(num_numbers=4)
+    assert parse_data("some/set") == FileConfig(path="some/set")
+    (tmp_path / "a=b.jsonl").write_text("")
+    assert parse_data(str(tmp_path / "a=b.jsonl")) == FileConfig(path=str(tmp_path / "a=b.jsonl"))
+
+
+def test_puzzles_are_those_kept_out_of_training_and_a_limit_samples_them() -> None:
+    (every,) = read_sets(request(("countdown",), None))
+    (puzzles,) = read_sets(request(("{task: countdown, num_numbers: 3, max_number: 12}",), None))
+    (held_out,) = read_sets(request((), None))
+    assert {q.id for q in puzzles.questions} == {q.id for q in held_out.questions}  # the recipe's own puzzles
+    assert {q.id for q in every.questions} < {q.id for q in held_out.questions}  # numbers up to 9: one split for all
+    (few,) = read_sets(request(("countdown",), 5))
+    assert len(few.questions) == 5
+    assert {q.id for q in few.questions} < {q.id for q in every.questions}
+    assert read_sets(request((), 7))[0].questions == held_out.questions[:7]  # as in training
+
+
+def test_any_other_weight_changes_the_fingerprint(rng: np.random.Generator) -> None:
+    model = load_model("quickstart", torch.device("cpu"), torch.float32)
+    before = weights_fingerprint(model)
+    assert weights_fingerprint(load_model("quickstart", torch.device("cpu"), torch.float32)) == before
+    parameters = [p for p in model.parameters() if p.numel() <= 65_536]
+    weight = parameters[rng.integers(len(parameters))].detach().reshape(-1)
+    place = int(rng.integers(weight.numel()))
+    weight[place] = torch.nextafter(weight[place], torch.tensor(torch.inf))
+    assert weights_fingerprint(model) != before
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = prepare_evaluation(request())
+    assert sum(len(part.prompts) for part in ready.parts) == 3
+    monkeypatch.setattr("brorl.assemble.evaluation.available_bytes", lambda _: 300_000)
+    with pytest.raises(UserError, match=r"needs .* of memory and there are 0 MiB: .*weights"):
+        prepare_evaluation(request())
+
+
+def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
+    weights = {"rewards.domain_weights": {"math": 0.5}, "verification.functions": {"chess": "chess:judge"}}
+    assert set(prepare_evaluation(request(**weights)).verifiers) == {"countdown"}
+
+
+def test_truncated_responses_are_verified_where_the_run_rewards_them() -> None:
+    for share in (0.0, 0.5):
+        ready = prepare_evaluation(request(**{"rewards.stop_properly": share}))
+        respondent, _ = load_evaluated_model(ready)
+        assert respondent.accept_truncated == ready.settings["accept_truncated"] == (share > 0)

@@ -1,0 +1,324 @@
+"""From a config to the parts of a run: what cannot work is said before anything runs."""
+
+import json
+from collections.abc import Iterator
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from brorl.algorithms.groups import Group
+from brorl.assemble.data import build_questions
+from brorl.assemble.run import build_engine, build_run, prepare
+from brorl.assemble.settings import build_advantages, build_learner_settings, build_policy_loss
+from brorl.config.reading import make_config
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.model.next_token import NextToken
+from brorl.prompts.prompt import Prompt
+from brorl.runs.run_directory import RunDirectory
+from brorl.tree import RolloutTree
+from run_support import save_tiny_model
+
+SMALL = {
+    "data.sources": {"task": "countdown", "max_number": 5},
+    "evaluation.num_prompts": 3,
+    "sampling.max_new_tokens": 8,
+    "engine.threads": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def keep_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng():
+        yield
+    torch.set_num_threads(threads)
+
+
+def config(model: Path, **overrides: Any) -> TrainConfig:
+    return make_config({}, {**SMALL, "model": str(model), **overrides}, "test")
+
+
+def groups() -> list[Group]:
+    """Two groups of 4 rollouts: rewards 1 1 0 0 (lengths 2 2 1 1) and 1 0 0 0 (lengths 3 1 1 1)."""
+    made = []
+    for responses, reward in (([[5, 5], [6]] * 2, {5: 1.0, 6: 0.0}), ([[5, 5, 5]] + [[6]] * 3, {5: 1.0, 6: 0.0})):
+        tree = RolloutTree.from_responses((1,), responses)
+        reward_L = np.array([reward[tokens[0]] for tokens, _ in tree.responses()])
+        made.append(Group(Prompt("p", "t", (1,), "", "d"), tree, reward_L > 0, reward_L))
+    return made
+
+
+def test_each_estimator_is_the_one_that_was_asked_for(tiny: Path) -> None:
+    """By hand: the group means are 1/2 and 1/4."""
+    centred = np.array([0.5, 0.5, -0.5, -0.5, 0.75, -0.25, -0.25, -0.25])
+    lengths = np.array([2, 2, 1, 1, 3, 1, 1, 1])
+    by_token = np.repeat(centred, lengths)
+    expected = {
+        ("grpo", "trajectories"): [1.0, -1.0, 0.75 / np.sqrt(3 / 16), -0.25 / np.sqrt(3 / 16)],
+        ("rloo", "trajectories"): [1 - 1 / 3, 0 - 2 / 3, 1.0, -1 / 3],
+        ("reinforce_pp_baseline", "trajectories"): (np.array([0.5, -0.5, 0.75, -0.25]) - centred.mean())
+        / centred.std(),
+        ("reinforce_pp_baseline", "tokens"): (np.array([0.5, -0.5, 0.75, -0.25]) - by_token.mean()) / by_token.std(),
+    }
+    for (estimator, over), values in expected.items():
+        settings = {"advantage.estimator": estimator, "advantage.normalise_over": over}
+        advantages = build_advantages(config(tiny, **settings))(groups())
+        assert np.concatenate(advantages) == pytest.approx(values, abs=1e-5), (estimator, over)
+
+
+def test_learning_rate_follows_the_square_root_rule_only_if_a_reference_is_given(tiny: Path) -> None:
+    plain = {"rollouts_per_prompt": 64, "prompts_per_step": 8, "optimizer.learning_rate": 1e-4}
+    assert build_learner_settings(config(tiny, **plain), (0,)).learning_rate == 1e-4
+    scaled = build_learner_settings(config(tiny, **plain, **{"optimizer.reference_batch": 128}), (0,))
+    assert scaled.learning_rate == pytest.approx(1e-4 * sqrt(64 * 8 / 128))
+
+
+def test_learner_gets_every_setting(tiny: Path) -> None:
+    given = {
+        "optimizer.mini_batches": 3,
+        "loss.clip_low": 0.11,
+        "loss.clip_high": 0.33,
+        "loss.dual_clip": 2.5,
+        "loss.entropy_coefficient": 0.01,
+        "loss.mask_truncated": True,
+        "sampling.temperature": 0.7,
+        "sampling.min_new_tokens": 2,
+        "optimizer.betas": [0.8, 0.85],
+        "optimizer.weight_decay": 0.01,
+        "optimizer.max_grad_norm": 0.5,
+        "optimizer.warmup_updates": 6,
+        "optimizer.responses_per_verdict": 7,
+        "engine.nodes_per_pass": 99,
+    }
+    settings = build_learner_settings(config(tiny, **given), (0,))
+    assert settings.mini_batches == 3
+    assert (settings.loss.clip_low, settings.loss.clip_high) == (0.11, 0.33)
+    assert (settings.loss.dual_clip, settings.loss.entropy_coefficient, settings.loss.mask_truncated) == (
+        2.5,
+        0.01,
+        True,
+    )
+    assert settings.next_token == NextToken(0.7, 2, (0,))
+    assert settings.betas == (0.8, 0.85)
+    assert (settings.weight_decay, settings.max_grad_norm, settings.warmup_updates) == (0.01, 0.5, 6)
+    assert (settings.responses_per_verdict, settings.max_nodes) == (7, 99)
+    assert (settings.recompute_old_logprobs, settings.autocast) == (False, False)
+    assert build_learner_settings(config(tiny, **{"optimizer.old_logprobs": "recompute"}), (0,)).recompute_old_logprobs
+    low = build_learner_settings(config(tiny, dtype="bfloat16"), (0,))
+    assert low.autocast
+    assert low.recompute_old_logprobs
+
+
+@pytest.mark.parametrize(("kind", "low", "high"), [("ppo", 0.2, 0.28), ("cispo", 1.0, 4.0), ("gspo", 3e-4, 4e-4)])
+def test_each_loss_has_bounds_of_its_own_that_settings_replace(kind: str, low: float, high: float, tiny: Path) -> None:
+    """DAPO's for ppo; no lower bound and a weight of at most 5 for cispo; those of its authors for gspo."""
+    own = build_policy_loss(config(tiny, **{"loss.kind": kind}))
+    assert (own.kind, own.clip_low, own.clip_high) == (kind, low, high)
+    set_by_hand = build_policy_loss(config(tiny, **{"loss.kind": kind, "loss.clip_low": 0.01, "loss.clip_high": 0.5}))
+    assert (set_by_hand.clip_low, set_by_hand.clip_high) == (0.01, 0.5)
+
+
+def test_losses_that_contradict_themselves_are_refused_before_the_model_is_loaded(tiny: Path) -> None:
+    with pytest.raises(UserError, match=r"dual_clip must be a finite number above 1 \+ clip_high = 1.28, got 1.1"):
+        prepare(config(tiny, **{"loss.dual_clip": 1.1}), str(tiny))
+
+
+def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:
+    settings = config(tiny, **{"rewards.format_pattern": "1.*", "rewards.format_reward": 0.25})
+    judge = prepare(settings, str(tiny)).judge
+    prompt = prepare(settings, str(tiny)).prompts.train.take(1)[0]
+    ids = AutoTokenizer.from_pretrained(tiny)
+    tree = RolloutTree.from_responses(prompt.token_ids, [ids(text)["input_ids"] for text in ("1+1", "2+1")])
+    group = judge.groups([prompt], [tree], 1)[0]
+    texts = judge.texts(tree)
+    assert not group.correct_L.any()
+    assert group.reward_L.tolist() == [0.25 if text.startswith("1") else 0.0 for text in texts]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_dtype_of_the_trained_weights(tiny: Path, dtype: str) -> None:
+    settings = config(tiny, dtype=dtype)
+    loaded, _ = build_engine(settings, prepare(settings, str(tiny)))
+    expected = torch.float64 if dtype == "float64" else torch.float32
+    assert {p.dtype for p in loaded.model.parameters()} == {expected}
+
+
+def test_training_and_held_out_prompts_share_no_numbers(tiny: Path) -> None:
+    ready = prepare(config(tiny), str(tiny))
+    train = ready.prompts.train.take(ready.prompts.train.num_prompts)
+    held_out = ready.prompts.held_out
+    numbers = [{p.text.split(" -> ")[0] for p in prompts} for prompts in (train, held_out)]
+    assert len(held_out) == 3
+    assert not numbers[0] & numbers[1]
+    assert len({p.id for p in (*train, *held_out)}) == len(train) + len(held_out)
+    assert ready.prompts.longest == max(len(p.token_ids) for p in (*train, *held_out))
+    for prompt in (train[0], held_out[-1]):
+        assert ready.tokenizer.decode(prompt.token_ids) == prompt.text
+
+
+def test_run_has_the_parts_of_its_config(tiny: Path, tmp_path: Path) -> None:
+    given = {"steps": 9, "checkpoint_every": 4, "keep_checkpoints": 2, "store_rollouts_every": 3, "seed": 5}
+    given |= {"evaluation.every": 6, "prompts_per_step": 7, "rollouts_per_prompt": 11, "optimizer.mini_batches": 2}
+    given |= {"dynamic_sampling.enabled": False, "dynamic_sampling.max_tries": 13}
+    run, state = build_run(config(tiny, **given), RunDirectory(tmp_path), lambda _: None)
+    assert (run.steps, run.checkpoint_every, run.keep_checkpoints, run.store_rollouts_every) == (9, 4, 2, 3)
+    assert (run.evaluate_every, run.seed, run.collector.seed) == (6, 5, 5)
+    collector = run.collector
+    assert (collector.prompts_per_step, collector.rollouts_per_prompt) == (7, 11)
+    assert (collector.dynamic_sampling, collector.max_tries) == (False, 13)
+    assert (state.step, state.carried) == (0, ())
+    assert run.benchmark is not None
+    assert len(run.benchmark.prompts) == 3
+
+
+def test_no_held_out_prompts_no_benchmark(tiny: Path, tmp_path: Path) -> None:
+    run, _ = build_run(config(tiny, **{"evaluation.num_prompts": 0}), RunDirectory(tmp_path), lambda _: None)
+    assert run.benchmark is None
+
+
+def changed(source: Path, target: Path, **changes: Any) -> Path:
+    """Copy a model folder and change its config.json."""
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(settings | changes))
+    return target
+
+
+def message_of(model: Path, tmp_path: Path, **overrides: Any) -> str:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(UserError) as caught:
+        build_run(config(model, **overrides), RunDirectory(folder), lambda _: None)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_model_folder(tmp_path: Path) -> None:
+    assert "does not exist" in message_of(tmp_path / "none", tmp_path)
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "no config.json" in message_of(tmp_path / "empty", tmp_path)
+
+
+def test_tokenizer_without_end_token(tmp_path: Path) -> None:
+    message = message_of(save_tiny_model(tmp_path / "endless", end_token=False), tmp_path)
+    assert "no end-of-sequence token" in message
+    assert "eos_token" in message
+
+
+def test_tokenizer_that_cannot_spell_the_prompts(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "wordless", characters="0123456789+-*/() ")
+    assert "cannot spell the prompt '1 1 1 -> " in message_of(model, tmp_path)
+
+
+def test_longer_than_the_positions_of_the_model(tiny: Path, tmp_path: Path) -> None:
+    message = message_of(tiny, tmp_path, **{"sampling.max_new_tokens": 60})
+    assert "64 positions" in message
+    assert "max_new_tokens = 60" in message
+
+
+def test_longest_that_fits_is_accepted(tiny: Path) -> None:
+    """The boundary: the longest prompt and its response take all 64 positions."""
+    longest = prepare(config(tiny), str(tiny)).prompts.longest
+    prepare(config(tiny, **{"sampling.max_new_tokens": 64 - longest}), str(tiny))
+    with pytest.raises(UserError, match="64 positions"):
+        prepare(config(tiny, **{"sampling.max_new_tokens": 65 - longest}), str(tiny))
+
+
+def test_weights_that_are_damaged(tiny: Path, tmp_path: Path) -> None:
+    model = changed(tiny, tmp_path / "damaged")
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:100])
+    assert "are damaged" in message_of(model, tmp_path)
+
+
+def test_longer_than_a_sliding_window(tiny: Path, tmp_path: Path) -> None:
+    longest = prepare(config(tiny), str(tiny)).prompts.longest
+    for window, fits in ((longest + 8, True), (longest + 7, False)):
+        model = changed(tiny, tmp_path / str(window), sliding_window=window)
+        if fits:
+            prepare(config(model), str(model))
+        else:
+            assert f"sliding window of {window} tokens" in message_of(model, tmp_path)
+
+
+def test_architecture_without_a_place_for_hooks(tmp_path: Path) -> None:
+    """GPT-Neo computes its attention itself, and does not ask transformers for it."""
+    from transformers import AutoTokenizer, GPTNeoConfig, GPTNeoForCausalLM
+
+    model = tmp_path / "gpt-neo"
+    tokenizer = AutoTokenizer.from_pretrained(save_tiny_model(tmp_path / "tiny"))
+    sizes = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "attention_types": [[["global"], 1]]}
+    tokens = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
+    GPTNeoForCausalLM(GPTNeoConfig(vocab_size=len(tokenizer), **sizes, **tokens)).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    assert "GPTNeoForCausalLM cannot be hooked" in message_of(model, tmp_path)
+
+
+def test_more_prompts_a_step_than_there_are_to_train_on_is_a_warning(tiny: Path, tmp_path: Path) -> None:
+    there_are = prepare(config(tiny), str(tiny)).prompts.train.num_prompts
+    for asked, warned in ((there_are, False), (there_are + 1, True)):
+        said: list[str] = []
+        build_run(config(tiny, prompts_per_step=asked), RunDirectory(tmp_path), lambda _: None, said.append)
+        expected = f"prompts_per_step = {asked:,} is more than the {there_are:,} training prompts"
+        assert any(expected in line for line in said) == warned
+
+
+def test_no_more_held_out_prompts_than_there_are(tiny: Path) -> None:
+    questions = build_questions(config(tiny, **{"evaluation.num_prompts": 100_000}))
+    limited = build_questions(config(tiny))
+    assert len(limited[0].held_out) == 3
+    assert len(questions[0].held_out) > 3
+    assert {q.id for q in limited[0].held_out} < {q.id for q in questions[0].held_out}
+
+
+def test_nothing_held_out(tiny: Path, tmp_path: Path) -> None:
+    message = message_of(tiny, tmp_path, **{"data.held_out_share": 0.0})
+    assert "data.held_out_share" in message
+    assert "evaluation.num_prompts: 0" in message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device(tiny: Path, tmp_path: Path) -> None:
+    assert "torch sees no CUDA device; set device: cpu" in message_of(tiny, tmp_path, device="cuda")
+
+
+def test_prompt_of_unknown_model_name_is_not_looked_up_when_it_is_a_path(tmp_path: Path) -> None:
+    assert "does not exist" in message_of(Path("./nowhere/at/all"), tmp_path)
+
+
+def test_no_two_sources_of_neighbouring_seeds_share_a_shuffle(tiny: Path, rng: np.random.Generator) -> None:
+    """Three sources with the same puzzles: their orders differ, and differ from those of the next seed."""
+    seed = int(rng.integers(1000))
+    sources = [{"task": "countdown", "max_number": 5, "name": name} for name in "abc"]
+    orders = []
+    for s in (seed, seed + 1, seed + 2**32):
+        mixture = prepare(config(tiny, **{"data.sources": sources, "seed": s}), str(tiny)).prompts.train
+        taken = mixture.take(mixture.num_prompts)
+        orders += [tuple(p.text for p in taken if p.source == name) for name in "abc"]
+    assert len({tuple(sorted(order)) for order in orders}) == 1
+    assert len(set(orders)) == 9
+
+
+def test_large_seeds_reach_the_random_numbers_of_torch(tiny: Path, rng: np.random.Generator) -> None:
+    """Torch's generator on a CPU takes 32 bits of a seed; new LoRA adapters come from it."""
+    seed = int(rng.integers(1000))
+    drawn = set()
+    for s in (seed, seed + 1, seed + 2**32, 2**63 - 1):
+        prepare(config(tiny, seed=s), str(tiny))
+        drawn.add(tuple(torch.rand(4).tolist()))
+    assert len(drawn) == 4

@@ -1,0 +1,411 @@
+"""The command line: help, overrides, and one line with exit code 2 for whatever cannot work, before any work."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from time import time
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import brorl
+from brorl.config.reading import parse_yaml, settings_of
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.runs.run_directory import RunDirectory
+from run_support import SMALL, Outcome, command, save_tiny_model
+
+HEAVY = ("torch", "transformers", "tokenizers", "pyarrow")
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without output_dir go under the current folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def contents() -> list[Path]:
+    """List the current folder, less the folder that collects run directories."""
+    return sorted(path for path in Path().rglob("*") if path != Path("runs"))
+
+
+def refusal(*arguments: str | Path) -> str:
+    """Run a command that must fail before any work; return what it says."""
+    before = contents()
+    outcome = command(*arguments)
+    assert outcome.code == 2, outcome
+    assert outcome.out in ("", f"brorl {brorl.__version__}: starting\n")
+    assert outcome.err.startswith("brorl: ")
+    assert outcome.err.count("\n") == 1
+    assert contents() == before  # no run directory is left behind
+    return outcome.err
+
+
+def short_run(*arguments: str | Path) -> Outcome:
+    """Train a step on the shipped model."""
+    outcome = command("train", *SMALL, "--steps=1", "--evaluation.num_prompts=0", *arguments)
+    assert outcome.code == 0, outcome
+    return outcome
+
+
+def test_help_and_import_are_light() -> None:
+    """Neither loads torch or its like; one process for all three, in this order."""
+    program = f"""
+import sys
+def heavy(): return sorted(set({HEAVY!r}) & set(sys.modules))
+import brorl
+found = {{"import brorl": heavy()}}
+from brorl.cli import main
+commands = [[name, "--help"] for name in ("train", "resume", "check", "init")]
+for arguments in (["--help"], ["--version"], *commands):
+    try: main(arguments)
+    except SystemExit as leaving: assert not leaving.code
+    found["brorl " + " ".join(arguments)] = heavy()
+import json
+print(json.dumps(found))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 7
+    assert not any(found.values()), found
+    assert done.stderr == ""
+
+
+def test_help_of_train_documents_every_setting() -> None:
+    outcome = command("train", "--help")
+    assert outcome.code == 0
+    for name, info in settings_of(TrainConfig):
+        assert f"--{name} " in outcome.said
+        assert " ".join(info.description.split()) in outcome.said, name
+        shown = re.search(rf"--{re.escape(name)} .*?\(default: (.*?)\)(?= --|$)", outcome.said)
+        assert shown, name
+        if isinstance(info.default, dict | str):
+            assert shown[1] == str(info.default), name
+        else:  # it is the value in YAML
+            read = parse_yaml(shown[1], name)
+            expected = (
+                [getattr(v, "label", v) for v in info.default] if isinstance(info.default, tuple) else info.default
+            )
+            assert read == expected, name
+
+
+def test_help_of_the_program_names_the_commands() -> None:
+    for outcome in (command(), command("--help")):
+        assert outcome.code == 0
+        assert "train" in outcome.said
+        assert "resume" in outcome.said
+    assert command("--version").out.strip() == f"brorl {brorl.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "'trian' is not a command; did you mean train?"),
+        (["xyzzy"], "the commands are init, check, train, resume, "),
+        (["train", "--lr=1e-4"], "lr is not a setting; did you mean optimizer.learning_rate?"),
+        (["train", "--num-generations", "8"], "did you mean rollouts_per_prompt?"),
+        (
+            ["train", "--optimizer.learning_rate", "abc"],
+            "brorl: --optimizer.learning_rate: the value should be a number, not 'abc'\n",
+        ),
+        (["train", "--data.sources={pth: x}"], "data.sources[0].pth is not a setting; did you mean path? (in --data.s"),
+        (["train", "--prompts_per_step=2"], "set --optimizer.mini_batches 2\n"),
+        (["train", "--stpes", "4"], "stpes is not a setting; did you mean steps?"),
+        (["train", "--loss.clip_hihg=1"], "loss.clip_hihg is not a setting; did you mean loss.clip_high?"),
+        (["train", "--clip-high=1"], "clip_high is not a setting; did you mean loss.clip_high?"),
+        (["train", "--steps"], "--steps: expected one argument"),
+        (["train", "--step=4"], "step is not a setting; did you mean steps?"),
+        (["train", "quickstart", "more"], "unexpected argument 'more'"),
+        (["train", "quickstrat"], "did you mean quickstart?"),
+        (["train", "none.yaml"], "'none.yaml' is neither a file nor a built-in recipe"),
+        (["train", "--steps=many"], "steps: "),
+        (["train", "--steps=1.5"], "1.5"),
+        (["train", "--seed", "-1"], "seed: "),
+        (["train", "--rollouts_per_prompt=1"], "rollouts_per_prompt: "),
+        (["train", "--prompts_per_step=2", "--optimizer.mini_batches=3"], "optimizer.mini_batches = 3"),
+        (["train", "--evaluation.num_samples=8", "--evaluation.ks=[1, 9]"], "evaluation.num_samples = 8"),
+        (["train", "--data.sources={task: countdown, min_target: 7, max_target: 6}"], "min_target = 7 is above"),
+        (["train", "--data.sources=none.jsonl"], "none.jsonl"),
+        (["train", "--data.sources=[countdown, countdown]"], "two sources have the name 'countdown'"),
+        (["train", "--rewards.domain_weights={math: 2}"], "names the domain 'math'"),
+        (["train", "--optimizer.from_checkpoint=true"], "model = quickstart is not one"),
+        (["train", "--optimizer.betas=[0.9"], "--optimizer.betas line 1"),
+        (["train", "--model=./none"], "./none does not exist"),
+        (["train", "--model=."], "no config.json"),
+        (["train", "--sampling.max_new_tokens=10000"], "lower sampling.max_new_tokens"),
+        (["train", "--data.held_out_share=0"], "there is no held-out question"),
+        (["train", "--data.max_prompt_tokens=3"], "of countdown has more than data.max_prompt_tokens = 3"),
+        (
+            ["train", "--data.sources=[{task: countdown, name: one}, {task: countdown, num_numbers: 2, name: one}]"],
+            "two sources have the name 'one'",
+        ),
+        (["resume"], "there is no run in runs/ to resume; start one with brorl train, or give the run's directory"),
+        (["resume", "none"], "none is not a run directory"),
+        (["resume", "none", "--seed=3"], "seed cannot be changed on resume"),
+    ],
+)
+def test_what_cannot_work_is_refused(arguments: list[str], message: str) -> None:
+    assert message in refusal(*arguments)
+
+
+def test_broken_recipe_names_file_and_line() -> None:
+    recipe = Path("mine.yaml")
+    recipe.write_text("steps: 3\nloss: {clip_high: 0.2\n")
+    assert "mine.yaml line 3" in refusal("train", recipe)
+    recipe.write_text("steps: 3\nloss: {clip_hihg: 0.2}\n")
+    assert "did you mean loss.clip_high? (in mine.yaml)" in refusal("train", recipe)
+
+
+def test_models_that_cannot_work(tmp_path: Path) -> None:
+    endless = save_tiny_model(tmp_path / "endless", end_token=False)
+    assert "no end-of-sequence token" in refusal("train", f"--model={endless}")
+    wordless = save_tiny_model(tmp_path / "wordless", characters="0123456789+-*/() ")
+    assert "cannot spell the prompt" in refusal("train", f"--model={wordless}")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device() -> None:
+    assert "set device: cpu" in refusal("train", "--device", "cuda")
+
+
+def test_output_dir_that_is_in_use_is_left_alone() -> None:
+    used = Path("used")
+    used.mkdir()
+    (used / "thesis.txt").write_text("precious")
+    for name, advice in (("used", "brorl resume used"), ("used/thesis.txt", "choose another")):
+        message = refusal("train", f"--output_dir={name}")
+        assert "exists and is not empty" in message
+        assert advice in message
+    assert "could not make output_dir" in refusal("train", "--output_dir=used/thesis.txt/run")
+    assert (used / "thesis.txt").read_text() == "precious"
+
+
+def test_output_dir_that_another_process_holds_is_left_alone() -> None:
+    """The other process has made it, and has written nothing yet."""
+    Path("run").mkdir()
+    with RunDirectory(Path("run")).locked():
+        assert "another process is working on run; wait for it" in refusal("train", "--output_dir=run")
+        assert Path("run").is_dir()
+    short_run("--output_dir=run")
+
+
+def test_output_dir_that_cannot_be_made() -> None:
+    """/proc takes no folders, not even from root."""
+    if not Path("/proc/self").exists():
+        pytest.skip("there is no /proc")
+    assert "set output_dir to a writable folder" in refusal("train", "--output_dir=/proc/run")
+
+
+def test_refused_run_can_be_given_again_with_the_same_output_dir() -> None:
+    refusal("train", "--output_dir=run", "--model=./none")
+    short_run("--output_dir=run")
+    assert Path("run/checkpoints/step-000001/COMMIT").exists()
+
+
+def test_empty_output_dir_is_used() -> None:
+    Path("empty").mkdir()
+    short_run("--output_dir=empty")
+    assert Path("empty/metrics.jsonl").exists()
+
+
+def test_options_may_have_equals_signs_spaces_and_dashes() -> None:
+    recipe = Path("mine.yaml")
+    recipe.write_text(
+        "steps: 9\nseed: 4\noptimizer: {learning_rate: 1e-5, max_grad_norm: 0.25}\nsampling: {max_new_tokens: 9}\n"
+    )
+    arguments = [
+        "--output-dir",
+        "a",
+        "--loss.clip-high=0.5",
+        "--loss.clip_low",
+        "0.125",
+        "--optimizer.learning-rate",
+        "1e-6",
+    ]
+    settings = [s for s in SMALL if not s.startswith("--optimizer.learning_rate") and "max_new" not in s]
+    outcome = command("train", recipe, *settings, "--steps=1", *arguments)
+    assert outcome.code == 0, outcome.err
+    written = parse_yaml(Path("a/config.yaml").read_text(), "a")
+    assert written["steps"] == 1  # the command line beats the file
+    assert written["seed"] == 4  # the file beats the default
+    assert written["optimizer"]["learning_rate"] == 1e-6
+    assert written["optimizer"]["max_grad_norm"] == 0.25
+    assert (written["loss"]["clip_high"], written["loss"]["clip_low"]) == (0.5, 0.125)
+    assert written["sampling"]["max_new_tokens"] == 9
+    assert written["dtype"] == "float32"  # the default is written too
+    assert {name for name, _ in settings_of(TrainConfig) if "." not in name} <= set(written)
+
+
+def test_runs_without_output_dir_get_folders_of_their_own() -> None:
+    for _ in range(2):
+        outcome = short_run()
+    folders = sorted(Path("runs").iterdir())
+    assert len(folders) == 2
+    assert all(f.name.startswith("quickstart-") for f in folders)
+    assert str(max(folders, key=lambda f: f.stat().st_mtime_ns)) in outcome.said
+
+
+def test_environment_is_recorded() -> None:
+    short_run("--output_dir=run")
+    environment = json.loads(Path("run/env.json").read_text())
+    assert environment["packages"]["brorl"] == brorl.__version__
+    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["threads"] == 1
+
+
+def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> None:
+    """A random model solves nothing."""
+    arguments = [
+        "--rollouts_per_prompt=4",
+        "--data.sources={task: countdown, max_number: 5}",
+        "--sampling.max_new_tokens=4",
+        "--output_dir=run",
+    ]
+    arguments += ["--evaluation.num_prompts=2", "--evaluation.num_samples=4", "--evaluation.ks=[1]", f"--model={tiny}"]
+    outcome = command("train", *arguments, "--dynamic_sampling.max_tries=2")
+    assert outcome.code == 1, outcome.err  # not one step was made
+    assert (
+        "no group had both correct and incorrect rollouts in 2 rounds in a row (no rollout was correct)" in outcome.said
+    )
+    assert "were cut off at sampling.max_new_tokens; raise it" in outcome.said
+    assert Path("run/checkpoints/step-000000/COMMIT").exists()
+    start, end = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
+    assert (start["step"], end["step"]) == (0, 1)
+    assert "no group had both" in end["ended"]
+    assert (end["sampling"]["rounds"], end["sampling"]["samples"]) == (2, 2 * 16 * 4)  # looking has its cost
+    assert end["seconds"]["total"] > 0
+    assert end["evaluation"]["prompts"] == start["evaluation"]["prompts"]  # the run is evaluated where it ends
+
+
+def test_a_run_that_solves_nothing_shows_what_the_model_answered(tmp_path: Path) -> None:
+    """Answers and references are read back from the data, which this test made up."""
+    model = save_tiny_model(tmp_path / "model", characters="0123456789+-*/() >:[red")
+    rows = [{"prompt": f"[red {i} -> {i}:", "answer": f"{i} 9 -> 77"} for i in range(1, 9)]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    arguments = [
+        "train", f"--model={model}", "--rollouts_per_prompt=4", "--prompts_per_step=4",
+        "--data.sources={path: rows.jsonl, domain: countdown}", "--evaluation.num_prompts=0",
+        "--store_rollouts_every=7", "--sampling.max_new_tokens=5", "--dynamic_sampling.max_tries=2",
+    ]  # fmt: skip
+    outcome = command(*arguments, "--output_dir=run")
+    assert outcome.code == 1, outcome.err
+    stored = pq.read_table("run/rollouts/step-000001.parquet").to_pylist()
+    assert sum(row["count"] for row in stored) == 2 * 4 * 4  # of both rounds
+    answers = {row["prompt"]: row["answer"] for row in rows}
+    first_two = list(dict.fromkeys(row["prompt"] for row in stored))[:2]
+    assert len(first_two) == 2
+    for place, prompt in enumerate(first_two, 1):
+        of_prompt = [row for row in stored if row["prompt"] == prompt]
+        most = max(row["count"] for row in of_prompt)
+        example = outcome.out.partition(f"\nexample {place}, prompt: {prompt}\n")[2].splitlines()
+        assert any(
+            example[0] == f"response ({most} of 4 rollouts): {row['response'].strip()}"
+            for row in of_prompt
+            if row["count"] == most
+        )
+        assert f"reference answer: {answers[prompt]};" in example[1]
+    assert "brorl samples run --step 1" in outcome.out
+    shown = command("samples", "run", "--step=1")
+    assert shown.code == 0
+    assert any(f"reference {answer}" in shown.out for answer in answers.values())
+    outcome = command(*arguments, "--output_dir=other", "--store_rollouts_every=0")
+    assert "store_rollouts_every: 1 stores the rollouts" in outcome.said
+    assert not Path("other/rollouts").exists()
+
+
+def test_a_row_that_is_no_puzzle_is_named_before_the_model_is_loaded() -> None:
+    Path("rows.jsonl").write_text(
+        '{"prompt": "1 2 -> 3:", "answer": "1 2 -> 3"}\n{"prompt": "1 3 -> 4:", "answer": "4"}\n'
+    )
+    message = refusal("train", "--data.sources={path: rows.jsonl, domain: countdown}", "--data.held_out_share=0.5")
+    assert "question rows:2" in message
+    assert "'4' is no countdown reference" in message
+
+
+def test_reference_answers_that_nothing_can_equal_are_named_before_the_model_is_loaded() -> None:
+    rows = [{"prompt": f"{i} -> {i}:", "answer": str(i)} for i in range(8)]
+    Path("rows.jsonl").write_text("\n".join(json.dumps(r) for r in [*rows, {"prompt": "9 -> 9:", "answer": "   \\\\"}]))
+    message = refusal("train", "--data.sources=rows.jsonl", "--data.held_out_share=0.5")
+    assert "question rows:9 has the reference answer" in message
+    assert "verification.functions" in message
+
+
+def test_other_held_out_questions_are_refused_on_resume() -> None:
+    rows = [f'{{"prompt": "1 {i} -> {1 + i}:", "answer": "1 {i} -> {1 + i}"}}' for i in range(2, 9)]
+    Path("test.jsonl").write_text("\n".join(rows))
+    only = "--evaluation.sources={path: test.jsonl, domain: countdown}"
+    short_run_with = [*SMALL, "--steps=1", only, "--output_dir=run"]
+    assert command("train", *short_run_with).code == 0
+    Path("test.jsonl").write_text("\n".join(rows[1:]))
+    outcome = command("resume", "run", "--steps=2")
+    assert outcome.code == 2
+    assert "the held-out questions have changed since the run began" in outcome.err
+
+
+def last_active(name: str, hours_ago: float) -> Path:
+    """Make a folder of runs/ look as if it was last written to so long ago."""
+    folder = Path("runs", name)
+    for file in folder.iterdir():
+        os.utime(file, (time() - 3600 * hours_ago,) * 2)
+    return folder
+
+
+def test_resume_without_a_run_takes_the_newest_that_is_not_finished() -> None:
+    for name in ("old", "newer", "finished"):
+        short_run(f"--output_dir=runs/{name}")
+    for name in ("old", "newer"):  # as if they had been stopped after the first of 2 steps
+        config = Path("runs", name, "config.yaml")
+        config.write_text(config.read_text().replace("steps: 1\n", "steps: 2\n"))
+    for name in ("plan", "evaluations/model-1234", "simulation", "compare-1/arms/one/seed-0"):  # of other commands
+        Path("runs", name).mkdir(parents=True)
+    Path("runs/compare-1/arms/one/seed-0/config.yaml").write_text("steps: 3\n")
+    Path("runs/not-settings").mkdir()
+    Path("runs/not-settings/config.yaml").write_text("[")
+    last_active("old", 3), last_active("newer", 2), last_active("finished", 1)
+    Path("runs/old/report.html").write_text("written by hand, later")
+    assert "resuming runs/newer, the newest unfinished run in runs/" in command("resume").said
+    assert Path("runs/newer/checkpoints/step-000002/COMMIT").exists()
+    assert not Path("runs/old/checkpoints/step-000002").exists()
+
+    last_active("newer", 2)
+    assert "resuming runs/old," in command("resume").said
+    Path("runs/not-settings/config.yaml").unlink()
+    last_active("old", 3)
+    outcome = command("resume")  # all are finished now
+    assert (outcome.code, outcome.out) == (2, "")
+    said = "no run in runs/ can be resumed; the newest, runs/finished, is finished (1 step); train longer with: "
+    assert outcome.err == f"brorl: {said}brorl resume runs/finished --steps 2\n"
+    outcome = command("resume", "--steps=3")  # and with more steps none is
+    assert outcome.code == 0
+    assert "resuming runs/finished," in outcome.said
+
+
+def test_resume_without_a_run_leaves_alone_what_another_process_works_on() -> None:
+    short_run("--output_dir=runs/only")
+    with RunDirectory(Path("runs/only")).locked():
+        outcome = command("resume", "--steps=2")
+    assert outcome.code == 2
+    assert "the newest, runs/only, cannot go on: another process is working on runs/only" in outcome.err
+
+
+def test_a_run_that_a_tracker_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        Path("run/tensorboard").mkdir(parents=True)
+        Path("run/trackers.json").write_text("{}")
+        raise UserError("wandb did not start")
+
+    monkeypatch.setattr("brorl.trackers.open_trackers", refuse)
+    outcome = command("train", *SMALL, "--steps=1", "--output_dir=run")
+    assert outcome.code == 2
+    assert not Path("run").exists()

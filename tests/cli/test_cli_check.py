@@ -1,0 +1,173 @@
+"""`brorl check` shows what a run would do, writes nothing, and stops with one line at the first thing that is wrong."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brorl.assemble.run import build_pilot_parts, prepare
+from brorl.assemble.settings import build_sampling
+from brorl.config.reading import make_config, read_recipe
+from brorl.config.settings import TrainConfig
+from brorl.planning import step_forecast
+from brorl.planning.step_cost import Work, mean_rounds
+from brorl.planning.step_timing import StepTimer
+from run_support import SMALL, command, save_tiny_model
+
+EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def contents() -> list[Path]:
+    return sorted(Path().rglob("*"))
+
+
+def refusal(*arguments: str | Path) -> str:
+    before = contents()
+    outcome = command("check", *arguments)
+    assert outcome.code == 2, outcome
+    assert outcome.err.startswith("brorl: ")
+    assert outcome.err.count("\n") == 1
+    assert contents() == before
+    return outcome.err
+
+
+def test_a_check_from_end_to_end() -> None:
+    outcome = command("check", *SMALL, "--steps=3", "--output_dir=run")
+    assert (outcome.code, outcome.err) == (0, ""), outcome
+    assert contents() == []
+    config = config_of("--steps=3")
+    ready = prepare(config, config.model)
+    lengths = [len(p.token_ids) for p in (*ready.prompts.train.prompts, *ready.prompts.held_out)]
+    first = ready.prompts.train.prompts[0]
+    for said in (
+        "settings of quickstart: ok",
+        f"countdown: {ready.prompts.train.num_prompts:,} training prompts, 2 held out",
+        f"{np.median(lengths):g} tokens in the median, {max(lengths)} in the longest",
+        f"prompt {first.id}, as the model reads it ({len(first.token_ids)} tokens):",
+        f"<bos>{first.text}",  # what the tokenizer adds is shown
+        "memory: about",
+        "extrapolated to 16 rollouts x 4 prompts",
+        "nothing was written; train with: brorl train quickstart",
+    ):
+        assert said in outcome.said
+    verified = re.findall(r"(reference|another) answer, as the response `([^`]*)`: (correct|incorrect)", outcome.out)
+    assert [(which, judged) for which, _, judged in verified] == [("reference", "correct"), ("another", "incorrect")]
+    assert eval(verified[0][1]) == int(first.reference.split(" -> ")[1])
+    seconds = re.search(r"seconds a step: about ([\d.]+) \((.*)\)", outcome.out)
+    assert seconds
+    phases = [float(phase.split()[1]) for phase in seconds[2].split(", ")]
+    assert float(seconds[1]) == pytest.approx(sum(phases), rel=0.05)
+
+
+def test_sources_are_shown_one_by_one(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=256)
+    for name, factor in (("easy", 1), ("hard", 100)):
+        rows = [{"prompt": f"{i * factor} + 1?", "answer": str(i * factor + 1)} for i in range(1, 9)]
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--data.sources=[easy.jsonl, hard.jsonl]", "--data.held_out_share=0.3", "--sampling.max_new_tokens=8")
+    outcome = command("check", *options, f"--model={model}", "--prompt.system_prompt=Be brief.", "--no-timing")
+    assert outcome.code == 0, outcome
+    for name in ("easy", "hard"):
+        assert f"{name}: " in outcome.out
+        assert re.search(rf"question {name}:\d with the reference answer", outcome.out)
+    assert outcome.out.count("| Be brief.") == 2
+    assert "seconds" not in outcome.out
+
+
+def config_of(*overrides: str) -> TrainConfig:
+    from brorl.config.reading import parse_yaml
+
+    pairs = (text.removeprefix("--").partition("=") for text in (*SMALL, *overrides))
+    return make_config(read_recipe("quickstart"), {name: parse_yaml(value, name) for name, _, value in pairs}, "test")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.yaml"], "'none.yaml' is neither a file nor a built-in recipe"),
+        (["--stpes=3"], "stpes is not a setting; did you mean steps?"),
+        (["--loss.clip_low=2"], "loss.clip_low"),
+        (["--output_dir=used"], "output_dir used exists and is not empty"),
+        (["--optimizer.from_checkpoint=true"], "model = quickstart is not one"),
+        (["--model=./none"], "./none does not exist"),
+        (["--data.sources=none.jsonl"], "there is no file or folder none.jsonl"),
+        (["--data.max_prompt_tokens=3"], "has more than data.max_prompt_tokens = 3"),
+        (["--engine.memory_gib=100000", "--sampling.max_new_tokens=30", "--rollouts_per_prompt=900000000"], "memory"),
+    ],
+)
+def test_the_first_thing_that_is_wrong_is_one_line(arguments: list[str], said: str) -> None:
+    Path("used").mkdir()
+    Path("used/notes.txt").touch()
+    assert said in refusal(*arguments)
+
+
+def test_a_model_that_solves_nothing_is_warned_of(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "tiny")
+    outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=4")
+    assert outcome.code == 0, outcome
+    assert "warning: none of the measured groups had both correct and incorrect rollouts" in outcome.said
+
+
+def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With phases that cost known amounts of what they work on, the forecast is what a whole step would cost."""
+    per_unit = {"generation": "unique_tokens", "training": "trained_nodes", "storing": "responses"}
+    cost = {phase: float(rng.uniform(0.5, 2)) for phase in per_unit}
+    finish = StepTimer.finish
+
+    def timed(self: StepTimer, *arguments: object) -> tuple[Work, dict[str, float]]:
+        work, _ = finish(self, *arguments)  # type: ignore[arg-type]
+        seconds = {phase: cost[phase] * getattr(work, unit) for phase, unit in per_unit.items()}
+        return work, {**seconds, "verification": 1e-9, "diagnostics": 1e-9, "total": 0.0}
+
+    monkeypatch.setattr(StepTimer, "finish", timed)
+    config = config_of("--rollouts_per_prompt=64", "--prompts_per_step=8", "--dynamic_sampling.enabled=false")
+    parts = build_pilot_parts(config, prepare(config, config.model), build_sampling(config))
+    sampled = []
+    sample = step_forecast.sample
+
+    def seen(*arguments: object) -> object:
+        sampled.append(sample(*arguments))  # type: ignore[arg-type]
+        return sampled[-1]
+
+    monkeypatch.setattr(step_forecast, "sample", seen)
+    monkeypatch.setattr(step_forecast, "_SECONDS", float("inf"))
+    forecast = step_forecast.forecast_step(parts, 64, tmp_path)
+    trees = [group.tree for group in sampled[-1].groups]  # type: ignore[attr-defined]
+    assert [tree.num_rollouts for tree in trees] == [64] * 8  # the last step is as large as the step in question
+    nodes, responses = sum(t.num_unique_tokens for t in trees), sum(t.num_responses for t in trees)
+    assert forecast.seconds["generation"] == pytest.approx(cost["generation"] * nodes, rel=1e-6)
+    assert forecast.seconds["training"] == pytest.approx(cost["training"] * nodes, rel=1e-6)
+    assert forecast.seconds["storing"] == pytest.approx(cost["storing"] * responses, rel=1e-6)
+    assert forecast.most_seconds == forecast.seconds["total"]  # nothing was cut short of the limit
+    assert (forecast.kept_share, forecast.num_prompts) == (None, 8)
+    assert forecast.num_rollouts == sum(tree.num_rollouts for one in sampled[1:] for tree in trees_of(one))
+
+    monkeypatch.setattr(step_forecast, "MOST_TOKENS", 3)
+    cut = step_forecast.forecast_step(parts, 64, tmp_path)
+    unfinished = sum(int(t.leaf_count[~t.finished].sum()) for t in trees_of(sampled[-1]))
+    added = unfinished * (config.sampling.max_new_tokens - 3) * (cost["generation"] + cost["training"])
+    assert cut.most_seconds == pytest.approx(cut.seconds["total"] + added, rel=1e-6)
+
+
+def trees_of(sampled: object) -> list[object]:
+    return [group.tree for group in sampled.groups]  # type: ignore[attr-defined]
+
+
+def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
+    config = config_of("--rollouts_per_prompt=16", "--prompts_per_step=8")
+    parts = build_pilot_parts(config, prepare(config, config.model), build_sampling(config))
+    forecast = step_forecast.forecast_step(parts, 16, tmp_path)
+    assert forecast.kept_share is not None
+    assert 0.2 < forecast.kept_share < 1
+    assert mean_rounds(forecast.kept_share, 8) >= 1

@@ -1,0 +1,442 @@
+"""`brorl compare` as a user calls it: real runs on a tiny budget, and everything that is refused before any."""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from brorl.assemble.comparison import ArmPlan, differences, sweep_arms
+from brorl.cli.arm_runs import Job, Slot, cpu_slots, gpu_slots, progress_of
+from brorl.cli.compare import _folders
+from brorl.cli.compare_plan import plan_of
+from brorl.comparison import figure as comparison_figure
+from brorl.comparison.arms import labelled
+from brorl.comparison.reading import read_comparison
+from brorl.config.settings import TrainConfig
+from brorl.cost import Budget, total_cost
+from brorl.errors import UserError
+from brorl.runs.run_directory import RunDirectory
+from run_support import SMALL, Outcome, command
+
+OTHER = ("--rollouts_per_prompt", "--prompts_per_step", "--evaluation.every", "--report")
+TINY = (*(s for s in SMALL if not s.startswith(OTHER)), "--prompts_per_step=2")
+SWEEP = ("--sweep=rollouts_per_prompt=8,16", "--match=steps", "--budget=8", "--marks=2", "--seeds=2", "--jobs=2")
+
+
+class Compared(NamedTuple):
+    folder: Path
+    outcome: Outcome
+
+
+def records_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    folder = tmp_path_factory.mktemp("compare") / "out"
+    outcome = command("compare", "quickstart", *SWEEP, *TINY, "--output-dir", folder)
+    assert outcome.code == 0, outcome.err
+    return Compared(folder, outcome)
+
+
+@pytest.fixture(autouse=True)
+def figures_of_the_first_comparison_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A figure takes seconds; `compared` is made before this and draws its own."""
+    monkeypatch.setattr(comparison_figure, "draw_comparison", lambda _, path: path.touch())
+
+
+def refusal(*arguments: str | Path) -> str:
+    outcome = command("compare", *arguments)
+    assert outcome.code == 2, outcome
+    assert len(outcome.err.strip().splitlines()) == 1
+    return outcome.said
+
+
+def test_every_run_starts_at_the_same_place_and_gets_the_same(compared: Compared) -> None:
+    runs = sorted(p.parent for p in compared.folder.glob("arms/*/*/metrics.jsonl"))
+    assert [str(r.relative_to(compared.folder)) for r in runs] == [
+        f"arms/N={n}/seed-{seed}" for n in (16, 8) for seed in (0, 1)
+    ]
+    started = {}
+    for run in runs:
+        records = records_of(run)
+        assert [r["step"] for r in records] == list(range(9))
+        assert [r["step"] for r in records if "evaluation" in r] == [0, round(8 / 2**0.5), 8]
+        started[run] = records[0]["evaluation"]["prompts"]
+    for seed in (0, 1):  # the same model, prompts and draws
+        assert len({str(p) for run, p in started.items() if run.name == f"seed-{seed}"}) == 1
+
+
+def test_what_is_read_is_what_the_runs_measured(compared: Compared) -> None:
+    comparison = read_comparison(compared.folder)
+    assert [arm.name for arm in comparison.arms] == ["N=8", "N=16"]
+    assert [arm.differs for arm in comparison.arms] == [{"rollouts_per_prompt": "8"}, {"rollouts_per_prompt": "16"}]
+    for arm in comparison.arms:
+        assert [run.seed for run in arm.trajectories] == [0, 1]
+        for run in arm.trajectories:
+            records = records_of(Path(run.path))
+            steps = [r for r in records if "sampling" in r]
+            assert run.cost.samples == sum(r["sampling"]["samples"] for r in steps)
+            assert run.cost.seconds == pytest.approx(sum(r["seconds"]["total"] for r in steps))
+            assert (run.groups, run.groups_mixed) == tuple(
+                sum(r["sampling"][name] for r in steps) for name in ("groups", "groups_mixed")
+            )
+            assert run.ended_early is None
+            evaluations = [r["evaluation"] for r in records if "evaluation" in r]
+            for score, evaluation in zip(run.scores, evaluations, strict=True):
+                assert score.num_correct_P.tolist() == evaluation["prompts"]["num_correct"]
+            assert run.scores[-1].cost == run.cost
+    assert len(comparison.prompts) == 2
+
+
+def test_the_result_is_said_and_written(compared: Compared) -> None:
+    said = compared.outcome.said
+    assert "4 runs" in said
+    for name in ("comparison.json", "comparison.md", "comparison.png"):
+        assert (compared.folder / name).stat().st_size > 100
+        assert name in said
+    assert json.loads((compared.folder / "comparison.json").read_text())
+
+
+def test_a_complete_comparison_is_only_shown_again(compared: Compared) -> None:
+    before = {p: p.stat().st_mtime_ns for p in compared.folder.glob("arms/*/*/*")}
+    outcome = command("compare", compared.folder)
+    assert outcome.code == 0, outcome.err
+    assert "4 of 4 runs are complete already" in outcome.said
+    assert {p: p.stat().st_mtime_ns for p in compared.folder.glob("arms/*/*/*")} == before
+    again = command("compare", "quickstart", *SWEEP, *TINY, "--output-dir", compared.folder)
+    assert again.code == 0, again.err
+
+
+def test_another_comparison_is_not_mixed_in(compared: Compared) -> None:
+    said = refusal("quickstart", *SWEEP, "--budget=9", *TINY, "--output-dir", compared.folder)
+    assert "holds a comparison with budget 8.0, not 9.0; choose another --output-dir" in said
+    said = refusal("quickstart", *SWEEP, *TINY, "--optimizer.learning_rate=1e-4", "--output-dir", compared.folder)
+    assert "holds a comparison of other arms (N=8, N=16) or with other settings" in said
+    assert "--budget would change it; only --seeds and --jobs may" in refusal(compared.folder, "--budget=3")
+    assert "--seeds can only add" in refusal(compared.folder, "--seeds=1")
+
+
+def test_a_killed_comparison_goes_on_to_the_same_result(compared: Compared, tmp_path: Path) -> None:
+    """One run is gone, one is cut off behind its checkpoint; in samples the rest is bit by bit the same."""
+    folder = tmp_path / "out"
+    shutil.copytree(compared.folder, folder, symlinks=True)
+    shutil.rmtree(folder / "arms/N=8/seed-0")
+    (folder / "arms/N=8/seed-0").mkdir()
+    (folder / "arms/N=8/seed-0/.config.yaml.tmp").touch()
+    cut = folder / "arms/N=16/seed-1"
+    (last, *_) = sorted((cut / "checkpoints").glob("step-*"), reverse=True)
+    shutil.rmtree(last)
+    begun = (cut / "begun.json").read_text()
+    (cut / "begun.json").write_text(begun.replace('"has_checkpoint": true', '"has_checkpoint": false'))
+    lines = (cut / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (cut / "metrics.jsonl").write_text("".join(lines[:-1]) + lines[-1][:50])
+    for file in [*folder.glob("arms/*/*.yaml"), *folder.glob("arms/*/*/config.yaml")]:
+        file.write_text(file.read_text().replace(str(compared.folder), str(folder)))
+    outcome = command("compare", folder)
+    assert outcome.code == 0, outcome.err
+    assert "2 of 4 runs are complete already" in outcome.said
+    assert len(records_of(cut)) == len(lines)
+    for arm_a, arm_b in zip(read_comparison(compared.folder).arms, read_comparison(folder).arms, strict=True):
+        for a, b in zip(arm_a.trajectories, arm_b.trajectories, strict=True):
+            assert [s.num_correct_P.tolist() for s in a.scores] == [s.num_correct_P.tolist() for s in b.scores]
+
+
+def test_progress_follows_a_run_that_goes_back_to_a_checkpoint(compared: Compared, tmp_path: Path) -> None:
+    run = shutil.copytree(compared.folder / "arms/N=8/seed-0", tmp_path / "run", symlinks=True)
+    progress = progress_of(Job("N=8", 0, tmp_path / "r.yaml", run, Budget("samples", 10_000)))
+    records = records_of(run)
+    assert progress.spent.steps == len(records) - 1
+    RunDirectory(run).rewind(2)
+    progress.update()
+    assert progress.spent.steps == 2
+    for record in records[3:]:
+        RunDirectory(run).append_metrics(record)
+    progress.update()
+    assert progress.spent == total_cost(records)
+
+
+def test_seeds_can_be_added_and_it_is_remembered(compared: Compared, tmp_path: Path) -> None:
+    shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
+    spec_file = tmp_path / "out/compare.json"
+    arguments = argparse.Namespace(**dict.fromkeys(("sweep", "checkpoint", "match", "budget", "marks", "output_dir")))
+    arguments.arms, arguments.seeds = [str(tmp_path / "out")], 4
+    folder, plan = plan_of(arguments)
+    assert (folder, plan.seeds, plan.seeds_before) == (tmp_path / "out", 4, (2,))
+    spec_file.write_text("{")
+    assert "is damaged" in refusal(tmp_path / "out")
+
+
+def test_a_run_that_collapses_ends_there_and_keeps_its_score(tmp_path: Path) -> None:
+    """An entropy limit that the first steps are below for certain ends every run."""
+    folder = tmp_path / "out"
+    stop = ("--collapse.stop=true", "--collapse.entropy_share=0.99")
+    outcome = command("compare", "quickstart", *SWEEP, "--budget=100000", "--seeds=1", *TINY, *stop,
+                      "--output-dir", folder)  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    for arm in read_comparison(folder).arms:
+        (run,) = arm.trajectories
+        record = records_of(Path(run.path))[-1]
+        assert run.ended_early == record["ended"] == record["collapse"]
+        assert run.scores[-1].num_correct_P.tolist() == record["evaluation"]["prompts"]["num_correct"]
+        assert run.cost.samples < 100_000
+    assert "ended" in outcome.said
+    assert "runs are complete already" in command("compare", folder).said
+
+
+def test_a_finished_run_can_be_an_arm(compared: Compared, tmp_path: Path) -> None:
+    """The other arm is evaluated where the run was, and gets as much."""
+    run = compared.folder / "arms/N=8/seed-1"
+    settings = ("--match=steps", "--seeds=1", "--output-dir", tmp_path / "out")
+    outcome = command("compare", run, "quickstart", "--rollouts_per_prompt=16", *settings, *TINY)
+    assert outcome.code == 0, outcome.err
+    comparison = read_comparison(tmp_path / "out")
+    (given,), (made,) = (arm.trajectories for arm in comparison.arms)
+    assert (given.seed, given.path) == (1, str(run))
+    assert comparison.marks == (6.0, 8.0) == tuple(float(s.cost.steps) for s in given.scores[1:])
+    assert comparison.budget == given.cost.steps == made.cost.steps
+    assert {p.name for p in (tmp_path / "out/arms").iterdir()} == {"N=16"}
+
+
+def test_ctrl_c_saves_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    runs = [folder / "arms" / name / "seed-0" for name in ("N=8", "N=16")]
+
+    def interrupt() -> None:
+        while not all(num_steps(run) for run in runs):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        settings = (*SWEEP[:2], "--budget=1000000", "--seeds=1", "--jobs=2", *TINY)
+        outcome = command("compare", "quickstart", *settings, "--output-dir", folder)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome.code == 130, outcome
+    assert f"more up to their last checkpoint; go on with: brorl compare {folder}" in outcome.said
+    for run in runs:  # each ended after a step, with a checkpoint of it
+        assert (run / f"checkpoints/step-{num_steps(run):06d}/COMMIT").is_file()
+
+
+def num_steps(run: Path) -> int:
+    """Count the whole lines of the metrics after that of the start."""
+    metrics = run / "metrics.jsonl"
+    return max(metrics.read_bytes().count(b"\n") - 1, 0) if metrics.is_file() else 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["quickstart"], "how much may each run spend? give --budget X, in seconds"),
+        (["quickstart", "--budget=5"], "a comparison needs two recipes, or one recipe and --sweep"),
+        (["quickstart", "prorl", "--budget=5"], "start from the same checkpoint: give it with --from"),
+        (["quickstart", "quickstart-16", "--budget=0"], "--budget: an amount above 0 is needed, not 0"),
+        (["quickstart", "quickstart-16", "--budget=5", "--seeds=0"], "--seeds: at least 1 is needed, not 0"),
+        (["quickstart", "quickstart-16", "--budget=5", "--jobs=999"], "runs must not share one; lower it"),
+        (["quickstart", "quickstart-16", "--budget=5", "--marks=3,x"], "--marks: a number of marks, or amounts"),
+        (["quickstart", "quickstart-16", "--budget=5", "--marks=3,9"], "above 0 and up to the budget of 5"),
+        (["quickstart", "quickstart-16", "--budget=5", "--seed=3"], "seed is decided by the comparison; use --seeds N"),
+        (
+            ["quickstart", "quickstart-16", "--budget=5", "--steps=3"],
+            "steps is decided by the comparison; use --match steps --budget N",
+        ),
+        (["quickstart", "--sweep=rollouts_per_prompt", "--budget=5"], "should look like rollouts_per_prompt=16,64,512"),
+        (["quickstart", "--sweep=rollouts_per_promt=1,2", "--budget=5"], "did you mean rollouts_per_prompt"),
+        (["quickstart", "--sweep=rollouts_per_prompt=4", "--budget=5"], "at least two, each"),
+        (
+            ["quickstart", "--sweep=rollouts_per_prompt=4,8", "--sweep=prompts_per_step=4,8,9", "--budget=5"],
+            "(rollouts_per_prompt 2, prompts_per_step 3)",
+        ),
+        (["quickstart", "--sweep=rollouts_per_prompt=4,x", "--budget=5"], "not 'x'"),
+        (["quickstart", "--sweep=rollouts_per_prompt=4,4", "--budget=5"], "two arms would have the same values (4,)"),
+        (
+            ["quickstart", "--sweep=rollouts_per_prompt=4,8", "--rollouts_per_prompt=2", "--budget=5"],
+            "--rollouts_per_prompt and --sweep rollouts_per_prompt both set it",
+        ),
+        (["quickstart", "--sweep=rewards.stop_properly=0.0,0.5", "--budget=5"], "rewards.stop_properly is 0 for"),
+        (
+            ["quickstart", "quickstart-16", "--match=steps", "--budget=2.5"],
+            "a whole number of steps is needed, not 2.5",
+        ),
+        (
+            ["quickstart", "quickstart-16", "--match=samples", "--budget=9000"],
+            "one step of N=512 takes 8,192 samples, more than 5% of the budget of 9,000",
+        ),
+        (["--match=samples"], "give --budget X, in samples"),
+        (["nowhere.yaml", "quickstart", "--budget=5"], "is neither a file nor a built-in recipe"),
+        ([".", "quickstart", "--budget=5"], ". is a folder, but of no run; an arm is a recipe or a finished run"),
+        (["quickstart", "quickstart", "--budget=5"], "1: quickstart and 2: quickstart do not differ in any setting"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in refusal(*arguments)
+    assert not any(tmp_path.iterdir())
+
+
+def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:
+    recipe = tmp_path / "other.yaml"
+    for text, words in (
+        (
+            "evaluation: {num_prompts: 192, num_samples: 8, ks: [1]}",
+            "evaluation.num_samples is 256 for N=512 and 8 for N=16",
+        ),
+        (
+            "data: {split_seed: 5, held_out_share: 0.2, sources: [{task: countdown, num_numbers: 3, max_number: 12}]}\n"
+            "evaluation: {num_prompts: 192, ks: [1, 16, 256]}\nsampling: {max_new_tokens: 12}",
+            "holds out other prompts than N=512",
+        ),
+    ):
+        recipe.write_text(f"rollouts_per_prompt: 16\nprompts_per_step: 8\n{text}\n")
+        said = refusal("quickstart", recipe, "--budget=9", "--output-dir", tmp_path / "out")
+        assert words in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_nobody_else_works_in_the_folder_meanwhile(compared: Compared, tmp_path: Path) -> None:
+    folder = shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
+    shutil.rmtree(folder / "arms/N=8/seed-0")
+    with RunDirectory(folder).locked():
+        assert f"another process is working on {folder}" in refusal(folder)
+
+
+def test_seconds_are_not_gone_on_with_on_another_machine(compared: Compared, tmp_path: Path) -> None:
+    folder = shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
+    spec = json.loads((folder / "compare.json").read_text())
+    (folder / "compare.json").write_text(
+        json.dumps(spec | {"unit": "seconds", "budget": 1e6, "machine": "a faster one"})
+    )
+    said = refusal(folder)
+    assert f"{folder} was started on a faster one, and this is" in said
+    assert "a comparison in seconds cannot continue here" in said
+
+
+def test_a_finished_run_must_tell_what_is_needed(compared: Compared, tmp_path: Path) -> None:
+    run = shutil.copytree(compared.folder / "arms/N=8/seed-0", tmp_path / "run", symlinks=True)
+    settings = ("quickstart", "--rollouts_per_prompt=16", *TINY, "--output-dir", tmp_path / "out")
+    assert f"the seconds of {run} were measured at another time" in refusal(run, *settings)
+    given = next(f"{s.cost.samples:.3g}" for s in read_comparison(compared.folder).arms[0].trajectories[0].scores[1:])
+    refused = refusal(run, *settings, "--match=samples", "--budget=3.33")
+    assert "was not evaluated at 3.33 samples; give one of:" in refused  # a step has at least 16
+    assert "leave it out" in refusal(run, *settings, "--match=samples", f"--budget={given}", "--marks=3")
+    (run / "held_out.json").unlink()
+    assert "does not say what its held-out prompts were" in refusal(run, *settings, "--match=samples")
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_in_which_arms_differ_are_found_whatever_they_hold() -> None:
+    plain = TrainConfig()
+    rewards = plain.rewards.model_copy(update={"domain_weights": {"math": 2.0}})
+    weighted = plain.model_copy(update={"rewards": rewards, "seed": 7, "rollouts_per_prompt": 16})
+    assert differences([plain, weighted]) == [
+        {"rollouts_per_prompt": "512", "rewards.domain_weights": "{}"},
+        {"rollouts_per_prompt": "16", "rewards.domain_weights": "{'math': 2.0}"},
+    ]
+    assert differences([plain, plain]) == [{}, {}]
+
+
+def test_a_folder_does_not_hide_a_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quickstart").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "how much may each run spend?" in refusal("quickstart", "quickstart-16")
+
+
+def test_every_arm_has_a_folder_of_its_own() -> None:
+    def folders(*names: str) -> list[str]:
+        config = TrainConfig()
+        return list(_folders([ArmPlan(name, config) for name in names]).values())
+
+    assert folders("N=8", "N=16") == ["arms/N=8", "arms/N=16"]
+    assert folders("template={p} ?", "template={p} !") == ["arms/1-template=_p___", "arms/2-template=_p___"]
+    assert all(len(Path(name).name) < 100 for name in folders("a" * 300, "b" * 300))
+    assert folders("../x", "y")[0] == "arms/.._x"
+
+
+def test_arms_have_short_names_and_titles_where_these_are_letters() -> None:
+    def told(sweep: dict[str, list[Any]]) -> list[tuple[str, str]]:
+        return [(arm.name, arm.title) for arm in sweep_arms("quickstart", {}, None, sweep)]
+
+    assert told({"rollouts_per_prompt": [8, 16], "optimizer.learning_rate": [1e-4, 3e-4]}) == [
+        ("N=8", ""),
+        ("N=16", ""),
+    ]
+    assert told({"loss.kind": ["ppo", "cispo"]}) == [("kind=ppo", ""), ("kind=cispo", "")]
+    assert told({"optimizer.learning_rate": [1e-4, 3e-4], "optimizer.mini_batches": [1, 4]}) == [
+        ("A", "learning_rate=0.0001, mini_batches=1"), ("B", "learning_rate=0.0003, mini_batches=4")
+    ]  # fmt: skip
+    letters = [name for name, _ in labelled([f"a name that is too long {i}" for i in range(54)])]
+    assert letters[:2] + letters[25:28] + letters[51:54] == ["A", "B", "Z", "AA", "AB", "AZ", "BA", "BB"]
+    assert len({*letters}) == 54
+
+
+def test_a_folder_of_an_earlier_version_is_read_and_gone_on_with(compared: Compared, tmp_path: Path) -> None:
+    """It has long names, in `compare.json` and as folders, and no titles."""
+    folder = shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
+    spec = json.loads((folder / "compare.json").read_text())
+    names = ["learning_rate=0.0001, mini_batches=1", "learning_rate=0.0003, mini_batches=1"]
+    for arm, name in zip(spec["arms"], names, strict=True):
+        del arm["title"]
+        slug = name.replace(",", "_").replace(" ", "_")
+        (folder / "arms" / arm["name"]).rename(folder / "arms" / slug)
+        arm["name"], arm["runs"] = name, [{"seed": seed, "path": f"arms/{slug}/seed-{seed}"} for seed in (0, 1)]
+    (folder / "compare.json").write_text(json.dumps(spec))
+    assert [(arm.name, arm.title) for arm in read_comparison(folder).arms] == list(zip("AB", names, strict=True))
+    outcome = command("compare", folder)
+    assert outcome.code == 0, outcome.err
+    assert "4 of 4 runs are complete already" in outcome.said
+    assert f"A is {names[0]}; B is {names[1]}." in outcome.said
+
+
+def test_the_answer_comes_before_the_tables(compared: Compared) -> None:
+    record = json.loads((compared.folder / "comparison.json").read_text())
+    said, written = compared.outcome.said, " ".join((compared.folder / "comparison.md").read_text().split())
+    for text in (said, written):
+        places = [text.index(part) for part in (
+            " ".join(record["verdict"][0].split()), "What the arms spent and scored", "What this rests on",
+            " ".join(record["verdict"][-1].split()),
+        )]  # fmt: skip
+        assert places == sorted(places)
+
+
+def test_gpus_are_those_that_this_process_may_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
+    assert [slot.device for slot in gpu_slots(None)] == ["2", "5"]
+    assert [slot.device for slot in gpu_slots(1)] == ["2"]
+    with pytest.raises(UserError, match="there are 2 GPUs"):
+        gpu_slots(3)
+
+
+def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 5, 6, 7, 8}, raising=False)
+    assert [s.cores for s in cpu_slots(None, 2)] == [{0, 1}, {2, 5}, {6, 7}]
+    assert [s.cores for s in cpu_slots(None, 0)] == [{0, 1, 2, 5, 6, 7, 8}]
+    assert [s.cores for s in cpu_slots(2, 1)] == [{0, 1, 2}, {5, 6, 7}]
+    with pytest.raises(UserError, match="each run would get 2"):
+        cpu_slots(3, 4)
+    assert cpu_slots(None, 16) == [Slot(frozenset({0, 1, 2, 5, 6, 7, 8}))]
+
+
+def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    job = Job("N=8", 0, tmp_path / "r.yaml", tmp_path, Budget("samples", 100))
+    line = json.dumps({"step": 1, "sampling": {"samples": 60, "sampled_tokens": 1, "unique_tokens": 1},
+                       "seconds": {"total": 1.0}})  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text(line[:20])
+    progress = progress_of(job)
+    assert (progress.spent.samples, progress.ended) == (0, False)
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{line}\n{line[:9]}")
+    progress.update()
+    assert (progress.spent.samples, progress.ended, progress.share) == (120, True, 1.0)

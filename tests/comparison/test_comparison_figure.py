@@ -1,0 +1,198 @@
+"""The figure of a comparison draws the means that plain loops give."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from comparisons import levels, score_of, score_SP, synthetic
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+
+from brorl.comparison.arms import Arm, Comparison
+from brorl.comparison.curves import apart, arm_colours, tick_text
+from brorl.comparison.figure import draw_comparison, make_figure
+from brorl.comparison.findings import findings
+from brorl.comparison.record import comparison_record
+from brorl.comparison.report import comparison_tables, verdict
+from brorl.comparison.tables import paired_sheet
+
+
+def panels(figure: Figure) -> list[Axes]:
+    return [axis for axis in figure.get_axes() if axis.axison]
+
+
+def line_of(axis: Axes, name: str) -> tuple[np.ndarray, np.ndarray]:
+    (line,) = [line for line in axis.get_lines() if line.get_label() == name]
+    return np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
+
+
+def means(comparison: Comparison, arm: Arm, k: int, chosen: slice = slice(None)) -> list[float]:
+    return [float(score_SP(comparison, arm, mark, k)[:, chosen].mean()) for mark in (0.0, *comparison.marks)]
+
+
+@pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 256, 1024, None)])
+@pytest.mark.parametrize("num_tasks", [1, 3])
+def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int | None, ...], num_tasks: int) -> None:
+    comparison = synthetic(rng, numbers=numbers, num_tasks=num_tasks, num_prompts=30)
+    figure = make_figure(comparison)
+    axes = panels(figure)
+    assert len(axes) == 6 + (3 if num_tasks > 1 else 0)
+    for arm in comparison.arms:
+        for axis, k in zip(axes[:2], (1, 16), strict=True):
+            x, y = line_of(axis, arm.name)
+            np.testing.assert_allclose(x, [0.0, 10.0, 20.0, 40.0])
+            np.testing.assert_allclose(y, means(comparison, arm, k), atol=1e-12)
+        for axis, unit in zip(axes[2:5], ("steps", "samples", "unique_tokens"), strict=True):
+            x, y = line_of(axis, arm.name)
+            spent = [
+                [getattr(score_of(comparison, arm, run, mark).cost, unit) for run in range(3)]
+                for mark in (0.0, *comparison.marks)
+            ]
+            np.testing.assert_allclose(x, np.mean(spent, 1))
+            np.testing.assert_allclose(y, means(comparison, arm, 1), atol=1e-12)
+        x, y = line_of(axes[5], arm.name)
+        np.testing.assert_allclose(x, means(comparison, arm, 1), atol=1e-12)
+        np.testing.assert_allclose(y, means(comparison, arm, 16), atol=1e-12)
+        for task, axis in enumerate(axes[6:]):
+            np.testing.assert_allclose(
+                line_of(axis, arm.name)[1], means(comparison, arm, 1, slice(10 * task, 10 * task + 10)), atol=1e-12
+            )
+    title = " ".join(figure._suptitle.get_text().split())
+    assert title == verdict(comparison)[0]
+
+
+def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
+    comparison = synthetic(rng, num_tasks=1)
+    axis = panels(make_figure(comparison))[0]
+    assert len(axis.collections) == 2
+    for band, arm in zip(axis.collections, comparison.arms, strict=True):
+        ends = band.get_paths()[0].vertices
+        for mark in comparison.marks:
+            of_runs = score_SP(comparison, arm, mark).mean(1)
+            at_mark = ends[np.isclose(ends[:, 0], mark), 1]
+            assert (at_mark.min(), at_mark.max()) == pytest.approx((of_runs.min(), of_runs.max()), abs=1e-12)
+    assert "mean of 3 seeds, band: all of them" in axis.get_title(loc="left")
+    alone = panels(make_figure(synthetic(rng, num_tasks=1, num_seeds=1)))[0]
+    assert not alone.collections
+    assert "one seed" in alone.get_title(loc="left")
+
+
+def test_an_overshoot_stands_where_it_was_spent_and_an_early_ending_at_the_mark(rng: np.random.Generator) -> None:
+    comparison = synthetic(rng, num_tasks=1, num_seeds=2, overshoot={1: 0.25}, ended_early={(0, 0): 1, (0, 1): 1})
+    axis = panels(make_figure(comparison))[0]
+    np.testing.assert_allclose(line_of(axis, "N=512")[0], [0.0, 12.5, 25.0, 50.0])
+    x, y = line_of(axis, "N=16")
+    np.testing.assert_allclose(x, [0.0, 10.0, 20.0, 40.0])
+    assert y[1] == y[2] == y[3]
+
+
+def test_task_panels_name_the_kind() -> None:
+    comparison = levels([[2, 2], [2, 20]], num_tasks=2, num_prompts=20)
+    axes = panels(make_figure(comparison))
+    titles = [axis.get_title(loc="left") for axis in axes[6:]]
+    assert [" ".join(title.split()) for title in titles] == [
+        f"task-{i} (10) N=16 degrades while N=512 improves" for i in range(2)
+    ]
+
+
+def test_many_tasks_are_cut_to_those_with_the_most_prompts(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brorl.comparison.figure._MOST_TASKS", 6)
+    comparison = synthetic(rng, num_tasks=12, num_prompts=24, num_seeds=1, marks=(40.0,))
+    more = tuple(replace(p, source="the largest") if i < 6 else p for i, p in enumerate(comparison.prompts))
+    figure = make_figure(replace(comparison, prompts=more))
+    titles = [axis.get_title(loc="left") for axis in panels(figure)[6:]]
+    assert len(titles) == 6
+    assert any(title.startswith("the largest (6)") for title in titles)
+    assert any("the 6 of 10 with the most prompts" in part._suptitle.get_text() for part in figure.subfigs[1:])
+
+
+def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
+    names = ("learning_rate=1e-06, mini_batches=4", "learning_rate=3e-06, mini_batches=1")
+    figure = make_figure(synthetic(rng, names=names, num_tasks=1, num_prompts=10))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"A: {names[0]}", f"B: {names[1]}"]
+    colours = [handle.get_color() for handle in figure.legends[0].legend_handles]
+    axis = panels(figure)[0]
+    assert colours == [line.get_color() for line in axis.get_lines() if line.get_label() in ("A", "B")]
+    assert figure._suptitle.get_text().startswith("At 40 seconds of training each, B scored")
+
+
+def test_png(rng: np.random.Generator, tmp_path: Path) -> None:
+    draw_comparison(synthetic(rng, num_tasks=1, num_prompts=12, num_seeds=2), tmp_path / "comparison.png")
+    pixels = imread(tmp_path / "comparison.png")
+    assert pixels.shape[1] == 1430
+    assert pixels[0, 0, :3].tolist() == [1, 1, 1]  # a light background
+    assert pixels[..., :3].std() > 0.05
+
+
+def test_colours_follow_n(rng: np.random.Generator) -> None:
+    comparison = synthetic(rng, numbers=(512, None, 16, 64), num_seeds=1, num_prompts=4)
+    colours = arm_colours(comparison.arms)
+    assert len(set(colours.values())) == 4
+    light = [sum(int(colours[f"N={n}"][i : i + 2], 16) for i in (1, 3, 5)) for n in (16, 64, 512)]
+    assert light == sorted(light, reverse=True)
+    alike = synthetic(rng, numbers=(64,) * 8, names="abcdefgh", num_seeds=1, num_prompts=4)
+    assert len(set(arm_colours(alike.arms).values())) == 8
+
+
+def test_labels_are_moved_apart_no_further_than_needed(rng: np.random.Generator) -> None:
+    for _ in range(50):
+        place = np.sort(rng.uniform(0, 1, int(rng.integers(1, 9))))
+        moved = apart(place, 0.1)
+        assert (np.diff(moved) >= 0.1 - 1e-9).all()
+        assert moved[0] >= 0
+        assert moved[-1] <= 1 + 1e-9
+        if (np.diff(place) >= 0.1).all():
+            np.testing.assert_allclose(moved, place)
+        cost = ((moved - place) ** 2).sum()
+        for _ in range(100):  # no other places that are far enough apart are closer to those wanted
+            other = np.cumsum(0.1 + np.abs(rng.normal(0, 0.05, place.size)))
+            other += (place - other).mean()
+            nearby = moved + rng.normal(0, 0.01, place.size)
+            for them in (other, nearby):
+                if (np.diff(them) >= 0.1).all() and them[0] >= 0 and them[-1] <= 1:
+                    assert cost <= ((them - place) ** 2).sum() + 1e-9
+    np.testing.assert_allclose(apart(np.full(21, 0.5), 0.1), np.linspace(0, 1, 21), atol=1e-12)  # too many
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(0, "seconds", "0"), (40, "seconds", "40 s"), (2.5, "seconds", "2.5 s"), (900, "seconds", "15 min"),
+     (2.5e6, "samples", "2.5M"), (100_000, "samples", "100k"), (1000, "steps", "1,000"), (2e6, "unique_tokens", "2M")],
+)  # fmt: skip
+def test_tick_text(value: float, unit: str, text: str) -> None:
+    assert tick_text(value, unit) == text  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"marks": (40.0,), "ks": (1,)},
+        {"overshoot": {0: 0.2, 1: 0.2}},
+        {"num_seeds": 1, "num_prompts": 2, "num_tasks": 2},
+        {"ks": (2, 8), "num_prompts": 6, "unit": "samples", "marks": (1e5, 2e5)},
+        {"ended_early": {(0, 0): 0, (1, 1): 1}},
+    ],
+)  # fmt: skip
+def test_odd_pairs_are_told_and_drawn(rng: np.random.Generator, changes: dict[str, object]) -> None:
+    comparison = synthetic(rng, **{"num_prompts": 12, **changes})  # type: ignore[arg-type]
+    words = verdict(comparison)
+    assert "nan" not in " ".join(words)
+    assert json.loads(json.dumps(comparison_record(comparison), allow_nan=False))["verdict"] == words
+    assert comparison_tables(comparison)
+    make_figure(comparison)
+
+
+def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> None:
+    comparison = synthetic(rng, num_tasks=2)
+    arms = (comparison.arms[0], replace(comparison.arms[1], trajectories=comparison.arms[1].trajectories[:2]))
+    comparison = replace(comparison, arms=arms)
+    words = verdict(comparison)
+    assert "2 and 3 seeds" in words[0]
+    assert not any("was ahead in" in line for line in words)
+    assert any(row[1] == "3 + 2 seeds" for row in paired_sheet(findings(comparison)).rows)
+    make_figure(comparison)

@@ -1,0 +1,99 @@
+"""Scores per token against plain sums, their intervals against repetitions; rates against plain ratios."""
+
+from math import inf
+
+import numpy as np
+import pytest
+from comparison_of import arm_of, comparison_of, run_of, score_of
+
+from brorl.comparison.paired import mean_over_runs
+from brorl.comparison.token_efficiency import start_efficiency, token_efficiency, training_efficiency
+from brorl.cost import Cost
+
+
+def test_scores_per_token_are_correct_responses_over_tokens(rng: np.random.Generator) -> None:
+    sources = [["algebra", "logic", "games"][i % 3] for i in range(24)]
+    counts, tokens = rng.integers(0, 5, (2, 3, 2, 24)), rng.integers(4, 900, (2, 3, 2, 24))
+    arms = [
+        arm_of(name, [
+            run_of(s, [score_of(Cost(seconds=10.0 * e), c[e], t[e]) for e in (0, 1)])
+            for s, (c, t) in enumerate(zip(*of_arm, strict=True))
+        ])
+        for name, of_arm in zip("ab", zip(counts, tokens, strict=True), strict=True)
+    ]  # fmt: skip
+    comparison = comparison_of(arms, [10], 4, sources=sources)
+    rows = token_efficiency(comparison, arms[1], 10)
+    assert [row.task for row in rows] == ["all", "algebra", "games", "logic"]
+    starts = start_efficiency(comparison)
+    assert {row.arm for row in starts} == {"start"}
+    for found, of_runs in (
+        (rows, [(1, s, 1) for s in range(3)]),
+        (starts, [((0, 1), s, 0) for s in range(3)]),  # runs of one seed together
+    ):
+        for row in found:
+            chosen = [p for p in range(24) if row.task in ("all", sources[p])]
+            correct = [[np.mean(counts[run][..., p]) for p in chosen] for run in of_runs]
+            spent = [[np.mean(tokens[run][..., p]) for p in chosen] for run in of_runs]
+            responses = 4 * len(chosen) * len(of_runs)
+            assert row.num_prompts == len(chosen)
+            assert row.score.value == pytest.approx(sum(map(sum, correct)) / responses)
+            assert row.tokens.value == pytest.approx(sum(map(sum, spent)) / responses)
+            assert row.per_thousand is not None
+            assert row.per_thousand.value == pytest.approx(1000 * sum(map(sum, correct)) / sum(map(sum, spent)))
+            assert row.per_thousand.low <= row.per_thousand.value <= row.per_thousand.high
+            assert row.score == mean_over_runs(np.array(correct) / 4)
+            assert row.tokens == mean_over_runs(np.array(spent) / 4, highest=inf)
+    one_task = comparison_of(arms, [10], 4)
+    assert [row.task for row in token_efficiency(one_task, arms[0], 10)] == ["all"]
+
+
+def test_interval_of_the_ratio_covers_it() -> None:
+    """300 experiments in which long responses are the wrong ones, so that score and tokens are far from independent."""
+    generator = np.random.default_rng(2)
+
+    def experiment(prompts: int) -> tuple[np.ndarray, np.ndarray]:
+        chance_P = generator.beta(2, 2, prompts)
+        return generator.binomial(8, chance_P), generator.poisson(8 * (20 + 100 * (1 - chance_P)))
+
+    correct, tokens = experiment(400_000)
+    truth, covered = 1000 * correct.sum() / tokens.sum(), 0
+    for _ in range(300):
+        correct, tokens = experiment(60)
+        arms = [arm_of("a", [run_of(0, [score_of(Cost(), correct, tokens)])])]
+        (row,) = token_efficiency(comparison_of(arms, [10], 8), arms[0], 0)
+        assert row.per_thousand is not None
+        covered += row.per_thousand.low <= truth <= row.per_thousand.high
+    assert 0.90 <= covered / 300 <= 0.99
+
+
+def test_responses_without_tokens_have_no_score_per_token() -> None:
+    arms = [arm_of("a", [run_of(0, [score_of(Cost(), [0, 1], [0, 0])])])]
+    (row,) = token_efficiency(comparison_of(arms, [10], 2), arms[0], 0)
+    assert row.per_thousand is None
+
+
+def test_rates_are_ratios_of_each_run(rng: np.random.Generator) -> None:
+    runs, expected = [], {}
+    for seed in range(3):
+        seconds, generation = rng.uniform(10, 20), rng.uniform(1, 9)
+        samples, sampled, unique, groups = (int(v) for v in rng.integers(10, 1000, 4))
+        mixed = int(rng.integers(0, groups + 1))
+        cost = Cost(5, seconds, samples, sampled, unique)
+        run = run_of(seed, [score_of(cost, [1])], phases={"generation": generation}, groups=(groups, mixed))
+        runs.append(run)
+        for name, value in (
+            ("samples_per_s", samples / seconds),
+            ("generated_per_s", samples / generation),
+            ("sampled_tokens_per_s", sampled / seconds),
+            ("unique_tokens_per_s", unique / seconds),
+            ("informative_share", mixed / groups),
+            ("tokens_per_unique", sampled / unique),
+        ):
+            expected.setdefault(name, []).append(value)
+    # a run that made no step has no rates
+    found = training_efficiency(arm_of("a", [*runs, run_of(9, [score_of(Cost(), [1])], groups=(0, 0))]))
+    for name, values in expected.items():
+        spread = getattr(found, name)
+        assert [spread.mean, spread.least, spread.most] == pytest.approx([np.mean(values), min(values), max(values)])
+    empty = training_efficiency(arm_of("a", [run_of(9, [score_of(Cost(), [1])], groups=(0, 0))]))
+    assert {getattr(empty, name) for name in expected} == {None}

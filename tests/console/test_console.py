@@ -1,0 +1,329 @@
+"""The live lines and the final tables, against numbers computed here from the same metrics."""
+
+import io
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from brorl.activity import Round
+from brorl.console.progress import Progress, notes
+from brorl.console.screen import Screen
+from brorl.console.step_line import StepLines, StepResult
+from brorl.console.tables import certificate_lines, cost_table, coverage_hints, coverage_table, outcome_table
+from brorl.cost import Budget
+from brorl.format import duration
+
+
+def step(number: int, *, samples: int, sampled: int, unique: int, distinct: int, groups: int) -> dict[str, Any]:
+    return {
+        "step": number,
+        "sampling": {
+            "reward": number / 16,
+            "groups": groups,
+            "samples": samples,
+            "sampled_tokens": sampled,
+            "unique_tokens": unique,
+            "distinct_responses": distinct,
+            "verifier_timeouts": 0,
+            "verifier_failures": 0,
+        },
+        "update": {"out_of_memory_retries": 0, "nodes_per_pass": 1024, "old_policy_kl": 0.001},
+        "kept": {"groups": 2, "samples": 2 * samples // groups, "carried": 0},
+        "seconds": {"generation": 1.5, "verification": 0.25, "training": 2.0, "storing": 0.5, "total": 5.0},
+    }
+
+
+def evaluation(one: float, eight: float, solved: int, *, key: type = int) -> dict[str, Any]:
+    estimates = {1: (one, one - 0.01, one + 0.02), 8: (eight, eight - 0.03, eight + 0.04)}
+    return {
+        "pass_at": {key(k): {"value": v, "low": low, "high": high} for k, (v, low, high) in estimates.items()},
+        "num_prompts": 50,
+        "num_samples": 8,
+        "solved": solved,
+        "by_source": {},
+    }
+
+
+def progress_into(file: Path) -> Progress:
+    screen = Screen()
+    screen.log_to(file)
+    return Progress(3, Budget("steps", 3), screen)
+
+
+@pytest.fixture
+def records() -> list[dict[str, Any]]:
+    return [
+        {"step": 0, "evaluation": evaluation(0.125, 0.5, 25)},
+        step(1, samples=1000, sampled=9000, unique=1800, distinct=300, groups=5),
+        step(2, samples=600, sampled=5400, unique=200, distinct=100, groups=3)
+        | {"evaluation": evaluation(0.2, 0.55, 27)},
+        step(3, samples=400, sampled=1600, unique=1000, distinct=100, groups=2)
+        | {"evaluation": evaluation(0.25, 0.625, 30)},
+    ]
+
+
+@pytest.mark.parametrize("key", [int, str])
+def test_final_tables(
+    key: type, records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for record in records:  # as numbers in memory, as text when read from the file
+        if "evaluation" in record:
+            estimates = record["evaluation"]["pass_at"]
+            record["evaluation"]["pass_at"] = {key(k): v for k, v in estimates.items()}
+    progress = progress_into(tmp_path / "run.log")
+    progress.finish(records, tmp_path, "finished 3 steps", ["try this"])
+    for text in (capsys.readouterr().out, (tmp_path / "run.log").read_text()):
+        lines = [" ".join(line.split()) for line in text.splitlines()]
+        assert "pass@1 0.125 [0.115, 0.145] 0.250 [0.240, 0.270] +0.125" in lines
+        assert "pass@8 0.500 [0.470, 0.540] 0.625 [0.595, 0.665] +0.125" in lines
+        assert "solved of 50 25 30 +5" in lines
+        table = "\n".join(lines)
+        assert re.search(r"^steps 3 learned from 6 groups; 10 were sampled", table, re.MULTILINE)
+        assert re.search(rf"^rollouts {1000 + 600 + 400:,} {300 + 100 + 100} verified: 4\.0x", table, re.MULTILINE)
+        assert re.search(rf"^tokens {16000:,} {3000:,} computed: {16000 / 3000:.1f}x", table, re.MULTILINE)
+        assert re.search(r"^seconds 15\.0 sampling 4\.5, verifying 0\.8, learning 6\.0", table, re.MULTILINE)
+        assert "finished 3 steps" in table
+        assert "try this" in table
+
+
+def test_line_of_a_step(records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records[1]["kept"]["carried"] = 1
+    progress = progress_into(tmp_path / "run.log")
+    for record in records:
+        progress.show(record)
+    out = capsys.readouterr().out
+    assert out == (tmp_path / "run.log").read_text()
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert lines[0].startswith("held out, before training: pass@1 0.125 [0.115, 0.145], pass@8 0.500 [0.470, 0.540]")
+    assert lines[3].startswith("1 0.062 2 5 20.0% 200 5.00s")
+    assert lines[4].startswith("2 0.125 0.200 [0.19, 0.22] 2 (1 carried) 3 3.7% 120 5.00s")
+    assert lines[5].startswith("3 0.188 0.250 [0.24, 0.27] 2 2 62.5% 80 5.00s")
+    assert lines[5].endswith("0s")  # nothing is left to do after the last step
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_columns_stand_under_their_heads_and_fit(width: int, records: list[dict[str, Any]]) -> None:
+    lines = StepLines(width)
+    for record in records[1:]:
+        record["step"] += 9_000
+        record["kept"]["groups"] = 512
+        line = lines.line(StepResult(record, 100, "23h59m")).plain
+        assert len(line) <= width
+        rate = f"{record['sampling']['samples'] / 5:,.0f}"
+        for head, value in (("step", str(record["step"])), ("groups", "512 (100 carried)"), ("rollouts/s", rate)):
+            if head in lines.header:
+                assert line[: lines.header.index(head) + len(head)].endswith(f" {value}")
+    assert len(lines.header) <= width
+    assert len(lines.legend) <= width
+
+
+def test_wider_terminals_show_more_columns_and_the_widest_all() -> None:
+    heads = [StepLines(width).header.split("  ") for width in (40, 60, 80, 100, 120, 1000)]
+    shown = [{head for head in one if head} for one in heads]
+    for narrow, wide in pairwise(shown):
+        assert narrow <= wide
+    assert {"step", "reward", "held-out pass@1", "groups", "time", "left"} <= {h.strip() for h in shown[2]}
+    assert len(shown[0]) < len(shown[2]) < len(shown[4]) == len(shown[5])
+
+
+def test_a_step_that_sampled_nothing_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The surplus of earlier steps filled it."""
+    empty = step(5, samples=0, sampled=0, unique=0, distinct=0, groups=1)
+    empty["sampling"]["groups"] = 0
+    before = step(4, samples=40, sampled=90, unique=80, distinct=30, groups=5)
+    before["kept"]["carried"] = 7
+    progress = progress_into(tmp_path / "run.log")
+    progress.recall([before])  # as when a run is resumed
+    progress.show(empty)
+    assert re.search(r"^ +5 +0\.312 +2 \(2 carried\) +0 +0\.0%", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_without_evaluations_only_the_cost_is_shown(
+    records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for record in records:
+        record.pop("evaluation", None)
+    progress_into(tmp_path / "run.log").finish(records, tmp_path, "finished", [])
+    out = capsys.readouterr().out
+    assert "pass@" not in out
+    assert "2,000" in out
+
+
+def test_nothing_done_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress_into(tmp_path / "run.log").finish([], tmp_path, "stopped", ["go on"])
+    out = capsys.readouterr().out
+    assert out.split("\n")[1].startswith("stopped")
+    assert "go on" in out
+
+
+def test_a_step_that_needs_many_rounds_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At rounds 3, 4, 6, 10, ...: seldom enough for a step of a hundred rounds."""
+    progress = progress_into(tmp_path / "run.log")
+    for number in range(1, 21):
+        progress.observe(Round(7, number, number // 2, 16))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [f"step 7: round {n}, {n // 2} of 16 groups with both outcomes so far" for n in (3, 4, 6, 10, 18)]
+    assert (tmp_path / "run.log").read_text().splitlines() == lines
+
+
+def test_hint_if_coverage_fell_beyond_the_intervals() -> None:
+    def hints(before: float, after: float) -> list[str]:
+        return coverage_hints([
+            {"step": 0, "evaluation": evaluation(0.1, before, 5)},
+            {"step": 9, "evaluation": evaluation(0.3, after, 5)},
+        ])  # fmt: skip
+
+    assert hints(0.5, 0.6) == []
+    assert hints(0.5, 0.45) == []  # 0.45 + 0.04 is still above 0.5 - 0.03
+    (hint,) = hints(0.5, 0.4)
+    assert "pass@8 went from 0.500 to 0.400" in hint
+
+
+def test_time_left_by_the_budget_alone(records: list[dict[str, Any]], tmp_path: Path) -> None:
+    """1,600 samples are half of 3,200: as much time is left as has passed."""
+    screen = Screen()
+    screen.log_to(tmp_path / "run.log")
+    progress = Progress(None, Budget("samples", 3200), screen)
+    progress.show(records[0])
+    progress._started = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("brorl.console.progress.perf_counter", lambda: 100.0)
+        for record in records[1:3]:
+            progress.show(record)
+    assert "1m40s" in (tmp_path / "run.log").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0s"), (45, "45s"), (59.6, "1m00s"), (185, "3m05s"), (3599.7, "1h00m"), (7620, "2h07m"), (90000, "25h00m")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress_into(tmp_path / "run.log").finish([], Path("runs/a[lr=1]"), "stopped", [])
+    assert "runs/a[lr=1]" in capsys.readouterr().out
+
+
+def covered(
+    informative: dict[int, float] | None, unsampled: dict[int, float] | None, q_pos: float | None, groups: int = 4
+) -> Any:
+    pooled = {"informative_share_at": informative, "unsampled_correct_at": unsampled, "q_pos": q_pos}
+    return {"step": 1, "sampling": {"groups": groups}, "coverage": {"pooled": pooled}}
+
+
+def rows_of(table: Any) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in zip(*(column.cells for column in table.columns), strict=True)]
+
+
+@pytest.mark.parametrize("as_read_from_file", [False, True])
+def test_table_of_what_n_bought(as_read_from_file: bool) -> None:
+    steps = [covered({16: 0.9, 64: 0.9}, {16: 0.9, 64: 0.9, 256: 0.9}, 0.9)] * 3  # too old to count
+    steps += [covered({16: 0.5, 64: 0.8}, {16: 0.3, 64: 0.2, 256: 0.1}, 0.4)] * 20
+    steps += [covered({16: 0.25, 64: 0.4}, {16: 0.1, 64: 0.05, 256: 0.0}, 0.1, groups=8)] * 5
+    table = coverage_table(json.loads(json.dumps(steps)) if as_read_from_file else steps)
+    assert "last 25 steps" in str(table.title)
+    assert [c.header for c in table.columns] == ["N =", "16", "64", "256*"]
+    assert "both outcomes (correct and incorrect) teach" in str(table.caption)
+    assert "from the same 64 rollouts" in str(table.caption)
+    informative, mass = rows_of(table)
+    assert informative[1:] == [f"{(80 * 0.5 + 40 * 0.25) / 120:.1%}", f"{(80 * 0.8 + 40 * 0.4) / 120:.1%}", ""]
+    whole = 20 * 0.4 + 5 * 0.1
+    assert mass[1:] == [f"{1 - (20 * a + 5 * b) / whole:.1%}" for a, b in ((0.3, 0.1), (0.2, 0.05), (0.1, 0.0))]
+
+
+def test_table_of_what_n_bought_says_when_it_cannot_tell() -> None:
+    table = coverage_table([covered({16: 0.5}, None, None)])
+    assert len(rows_of(table)) == 1
+    assert "every response was unique" in str(table.caption)
+    nothing_solved = coverage_table([covered({16: 0.0}, {16: 0.0, 64: 0.0}, 0.0)])
+    assert "no correct response was sampled" in str(nothing_solved.caption)
+    assert coverage_table([covered(None, None, None)]).row_count == 0
+    assert coverage_table([{"step": 1, "sampling": {}}]).row_count == 0
+
+
+def certified(change: float, half: float, risen: int, correct: int, drop: float | None) -> dict[str, Any]:
+    share = risen / correct if correct else None
+    return {"step": 1, "sampling": {}, "certificate": {
+        "change": change, "change_low": change - half, "change_high": change + half, "num_correct": correct,
+        "share_improved": share, "worst_drop": drop,
+    }}  # fmt: skip
+
+
+def test_certificates_are_pooled() -> None:
+    assert certificate_lines([{"step": 1, "sampling": {}}]) == []
+    records = [
+        certified(0.02, 0.003, 6, 10, -0.004),
+        certified(-0.01, 0.004, 30, 30, -0.5),
+        certified(0.0, 0.0, 0, 0, None),
+        {"step": 4, "sampling": {}},
+    ]
+    (line,) = certificate_lines(records)
+    mean, half = 0.01 / 3, 0.005 / 3
+    assert "3 of 4 updates" in line
+    assert f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]" in line
+    assert "90% of the correct mass rose" in line
+    assert "was 0.5" in line
+    assert "mass" not in certificate_lines(records[2:])[0]
+    assert "no sampled response fell" in certificate_lines([certified(0.1, 0.01, 3, 3, 0.0)])[0]
+    assert certificate_lines([{"step": 1, "sampling": {}, "certificate": {"change": None}}]) == []
+
+
+def test_what_was_out_of_the_ordinary_in_a_step_is_said() -> None:
+    record = step(3, samples=10, sampled=20, unique=10, distinct=5, groups=2)
+    assert notes(record) == []
+    record["sampling"] |= {"verifier_timeouts": 4, "verifier_failures": 1}
+    record["evaluation"] = evaluation(0.1, 0.2, 3) | {"verifier_timeouts": 0, "verifier_failures": 7}
+    record["update"] |= {"out_of_memory_retries": 1, "nodes_per_pass": 512, "old_policy_kl": 3.25}
+    record |= {"reference_reset": "for a reason", "collapse": "it collapses"}
+    said = notes(record)
+    assert [line.split()[0] for line in said] == ["4", "0", "out", "warning:", "reference", "warning:"]
+    assert "4 verifications timed out and 1 failed" in said[0]
+    assert "0 verifications timed out and 7 failed" in said[1]
+    assert "512 nodes per forward pass" in said[2]
+    assert "3.2 nats per token" in said[3]
+    assert "lower optimizer.learning_rate" in said[3]
+    assert said[4].endswith("for a reason")
+    assert said[5].endswith("it collapses")
+
+
+def test_what_was_thrown_away_is_part_of_the_cost(records: list[dict[str, Any]]) -> None:
+    for number, record in enumerate(records[1:], 1):
+        record["sampling"] |= {"samples_dropped": 100 * number, "unique_tokens_dropped": 7 * number}
+    rows = {row[0]: row[1:] for row in rows_of(cost_table(records))}
+    dropped = 100 + 200 + 300
+    assert rows["thrown away"][0] == str(dropped)
+    assert f"({dropped / 2000:.0%})" in rows["thrown away"][1]
+    assert f"; {7 * 6} tokens computed" in rows["thrown away"][1]
+    for record in records[1:]:
+        record["sampling"]["samples_dropped"] = 0
+    assert "thrown away" not in {row[0] for row in rows_of(cost_table(records))}
+
+
+def test_tables_fit_80_columns(records: list[dict[str, Any]]) -> None:
+    """Of a long run with several sources, whose numbers are large."""
+    big = {"samples": 10**9, "sampled_tokens": 10**12, "unique_tokens": 10**11, "distinct_responses": 10**8,
+           "samples_dropped": 5 * 10**8, "unique_tokens_dropped": 10**10}  # fmt: skip
+    shares = dict.fromkeys((16, 64, 256, 512), 0.123)
+    pooled = {"informative_share_at": shares, "unsampled_correct_at": {**shares, 2048: 0.1}, "q_pos": 0.9}
+    for record in records:
+        if "sampling" in record:
+            record["sampling"] |= big
+            record["coverage"] = {"pooled": pooled}
+        if "evaluation" in record:
+            record["evaluation"]["by_source"] = {"a source with a name": record["evaluation"]["pass_at"]}
+    tables = [outcome_table(records), coverage_table(records), cost_table(records)]
+    out = io.StringIO()
+    console = Console(file=out, width=80)
+    for table in tables:
+        console.print(table)
+    lines = out.getvalue().splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert not any("…" in line for line in lines)  # nothing is cut either
+    assert f"{10**9 * 3:,}" in out.getvalue()

@@ -1,0 +1,217 @@
+"""The memory plan: exact where it claims to be, against the bytes of real tensors; refusals name what to change."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from brorl.errors import UserError
+from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
+from brorl.model.kv_shape import kv_shapes
+from brorl.model.logprobs import chunk_logprobs
+from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.memory_plan import (
+    MemoryLine,
+    MemoryPlan,
+    available_bytes,
+    available_to_process,
+    check,
+    plan_memory,
+)
+from brorl.rollout.native.cache import RowCache
+from brorl.tree import RolloutTree
+from small_models import small_model
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+OPTIONS = {
+    "dtype": "float32", "lora": None, "reference": False, "offload_reference": False, "engine_bytes": 1 << 30,
+    "nodes_per_pass": 256, "gradient_checkpointing": False,
+}  # fmt: skip
+
+
+def named(plan: MemoryPlan) -> dict[str, int]:
+    return {line.name: line.num_bytes for line in plan.lines}
+
+
+def bytes_of(tensors: object) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])  # with and without a head dimension of its own
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lora", [None, LoraSettings(3), LoraSettings(2, target_modules=("q_proj", "down_proj"))])
+def test_what_is_kept_is_counted_exactly(architecture: str, dtype: str, lora: LoraSettings | None) -> None:
+    """Weights, gradients and moments of a real model after an AdamW step, tied embeddings counted once."""
+    trained_dtype = torch.float32 if dtype == "bfloat16" and lora is None else DTYPES[dtype]
+    model = small_model(architecture, tie_word_embeddings=True, dtype=trained_dtype)
+    plan = plan_memory(model.config, **OPTIONS | {"dtype": dtype, "lora": lora, "reference": True})
+    if lora:
+        add_adapter(model, lora)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained)
+    sum(p.sum() for p in trained).backward()
+    optimizer.step()
+    moments = [s[key] for s in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    expected = {
+        "weights": bytes_of(model.parameters()),
+        "gradients": bytes_of(p.grad for p in trained),
+        "AdamW": bytes_of(moments),
+        "reference": bytes_of(trained),
+    }
+    if dtype == "bfloat16" and lora is None:
+        expected["sampling copy"] = bytes_of(p.to(torch.bfloat16) for p in model.parameters())
+    got = named(plan)
+    assert {name: got.get(name) for name in expected} == expected
+    assert set(got) == {*expected, "sampling", "learning"}
+    assert plan.kept_bytes == sum(expected.values())
+    offloaded = plan_memory(
+        model.config, **OPTIONS | {"dtype": dtype, "lora": lora, "reference": True, "offload_reference": True}
+    )
+    assert "reference" not in named(offloaded)
+
+
+def test_planning_a_model_far_too_large_takes_no_memory() -> None:
+    config = small_model().config
+    config.hidden_size, config.intermediate_size, config.num_hidden_layers = 8192, 28672, 80
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.vocab_size = 64, 8, 128, 128_256
+    plan = plan_memory(config, **OPTIONS)
+    assert 70e9 * 4 < named(plan)["weights"] < 71e9 * 4  # Llama 3 70B
+    with pytest.raises(UserError, match=r"needs .*AdamW 52\d\.\d GiB \(shrinks with lora.rank\)"):
+        check(plan, 80 << 30)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_engine_is_never_planned_below_what_its_rows_take(dtype: str, rng: np.random.Generator) -> None:
+    """The plan of all rows at full length holds the cache that decoding them reserves, up to the engine's limit."""
+    model = small_model(dtype=DTYPES[dtype])
+    for limit in (1 << 18, 1 << 22, 1 << 30):
+        rows, prompt, length = (int(rng.integers(1, high)) for high in (200, 40, 100))
+        plan = plan_memory(
+            model.config,
+            **OPTIONS | {"dtype": dtype, "engine_bytes": limit},
+            num_rows=rows, prompt_tokens=prompt, max_new_tokens=length,
+        )  # fmt: skip
+        cache = RowCache(model, kv_shapes(model), limit, rows, length)
+        try:
+            needed = cache.bytes_for(np.full(length, rows), prompt)
+        except UserError:
+            continue  # not even one row fits
+        assert plan.sampling.num_bytes >= 0.7 * min(needed, limit)  # growing copies a layer, and rounds lengths up
+
+
+def kept_for_backward(model: PreTrainedModel, tree: RolloutTree, nodes: int) -> int:
+    """Most bytes that autograd keeps for the backward pass of a part, without the weights."""
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    most = 0
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for chunk in chunk_logprobs(model, [tree], max_nodes=nodes):
+            most = max(most, sum(kept.values()))
+            del chunk
+    return most
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("vocabulary", [50, 2000])
+def test_the_learners_estimate_is_near_what_autograd_keeps(
+    checkpointing: bool, vocabulary: int, rng: np.random.Generator
+) -> None:
+    model = small_model(
+        vocab_size=vocabulary, num_hidden_layers=6, hidden_size=64, intermediate_size=192, dtype=torch.float32
+    )
+    model.train()
+    if checkpointing:
+        enable_gradient_checkpointing(model)
+    responses = rng.integers(0, vocabulary, (16, 32)).tolist()
+    tree = RolloutTree.from_responses(rng.integers(0, vocabulary, 32).tolist(), responses, finished=[False] * 16)
+    sizes = {"num_rows": 16, "num_prompts": 1, "prompt_tokens": 32, "max_new_tokens": 32}
+    options = OPTIONS | sizes | {"nodes_per_pass": 512}
+    with_layers = plan_memory(model.config, **options).learning.num_bytes
+    planned = plan_memory(model.config, **options | {"gradient_checkpointing": checkpointing}).learning.num_bytes
+    kept = kept_for_backward(model, tree, 512)
+    if checkpointing:  # most of it is there in passing only, which autograd does not count
+        assert kept < planned < 0.85 * with_layers
+    else:
+        assert 1 < planned / kept < 3  # what is there in passing comes on top
+
+
+PLAN = MemoryPlan(
+    (MemoryLine("weights", 3 << 30, "dtype"), MemoryLine("AdamW", 6 << 30, "lora.rank")),
+    MemoryLine("sampling", 4 << 30, "engine.memory_gib"),
+    MemoryLine("learning", 5 << 30, "engine.nodes_per_pass"),
+)
+
+
+def test_what_does_not_fit_is_refused_and_what_may_not_is_said() -> None:
+    assert (PLAN.kept_bytes, PLAN.certain_bytes, PLAN.total_bytes) == (9 << 30, 13 << 30, 14 << 30)
+    assert check(PLAN, None) is None
+    assert check(PLAN, 14 << 30) is None
+    warning = check(PLAN, (14 << 30) - 1)
+    assert warning is not None
+    assert "may need 14.0 GiB" in warning
+    assert "learning 5.0 GiB (shrinks with engine.nodes_per_pass)" in warning
+    assert check(PLAN, 13 << 30) == warning.replace("14.0 GiB:", "13.0 GiB:")
+    with pytest.raises(UserError) as refusal:
+        check(PLAN, (13 << 30) - 1)
+    assert str(refusal.value) == (
+        "the run needs 13.0 GiB of memory and there are 13.0 GiB: AdamW 6.0 GiB (shrinks with lora.rank); sampling "
+        "4.0 GiB (shrinks with engine.memory_gib); weights 3.0 GiB (shrinks with dtype)"
+    )
+
+
+def test_the_summary_is_one_line() -> None:
+    parts = "AdamW 6.0 GiB, learning 5.0 GiB, sampling 4.0 GiB, weights 3.0 GiB"
+    assert PLAN.summary == f"memory: about 14.0 GiB predicted at most ({parts})"
+    assert replace(PLAN, available_bytes=22 << 30).summary == f"{PLAN.summary}; 22.0 GiB available"
+
+
+def write(root: Path, files: dict[str, object]) -> Path:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content}\n")
+    return root
+
+
+MEMINFO = {"proc/meminfo": "MemTotal:  9000 kB\nMemFree:  100 kB\nMemAvailable:    8000 kB"}
+V2, V1 = "sys/fs/cgroup", "sys/fs/cgroup/memory"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        (MEMINFO, 8000 * 1024),
+        (MEMINFO | {"proc/self/cgroup": "0::/", f"{V2}/memory.max": "max", f"{V2}/memory.current": 5}, 8000 * 1024),
+        (MEMINFO | {"proc/self/cgroup": "0::/", f"{V2}/memory.max": 7000, f"{V2}/memory.current": 5000,
+                    f"{V2}/memory.stat": "anon 9\ninactive_file 300"}, 2300),
+        (MEMINFO | {"proc/self/cgroup": "0::/job/step", f"{V2}/job/step/memory.max": "max",
+                    f"{V2}/job/step/memory.current": 10, f"{V2}/job/memory.max": 900, f"{V2}/job/memory.current": 200},
+         700),
+        (MEMINFO | {"proc/self/cgroup": "5:cpu:/x\n4:memory:/x", f"{V1}/x/memory.limit_in_bytes": 5000,
+                    f"{V1}/x/memory.usage_in_bytes": 4000, f"{V1}/x/memory.stat": "total_inactive_file 50"}, 1050),
+        (MEMINFO | {"proc/self/cgroup": "0::/", f"{V2}/memory.max": 10, f"{V2}/memory.current": 50}, 0),
+    ],
+)  # fmt: skip
+def test_available_memory_is_the_least_of_the_kernels_and_the_limits(
+    files: dict[str, object], expected: int | None, tmp_path: Path
+) -> None:
+    assert available_to_process(write(tmp_path, files)) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads files of Linux")
+def test_this_machine_tells_its_memory() -> None:
+    available = available_bytes(torch.device("cpu"))
+    assert available is not None
+    assert 1 << 26 < available < 1 << 46

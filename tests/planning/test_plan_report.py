@@ -1,0 +1,216 @@
+"""What a plan looks like: tables that fit, sentences that say what the numbers say, JSON without holes, a figure."""
+
+import json
+from dataclasses import replace
+from io import StringIO
+from math import inf, nan
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from brorl.planning.figure import draw_plan
+from brorl.planning.gradient_noise import GradientProducts, NoiseMoments
+from brorl.planning.pilot import PilotSummary
+from brorl.planning.pilot_counts import Estimate, PilotCounts
+from brorl.planning.recommendation import Plan, PlanRow, StepSettings
+from brorl.planning.report import (
+    PlanReport,
+    advice,
+    budget_table,
+    interval,
+    noise,
+    pilot_line,
+    plan_record,
+    predict_memory,
+    share_table,
+    step_table,
+)
+from brorl.planning.step_cost import AffineCost, StepCost, StepTiming, Work
+from brorl.planning.step_timing import Measured
+from brorl.theory.pass_rates import PassRates
+
+SETTINGS = StepSettings(num_rollouts=64, prompts_per_step=16, mini_batches=4, dynamic_sampling=True, most_prompts=999)
+
+
+def row(num_rollouts: int, prompts: int, to_best: float) -> PlanRow:
+    share = 1 - 1 / num_rollouts**0.5
+    phases = {"generation": 0.1, "verification": 0.02, "training": 0.2, "storing": 0.01, "diagnostics": 0.0}
+    seconds = {n: s * num_rollouts**0.3 for n, s in phases.items()}
+    return PlanRow(
+        num_rollouts=num_rollouts,
+        extrapolated=num_rollouts > 32,
+        informative=Estimate(share, share - 0.05, share + 0.02),
+        solved=Estimate(share + 0.01, share - 0.04, share + 0.03),
+        unique_tokens=Estimate(10 * num_rollouts**0.5, 9 * num_rollouts**0.5, 11 * num_rollouts**0.5),
+        unique_share=1.2 / num_rollouts**0.5,
+        trained_nodes=11 * num_rollouts**0.5,
+        seconds={**seconds, "total": sum(seconds.values())},
+        noise=Estimate(3.0, 2.0, inf),
+        budget_prompts=prompts,
+        budget_seconds=1.0,
+        budget_noise=Estimate(2.0 * to_best, 1.0 * to_best, 5.0 * to_best),
+        to_best=Estimate(to_best, 0.9 * to_best, 1.2 * to_best),
+    )
+
+
+def report(**changes: object) -> PlanReport:
+    plan = Plan(
+        rows=[row(16, 40, 1.5), row(64, 20, 1.0), row(256, 10, 1.04), row(1024, 0, nan)],
+        budget=1.0,
+        recipe=1,
+        best=1,
+        tied=[1, 2],
+        chosen=2,
+        pass_rates=PassRates(0.5, 2.0, 0.1),
+        moments=NoiseMoments(np.array(0.1), np.array(1.0), np.array(9.0)),
+        p_value=0.001,
+        time_error=0.08,
+    )
+    plan = replace(plan, **changes)
+    wanted = np.array([16, 64, 256, 1024])
+    empty = np.ones((8, 4))
+    measured = Measured(
+        counts=PilotCounts(
+            32, np.arange(8), np.ones(8), wanted, empty, empty, empty,
+            GradientProducts(np.eye(8), np.ones(8), np.ones(8), 16),
+        ),
+        summary=PilotSummary(8, 32, 0.2, 0.5, 7.0, 0.01, 0.3, 12_345.0),
+        cost=StepCost({"generation": AffineCost((0.1, 0.2, 0.3), 0.01)}, {"generation": 1.0}, 0.01),
+        probes=[StepTiming(16, Work(1, 2, 3, 4, 5, 6, 7), {"generation": 0.5})],
+        memory=None,
+        rows_JD=np.ones((4, 3)),
+    )  # fmt: skip
+    memory: list[int | None] = [50 << 20, 60 << 20, 3 << 30, None]
+    return PlanReport(plan, measured, SETTINGS, "quickstart", "cpu", memory, memory)
+
+
+def shown(renderable: object, width: int = 80) -> str:
+    console = Console(width=width, record=True, file=StringIO())
+    console.print(renderable)
+    return console.export_text()
+
+
+def test_tables_fit_into_80_columns() -> None:
+    shares, steps, budget = (shown(table(report())) for table in (share_table, step_table, budget_table))
+    for text in (shares, steps, budget):
+        assert "…" not in text
+    assert "256*" in shares
+    assert "64*" in shares
+    assert "16*" not in shares
+    assert "beyond the pilot's 32 rollouts" in shares
+    assert "0.94 [0.89, 0.96]" in shares
+    assert "3.0 GiB" in steps
+    assert "unknown" in steps
+    assert "3 [2, no end]" in steps
+    lines = {line.split()[0]: line for line in budget.splitlines() if line.strip()[:1].isdigit()}
+    assert "recommended, tied" in lines["256*"]
+    assert "tied, the recipe's N" in lines["64*"]
+    assert "does not fit" in lines["1,024*"]
+    assert "tied" not in lines["16"]
+
+
+def test_a_step_that_is_never_full() -> None:
+    full = report()
+    first = replace(full.plan.rows[0], seconds=dict.fromkeys(full.plan.rows[0].seconds, inf))
+    text = shown(step_table(report(rows=[first, *full.plan.rows[1:]])))
+    assert "never full" in text
+
+
+def test_sentences_say_what_the_numbers_say() -> None:
+    lines = advice(report())
+    assert 3 <= len(lines) <= 5
+    assert "N = 256 with 10 prompts per step" in lines[0]
+    assert "1.04 times the gradient noise of the recipe's N = 64 with 20 prompts" in lines[0]
+    assert "N = 64 and 256 cannot be told apart" in lines[1]
+    assert "within 8%" in lines[1]
+    assert "From N = 256, 4 times the rollouts take informative groups from 0.94 to 0.97" in lines[2]
+    assert "--pilot-prompts 32" in lines[3]
+    assert "not the final performance" in lines[4]
+    assert "docs/theory.md" in lines[4]
+
+    alone = advice(report(tied=[1], chosen=1))
+    assert "the recipe's own N" in alone[0]
+    assert "the next is N = 256 with 1.04 [0.94, 1.25] times" in alone[1]
+    last = advice(report(tied=[1, 3], chosen=3, rows=[*report().plan.rows[:3], row(1024, 4, 1.0)]))
+    assert "No N above 1024 was asked for" in last[2]
+    small = advice(report(tied=[0], chosen=0, best=0))
+    assert "From N = 16, 4 times the rollouts" in small[2]  # the recipe's
+
+
+def test_what_is_uncertain_is_said() -> None:
+    unseen = report(p_value=0.3)
+    assert "Uncertain: the mean gradient of 8 prompts cannot be told from 0" in advice(unseen)[3]
+    assert "--pilot-prompts 32" in advice(unseen)[3]
+    assert "3 numbers of rollouts are tied" in advice(report(tied=[0, 1, 2]))[3]
+    rows = report().plan.rows
+    wide = replace(rows[2], informative=Estimate(0.7, 0.5, 0.9))
+    assert "informative groups at N = 256 is 0.70 [0.50, 0.90]" in advice(report(rows=[*rows[:2], wide, rows[3]]))[3]
+
+
+def test_nothing_fits() -> None:
+    rows = [replace(r, budget_prompts=0) for r in report().plan.rows]
+    (line,) = advice(report(rows=rows, chosen=None, best=None, tied=[]))
+    assert "no N fits in 1.00 s" in line
+    assert "4 prompts" in line
+    assert "--seconds-per-step" in line
+    shown(budget_table(report(rows=rows, chosen=None, best=None, tied=[])))
+
+
+def test_json_holds_everything_and_nothing_else() -> None:
+    text = json.dumps(plan_record(report()), allow_nan=False)
+    record = json.loads(text)
+    assert record["recommendation"]["rollouts_per_prompt"] == 256
+    assert record["recommendation"]["prompts_per_step"] == 10
+    assert record["recommendation"]["tied"] == [64, 256]
+    assert record["recommendation"]["least_noise"] == 64
+    assert len(record["recommendation"]["lines"]) == 5
+    assert record["rows"][0]["noise"] == {"value": 3.0, "low": 2.0, "high": None}
+    assert record["rows"][3]["to_best"]["value"] is None
+    assert record["rows"][2]["memory_bytes"] == 3 << 30
+    assert record["gradient"]["between_prompts"] == pytest.approx(0.9)
+    assert record["probes"][0]["work"]["unique_tokens"] == 2
+
+
+def test_numbers_without_an_end() -> None:
+    assert noise(Estimate(inf, 2.34, inf)) == "above 2.3"
+    assert noise(Estimate(2.34, 1.26, 5.0)) == "2.3 [1.3, 5]"
+    assert noise(Estimate(nan, nan, nan)) == ""
+    assert interval(Estimate(0.5, 0.25, 0.75)) == "0.50 [0.25, 0.75]"
+    assert interval(Estimate(nan, nan, nan)) == ""
+    assert "12,345 sampled tokens/s" in pilot_line(report())
+
+
+def test_memory_of_steps_that_do_not_fit_is_unknown() -> None:
+    full = report()
+
+    class Memory:
+        def predict(self, rows_D: np.ndarray, num_rollouts: int, num_prompts: int, nodes_per_update: float) -> int:
+            assert rows_D.shape == (3,)
+            assert nodes_per_update > 0
+            return num_rollouts * num_prompts
+
+    measured = replace(full.measured, memory=Memory())  # type: ignore[arg-type]
+    at_recipe, at_budget = predict_memory(measured, full.plan, SETTINGS)
+    assert at_recipe == [256, 1024, 4096, 16384]
+    assert at_budget == [640, 1280, 2560, None]
+    assert predict_memory(full.measured, full.plan, SETTINGS) == ([None] * 4, [None] * 4)
+
+
+def test_a_long_path_does_not_leave_the_figure(tmp_path: Path) -> None:
+    path = f"/home/somebody/{'experiments/' * 12}runs/mine/checkpoints/step-000150"
+    draw_plan(replace(report(), model=path), tmp_path / "plan.png")
+    title = imread(tmp_path / "plan.png")[:50, :, :3]
+    assert (title < 0.5).any()
+    assert (title[:, :20] == 1).all()  # it ends before the figure's edges
+    assert (title[:, -20:] == 1).all()
+
+
+def test_the_figure_is_drawn(tmp_path: Path) -> None:
+    """Where nothing is recommended, too; tests/test_cli_plan.py draws a whole one."""
+    draw_plan(report(p_value=0.5, tied=[], chosen=None, best=None), tmp_path / "plan.png")
+    image = imread(tmp_path / "plan.png")
+    assert image.shape[:2] == (1040, 1430)
+    assert image[:, :, :3].std() > 0.05  # something is drawn

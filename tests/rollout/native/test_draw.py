@@ -1,0 +1,257 @@
+"""Drawing tokens: numpy's searchsorted, plain loops and transformers' own truncation are the references."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from brorl.rollout.native.draw import Uniforms, draw_tokens, systematic_points, truncate
+from brorl.sampling import SamplingParams
+
+INF = float("inf")
+LAST = float(np.nextafter(1.0, 0.0))
+
+
+def random_logits(rng: np.random.Generator, rows: int, vocabulary: int, forbidden: float = 0.0) -> torch.Tensor:
+    """Logits of very different sharpness per row; a share of them -inf, but never a whole row."""
+    logits = rng.normal(size=(rows, vocabulary)) * rng.choice([0.3, 3.0, 30.0], (rows, 1))
+    logits[rng.random(logits.shape) < forbidden] = -INF
+    row, allowed = np.arange(rows), rng.integers(0, vocabulary, rows)
+    logits[row, allowed] = np.where(np.isinf(logits[row, allowed]), 0.0, logits[row, allowed])
+    return torch.from_numpy(logits)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    mass = np.exp(logits - logits.max())
+    return mass / mass.sum()
+
+
+# -- uniform numbers -------------------------------------------------------------------------------------------------
+
+
+def test_uniforms_can_be_read_in_any_order(rng: np.random.Generator) -> None:
+    seed, prompts, rollouts, positions = int(rng.integers(2**63)), 5, 7, 50
+    forward = Uniforms(seed, prompts, rollouts)
+    every_prompt, every_rollout = (a.ravel() for a in np.indices((prompts, rollouts)))
+    table = np.stack([
+        forward.at(t, every_prompt, every_rollout).reshape(prompts, rollouts) for t in range(positions)
+    ])  # fmt: skip
+    other = Uniforms(seed, prompts, rollouts)
+    for _ in range(100):
+        position = int(rng.integers(positions))
+        prompt, rollout = rng.integers(0, prompts, 9), rng.integers(0, rollouts, 9)
+        np.testing.assert_array_equal(other.at(position, prompt, rollout), table[position, prompt, rollout])
+
+
+def test_uniforms_do_not_depend_on_the_number_of_prompts(rng: np.random.Generator) -> None:
+    seed = int(rng.integers(2**63))
+    few, many = Uniforms(seed, 2, 6), Uniforms(seed, 9, 6)
+    for position in (0, 15, 16, 40):
+        args = (position, np.array([0, 1, 1]), np.array([5, 0, 3]))
+        np.testing.assert_array_equal(few.at(*args), many.at(*args))
+
+
+def test_uniforms_are_uniform_and_never_shared() -> None:
+    """Kolmogorov-Smirnov on 40 prompts x 50 rollouts x 33 positions of two seeds, and no number twice."""
+    numbers = []
+    prompt, rollout = (a.ravel() for a in np.indices((40, 50)))
+    for seed in (3, 4):
+        uniforms = Uniforms(seed, 40, 50)
+        numbers += [uniforms.at(position, prompt, rollout) for position in range(33)]
+    drawn = np.concatenate(numbers)
+    assert np.unique(drawn).size == drawn.size
+    assert drawn.min() >= 0
+    assert drawn.max() < 1
+    assert kstest(drawn, "uniform").pvalue > 1e-3
+    successive = np.corrcoef(np.stack(numbers[:33]))  # positions of one rollout must not be correlated
+    assert np.abs(successive - np.eye(33)).max() < 5 / np.sqrt(2000)
+
+
+# -- inverse of the cumulative distribution ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vocabulary", [1, 2, 3, 4, 5, 15, 16, 17, 63, 64, 65, 257, 1000])
+@pytest.mark.parametrize("forbidden", [0.0, 0.5, 0.95])
+def test_tokens_equal_numpy_searchsorted(rng: np.random.Generator, vocabulary: int, forbidden: float) -> None:
+    rows, draws = 6, 400
+    logits = random_logits(rng, rows, vocabulary, forbidden)
+    row, uniform = rng.integers(0, rows, draws), rng.random(draws)
+    before = logits.clone()
+    token, logprob, _ = draw_tokens(logits, torch.from_numpy(row), torch.from_numpy(uniform), SamplingParams())
+    for r, u, t, lp in zip(row, uniform, token.tolist(), logprob.tolist(), strict=True):
+        probability = softmax(before[r].numpy())
+        cumulative = np.cumsum(probability)
+        assert t == np.searchsorted(cumulative, u * cumulative[-1], side="right")
+        assert lp == pytest.approx(np.log(probability[t]), rel=1e-12, abs=1e-12)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocabulary", [2, 5, 17, 64, 300])
+def test_no_uniform_selects_a_token_of_probability_zero(
+    rng: np.random.Generator, dtype: torch.dtype, vocabulary: int
+) -> None:
+    rows = 60
+    logits = random_logits(rng, rows, vocabulary, forbidden=0.7)
+    block = int(vocabulary**0.5)
+    for r in range(0, rows, 3):  # empty blocks at either end, where rounding would land
+        side = np.s_[:block] if r % 2 else np.s_[-block:]
+        if (logits[r] > -INF).sum() > (logits[r, side] > -INF).sum():
+            logits[r, side] = -INF
+    logits = logits.to(dtype)
+    edges = np.array([0.0, 5e-324, 1e-300, 1e-17, 0.5, 1 - 1e-15, LAST])
+    row, uniform = np.repeat(np.arange(rows), edges.size), np.tile(edges, rows)
+    token, logprob, _ = draw_tokens(logits, torch.from_numpy(row), torch.from_numpy(uniform), SamplingParams())
+    assert (logits[torch.from_numpy(row), token] > -INF).all()
+    assert torch.isfinite(logprob).all()
+    if dtype == torch.float64:  # here nothing underflows, so the two ends of [0, 1) are the first and the last token
+        allowed = (logits > -INF).numpy()
+        np.testing.assert_array_equal(token.numpy()[uniform == 0.0], allowed.argmax(1))
+        likely = torch.zeros(1, vocabulary, dtype=dtype).masked_fill(logits[:1] == -INF, -INF)
+        final, _, _ = draw_tokens(likely, torch.tensor([0]), torch.tensor([LAST], dtype=dtype), SamplingParams())
+        assert final.item() == np.flatnonzero(allowed[0])[-1]
+
+
+def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Generator) -> None:
+    logits = random_logits(rng, 8, 17)
+    row, uniform = torch.arange(8).repeat(20), torch.from_numpy(rng.random(160))
+    warm = draw_tokens(logits, row, uniform, SamplingParams(temperature=0.7))
+    by_hand = draw_tokens(logits / 0.7, row, uniform, SamplingParams())
+    assert torch.equal(warm[0], by_hand[0])
+    token, logprob, _ = draw_tokens(logits, row, uniform, SamplingParams(temperature=0))
+    for r, t, lp in zip(row.tolist(), token.tolist(), logprob.tolist(), strict=True):
+        assert t == int(np.argmax(logits[r].numpy()))
+        assert lp == pytest.approx(np.log(softmax(logits[r].numpy())[t]), rel=1e-12, abs=1e-12)
+    for row_warm, r, t in zip(warm[1].tolist(), row.tolist(), warm[0].tolist(), strict=True):
+        assert row_warm == pytest.approx(np.log(softmax(logits[r].numpy() / 0.7)[t]), rel=1e-11, abs=1e-12)
+
+
+def test_truncation_changes_the_draw_but_not_the_log_prob(rng: np.random.Generator) -> None:
+    logits = random_logits(rng, 5, 30)
+    row, uniform = torch.arange(5).repeat(200), torch.from_numpy(rng.random(1000))
+    sampling = SamplingParams(temperature=1.3, top_p=0.8, top_k=9)
+    token, logprob, _ = draw_tokens(logits, row, uniform, sampling)
+    for r in range(5):
+        scaled = logits[r].numpy() / 1.3
+        kept = plain_truncation(scaled, 0.8, 9)
+        cumulative = np.cumsum(np.where(kept, softmax(scaled), 0.0))
+        mine = (row == r).numpy()
+        expected = np.searchsorted(cumulative, uniform.numpy()[mine] * cumulative[-1], side="right")
+        np.testing.assert_array_equal(token.numpy()[mine], expected)
+        np.testing.assert_allclose(logprob.numpy()[mine], np.log(softmax(scaled)[expected]), rtol=1e-11, atol=1e-12)
+
+
+def test_probability_of_the_draw_is_that_after_truncation(rng: np.random.Generator) -> None:
+    logits = random_logits(rng, 5, 30, forbidden=0.3)
+    row, uniform = torch.arange(5).repeat(200), torch.from_numpy(rng.random(1000))
+    for sampling in (SamplingParams(), SamplingParams(temperature=1.3, top_p=0.8, top_k=9)):
+        token, _, probability = draw_tokens(logits, row, uniform, sampling)
+        for r, t, p in zip(row.tolist(), token.tolist(), probability.tolist(), strict=True):
+            scaled = logits[r].numpy() / sampling.temperature
+            mass = softmax(scaled) * plain_truncation(scaled, sampling.top_p, sampling.top_k)
+            assert p == pytest.approx(mass[t] / mass.sum(), rel=1e-12)
+    assert probability.dtype == torch.float64
+    mild = torch.from_numpy(rng.normal(size=(1, 30))).float()  # in float32 a softmax adds up to 1 only within 1e-7
+    token, _, probability = draw_tokens(
+        mild, torch.zeros(5000, dtype=torch.long), torch.linspace(0, LAST, 5000, dtype=torch.float64), SamplingParams()
+    )
+    found = dict(zip(token.tolist(), probability.tolist(), strict=True))
+    assert len(found) == 30
+    assert sum(found.values()) == pytest.approx(1, abs=1e-14)
+    assert (draw_tokens(logits, row, uniform, SamplingParams(temperature=0))[2] == 1).all()
+
+
+# -- systematic points -----------------------------------------------------------------------------------------------
+
+
+def test_points_are_evenly_spaced_and_as_many_as_were_expected(rng: np.random.Generator) -> None:
+    """Offsets of a row that has one rollout more than the floor fill [0, frac); those of the others [frac, 1)."""
+    rows = 400
+    expected = np.where(rng.random(rows) < 0.2, rng.integers(1, 9, rows), 1 + rng.gamma(1.0, 5.0, rows))
+    more = rng.random(rows) < 0.5
+    count = np.floor(expected).astype(int) + (more & (expected > np.floor(expected)))
+    row = np.repeat(np.arange(rows), count)
+    uniform = rng.random(row.size)
+    point = systematic_points(uniform, row, expected)
+    start = 0
+    for e, c in zip(expected, count, strict=True):
+        u, got = uniform[start], point[start : start + c]
+        fraction = e - np.floor(e)
+        offset = fraction * u if c > e else fraction + (1 - fraction) * u
+        for j in range(c):
+            assert got[j] == pytest.approx((offset + j) / e, abs=1e-12)
+        assert (offset + c) / e >= 1 - 1e-12  # no room for another
+        start += c
+
+
+def test_a_single_rollout_keeps_its_own_uniform_number(rng: np.random.Generator) -> None:
+    uniform = rng.random(50)
+    np.testing.assert_array_equal(systematic_points(uniform, np.arange(50), np.ones(50)), uniform)
+
+
+def test_points_stay_below_one_whatever_is_rounded(rng: np.random.Generator) -> None:
+    """Expected counts a hair beside whole numbers, with either count, and the largest uniform number."""
+    whole = rng.integers(1, 3000, 500).astype(np.float64)
+    for expected in (whole, np.nextafter(whole, 0), np.nextafter(whole, INF), whole + 1e-9, whole + rng.random(500)):
+        for more in (0, 1):
+            row = np.repeat(np.arange(500), whole.astype(int) + more)
+            for u in (0.0, 5e-324, 0.5, LAST):
+                point = systematic_points(np.full(row.size, u), row, np.maximum(expected, 1))
+                assert point.min() >= 0
+                assert point.max() < 1
+                ascending = np.diff(point)[np.diff(row) == 0]
+                assert (ascending >= 0).all()
+
+
+# -- truncation ------------------------------------------------------------------------------------------------------
+
+
+def plain_truncation(logits: np.ndarray, top_p: float, top_k: int) -> np.ndarray:
+    """Which tokens of one row stay: go from the most probable down, stop at k (ties stay), then at mass top_p."""
+    order = sorted(range(logits.size), key=lambda v: -logits[v])
+    if top_k:
+        order = [v for v in order if logits[v] >= logits[order[min(top_k, logits.size) - 1]]]
+    total = sum(np.exp(logits[v] - logits[order[0]]) for v in order)
+    kept, mass = np.zeros(logits.size, bool), 0.0
+    for v in order:
+        kept[v] = True
+        mass += np.exp(logits[v] - logits[order[0]]) / total
+        if top_p < 1 and mass >= top_p:
+            break
+    return kept
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.95, 0.5, 1e-9])
+@pytest.mark.parametrize("top_k", [0, 1, 4, 17, 99])
+def test_truncate_equals_a_plain_loop_and_transformers(rng: np.random.Generator, top_p: float, top_k: int) -> None:
+    logits = random_logits(rng, 40, 17)
+    got = truncate(logits, top_p, top_k)
+    expected = logits
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    if top_p < 1:
+        expected = TopPLogitsWarper(top_p)(None, expected)
+    assert torch.equal(got, expected)
+    for before, after in zip(logits.numpy(), got.numpy(), strict=True):
+        kept = plain_truncation(before, top_p, top_k)
+        np.testing.assert_array_equal(after, np.where(kept, before, -INF))
+
+
+def test_ties_with_the_last_of_top_k_stay(rng: np.random.Generator) -> None:
+    logits = torch.from_numpy(rng.integers(0, 4, (50, 12)).astype(np.float64))
+    kept = (truncate(logits, 1.0, 3) > -INF).numpy()
+    for before, after in zip(logits.numpy(), kept, strict=True):
+        np.testing.assert_array_equal(after, plain_truncation(before, 1.0, 3))
+    assert (kept.sum(1) > 3).any()
+
+
+def test_nucleus_is_the_smallest_set_that_reaches_the_mass_even_with_ties(rng: np.random.Generator) -> None:
+    logits = torch.from_numpy(rng.integers(0, 4, (200, 12)).astype(np.float64))
+    for top_p in (0.31, 0.72, 0.99):
+        kept_RV = (truncate(logits, top_p, 0) > -INF).numpy()
+        for row, kept in zip(logits.numpy(), kept_RV, strict=True):
+            probability = softmax(row)
+            assert probability[kept].sum() >= top_p - 1e-12
+            assert probability[kept].sum() - probability[kept].min() < top_p + 1e-12
+            assert kept.all() or probability[kept].min() >= probability[~kept].max()

@@ -1,0 +1,395 @@
+"""The native engine against Hugging Face: generate, a plain forward pass, and itself without any sharing."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import brorl.rollout.native.engine as native
+from brorl.activity import Activity, Decoding
+from brorl.model.kv_shape import kv_shapes
+from brorl.model.logprobs import tree_logprobs
+from brorl.model.next_token import NextToken
+from brorl.model.tree_attention import HooksError
+from brorl.rollout.native.cache import RowCache
+from brorl.rollout.native.engine import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.tree import RolloutTree
+from small_models import ARCHITECTURES, plain_logprobs, rollouts, small_model
+
+EOS = 0
+every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+def ragged_prompts(rng: np.random.Generator, count: int, vocab_size: int = 17) -> list[list[int]]:
+    return [rng.integers(1, vocab_size, rng.integers(1, 12)).tolist() for _ in range(count)]
+
+
+def assert_same_trees(first: list[RolloutTree], second: list[RolloutTree]) -> None:
+    """Identical tokens, counts and flags; log-probs up to the rounding of another batch shape."""
+    for a, b in zip(first, second, strict=True):
+        assert a.prompt_ids == b.prompt_ids
+        for name in ("token", "parent", "count", "leaf", "leaf_count", "finished"):
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
+        np.testing.assert_allclose(a.logprob, b.logprob, rtol=1e-11, atol=1e-12)
+
+
+class Spy:
+    """Counts what the engine asks of the model."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.prefills = 0
+        self.rows: list[int] = []
+        self.held_bytes: list[int] = []
+        self._caches: list[RowCache] = []
+        monkeypatch.setattr(native, "prefill", self._prefill(native.prefill))
+        monkeypatch.setattr(native, "packed_logits", self._forward(native.packed_logits))
+        monkeypatch.setattr(native, "RowCache", self._row_cache)
+
+    def _row_cache(self, *args: object) -> RowCache:
+        self._caches.append(RowCache(*args))
+        return self._caches[-1]
+
+    def _prefill(self, original: Callable) -> Callable:
+        def prefill(*args: object) -> object:
+            self.prefills += 1
+            return original(*args)
+
+        return prefill
+
+    def _forward(self, original: Callable) -> Callable:
+        def packed_logits(model: object, token_T: Tensor, *args: object) -> Tensor:
+            self.rows.append(token_T.numel())
+            held = [x for cache in self._caches for x in (*cache.key, *cache.value)]
+            self.held_bytes.append(sum(x.numel() * x.element_size() for x in held))
+            return original(model, token_T, *args)
+
+        return packed_logits
+
+
+@every_architecture
+def test_greedy_equals_generate(architecture: str, rng: np.random.Generator) -> None:
+    model = small_model(architecture, seed=int(rng.integers(1 << 30)))
+    prompts = ragged_prompts(rng, 8)
+    trees = NativeEngine(model, EOS).sample(prompts, 3, SamplingParams(temperature=0, max_new_tokens=12), seed=0)
+    for prompt, tree in zip(prompts, trees, strict=True):
+        ids = torch.tensor([prompt])
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=12,
+            eos_token_id=EOS,
+            pad_token_id=EOS,
+        )
+        expected = tuple(out[0, len(prompt) :].tolist())
+        assert tree.responses() == [(expected, 3)]
+        assert tree.finished.tolist() == [expected[-1] == EOS]
+
+
+@every_architecture
+def test_log_probs_equal_a_plain_forward_pass(architecture: str, rng: np.random.Generator) -> None:
+    model = small_model(architecture, seed=int(rng.integers(1 << 30)))
+    sampling = SamplingParams(temperature=0.8, top_k=12, top_p=0.97, max_new_tokens=9)
+    trees = NativeEngine(model, EOS).sample(ragged_prompts(rng, 4), 40, sampling, seed=1)
+    for tree in trees:
+        responses = [r for r, _ in tree.responses()]
+        with torch.no_grad():
+            plain = plain_logprobs(model, [tree.prompt_ids] * len(responses), responses, temperature=0.8)
+        for leaf, expected in zip(tree.leaf, plain, strict=True):
+            np.testing.assert_allclose(tree.logprob[tree.path(int(leaf))], expected, rtol=1e-12, atol=1e-12)
+
+
+@every_architecture
+def test_tree_and_flat_decoding_draw_identical_tokens(architecture: str, rng: np.random.Generator) -> None:
+    """The flat engine decodes every rollout as a row of its own; a sharp model makes many of them agree."""
+    model = small_model(architecture, seed=int(rng.integers(1 << 30)), scale=0.4)
+    prompts, seed = ragged_prompts(rng, 3), int(rng.integers(1 << 60))
+    sampling = SamplingParams(temperature=0.3, max_new_tokens=20)
+    tree = NativeEngine(model, EOS).sample(prompts, 64, sampling, seed)
+    flat = NativeEngine(model, EOS, share_prefixes=False).sample(prompts, 64, sampling, seed)
+    assert_same_trees(tree, flat)
+    assert sum(t.num_unique_tokens for t in tree) < 0.8 * sum(t.num_sampled_tokens for t in tree)
+    for t in tree:
+        t.validate()
+        assert t.num_rollouts == 64
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 17])
+def test_rows_that_wait_for_memory_change_nothing(
+    share_prefixes: bool, rows: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    prompts, sampling = ragged_prompts(rng, 4), SamplingParams(max_new_tokens=7)
+    ample_spy = Spy(monkeypatch)
+    ample = NativeEngine(model, EOS, share_prefixes=share_prefixes).sample(prompts, 30, sampling, seed=5)
+    assert ample_spy.prefills == 1
+    assert max(ample_spy.rows) > 17
+
+    memory_bytes = room_for(model, rows, 7, prompts)
+    spy = Spy(monkeypatch)
+    engine = NativeEngine(model, EOS, memory_bytes=memory_bytes, share_prefixes=share_prefixes)
+    assert_same_trees(engine.sample(prompts, 30, sampling, seed=5), ample)
+    assert spy.prefills > 1  # so some did wait
+    assert rows <= max(spy.rows) < max(ample_spy.rows)
+    assert max(spy.held_bytes) <= memory_bytes < max(ample_spy.held_bytes)
+    with pytest.raises(MemoryError, match=r"raise engine.memory_gib or lower sampling.max_new_tokens"):
+        NativeEngine(model, EOS, memory_bytes=room_for(model, 1, 7, []) - 1).sample(prompts, 30, sampling, seed=5)
+
+
+def room_for(model: PreTrainedModel, rows: int, tokens: int, prompts: list[list[int]]) -> int:
+    """Bytes of rows of keys, values and logits (taken three times), and of twice the padded prompts, in float64."""
+    token = 2 * 2 * 2 * 8 * 8  # keys and values, 2 layers, 2 heads of 8 numbers
+    padded_prompts = len(prompts) * max(map(len, prompts), default=0)
+    row = tokens * token + 3 * model.config.vocab_size * 8
+    return rows * row + 2 * padded_prompts * token
+
+
+@pytest.mark.parametrize("rows", [1, 4, 15, 40, 1000])
+def test_memory_that_was_never_written_has_no_influence(
+    rows: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New memory may hold anything. Here it holds NaN, and rows that waited come back to slots that grew meanwhile."""
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    prompts, sampling = ragged_prompts(rng, 3), SamplingParams(max_new_tokens=20)
+    expected = NativeEngine(model, EOS).sample(prompts, 30, sampling, seed=9)
+    empty = torch.empty
+
+    def poisoned(*args: object, **options: object) -> Tensor:
+        tensor = empty(*args, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    engine = NativeEngine(model, EOS, memory_bytes=room_for(model, rows, 20, prompts))
+    assert_same_trees(engine.sample(prompts, 30, sampling, seed=9), expected)
+
+
+def test_row_cache_budget_covers_what_it_holds(rng: np.random.Generator) -> None:
+    """Beside what the prompts take, the keys and values that are allocated stay within the limit."""
+    model = small_model("mistral", dtype=torch.float32)
+    for max_tokens in (5, 64, 65, 200, 1000):
+        memory = int(rng.integers(1 << 21, 1 << 23))
+        prompt_bytes = memory // 5
+        cache = RowCache(model, kv_shapes(model), memory, 100, max_tokens)
+        rows = 1
+        for tokens in range(1, max_tokens + 1):
+            rows = min(3 * rows, cache.rows_that_fit(tokens, prompt_bytes), 100)
+            cache.place(np.arange(rows) % max(1, rows // 3), 0, tokens, prompt_bytes)
+            held = sum(x.numel() * x.element_size() for x in (*cache.key, *cache.value))
+            assert held + prompt_bytes <= memory
+            assert cache.key[0].shape[0] >= rows
+            assert cache.key[0].shape[2] >= tokens
+
+
+def test_long_responses_grow_the_cache_without_changing_results(rng: np.random.Generator) -> None:
+    """More than 64 tokens: the cache is reallocated while rows live in it, and the uniforms pass several blocks."""
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    sampling = SamplingParams(max_new_tokens=80)
+    prompts = ragged_prompts(rng, 2)
+    tree = NativeEngine(model, 99).sample(prompts, 6, sampling, seed=2)  # no token 99: nothing stops early
+    flat = NativeEngine(model, 99, share_prefixes=False).sample(prompts, 6, sampling, seed=2)
+    assert_same_trees(tree, flat)
+    assert all((t.length == 80).all() and not t.finished.any() for t in tree)
+
+
+def test_a_prompt_depends_on_the_others_only_through_its_place(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    engine, sampling = NativeEngine(model, EOS), SamplingParams(max_new_tokens=6)
+    prompts = ragged_prompts(rng, 5)
+    together = engine.sample(prompts, 20, sampling, seed=3)
+    for p in range(5):
+        others = ragged_prompts(rng, p)
+        assert_same_trees([together[p]], engine.sample([*others, prompts[p]], 20, sampling, seed=3)[p:])
+    same_prompt = engine.sample([prompts[0]] * 2, 20, sampling, seed=3)
+    assert same_prompt[0].responses() != same_prompt[1].responses()
+
+
+def test_seed_decides_the_draws(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)))
+    engine, sampling, prompts = NativeEngine(model, EOS), SamplingParams(max_new_tokens=8), ragged_prompts(rng, 2)
+    first, again, other = (engine.sample(prompts, 50, sampling, seed) for seed in (7, 7, 8))
+    assert first == again
+    assert all(a.responses() != b.responses() for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 6])
+def test_responses_end_at_stop_tokens_or_at_the_limit(max_new_tokens: int, rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
+    stops = {0, 3, 5, 11}
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=(5, 11))
+    trees = NativeEngine(model, [0, 3]).sample(ragged_prompts(rng, 3), 200, sampling, seed=4)
+    ends = set()
+    for tree in trees:
+        assert sum(count for _, count in tree.responses()) == tree.num_rollouts == 200
+        for (response, _), finished in zip(tree.responses(), tree.finished, strict=True):
+            assert not stops & set(response[:-1])
+            assert finished == (response[-1] in stops)
+            assert finished or len(response) == max_new_tokens
+            assert len(response) <= max_new_tokens
+            ends.add(response[-1])
+    assert stops <= ends
+    assert not all(t.finished.all() for t in trees)
+
+
+def test_every_prefix_is_fed_once_however_many_rollouts_share_it(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=0.4)
+    fed = []
+    model.get_input_embeddings().register_forward_hook(lambda _m, args, _out: fed.append(args[0].numel()))
+    engine = NativeEngine(model, EOS)
+    fed.clear()  # the engine tries the hooks when it is made
+    prompts = ragged_prompts(rng, 3)
+    trees = engine.sample(prompts, 500, SamplingParams(temperature=0.5, max_new_tokens=10), seed=6)
+    inner = sum(np.unique(t.parent[t.parent >= 0]).size for t in trees)
+    assert sum(fed) == sum(map(len, prompts)) + inner
+    assert inner < sum(t.num_sampled_tokens for t in trees) / 3
+
+
+def test_the_model_is_left_as_it_was(rng: np.random.Generator) -> None:
+    model = small_model(attention_dropout=0.3).train()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    implementation = model.config._attn_implementation
+    prompts = ragged_prompts(rng, 2)
+    trees = NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=4), seed=0)
+    assert model.training
+    assert model.config._attn_implementation == implementation
+    assert all(torch.equal(before[name], p) and p.grad is None for name, p in model.named_parameters())
+    again = NativeEngine(model.eval(), EOS).sample(prompts, 5, SamplingParams(max_new_tokens=4), seed=0)
+    assert trees == again  # dropout did not touch the sampling
+
+
+@pytest.mark.parametrize("rows", [5, 10_000])  # that fit into memory: with 5 of them others wait
+def test_reports_follow_the_rollouts(rows: int, rng: np.random.Generator) -> None:
+    """The last one has all rollouts, and the nodes of the trees; numbers never fall."""
+    model = small_model("llama", seed=int(rng.integers(1 << 30)))
+    prompts = ragged_prompts(rng, 6)
+    reports: list[Activity] = []
+    engine = NativeEngine(model, EOS, room_for(model, rows, 9, prompts), observe=reports.append)
+    trees = engine.sample(prompts, 7, SamplingParams(max_new_tokens=9), seed=int(rng.integers(1 << 30)))
+    assert {type(report) for report in reports} == {Decoding}
+    nodes = sum(len(t.token) for t in trees)
+    assert (reports[-1].finished, reports[-1].rollouts, reports[-1].tokens) == (6 * 7, 6 * 7, nodes)
+    assert max(report.depth for report in reports) == max(int(t.length.max()) for t in trees)
+    for before, after in pairwise(reports):
+        assert before.finished <= after.finished
+        assert before.tokens <= after.tokens
+    if rows > 6 * 7:  # one wave: after a depth the rollouts that are no longer than it have ended
+        lengths = [len(tokens) for t in trees for tokens, count in t.responses() for _ in range(count)]
+        assert [r.finished for r in reports] == [sum(n <= r.depth for n in lengths) for r in reports]
+    else:
+        assert [r.depth for r in reports] != sorted(r.depth for r in reports)  # rows did wait
+
+
+def test_an_observer_may_end_the_work_and_the_model_is_left_as_it_was(rng: np.random.Generator) -> None:
+    model = small_model("llama", seed=int(rng.integers(1 << 30))).train()
+    prompts = ragged_prompts(rng, 4)
+    expected = NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=3)
+
+    def stop(activity: Activity) -> None:
+        if isinstance(activity, Decoding) and activity.depth == 2:
+            raise ZeroDivisionError
+
+    engine = NativeEngine(model, EOS, observe=stop)
+    with pytest.raises(ZeroDivisionError):
+        engine.sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=3)
+    assert model.training
+    assert_same_trees(NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=3), expected)
+
+
+def test_load_weights_samples_with_the_new_weights(rng: np.random.Generator) -> None:
+    old, new = small_model(seed=1), small_model(seed=2)
+    prompts, sampling = ragged_prompts(rng, 2), SamplingParams(max_new_tokens=5)
+    expected = NativeEngine(new, EOS).sample(prompts, 30, sampling, seed=0)
+    engine = NativeEngine(old, EOS)
+    assert engine.sample(prompts, 30, sampling, seed=0) != expected
+    engine.load_weights(new.named_parameters())
+    assert engine.sample(prompts, 30, sampling, seed=0) == expected
+
+
+def test_refusals_and_nothing_to_do() -> None:
+    engine, sampling = NativeEngine(small_model(), EOS), SamplingParams(max_new_tokens=3)
+    assert engine.sample([], 4, sampling, seed=0) == []
+    for prompts, num_rollouts in ([[1], []], 4), ([[1]], 0), ([[1]], -1):
+        with pytest.raises(ValueError, match="at least one token and num_rollouts must be >= 1"):
+            engine.sample(prompts, num_rollouts, sampling, seed=0)
+
+
+def test_a_sliding_window_is_allowed_until_it_bites(rng: np.random.Generator) -> None:
+    """Context of the last fed token: prompt + max_new_tokens - 1. Up to the window, results equal a plain forward."""
+    model = small_model("mistral", sliding_window=16, seed=int(rng.integers(1 << 30)))
+    engine, prompt = NativeEngine(model, 99), rng.integers(1, 17, 10).tolist()
+    (tree,) = engine.sample([prompt], 10, SamplingParams(max_new_tokens=7), seed=0)
+    with torch.no_grad():
+        plain = plain_logprobs(model, [prompt] * tree.num_responses, [r for r, _ in tree.responses()])
+    for leaf, expected in zip(tree.leaf, plain, strict=True):
+        np.testing.assert_allclose(tree.logprob[tree.path(int(leaf))], expected, rtol=1e-12, atol=1e-12)
+    with pytest.raises(HooksError, match=r"MistralAttention has a sliding window of 16 tokens.* 17"):
+        engine.sample([prompt], 10, SamplingParams(max_new_tokens=8), seed=0)
+    assert sum(1 for _ in rollouts(tree)) == 10
+
+
+def rope_model(rope_type: str, max_position_embeddings: int, **settings: object) -> PreTrainedModel:
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, **settings}
+    return small_model(rope_parameters=rope, max_position_embeddings=max_position_embeddings)
+
+
+@pytest.mark.parametrize(
+    ("rope_type", "settings"), [("llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}), ("yarn", {})]
+)
+def test_rescaled_positions_equal_a_plain_forward_pass(
+    rope_type: str, settings: dict, rng: np.random.Generator
+) -> None:
+    model = rope_model(rope_type, 64, original_max_position_embeddings=16, **settings)
+    prompts = [rng.integers(1, 17, n).tolist() for n in (3, 30)]
+    for tree in NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=0):
+        for leaf, (response, _) in zip(tree.leaf, tree.responses(), strict=True):
+            with torch.no_grad():
+                (expected,) = plain_logprobs(model, [tree.prompt_ids], [response])
+            np.testing.assert_allclose(tree.logprob[tree.path(int(leaf))], expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_positions_that_depend_on_the_longest_sequence_are_refused(rope_type: str, rng: np.random.Generator) -> None:
+    """Beyond the original length these rescale by the longest position of the batch, for all its prompts alike."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
+    model = rope_model(rope_type, 16 if rope_type == "dynamic" else 64, **(factors if rope_type == "longrope" else {}))
+    prompts = [rng.integers(1, 17, n).tolist() for n in (3, 30)]
+    with pytest.raises(HooksError, match=rope_type):
+        NativeEngine(model, EOS).sample(prompts, 5, SamplingParams(max_new_tokens=6), seed=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_no_response_ends_before_the_minimum_and_log_probs_are_those_of_the_other_tokens(
+    temperature: float, rng: np.random.Generator
+) -> None:
+    """Against a plain forward pass with the stop tokens left out of the softmax; the learner computes the same."""
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
+    stops, least = [0, 3, 5], 3
+    sampling = SamplingParams(temperature, max_new_tokens=6, stop_token_ids=(5,), min_new_tokens=least)
+    trees = NativeEngine(model, [0, 3]).sample(ragged_prompts(rng, 3), 100, sampling, seed=4)
+    lengths = np.concatenate([t.length[t.finished] for t in trees])
+    assert lengths.min() == least + 1  # the stop token itself comes after
+    learned = tree_logprobs(model, trees, next_token=NextToken(temperature, least, tuple(stops)), max_nodes=30)
+    for tree, learned_M in zip(trees, learned, strict=True):
+        np.testing.assert_allclose(learned_M.detach().numpy(), tree.logprob, rtol=1e-9, atol=1e-12)
+        for leaf in tree.leaf:
+            path = tree.path(int(leaf))
+            ids = torch.tensor([[*tree.prompt_ids, *tree.token[path].tolist()]])
+            with torch.no_grad():
+                logits = model(input_ids=ids, use_cache=False).logits[0, len(tree.prompt_ids) - 1 : -1] / temperature
+            for length, (row, node) in enumerate(zip(logits, path, strict=True)):
+                allowed = [t for t in range(row.numel()) if length >= least or t not in stops]
+                logprob = torch.log_softmax(row[allowed], 0)[allowed.index(tree.token[node])]
+                assert tree.logprob[node] == pytest.approx(logprob.item(), rel=1e-9, abs=1e-12)
+
+
+def test_a_minimum_leaves_tree_and_flat_decoding_alike(rng: np.random.Generator) -> None:
+    model = small_model(seed=int(rng.integers(1 << 30)), scale=0.3)
+    prompts, sampling = ragged_prompts(rng, 3), SamplingParams(max_new_tokens=6, min_new_tokens=4)
+    shared = NativeEngine(model, [EOS, 3]).sample(prompts, 50, sampling, seed=1)
+    flat = NativeEngine(model, [EOS, 3], share_prefixes=False).sample(prompts, 50, sampling, seed=1)
+    assert_same_trees(shared, flat)

@@ -1,0 +1,115 @@
+"""The distribution of sampled responses against enumeration of every response that a small model can give."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+from transformers import PreTrainedModel
+
+from brorl.rollout.native.engine import NativeEngine
+from brorl.sampling import SamplingParams
+from small_models import plain_logprobs, small_model
+
+EOS, VOCABULARY, LENGTH = 0, 5, 3
+PROMPT = [2, 4, 1]
+
+
+def truncated(probability: dict[int, float], top_p: float, top_k: int) -> dict[int, float]:
+    """Top-k, then the nucleus, written as a loop over tokens from the most probable down."""
+    kept: dict[int, float] = {}
+    ranked = sorted(probability, key=probability.__getitem__, reverse=True)[: top_k or None]
+    total = sum(probability[v] for v in ranked)
+    for v in ranked:
+        if sum(kept.values()) < top_p:
+            kept[v] = probability[v] / total
+    return {v: p / sum(kept.values()) for v, p in kept.items()}
+
+
+def enumerate_responses(model: PreTrainedModel, sampling: SamplingParams) -> dict[tuple[int, ...], float]:
+    """Probability of each response: one plain forward pass over every token sequence of full length."""
+    sequences = list(product(range(VOCABULARY), repeat=LENGTH))
+    ids = torch.tensor([[*PROMPT, *s] for s in sequences])
+    with torch.no_grad():
+        logits = model(input_ids=ids, use_cache=False).logits[:, len(PROMPT) - 1 : -1]
+    probability = torch.softmax(logits / sampling.temperature, dim=-1).numpy()
+    found = {}
+    for sequence, row in zip(sequences, probability, strict=True):
+        total, response = 1.0, ()
+        for token, p_V in zip(sequence, row, strict=True):
+            total *= truncated(dict(enumerate(p_V)), sampling.top_p, sampling.top_k).get(token, 0.0)
+            response += (token,)
+            if token == EOS:
+                break
+        found[response] = total
+    return found
+
+
+def p_value(observed: dict[tuple[int, ...], int], expected: dict[tuple[int, ...], float]) -> float:
+    """Chi-square of counts against probabilities; responses expected fewer than 5 times are pooled."""
+    num = sum(observed.values())
+    rare = {r for r, p in expected.items() if p * num < 5}
+    cells = [(observed.get(r, 0), p * num) for r, p in expected.items() if r not in rare]
+    pooled = (sum(observed.get(r, 0) for r in rare), sum(expected[r] for r in rare) * num)
+    cells += [pooled] if pooled[1] > 1 else []
+    statistic = sum((o - e) ** 2 / e for o, e in cells)
+    return float(chi2.sf(statistic, len(cells) - 1))
+
+
+@pytest.mark.parametrize("share_prefixes", [True, False])
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.8}, {"temperature": 1.4, "top_k": 4, "top_p": 0.7}]
+)
+def test_responses_follow_their_exact_distribution(settings: dict, share_prefixes: bool) -> None:
+    model = small_model("qwen2", vocab_size=VOCABULARY, seed=11)
+    sampling = SamplingParams(max_new_tokens=LENGTH, **settings)
+    expected = enumerate_responses(model, sampling)
+    assert sum(expected.values()) == pytest.approx(1, abs=1e-12)
+    engine = NativeEngine(model, EOS, share_prefixes=share_prefixes)
+    (tree,) = engine.sample([PROMPT], 20_000 if share_prefixes else 5_000, sampling, seed=2)
+    observed = dict(tree.responses())
+    assert all(expected[r] > 0 for r in observed)
+    # Too good a fit would be as wrong as a bad one: rollouts are independent, not stratified.
+    assert 1e-3 < p_value(observed, expected) < 1 - 1e-3
+
+
+def test_the_chi_square_test_can_fail() -> None:
+    model = small_model("qwen2", vocab_size=VOCABULARY, seed=11)
+    (tree,) = NativeEngine(model, EOS).sample([PROMPT], 20_000, SamplingParams(max_new_tokens=LENGTH), seed=2)
+    slightly_warmer = enumerate_responses(model, SamplingParams(temperature=1.1, max_new_tokens=LENGTH))
+    assert p_value(dict(tree.responses()), slightly_warmer) < 1e-6
+
+
+def test_rollouts_of_different_prompts_and_seeds_are_independent() -> None:
+    """First tokens of 1500 equal prompts: no association between neighbours, nor between two seeds."""
+    model = small_model("qwen2", vocab_size=VOCABULARY, seed=11)
+    engine, sampling = NativeEngine(model, EOS), SamplingParams(max_new_tokens=1)
+    first, second = (
+        np.array([int(t.token[0]) for t in engine.sample([PROMPT] * 1500, 1, sampling, seed)]) for seed in (4, 5)
+    )
+    for a, b in ((first, second), (first[1:], first[:-1]), (second[1:], first[:-1])):
+        joint = np.zeros((VOCABULARY, VOCABULARY))
+        np.add.at(joint, (a, b), 1)
+        kept = joint.sum(1) > 40, joint.sum(0) > 40
+        joint = joint[np.ix_(*kept)]
+        independent = np.outer(joint.sum(1), joint.sum(0)) / joint.sum()
+        statistic = ((joint - independent) ** 2 / independent).sum()
+        freedom = (joint.shape[0] - 1) * (joint.shape[1] - 1)
+        assert freedom >= 2
+        assert chi2.sf(statistic, freedom) > 1e-3
+
+
+def test_marginal_of_the_first_token_and_its_log_prob() -> None:
+    """Each first token's share lies within 5 standard errors of its probability; its log-prob is that probability."""
+    model = small_model("mistral", vocab_size=4, seed=3)
+    (tree,) = NativeEngine(model, EOS).sample([[1, 3]], 40_000, SamplingParams(max_new_tokens=2), seed=1)
+    roots = np.flatnonzero(tree.parent < 0)
+    with torch.no_grad():
+        plain = plain_logprobs(model, [[1, 3]] * 4, [[v] for v in range(4)])
+    for v in range(4):
+        probability = float(plain[v].exp())
+        (node,) = roots[tree.token[roots] == v]
+        error = np.sqrt(probability * (1 - probability) / 40_000)
+        assert abs(tree.count[node] / 40_000 - probability) < 5 * error
+        assert np.exp(tree.logprob[node]) == pytest.approx(probability, rel=1e-12)

@@ -1,0 +1,277 @@
+"""Checkpoints hold everything, load with transformers, and are complete or absent."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from brorl.algorithms.groups import Group
+from brorl.errors import StorageError, UserError
+from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+from brorl.prompts.prompt import Prompt
+from brorl.runs.checkpoint import (
+    START,
+    TrainerState,
+    best_checkpoint,
+    complete_checkpoints,
+    discard_unfinished,
+    is_checkpoint,
+    last_checkpoint,
+    load_state,
+    mark_best,
+    read_state,
+    read_step,
+    save_checkpoint,
+)
+from brorl.tree import RolloutTree
+from run_support import assert_identical, save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def model(source: Path) -> LlamaForCausalLM:
+    """The model after some training: every weight differs from those it was loaded with."""
+    model = AutoModelForCausalLM.from_pretrained(source)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn(parameter.shape, generator=generator)
+    return model
+
+
+@pytest.fixture
+def tokenizer(source: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(source)
+
+
+def group(seed: int) -> Group:
+    chance = np.random.default_rng(seed)
+    responses = [chance.integers(3, 6, chance.integers(1, 5)).tolist() for _ in range(12)]
+    logprobs = [[-1 / 3 - token / 7 for token in r] for r in responses]
+    tree = RolloutTree.from_responses((3, 4, 5), responses, logprobs, [len(r) < 4 for r in responses])
+    correct = chance.random(tree.num_responses) < 0.5
+    prompt = Prompt(f"id {seed}", "1 2:", (3, 4, 5), "1 2 -> 3", "countdown", f"source {seed}", "1 2?")
+    assert all(getattr(prompt, field.name) for field in fields(prompt))  # none has its default
+    return Group(prompt, tree, correct, correct / 3)
+
+
+def state_after(step: int) -> TrainerState:
+    learner = {
+        "optimizer": {"state": {0: {"exp_avg": torch.full((3,), 1 / 3)}}, "param_groups": [{"betas": (0.9, 0.95)}]},
+        "updates": 4 * step,
+        "reference": [torch.full((2, step), 1 / 7), torch.arange(3, dtype=torch.int16)],
+        "max_nodes": None,
+    }
+    stream, schedule = {"epoch": 1, "position": step}, {"last_reset": step, "history": [1 / 3, None, "spike"]}
+    waited = group(step + 1)
+    waited = replace(waited, old_logprob_M=np.random.default_rng(step).normal(size=waited.tree.num_unique_tokens))
+    return TrainerState(step, learner, stream, (group(step), waited), schedule)
+
+
+def test_checkpoints_that_were_only_the_best_take_no_slot(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """A regular one every 4 steps, two of which are kept; each odd step is a new best, and so is step 8."""
+    kept = {
+        3: [3],
+        4: [3, 4],
+        5: [4, 5],
+        7: [4, 7],
+        8: [4, 8],
+        9: [4, 8, 9],
+        11: [4, 8, 11],
+        12: [8, 11, 12],
+        16: [11, 12, 16],
+    }
+    best = 0
+    for step, steps in kept.items():
+        best = step if step % 2 or step == 8 else best
+        save_checkpoint(tmp_path, state_after(step), model, tokenizer, 2, best, regular=step % 4 == 0)
+        assert [read_step(folder) for folder in complete_checkpoints(tmp_path)] == steps
+
+
+def test_loads_with_transformers_as_the_trained_model(
+    tmp_path: Path, source: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = save_checkpoint(tmp_path, START, model, tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    original = AutoModelForCausalLM.from_pretrained(source)
+    for (name, ours), theirs, before in zip(
+        loaded.named_parameters(), model.parameters(), original.parameters(), strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+        assert not torch.equal(ours, before), name
+    ids = torch.tensor([tokenizer("1 2 -> 3:")["input_ids"]])
+    assert torch.equal(loaded.eval()(ids).logits, model.eval()(ids).logits)
+    again = AutoTokenizer.from_pretrained(folder)
+    assert again("1 2 -> 3:")["input_ids"] == ids[0].tolist()
+    assert again.decode(ids[0]) == "1 2 -> 3:"
+    assert again.eos_token_id == tokenizer.eos_token_id
+
+
+def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    state = state_after(7)
+    with torch.random.fork_rng():
+        folder = save_checkpoint(tmp_path, state, model, tokenizer)
+        expected_draws = torch.rand(5)
+        torch.rand(100)
+        restored = load_state(folder)
+        assert torch.equal(torch.rand(5), expected_draws)
+    assert (restored.step, restored.stream, restored.schedule) == (state.step, state.stream, state.schedule)
+    assert_identical(restored.learner, state.learner)
+    assert len(restored.carried) == 2
+    for ours, theirs in zip(restored.carried, state.carried, strict=True):
+        assert ours.prompt == theirs.prompt
+        ours.tree.validate()
+        for name in ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished"):
+            assert_identical(torch.tensor(getattr(ours.tree, name)), torch.tensor(getattr(theirs.tree, name)), name)
+        assert ours.correct_L.tolist() == theirs.correct_L.tolist()
+        assert ours.reward_L.tobytes() == theirs.reward_L.tobytes()
+    fresh, waited = (g.old_logprob_M for g in restored.carried)
+    assert fresh is None
+    assert waited is not None
+    assert waited.tobytes() == state.carried[1].old_logprob_M.tobytes()
+
+
+def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:
+    for step in (2, 4, 6):
+        save_checkpoint(tmp_path, state_after(step), model, tokenizer, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000004", "step-000006"]
+    save_checkpoint(tmp_path, state_after(8), model, tokenizer, keep=0)
+    assert [p.name for p in complete_checkpoints(tmp_path)] == ["step-000004", "step-000006", "step-000008"]
+    assert load_state(tmp_path / "step-000006").step == 6
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_best_is_kept_and_linked(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    assert best_checkpoint(tmp_path) is None
+    for step, best in ((2, 2), (4, 2), (6, 2), (8, 8), (10, 8)):
+        save_checkpoint(tmp_path, state_after(step), model, tokenizer, keep=1, best_step=best)
+        assert mark_best(tmp_path, best) == tmp_path / "best"
+        assert (tmp_path / "best").readlink() == Path(f"step-{best:06d}")  # relative: a run can be moved
+        assert best_checkpoint(tmp_path) == tmp_path / f"step-{best:06d}"
+        assert names(tmp_path) == ["best", *sorted({f"step-{best:06d}", f"step-{step:06d}"})]
+    assert mark_best(tmp_path, 0) is None
+    assert [path.name for path in complete_checkpoints(tmp_path)] == ["step-000008", "step-000010"]
+    assert load_state(tmp_path / "best").step == read_step(tmp_path / "best") == 8
+    assert is_checkpoint(tmp_path / "best")
+    assert not is_checkpoint(tmp_path)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "best").lm_head.weight, model.lm_head.weight)
+
+
+def test_a_link_to_nothing_is_discarded(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    (tmp_path / ".best.tmp").symlink_to("step-000002")  # of a kill before the link was renamed
+    mark_best(tmp_path, 2)
+    (tmp_path / ".best.tmp").symlink_to("step-000002")
+    discard_unfinished(tmp_path)
+    assert names(tmp_path) == ["best", "step-000002"]
+    (tmp_path / "step-000002/COMMIT").unlink()
+    assert best_checkpoint(tmp_path) is None
+    discard_unfinished(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_another_runs_state_is_read_without_restoring_random_numbers(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = save_checkpoint(tmp_path, state_after(3), model, tokenizer)
+    torch.rand(3)
+    before = torch.get_rng_state()
+    assert_identical(read_state(folder).learner, state_after(3).learner)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("learner", "where"),
+    [
+        ({"a": [1, {"b": np.float64(1)}]}, r"learner.a\[1\].b is a float64"),
+        ({"a": np.zeros(2)}, "learner.a is a ndarray"),
+        ({np.int64(1): 2}, "a key of learner is a int64"),
+    ],
+)
+def test_a_state_that_could_not_be_loaded_is_not_saved(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, learner: dict, where: str
+) -> None:
+    with pytest.raises(TypeError, match=f"{where}; a checkpoint holds tensors"):
+        save_checkpoint(tmp_path, TrainerState(2, learner, None), model, tokenizer)
+    assert last_checkpoint(tmp_path) is None
+
+
+def test_a_large_state_is_written_without_a_copy(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    device = torch.device("cpu")
+    large = torch.ones(64 << 18)  # 64 MiB
+    before = bytes_in_use(device)
+    reset_peak(device)
+    if before is None:
+        pytest.skip("this system does not tell the memory of a process")
+    save_checkpoint(tmp_path, TrainerState(2, {"moments": large}, None), model, tokenizer)
+    peak = peak_bytes(device)
+    assert peak is not None
+    assert peak - before < large.nbytes / 2
+    assert (tmp_path / "step-000002/trainer_state.pt").stat().st_size > large.nbytes
+
+
+def test_folder_without_commit_is_ignored_and_discarded(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    assert last_checkpoint(tmp_path) is None
+    good = save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    torn = save_checkpoint(tmp_path, state_after(4), model, tokenizer)
+    (torn / "COMMIT").unlink()
+    half_written = tmp_path / ".step-000006.tmp"
+    half_written.mkdir()
+    (half_written / "model.safetensors").write_bytes(b"half")
+
+    assert complete_checkpoints(tmp_path) == [good]
+    assert last_checkpoint(tmp_path) == good
+    with pytest.raises(UserError, match="not a complete checkpoint"):
+        load_state(torn)
+    discard_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == [good]
+    assert last_checkpoint(save_checkpoint(tmp_path, state_after(4), model, tokenizer).parent) == torn
+
+
+def test_complete_checkpoint_is_not_written_twice(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    folder = save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    before = {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()}
+    assert save_checkpoint(tmp_path, state_after(2), model, tokenizer) == folder
+    assert {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()} == before
+
+
+def test_failure_to_write_names_the_last_good_checkpoint(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The name of the next checkpoint is taken by a folder that is in use, so that it cannot be renamed to it."""
+    good = save_checkpoint(tmp_path, state_after(2), model, tokenizer)
+    (tmp_path / "step-000004").mkdir()
+    (tmp_path / "step-000004/foreign").write_text("not ours")
+    with pytest.raises(StorageError, match=r"could not write checkpoint .*step-000004.*last complete one is .*000002"):
+        save_checkpoint(tmp_path, state_after(4), model, tokenizer)
+    assert last_checkpoint(tmp_path) == good
+    assert load_state(good).step == 2
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_state_without_learner_is_possible(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    assert load_state(save_checkpoint(tmp_path, START, model, tokenizer)) == replace(START)

@@ -1,0 +1,169 @@
+"""The files of a run are whole or absent, and go back to a step exactly."""
+
+import fcntl
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from brorl.algorithms.groups import Group
+from brorl.errors import StorageError, UserError
+from brorl.prompts.prompt import Prompt
+from brorl.runs.run_directory import RunDirectory
+from brorl.storage import replace_file
+from brorl.tree import RolloutTree
+from brorl.verify.verifier import Verdict
+
+RESPONSES = [[5, 1], [5, 1], [5, 6, 1], [6, 6, 6, 6], [5, 1]]
+LOGPROBS = {(5,): -0.1, (5, 1): -0.25, (5, 6): -1.5, (5, 6, 1): -2.25, (6,): -3.0, (6, 6): -0.5}
+LOGPROBS |= {(6, 6, 6): -0.75, (6, 6, 6, 6): -0.125}
+
+
+def stored_group() -> tuple[Group, list[Verdict], list[str]]:
+    logprobs = [[LOGPROBS[tuple(r[: i + 1])] for i in range(len(r))] for r in RESPONSES]
+    tree = RolloutTree.from_responses((2, 3), RESPONSES, logprobs, [r[-1] == 1 for r in RESPONSES])
+    verdicts = [
+        Verdict(True, 1.0, "5", "correct", 0.1),
+        Verdict(False, 0.25, "5+6", "wrong value 11", 0.1),
+        Verdict(False, 0.0, None, "truncated", 0.0),
+    ]
+    prompt = Prompt("p-1", "2 3:", (2, 3), "2 3 -> 5", "countdown")
+    reward_L = np.array([v.score - 0.5 for v in verdicts])
+    return Group(prompt, tree, np.array([v.correct for v in verdicts]), reward_L), verdicts, ["5", "5+6", "6666"]
+
+
+def test_metrics_are_read_back_and_a_torn_last_line_is_not(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    assert directory.read_metrics() == []
+    records = [{"step": i, "value": i / 3, "text": "\u00e9\n"} for i in range(3)]
+    for record in records:
+        directory.append_metrics(record)
+    assert directory.read_metrics() == records
+    with directory.metrics_file.open("a") as file:
+        file.write('{"step": 3, "val')
+    assert directory.read_metrics() == records
+
+
+def test_rollouts_read_back_equal_the_tree(tmp_path: Path) -> None:
+    group, verdicts, texts = stored_group()
+    RunDirectory(tmp_path).write_rollouts(12, [group], [verdicts], [texts])
+    assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step-000012.parquet"]
+    rows = pq.read_table(tmp_path / "rollouts/step-000012.parquet").to_pylist()
+    paths = [(5, 1), (5, 6, 1), (6, 6, 6, 6)]
+    assert [tuple(r["token_ids"]) for r in rows] == paths
+    for row, path in zip(rows, paths, strict=True):
+        expected = [np.float32(LOGPROBS[path[: i + 1]]) for i in range(len(path))]
+        assert row["logprobs"] == expected
+    assert [r["count"] for r in rows] == [3, 1, 1]
+    assert [r["num_rollouts"] for r in rows] == [5, 5, 5]
+    assert [r["finished"] for r in rows] == [True, True, False]
+    assert [r["correct"] for r in rows] == [True, False, False]
+    assert [r["score"] for r in rows] == [1.0, 0.25, 0.0]
+    assert [r["reward"] for r in rows] == [0.5, -0.25, -0.5]
+    assert [r["extracted"] for r in rows] == ["5", "5+6", None]
+    assert [r["reason"] for r in rows] == ["correct", "wrong value 11", "truncated"]
+    assert [r["response"] for r in rows] == texts
+    same = {(r["step"], r["prompt_id"], r["domain"], r["prompt"]) for r in rows}
+    assert same == {(12, "p-1", "countdown", "2 3:")}
+
+
+def test_evaluations_are_stored_as_rollouts_are(tmp_path: Path) -> None:
+    group, verdicts, texts = stored_group()
+    directory = RunDirectory(tmp_path)
+    directory.write_rollouts(12, [group], [verdicts], [texts])
+    directory.write_evaluation(12, [group], [verdicts], [texts])
+    rollouts, evaluation = (
+        pq.read_table(tmp_path / f"{name}/step-000012.parquet") for name in ("rollouts", "evaluations")
+    )
+    assert evaluation.equals(rollouts, check_metadata=True)
+
+
+def test_a_step_that_sampled_nothing_stores_an_empty_table(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).write_rollouts(1, [], [], [])
+    table = pq.read_table(tmp_path / "rollouts/step-000001.parquet")
+    assert table.num_rows == 0
+    assert "token_ids" in table.column_names
+
+
+def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    group, verdicts, texts = stored_group()
+    for step in range(5):
+        directory.append_metrics({"step": step, "x": 0.1})
+        directory.write_rollouts(step, [group], [verdicts], [texts])
+        if step % 2 == 0:
+            directory.write_evaluation(step, [group], [verdicts], [texts])
+    with directory.metrics_file.open("a") as file:
+        file.write('{"step": 5')
+    for folder in ("rollouts", "evaluations"):
+        (tmp_path / folder / ".step-000005.parquet.tmp").write_bytes(b"half")
+    kept = [p.read_bytes() for p in sorted((tmp_path / "rollouts").glob("step-00000[012].parquet"))]
+
+    directory.rewind(2)
+    assert directory.metrics_file.read_text() == "".join(f'{{"step": {i}, "x": 0.1}}\n' for i in range(3))
+    names = sorted(p.name for p in (tmp_path / "rollouts").iterdir())
+    assert names == [f"step-00000{i}.parquet" for i in range(3)]
+    assert [p.read_bytes() for p in sorted((tmp_path / "rollouts").iterdir())] == kept
+    names = sorted(p.name for p in (tmp_path / "evaluations").iterdir())
+    assert names == ["step-000000.parquet", "step-000002.parquet"]
+
+    directory.rewind(-1)
+    assert directory.read_metrics() == []
+    assert not [*(tmp_path / "rollouts").iterdir(), *(tmp_path / "evaluations").iterdir()]
+
+
+def test_rewind_of_a_run_without_files(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).rewind(-1)
+    assert [p.name for p in tmp_path.rglob("*")] == ["metrics.jsonl"]
+    assert RunDirectory(tmp_path).read_metrics() == []
+
+
+def test_what_cannot_be_written_is_a_storage_error_that_names_the_file(tmp_path: Path) -> None:
+    """A folder stands where the file should be: a real failure of the operating system, also for root."""
+    directory = RunDirectory(tmp_path)
+    directory.metrics_file.mkdir()
+    with pytest.raises(StorageError, match=r"could not write .*metrics\.jsonl: Is a directory"):
+        directory.append_metrics({"step": 0})
+    directory.rollouts.write_text("a file")
+    with pytest.raises(StorageError, match=r"could not write .*rollouts"):
+        directory.write_rollouts(1, [], [], [])
+    (tmp_path / "env.json").mkdir()
+    with pytest.raises(StorageError, match=r"could not write .*env\.json"):
+        directory.write_environment()
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_lock_on_a_directory_that_was_removed_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder of the lock removes the directory, or makes a new one, while another process waits to open it."""
+    path = tmp_path / "run"
+    for made_anew in (False, True):
+        path.mkdir(exist_ok=True)
+        lock = fcntl.flock
+
+        def remove_first(descriptor: int, how: int, made_anew: bool = made_anew, lock: Any = lock) -> None:
+            path.rename(tmp_path / f"removed-{made_anew}")
+            if made_anew:
+                path.mkdir()
+            lock(descriptor, how)
+
+        monkeypatch.setattr(fcntl, "flock", remove_first)
+        with pytest.raises(UserError, match="has just removed"), RunDirectory(path).locked():
+            pass
+        monkeypatch.undo()
+
+
+def test_replace_file_keeps_the_old_content_if_it_fails(tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    replace_file(target, b"old")
+    (tmp_path / ".file.tmp").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        replace_file(target, b"new")
+    assert target.read_bytes() == b"old"
+    (tmp_path / ".file.tmp").rmdir()
+    replace_file(target, b"new")
+    assert target.read_bytes() == b"new"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,128 @@
+"""Stored rollouts come back as they were, and damaged files are told from whole ones."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made_up_runs import Stored, random_step
+
+from brorl.errors import UserError
+from brorl.runs import stored_rollouts
+from brorl.runs.run_directory import RunDirectory
+from brorl.runs.stored_rollouts import read_groups, steps_in_words, stored_steps
+
+STEP = 7
+
+
+@pytest.fixture
+def stored(tmp_path: Path, rng: np.random.Generator) -> Stored:
+    made = random_step(rng, num_groups=5, num_rollouts=20)
+    RunDirectory(tmp_path).write_rollouts(STEP, made.groups, made.verdicts, made.texts)
+    return made
+
+
+@pytest.mark.parametrize("rows_at_a_time", [1, 3, 1024])
+def test_groups_come_back_as_they_were(
+    tmp_path: Path, stored: Stored, rows_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_rollouts, "_ROWS_AT_A_TIME", rows_at_a_time)
+    groups = list(read_groups(tmp_path, STEP))
+    assert len(groups) == len(stored.groups)
+    assert groups[1].prompt_id == groups[2].prompt_id  # two groups of one prompt, one after the other, stay two
+    for group, made, verdicts, texts in zip(groups, stored.groups, stored.verdicts, stored.texts, strict=True):
+        group.tree.validate()
+        assert group.tree.prompt_ids == ()
+        for name in ("token", "parent", "count", "leaf", "leaf_count", "finished"):
+            assert np.array_equal(getattr(group.tree, name), getattr(made.tree, name)), name
+        assert np.array_equal(group.tree.logprob, made.tree.logprob.astype(np.float32), equal_nan=True)
+        said = [(v.correct, v.score, v.extracted, v.reason) for v in verdicts]
+        assert [(v.correct, v.score, v.extracted, v.reason) for v in group.verdicts] == said
+        assert group.texts == tuple(texts)
+        assert np.array_equal(group.reward_L, made.reward_L)
+        assert (group.step, group.prompt_id, group.prompt) == (STEP, made.prompt.id, made.prompt.text)
+        assert group.domain == made.prompt.domain
+        assert group.question == made.prompt.question != group.prompt
+        assert group.num_correct == made.num_correct
+        cut = sum(count for done, count in zip(made.tree.finished, made.tree.leaf_count, strict=True) if not done)
+        assert group.num_truncated == cut
+        paths = [made.tree.path(int(leaf)) for leaf in made.tree.leaf]
+        means = [sum(float(np.float32(made.tree.logprob[n])) for n in path) / len(path) for path in paths]
+        np.testing.assert_allclose(group.mean_logprob_L, means, rtol=1e-12)
+
+
+def test_a_run_that_stored_no_questions_shows_prompts_in_their_place(tmp_path: Path, stored: Stored) -> None:
+    file = tmp_path / "rollouts" / f"step-{STEP:06d}.parquet"
+    pq.write_table(pq.read_table(file).drop_columns(["question"]), file)
+    groups = list(read_groups(tmp_path, STEP))
+    assert [group.question for group in groups] == [made.prompt.text for made in stored.groups]
+
+
+def test_steps_are_those_with_a_whole_file(tmp_path: Path) -> None:
+    assert stored_steps(tmp_path) == []
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    for name in ("step-000010.parquet", "step-000009.parquet", "step-1000000.parquet", ".step-000011.parquet.tmp", "x"):
+        (folder / name).touch()
+    assert stored_steps(tmp_path) == [9, 10, 1000000]
+
+
+def test_a_step_that_sampled_nothing_has_no_groups(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).write_rollouts(3, [], [], [])
+    assert list(read_groups(tmp_path, 3)) == []
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_step_that_is_not_stored_names_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no rollouts of step 3; it holds step 7$"):
+        list(read_groups(tmp_path, 3))
+
+
+def _reversed(table: pa.Table) -> pa.Table:
+    return table.take(list(range(table.num_rows))[::-1])
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda t: t.drop_columns(["reason"]), "it has no column reason"),
+        (lambda t: t.slice(1), "do not add up"),
+        (lambda t: t.slice(0, t.num_rows - 1), "do not add up"),
+        (_reversed, "are not in the order of their tree"),
+    ],
+)
+def test_a_damaged_table_is_refused(tmp_path: Path, rng: np.random.Generator, harm, said: str) -> None:  # type: ignore[no-untyped-def]
+    made = random_step(rng, num_groups=1, num_rollouts=40)
+    assert made.groups[0].tree.num_responses > 2
+    RunDirectory(tmp_path).write_rollouts(STEP, made.groups, made.verdicts, made.texts)
+    file = tmp_path / "rollouts" / f"step-{STEP:06d}.parquet"
+    pq.write_table(harm(pq.read_table(file)), file)
+    with pytest.raises(UserError, match=said) as error:
+        list(read_groups(tmp_path, STEP))
+    assert "\n" not in str(error.value)
+    assert "step-000007.parquet" in str(error.value)
+
+
+@pytest.mark.usefixtures("stored")
+def test_a_torn_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rollouts" / f"step-{STEP:06d}.parquet"
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"does not hold rollouts") as error:
+        list(read_groups(tmp_path, STEP))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([], "none"),
+        ([3], "step 3"),
+        ([3, 4, 5], "steps 3 to 5"),
+        ([10, 20, 30, 40], "4 steps from 10 to 40, each 10 after the one before"),
+        ([1, 3, 4], "steps 1, 3, 4"),
+        ([*range(0, 60, 2), 61, 70], "steps 0, 2, 4, 6, 8, 10, ..., 58, 61, 70"),
+    ],
+)
+def test_steps_in_words(steps: list[int], words: str) -> None:
+    assert steps_in_words(steps) == words

@@ -1,0 +1,218 @@
+"""The countdown verifier against Python's own parser (`ast`) with exact fractions."""
+
+import ast
+import math
+import re
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brorl.prompts.countdown import CountdownPuzzle
+from brorl.prompts.prompt import Prompt
+from brorl.verify.domains.countdown import CountdownVerifier
+
+
+def prompt_of(numbers: tuple[int, ...], target: int) -> Prompt:
+    puzzle = CountdownPuzzle(tuple(sorted(numbers)), target)
+    return Prompt("p", puzzle.text, (1,), puzzle.reference, "countdown")
+
+
+def reference_numbers_and_value(text: str) -> tuple[list[int], Fraction | None]:
+    """Numbers in an expression and its value (None: division by zero), by Python's parser."""
+    numbers: list[int] = []
+
+    def value(node: ast.expr) -> Fraction:
+        if isinstance(node, ast.Constant):
+            assert type(node.value) is int
+            numbers.append(node.value)
+            return Fraction(node.value)
+        assert isinstance(node, ast.BinOp)
+        left, right = value(node.left), value(node.right)
+        match node.op:
+            case ast.Add():
+                return left + right
+            case ast.Sub():
+                return left - right
+            case ast.Mult():
+                return left * right
+            case ast.Div():
+                return left / right
+        raise AssertionError(node.op)
+
+    tree = ast.parse(text.strip(), mode="eval").body
+    used = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    try:
+        return used, value(tree)
+    except ZeroDivisionError:
+        return used, None
+
+
+numbers = st.integers(0, 20).map(str)
+spaces = st.sampled_from(["", "", "", " ", "  "])
+
+
+def compound(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    infix = st.tuples(parts, spaces, st.sampled_from("+-*/"), spaces, parts).map("".join)
+    return infix | st.tuples(st.just("("), spaces, parts, spaces, st.just(")")).map("".join)
+
+
+expressions = st.recursive(numbers, compound, max_leaves=6)
+
+
+class TestAgainstPython:
+    @given(expressions)
+    @settings(max_examples=400)
+    def test_every_expression_gets_the_value_that_python_gives_it(self, text: str) -> None:
+        used, value = reference_numbers_and_value(text)
+        if min(used) < 1:
+            return
+        target = value if value is not None and value >= 0 and value.denominator == 1 else Fraction(77)
+        verdict = CountdownVerifier().verify(prompt_of(tuple(used), int(target)), text)
+        if value is None:
+            expected = "division by zero"
+        elif value == target:
+            expected = "correct"
+        else:
+            expected = f"wrong value {value}"
+        assert verdict.reason == expected
+        assert verdict.correct == (expected == "correct")
+        assert verdict.score == float(verdict.correct)
+        assert verdict.extracted == text.replace(" ", "")
+
+    @given(expressions, st.lists(st.integers(1, 20), min_size=1, max_size=6))
+    def test_numbers_must_be_used_exactly_once(self, text: str, given_numbers: list[int]) -> None:
+        used, _ = reference_numbers_and_value(text)
+        verdict = CountdownVerifier().verify(prompt_of(tuple(given_numbers), 5), text)
+        mismatch = Counter(used) != Counter(given_numbers)
+        assert (verdict.reason == "numbers used do not match") == mismatch
+
+    @given(st.text(alphabet="0123+-*/() ", max_size=12))
+    @settings(max_examples=500)
+    def test_what_is_no_expression_to_python_is_none_here(self, text: str) -> None:
+        """What Python reads as our operators alone is an expression; all else is none."""
+        try:
+            used, _ = reference_numbers_and_value(text)
+        except (SyntaxError, AssertionError):
+            used = []
+        verdict = CountdownVerifier().verify(prompt_of((1, 2), 3), text)
+        expected = bool(used) and _is_plain(text)
+        assert (verdict.reason != "not an expression") == expected
+
+
+def _is_plain(text: str) -> bool:
+    """Whether Python's tree of the text holds nothing but integers and the four operators.
+
+    Python reads 00 as a number, and we do not.
+    """
+    plain = (ast.Expression, ast.BinOp, ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.Div)
+    nodes = ast.walk(ast.parse(text.strip(), mode="eval"))
+    return all(isinstance(node, plain) for node in nodes) and not re.search(r"\b00", text)
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+class TestReasons:
+    @pytest.mark.parametrize(
+        ("response", "reason"),
+        [
+            ("3*5+7", "correct"),
+            (" 7 + 5*3\n", "correct"),
+            ("((3)*(5))+7", "correct"),
+            ("3+5+7", "wrong value 15"),
+            ("3-5-7", "wrong value -9"),
+            ("3/5+7", "wrong value 38/5"),
+            ("7/(3-5)", "wrong value -7/2"),
+            ("3*5", "numbers used do not match"),
+            ("3*5+7+3", "numbers used do not match"),
+            ("3*5+6+1", "numbers used do not match"),
+            ("35+7", "numbers used do not match"),
+            ("3/(5-5)", "numbers used do not match"),
+            ("", "not an expression"),
+            ("   ", "not an expression"),
+            ("3*5+7=22", "not an expression"),
+            ("22=3*5+7", "not an expression"),
+            ("the answer is 3*5+7", "not an expression"),
+            ("+3*5+7", "not an expression"),
+            ("7--3*5", "not an expression"),
+            ("3*5+07", "not an expression"),
+            ("3*5+7.0", "not an expression"),
+            ("3_5+7", "not an expression"),
+            ("3**5+7", "not an expression"),
+            ("3//5+7", "not an expression"),
+            ("3 5 7", "not an expression"),
+            ("3(5)+7", "not an expression"),
+            ("(3*5+7", "not an expression"),
+            ("3*5+7)", "not an expression"),
+            ("()", "not an expression"),
+            ("3*5+", "not an expression"),
+            ("٣*5+7", "not an expression"),
+            ("³*5+7", "not an expression"),
+            ("\uff13*5+7", "not an expression"),
+            ("3\u00d75+7", "not an expression"),
+            ("3*5\u00a0+7", "not an expression"),
+            ("3*5+7\x00", "not an expression"),
+            ("\ud800", "not an expression"),
+            ("__import__('os')", "not an expression"),
+        ],
+    )
+    def test_each_reason(self, response: str, reason: str) -> None:
+        verdict = CountdownVerifier().verify(prompt_of((3, 5, 7), 22), response)
+        assert verdict.reason == reason
+        assert verdict.correct == (reason == "correct")
+        assert (verdict.extracted is None) == (reason == "not an expression")
+
+    def test_division_by_zero(self) -> None:
+        verdict = CountdownVerifier().verify(prompt_of((3, 3, 5), 0), "5/(3-3)")
+        assert (verdict.reason, verdict.extracted) == ("division by zero", "5/(3-3)")
+
+    def test_fractions_on_the_way_are_exact(self) -> None:
+        assert CountdownVerifier().verify(prompt_of((3, 3, 8, 8), 24), "8/(3-8/3)").correct
+        # In floating point 1/3*3 may be 1 by luck; 49*(1/49) is not.
+        assert CountdownVerifier().verify(prompt_of((1, 49, 49), 1), "1/49*49").correct
+        assert (1 / 49) * 49 != 1
+
+
+class TestBounds:
+    @given(st.text(max_size=400))
+    def test_any_text_gets_a_verdict(self, text: str) -> None:
+        verdict = CountdownVerifier().verify(prompt_of((3, 5), 8), text)
+        assert math.isfinite(verdict.score)
+        assert verdict.seconds >= 0
+
+    @pytest.mark.parametrize(
+        ("response", "reason"),
+        [
+            ("9" * 100_000, "too long"),
+            ("(" * 100_000, "too long"),
+            ("1" * 255, "numbers used do not match"),
+            ("1" * 256, "numbers used do not match"),
+            ("1" * 257, "too long"),
+            ("(" * 33 + "1" + ")" * 33, "too deep"),
+            ("(" * 32 + "1" + ")" * 32, "numbers used do not match"),
+            ("(" * 200, "too deep"),
+            ("*".join(["9" * 60] * 4), "numbers used do not match"),
+        ],
+    )
+    def test_huge_and_deep_responses_are_refused(self, response: str, reason: str) -> None:
+        assert CountdownVerifier().verify(prompt_of((3, 5), 8), response).reason == reason
+
+    def test_numbers_of_many_digits_are_never_converted(self) -> None:
+        """Python refuses to convert more than 4300 digits; the digits are compared as text."""
+        verifier = CountdownVerifier(max_characters=10_000)
+        assert verifier.verify(prompt_of((3, 5), 8), "9" * 9_000).reason == "numbers used do not match"
+
+    def test_bounds_are_checked(self) -> None:
+        with pytest.raises(ValueError, match="max_characters"):
+            CountdownVerifier(max_characters=0)
+        with pytest.raises(ValueError, match="max_depth"):
+            CountdownVerifier(max_depth=101)
+
+    def test_deepest_allowed_nesting_works(self) -> None:
+        verifier = CountdownVerifier(max_characters=1000, max_depth=100)
+        assert verifier.verify(prompt_of((8,), 8), "(" * 100 + "8" + ")" * 100).correct
+
+    def test_a_prompt_of_another_task_is_an_error_of_the_caller(self) -> None:
+        with pytest.raises(ValueError, match="countdown reference"):
+            CountdownVerifier().verify(Prompt("p", "1+1", (1,), "2", "math"), "2")

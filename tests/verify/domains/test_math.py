@@ -1,0 +1,259 @@
+"""Mathematical answers: against math-verify called here, and against inputs made to hang it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from math_verify import parse, verify
+from nasty_answers import RESPONSES, boxed
+
+from brorl.prompts.prompt import Prompt
+from brorl.verify import verifier as reasons
+from brorl.verify.domains.math import TOO_LONG, MathVerifier, judge_by_form
+from brorl.verify.domains.math_extraction import extract_answer
+from brorl.verify.sandbox.pool import Job, Result, WorkerPool
+
+
+class CountingPool(WorkerPool):
+    """Remembers what it was asked."""
+
+    def __init__(self, num_workers: int, timeout_s: float) -> None:
+        super().__init__(num_workers, timeout_s)
+        self.asked: list[Job] = []
+
+    def run(self, jobs: list[Job]) -> list[Result]:  # type: ignore[override]
+        self.asked += jobs
+        return super().run(jobs)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[CountingPool]:
+    with CountingPool(2, 4.0) as pool:
+        yield pool
+
+
+def question(reference: str) -> Prompt:
+    return Prompt(reference, "?", (1,), reference, "math")
+
+
+def agrees(reference: str, answer: str) -> bool:
+    """What math-verify says by itself."""
+    gold, given = (parse(f"${text}$", parsing_timeout=None) for text in (reference, answer))
+    return bool(verify(gold, given, timeout_seconds=None))
+
+
+class TestForm:
+    """What is decided here without math-verify must be what math-verify decides."""
+
+    def pairs(self, rng: np.random.Generator) -> Iterator[tuple[str, str]]:
+        written = ["{}", "-{}", "0{}", "+{}", "{}.0", "{},000", "{}%", r"{}\%", r"{}^\circ", r"\frac{{{}}}{{1}}",
+                   "{} cm", r"{}\text{{ apples}}", "({})", "{}/1", "{}.", r"\${}", "{}e0", "--{}", "{}_10",
+                   "{},{}"]  # fmt: skip
+        symbols = ["x", "x+1", r"\pi", "(1,2)", r"\{1,2\}", "[0,1)", r"\frac{1}{2}", "0.5", r"\text{yes}", "no",
+                   "1:2", r"\sqrt{2}", "x=3", r"\infty", r"\emptyset", r"\frac{1}{0}", "i", "e", "", " ", "-",
+                   "."]  # fmt: skip
+        choices = ["A", "B", "C", "D", "E", "J", "a", "e", "j", "(A)", "(E)", "(b)", r"\text{A}", r"\text{(C)}",
+                   r"\textbf{(B)}", r"\mathrm{D}", r"\text{E}", "K", "AB", "A+B", "2", "x"]  # fmt: skip
+        digits = [str(rng.integers(0, 10 ** int(rng.integers(1, 19)))) for _ in range(4)] + ["0", "7", "10", "-3"]
+        for _ in range(180):
+            one, other = rng.choice(digits, size=2)
+            other = one if rng.random() < 0.4 else other
+            yield str(rng.choice(written[:2])).format(one, one), str(rng.choice(written)).format(other, other)
+        for _ in range(100):
+            yield str(rng.choice(choices[:10])), str(rng.choice(choices))
+        for _ in range(80):
+            reference = str(rng.choice(symbols))
+            yield reference, reference if rng.random() < 0.5 else str(rng.choice(symbols + digits))
+
+    def test_it_agrees_with_math_verify(self, rng: np.random.Generator) -> None:
+        decided = {True: 0, False: 0}
+        for reference, answer in self.pairs(rng):
+            verdict = judge_by_form(reference, answer)
+            if verdict is None:
+                continue
+            decided[verdict.correct] += 1
+            assert verdict.correct == agrees(reference, answer), (reference, answer)
+            assert verdict.reason == ("correct" if verdict.correct else "wrong answer")
+            assert (verdict.extracted, verdict.score) == (answer, float(verdict.correct))
+        assert decided[True] > 30
+        assert decided[False] > 30
+
+    @pytest.mark.parametrize(
+        ("reference", "answer"),
+        [("3", "3.0"), ("1000", "1,000"), ("7", "07"), ("0", "-0"), ("3", "\u0663"), ("50", "50%"), ("x", "y"),
+         ("3", "3 cm"), ("1/2", "0.5"), ("C", "AC"), ("C", "the C"), ("c", "C"), ("10" * 10, "11" * 10), (".", "."),
+         ("A", r"A = \pi r^2"), ("A", "A triangle"), ("F", "F(x)")],
+    )  # fmt: skip
+    def test_what_it_leaves_to_math_verify(self, reference: str, answer: str) -> None:
+        assert judge_by_form(reference, answer) is None
+
+    @pytest.mark.parametrize(
+        ("answer", "correct"),
+        [("C", True), ("(C)", True), ("(C) 12", True), ("C. twelve", True), ("C: 12", True), ("c)", True),
+         (r"\text{C}", True), (r"\text{C. twelve}", True), (r"\textbf{(C) }12", True), (r"\mathbf{C}", True),
+         ("D", False), ("(A) C", False), (r"\text{(E)}", False)],
+    )  # fmt: skip
+    def test_a_choice_may_be_followed_by_its_text(self, answer: str, correct: bool) -> None:
+        verdict = judge_by_form("C", answer)
+        assert verdict is not None
+        assert verdict.correct is correct
+
+
+# What docs/verifiers.md promises; the reference first.
+ANSWERS = [
+    ("1/2", r"\frac{1}{2}", True),
+    ("1/2", r"\dfrac12", True),
+    ("1/2", "0.5", True),
+    ("0.5", r"50\%", True),
+    ("50", r"50\%", True),
+    ("1000", "1,000", True),
+    ("1000", "1{,}000", True),
+    ("1000", "10^3", True),
+    ("3", "x = 3", True),
+    ("x = 3", "3", True),
+    ("3", "4", False),
+    ("3", "3.0000001", False),
+    (r"\frac{1}{3}", "0.333333", True),
+    (r"\frac{1}{3}", "0.33", False),
+    (r"2\sqrt{3}", r"\sqrt{12}", True),
+    (r"x^2+2x+1", "(x+1)^2", True),
+    ("y = 2x + 1", "2x+1", True),
+    ("(1, 2)", "(1,2)", True),
+    ("(1, 2)", "(2,1)", False),
+    (r"\{1, 2\}", "2, 1", True),
+    ("1, 2", r"\{2,1\}", True),
+    ("[0, 1)", r"\left[0,1\right)", True),
+    ("[0, 1)", "[0, 1]", False),
+    (r"5\text{ cm}", "5", True),
+    ("5", r"5\ \mathrm{meters}", True),
+    ("90", r"90^\circ", True),
+    (r"\text{Tuesday}", "tuesday", True),
+    ("purple", r"\text{purple}", True),
+    ("Yes", "No", False),
+    ("$5", r"\$5", True),
+    ("C", r"\text{(C) twelve}", True),
+    ("E", "B", False),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", True),
+    ("1 + 2i", "2i+1", True),
+    (r"1 \pm \sqrt{2}", r"1-\sqrt2, 1+\sqrt2", True),
+]
+
+
+def test_each_kind_of_answer(pool: CountingPool) -> None:
+    verdicts = MathVerifier(pool).verify_all([(question(r), boxed(a)) for r, a, _ in ANSWERS])
+    for (reference, answer, correct), verdict in zip(ANSWERS, verdicts, strict=True):
+        assert verdict.correct is correct, (reference, answer, verdict)
+        assert verdict.score == float(correct)
+        assert verdict.reason == ("correct" if correct else "wrong answer")
+        assert verdict.extracted == extract_answer(boxed(answer))
+
+
+def test_workers_say_what_math_verify_says_here(pool: CountingPool, rng: np.random.Generator) -> None:
+    """Random fractions, roots and sums in several spellings, half of them equal to their reference."""
+    items, expected = [], []
+    for _ in range(60):
+        a, b, k = (int(n) for n in rng.integers(2, 12, size=3))
+        c = b if rng.random() < 0.5 else b + 1
+        spellings = [rf"\frac{{{a * k}}}{{{c * k}}}", f"{a}/{c}", rf"\sqrt{{\frac{{{a * a}}}{{{c * c}}}}}",
+                     rf"{a} \cdot {c}^{{-1}}"]  # fmt: skip
+        answer = str(rng.choice(spellings))
+        items.append((question(rf"\frac{{{a}}}{{{b}}}"), boxed(answer)))
+        expected.append(c == b)
+        assert agrees(items[-1][0].reference, answer) is expected[-1]
+    distinct = dict(zip(((p.reference, text) for p, text in items), zip(items, expected, strict=True), strict=True))
+    verdicts = MathVerifier(pool).verify_all([item for item, _ in distinct.values()])
+    assert [verdict.correct for verdict in verdicts] == [correct for _, correct in distinct.values()]
+
+
+def test_what_a_busy_machine_did_is_not_remembered(pool: CountingPool) -> None:
+    """A worker that was killed from outside says nothing about the answer: it is asked again, also for references."""
+
+    class BusyOnce(WorkerPool):
+        def __init__(self) -> None:
+            super().__init__(1, pool.timeout_s)
+            self.calls = 0
+
+        def run(self, jobs: list[Job]) -> list[Result]:  # type: ignore[override]
+            self.calls += 1
+            return [Result(None, reasons.TIMEOUT, 1.0) for _ in jobs] if self.calls == 1 else pool.run(jobs)
+
+    verifier = MathVerifier(BusyOnce())
+    verdicts = [verifier.verify_all([(question("1/2"), boxed("0.50"))])[0] for _ in range(2)]
+    assert [(v.correct, v.reason) for v in verdicts] == [(False, reasons.TIMEOUT), (True, reasons.CORRECT)]
+    assert MathVerifier(BusyOnce()).check_references([r"\frac{1}{7}"]) == []
+
+
+def test_each_pair_of_reference_and_answer_is_compared_once(pool: CountingPool) -> None:
+    """However the responses around the answer differ; a remembered verdict took no time."""
+    verifier = MathVerifier(pool, cache_size=3)
+    first_questions = [question("1/2"), question("1/2"), question("1/3")]
+    asked = len(pool.asked)
+    verdicts = verifier.verify_all(
+        [(q, f"{text}{boxed('0.5')}") for q, text in zip(first_questions, ["a ", "b ", ""], strict=True)]
+    )
+    assert [verdict.correct for verdict in verdicts] == [True, True, False]
+    assert [verdict.seconds > 0 for verdict in verdicts] == [True, False, True]
+    assert len(pool.asked) == asked + 2
+    again = verifier.verify_all([(question("1/2"), "the answer is 0.5")])
+    assert [(v.correct, v.seconds) for v in again] == [(True, 0.0)]
+    assert len(pool.asked) == asked + 2
+    # Two new pairs push out the pair that was used longest ago, which is 1/3 with 0.5.
+    verifier.verify_all([(question("1/2"), boxed("0.25")), (question("1/2"), boxed("0.125"))])
+    verifier.verify_all([(question("1/2"), boxed("0.5"))])
+    assert len(pool.asked) == asked + 4
+    verifier.verify_all([(question("1/3"), boxed("0.5"))])
+    assert len(pool.asked) == asked + 5
+
+
+def test_what_needs_no_worker_asks_none(pool: CountingPool) -> None:
+    asked = len(pool.asked)
+    items = [("3", boxed("3")), ("3", boxed("4")), ("x", boxed("x")), ("3", "nothing"), ("3", boxed("7" * 2_001))]
+    verdicts = MathVerifier(pool).verify_all([(question(reference), text) for reference, text in items])
+    assert [verdict.reason for verdict in verdicts] == ["correct", "wrong answer", "correct", "no answer", TOO_LONG]
+    assert [verdict.extracted is None for verdict in verdicts] == [False, False, False, True, True]
+    assert len(pool.asked) == asked
+    assert MathVerifier(pool).verify_all([]) == []
+
+
+def test_references_that_compare_with_nothing_are_found(pool: CountingPool) -> None:
+    good = ["3", "-17", "C", "1/2", r"\frac{1}{2}", r"\boxed{5}", "$x+1$", r"\text{Tuesday}", "(1, 2)", r"\{1\}",
+            "[0,1)", "12 cm", r"50\%", "3:4", "x = 1 or x = 2"]  # fmt: skip
+    bad = [r"\frac{1}{", "", " ", "((", r"\frac{1}{0}", r"\begin{pmatrix}1&2", "?", "1" * 3_000]
+    assert MathVerifier(pool).check_references([*good, *bad, *good, *bad[:2]]) == bad
+
+
+def test_a_broken_reference_has_its_reason(pool: CountingPool) -> None:
+    (verdict,) = MathVerifier(pool).verify_all([(question(""), boxed("1/2"))])
+    assert verdict.reason == "reference not parsed"
+
+
+def test_nothing_hangs_crashes_or_goes_without_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once, each among answers that are right, which must not be lost."""
+    monkeypatch.chdir(tmp_path)
+    assert len(RESPONSES) >= 36
+    sane = [(question(f"{n}/7"), boxed(rf"\frac{{{2 * n}}}{{14}}")) for n in range(1, 7)]
+    nasty = [(question("2/7"), response) for response in RESPONSES.values()]
+    with WorkerPool(2, memory_bytes=1 << 28) as pool:
+        verifier = MathVerifier(pool, limit_s=0.15)
+        verdicts = verifier.verify_all([*sane[:3], *nasty, *sane[3:]])
+        again = verifier.verify_all(nasty)
+    outcomes = dict(zip(RESPONSES, verdicts[3:-3], strict=True))
+    allowed = {reasons.WRONG, reasons.NO_ANSWER, TOO_LONG, "not parsed", reasons.TIMEOUT, reasons.OUT_OF_MEMORY,
+               reasons.CRASHED}  # fmt: skip
+    for name, verdict in outcomes.items():
+        assert not verdict.correct, (name, verdict)
+        assert verdict.reason in allowed, (name, verdict)
+    assert outcomes["power tower"].reason == "timeout"
+    assert outcomes["million digits"].reason == TOO_LONG
+    assert all(verdict.correct for verdict in verdicts[:3] + verdicts[-3:])
+    # A timeout is remembered: asking again costs nothing and changes nothing.
+    assert [(v.reason, v.seconds) for v in again] == [(v.reason, 0.0) for v in outcomes.values()]
+    assert list(tmp_path.iterdir()) == []  # no answer was run as code
+
+
+def test_there_must_be_room_and_time(pool: CountingPool) -> None:
+    with pytest.raises(ValueError, match="cache_size must be 1 or more, got 0"):
+        MathVerifier(pool, cache_size=0)
+    with pytest.raises(ValueError, match="limit_s must be above 0, got 0"):
+        MathVerifier(pool, limit_s=0)

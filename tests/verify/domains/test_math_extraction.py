@@ -1,0 +1,114 @@
+"""Where an answer stands: against responses written by hand, and boxes against a counter of braces."""
+
+import numpy as np
+import pytest
+
+from brorl.verify.domains.math_extraction import extract_answer, tidy
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"First \boxed{1}, then \boxed{2}.", "2"),
+        (r"\boxed{\frac{1}{2}} and more", r"\frac{1}{2}"),
+        (r"\boxed {x^{2^{3}}}", "x^{2^{3}}"),
+        (r"\fbox{7} after \boxed{6}? no: \fbox{8}", "8"),
+        (r"\boxed{\boxed{3}}", "3"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{[0, \infty)}", r"[0, \infty)"),
+        (r"\boxed{\}}", r"\}"),
+        (r"\boxed{5} and then \boxed{6", "5"),
+        (r"\boxed{ 12" + "\n" + " }", "12"),
+        (r"\boxed{$7$}", "7"),
+        (r"\boxed{}", None),
+        (r"the answer is 4, no, \boxed{}", None),
+        (r"The answer is 3. But \boxed{4} is boxed. The answer is 5.", "4"),
+        ("The answer is 42.", "42"),
+        ("The answer is: 42", "42"),
+        ("Answer: 3.5", "3.5"),
+        ("**Answer:** 1/2", "1/2"),
+        ("**Answer**: (B)", "(B)"),
+        ("Final Answer: The final answer is $x+1$. I hope it is correct.", "x+1"),
+        (r"The answer is \(\frac{3}{4}\), as was to be shown", r"\frac{3}{4}"),
+        ("the answer is\n$$\n17\n$$", "17"),
+        ("The answer is 1. No, the answer is 2. See page 9", "2"),
+        ("The answer is 42 apples", "42"),
+        ("The answer is 42 because 6 * 7 is 42", "42"),
+        ("The answer is 2 pi", "2 pi"),
+        ("The answer is 3 or 4", "3 or 4"),
+        ("The answer is x = 5 or so\n$6$", "x = 5 or so"),
+        ("the answer = 12", "12"),
+        ("answers are 12 and 13", "13"),
+        ("we get $x = 1$ and $y = 2$ of 9 values", "y = 2"),
+        (r"so \[ z^2 \] and nothing else", "z^2"),
+        (r"it costs \$5", "5"),
+        ("it costs $5 in all", "5"),
+        ("from 1,234 to 5,678 in steps", "5,678"),
+        ("about -3.25 or so", "-3.25"),
+        ("a half is 1/2 of it", "1/2"),
+        ("down by 50%", "50%"),
+        ("no digits here", None),
+        ("", None),
+        ("the answer is ", None),
+        ("\u0663 and \uff13", None),
+    ],
+)
+def test_each_rule(response: str, answer: str | None) -> None:
+    assert extract_answer(response) == answer
+
+
+def box_by_hand(text: str) -> str | None:
+    """The last `\boxed{` that closes, by trying every start from the right and counting character by character."""
+    for start in reversed([i for i in range(len(text)) if text.startswith(r"\boxed{", i)]):
+        depth, i = 0, start + 6
+        while i < len(text):
+            if text[i] == "\\":
+                i += 2
+                continue
+            depth += (text[i] == "{") - (text[i] == "}")
+            if depth == 0:
+                return text[start + 7 : i]
+            i += 1
+    return None
+
+
+def test_the_last_box_that_closes_is_taken(rng: np.random.Generator) -> None:
+    pieces = [r"\boxed{", "{", "}", "}", r"\{", r"\}", "a", "1", r"\frac", " b "]
+    found = 0
+    for _ in range(400):
+        text = "".join(rng.choice(pieces, size=rng.integers(1, 25)))
+        if text.count(r"\boxed{") > 4:
+            continue
+        box = box_by_hand(text)
+        if box is not None:
+            found += 1
+            assert extract_answer(text) == (tidy(box) or None), text
+    assert found > 50
+
+
+def test_only_the_end_of_a_response_without_a_box_is_looked_at() -> None:
+    assert extract_answer("The answer is 3. " + "blah " * 1_000) is None
+    assert extract_answer(r"\boxed{3} " + "blah " * 1_000) == "3"
+
+
+@pytest.mark.parametrize(
+    ("answer", "tidied"),
+    [
+        (" 3. ", "3"),
+        ("$3$", "3"),
+        ("$$3$$", "3"),
+        ("**$3$.**", "3"),
+        (r"\(3\)", "3"),
+        (r"\[3\]", "3"),
+        (r"\$3", r"\$3"),
+        (r"5\,", r"5\,"),
+        ("$1$ and $2$", "$1$ and $2$"),
+        ("$", "$"),
+        ("3\n\t4", "3 4"),
+        (".5", ".5"),
+        ("5.", "5"),
+        (r"$3\$", r"$3\$"),
+    ],
+)
+def test_what_surrounds_an_answer_is_dropped(answer: str, tidied: str) -> None:
+    assert tidy(answer) == tidied

@@ -1,0 +1,181 @@
+"""A user's verifier: what it may return, and what becomes of what it may not."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brorl.errors import UserError
+from brorl.prompts.prompt import Prompt
+from brorl.verify.domains.user_function import FunctionVerifier
+from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verify.verifier import Verdict, is_failure
+
+SOURCE = '''
+import os
+import sys
+import time
+
+def returns(response, reference):
+    """Returns what the response says in Python."""
+    return eval(response)
+
+def same(response: str, reference: str) -> bool:
+    return response == reference
+
+def with_prompt(response, reference, prompt):
+    return response == f"{prompt}{reference}"
+
+def with_option(response, reference, prompt="none"):
+    return prompt == "2+2=" and response == reference
+
+def with_all(*arguments):
+    return len(arguments) == 3
+
+def one(response):
+    return True
+
+def four(response, reference, prompt, more):
+    return True
+
+def neighbour(response, reference):
+    import the_neighbour
+    return the_neighbour.ANSWER == response
+'''
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(num_workers=2, timeout_s=1.0) as pool:
+        yield pool
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(SOURCE, "utf-8")
+    (tmp_path / "the_neighbour.py").write_text("ANSWER = 'next door'\n", "utf-8")
+    return tmp_path / "own.py"
+
+
+def ask(pool: WorkerPool, function: str, *responses: str) -> list[Verdict]:
+    prompt = Prompt("p", "2+2=", (1,), "4", "sums")
+    return FunctionVerifier(pool, function, "sums").verify_all([(prompt, response) for response in responses])
+
+
+@pytest.mark.parametrize(
+    ("returned", "correct", "score", "extracted", "reason"),
+    [
+        ("True", True, 1.0, None, "correct"),
+        ("False", False, 0.0, None, "wrong answer"),
+        ("1", True, 1.0, None, "correct"),
+        ("0", False, 0.0, None, "wrong answer"),
+        ("0.25", False, 0.25, None, "wrong answer"),
+        ("1.0", True, 1.0, None, "correct"),
+        ("{'correct': True}", True, 1.0, None, "correct"),
+        ("{'correct': False}", False, 0.0, None, "wrong answer"),
+        ("{'score': 0.75}", False, 0.75, None, "wrong answer"),
+        ("{'score': 1}", True, 1.0, None, "correct"),
+        ("{'correct': True, 'score': 0.5}", True, 0.5, None, "correct"),
+        ("{'correct': False, 'score': 1.0, 'extracted': '5', 'reason': 'off by 1'}", False, 1.0, "5", "off by 1"),
+        ("{'correct': True, 'extracted': None, 'reason': None}", True, 1.0, None, "correct"),
+        ("__import__('numpy').bool_(True)", True, 1.0, None, "correct"),
+    ],
+)
+def test_what_may_be_returned(
+    pool: WorkerPool, own: Path, returned: str, correct: bool, score: float, extracted: str | None, reason: str
+) -> None:
+    (verdict,) = ask(pool, f"{own}:returns", returned)
+    assert (verdict.correct, verdict.score, verdict.extracted, verdict.reason) == (correct, score, extracted, reason)
+    assert not is_failure(reason)
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ("None", "verifier returned NoneType, not a bool, a number from 0 to 1 or a dict"),
+        ("'yes'", "verifier returned str, not a bool"),
+        ("[True]", "verifier returned list, not a bool"),
+        ("1.5", "verifier returned 1.5, not a number from 0 to 1"),
+        ("-1", "verifier returned -1, not a number from 0 to 1"),
+        ("float('nan')", "verifier returned nan, not a number from 0 to 1"),
+        ("float('inf')", "verifier returned inf, not a number from 0 to 1"),
+        ("10**400", "verifier returned"),
+        ("{}", "verifier returned a dict with the keys none"),
+        ("{'reward': 1}", "verifier returned a dict with the keys reward (allowed: correct, score, extracted, reason)"),
+        ("{'score': 1, 'extra': 2}", "verifier returned a dict with the keys score, extra"),
+        ("{'correct': 1, 'score': 1}", "verifier returned correct of type int, not bool"),
+        ("{'correct': 'yes'}", "verifier returned str, not a bool"),
+        ("{'score': 2}", "verifier returned 2, not a number from 0 to 1"),
+        ("{'correct': True, 'reason': 3}", "verifier returned an extracted answer or a reason that is no string"),
+        ("{'correct': True, 'extracted': 3}", "verifier returned an extracted answer or a reason that is no string"),
+        ("1 / 0", "verifier raised ZeroDivisionError: division by zero"),
+        ("sys.exit(1)", "verifier raised SystemExit: 1"),
+        ("object()", "verifier raised AttributeError"),
+        ("os._exit(0)", "verifier crashed"),
+        ("bytearray(1 << 42)", "out of memory"),
+    ],
+)
+def test_what_may_not_be_returned_is_a_verdict_that_is_counted(
+    pool: WorkerPool, own: Path, returned: str, reason: str
+) -> None:
+    first, verdict, last = ask(pool, f"{own}:returns", "True", returned, "False")
+    assert verdict.reason.startswith(reason)
+    assert (verdict.correct, verdict.score, verdict.extracted) == (False, 0.0, None)
+    assert is_failure(verdict.reason)
+    assert (first.correct, last.correct, last.reason) == (True, False, "wrong answer")
+
+
+def test_a_timeout_is_a_verdict(pool: WorkerPool, own: Path) -> None:
+    verdicts = ask(pool, f"{own}:returns", "time.sleep(300)", "True")
+    assert [verdict.reason for verdict in verdicts] == ["timeout", "correct"]
+    assert verdicts[0].seconds >= pool.timeout_s
+
+
+def test_it_gets_as_many_arguments_as_it_takes(pool: WorkerPool, own: Path) -> None:
+    for name, response in (("same", "4"), ("with_prompt", "2+2=4"), ("with_option", "4"), ("with_all", "")):
+        right, wrong = ask(pool, f"{own}:{name}", response, response + "!")
+        assert right.correct, name
+        assert wrong.correct == (name == "with_all")
+
+
+def test_any_text_reaches_it_unchanged(pool: WorkerPool, own: Path) -> None:
+    for text in ("\x00", "\ud800", "\u202e4", "4\r\n", "4" * 100_000, ""):
+        prompt = Prompt("p", "?", (1,), text, "sums")
+        (verdict,) = FunctionVerifier(pool, f"{own}:same", "sums").verify_all([(prompt, text)])
+        assert verdict.correct
+
+
+def test_modules_of_the_current_directory_can_be_named(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = own.parent / "mine" / "deep"
+    package.mkdir(parents=True)
+    (package / "rules.py").write_text("class Rules:\n    @staticmethod\n    def ok(a, b): return a == b\n", "utf-8")
+    monkeypatch.chdir(own.parent)
+    with WorkerPool(num_workers=1) as pool:
+        for function, response in (
+            ("own:same", "4"),
+            ("mine.deep.rules:Rules.ok", "4"),
+            ("own.py:same", "4"),
+            ("./own.py:neighbour", "next door"),
+        ):
+            assert ask(pool, function, response)[0].correct, function
+
+
+def test_a_mistake_in_the_setting_is_found_before_training(pool: WorkerPool, own: Path) -> None:
+    for function, message in (
+        (
+            "no_such:thing",
+            r"verification\.functions\.sums: cannot load 'no_such:thing': ModuleNotFoundError.*; give pack",
+        ),
+        (f"{own}:missing", "has no attribute 'missing'"),
+        (f"{own.parent}/none.py:same", "no such file"),
+        ("os", "not of the form"),
+        (f"{own}:one", r"verification\.functions\.sums: .* takes 1 arguments; it must take two"),
+        (f"{own}:four", "takes 4 arguments"),
+        ("builtins:getattr", "verification.functions.sums: "),
+    ):
+        verifier = FunctionVerifier(pool, function, "sums")
+        with pytest.raises(UserError, match=message):
+            verifier.check()
+        with pytest.raises(UserError, match=message):
+            verifier.verify_all([(Prompt("p", "?", (1,), "4", "sums"), "4")])
+    FunctionVerifier(pool, f"{own}:same", "sums").check()

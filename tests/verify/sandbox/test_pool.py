@@ -1,0 +1,365 @@
+"""The pool: every accident ends in a reason, and nothing else notices."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brorl.verify.sandbox.pool import Job, LoadError, Result, WorkerPool
+
+HERE = Path(__file__).parent
+JOBS = str(HERE / "pool_jobs.py")
+
+
+def job(name: str, *arguments: object) -> Job:
+    return Job(f"{JOBS}:{name}", arguments)
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    """Whether a process ends; a zombie that nobody has buried has ended."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state in "ZX":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def alone(result: Result) -> str | None:
+    """The failure of a result that is one."""
+    assert result.value is None
+    return result.failure
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(num_workers=2, timeout_s=1.0, memory_bytes=96 << 20) as pool:
+        yield pool
+
+
+def test_values_come_back_in_order_from_several_processes(pool: WorkerPool, rng: np.random.Generator) -> None:
+    values = rng.integers(0, 1000, size=200).tolist()
+    results = pool.run([job("echo", value) for value in values])
+    assert [result.value for result in results] == values
+    assert all(result.failure is None and 0 <= result.seconds < 60 for result in results)
+    pids = {result.value for result in pool.run([job("slow_pid", 0.1)] * 4)}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert pids == {result.value for result in pool.run([job("slow_pid", 0.1)] * 4)}  # the same ones again
+    assert pool.run([]) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "\x00", "\ud800 alone", "\u202e", "x" * 3_000_000, [1, [2.5, None]], {"a": True}, 10**30, -0.0],
+    ids=range(9),
+)
+def test_any_json_passes_unchanged(pool: WorkerPool, value: object) -> None:
+    (result,) = pool.run([job("echo", value)])
+    assert (repr(result.value), result.failure) == (repr(value), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason"),
+    [
+        ("slow_pid", (300,), "timeout"),
+        ("hang_in_c", (), "timeout"),
+        ("hang_for_good", (), "timeout"),
+        ("fill_memory", (), "out of memory"),
+        ("keep_memory", (1 << 40,), "out of memory"),
+        ("crash", (), "verifier crashed"),
+        ("write_everywhere", (), "verifier crashed"),
+        ("close_everything", (), "verifier crashed"),
+        ("big_reply", (), "verifier raised ValueError: returned 16777256 bytes, more than 16777216"),
+        ("exit_in_a_thread_of_itself", (), "verifier raised SystemExit: 3"),
+        ("raise_unprintable", (), "verifier raised UnprintableError: (its message cannot be shown)"),
+        ("return_a_set", (), "verifier raised AttributeError: 'set' object has no attribute 'item'"),
+        ("echo", (1, 2), "verifier raised TypeError: echo() takes 1 positional argument but 2 were given"),
+    ],
+)
+def test_an_accident_has_its_reason_and_no_neighbour_notices(
+    pool: WorkerPool, name: str, arguments: tuple[object, ...], reason: str
+) -> None:
+    others = [job("echo", i) for i in range(6)]
+    results = pool.run([*others[:3], job(name, *arguments), *others[3:]])
+    assert alone(results.pop(3)) == reason
+    assert [(result.value, result.failure) for result in results] == [(i, None) for i in range(6)]
+
+
+def test_an_exit_without_a_word_is_a_crash(pool: WorkerPool) -> None:
+    for code in (0, 1, 255):
+        (result,) = pool.run([Job("os:_exit", (code,))])
+        assert alone(result) == "verifier crashed"
+
+
+def test_every_worker_may_fail_at_once(pool: WorkerPool) -> None:
+    names = ["crash", "hang_in_c", "fill_memory", "hang_in_c", "crash"]
+    results = pool.run([job(name) for name in names] + [job("echo", 1)])
+    assert [result.failure for result in results] == [
+        {"crash": "verifier crashed", "hang_in_c": "timeout", "fill_memory": "out of memory"}[name] for name in names
+    ] + [None]
+
+
+def test_what_a_job_prints_is_no_answer(pool: WorkerPool, capfd: pytest.CaptureFixture[str]) -> None:
+    results = pool.run([job("print_a_forgery")] * 3)
+    assert [result.value for result in results] == ["honest ''"] * 3
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_child_that_a_job_forks_does_not_answer(pool: WorkerPool) -> None:
+    results = pool.run([job("fork"), job("fork"), job("slow_pid", 0.2), job("slow_pid", 0.2), job("echo", 1)])
+    assert [result.failure for result in results] == [None] * 5
+    assert all(result.value > 0 and gone(result.value) for result in results[:2])
+
+
+def test_sets_have_the_same_order_in_every_worker(pool: WorkerPool) -> None:
+    said = {tuple(result.value) for result in pool.run([job("slow_hash", "a word")] * 4)}
+    assert len({pid for pid, _ in said}) == 2
+    assert len({value for _, value in said}) == 1
+
+
+def test_scalars_of_numpy_are_values(pool: WorkerPool) -> None:
+    (result,) = pool.run([job("return_numpy")])
+    assert result.value == {"flag": True, "score": 0.5}
+
+
+def test_a_worker_that_keeps_memory_is_replaced() -> None:
+    """After 150 of 256 MiB the next job would have less than half."""
+    with WorkerPool(num_workers=1, memory_bytes=256 << 20) as one:
+        small = [result.value for result in one.run([job("keep_memory", 1 << 20)] * 3)]
+        assert len(set(small)) == 1
+        (big,) = one.run([job("keep_memory", 150 << 20)])
+        assert big.value == small[0]
+        assert one.run([job("pid")])[0].value != small[0]
+
+
+def test_loading_is_not_counted_as_the_jobs_time(pool: WorkerPool, tmp_path: Path) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text("import time; time.sleep(1.1)\ndef f(): return 1\n", "utf-8")
+    (result,) = pool.run([Job(f"{slow}:f", ())])
+    assert result.value == 1
+    assert result.seconds < pool.timeout_s < 1.1
+
+
+def test_what_cannot_be_loaded_is_named(pool: WorkerPool, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("x = 1\nraise KeyError('at import')", "utf-8")
+    (tmp_path / "exits.py").write_text("import os; os._exit(5)", "utf-8")
+    (tmp_path / "bloated.py").write_text("x = bytearray(1 << 40)", "utf-8")
+    for function, message in (
+        ("no_such_module:f", "cannot load 'no_such_module:f': ModuleNotFoundError: No module named 'no_such_module'"),
+        ("os:no_such_function", "has no attribute 'no_such_function'"),
+        ("os:sep", "sep is of type str, which cannot be called"),
+        ("os.getpid", "not of the form package.module:function"),
+        (":f", "not of the form package.module:function"),
+        (f"{tmp_path}/missing.py:f", "FileNotFoundError: no such file: .*missing.py"),
+        (f"{tmp_path}/bad.py:f", "KeyError: 'at import'"),
+        (f"{tmp_path}/exits.py:f", "3 new workers ended meanwhile \\(exit code 5\\)"),
+        (f"{tmp_path}/bloated.py:f", "3 new workers ended meanwhile \\(out of memory\\)"),
+    ):
+        with pytest.raises(LoadError, match=message):
+            pool.load(function)
+    with pytest.raises(LoadError, match=message):
+        pool.run([job("echo", 1), Job(function, ()), job("echo", 2)])
+    assert pool.run([job("echo", 3)])[0].value == 3
+
+
+def test_an_import_that_does_not_end_is_given_up(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("while True: pass", "utf-8")
+    with WorkerPool(1, start_timeout_s=0.2) as pool, pytest.raises(LoadError, match="it took too long to start"):
+        pool.load(f"{tmp_path}/endless.py:f")
+
+
+def test_load_tells_how_many_arguments_a_function_takes(pool: WorkerPool, tmp_path: Path) -> None:
+    source = "def f(a, b, c=1, *, d=2): ...\ndef g(*a): ...\nclass H:\n  def __call__(self, a): ...\nh = H()\n"
+    (tmp_path / "taking.py").write_text(source, "utf-8")
+    taken = [pool.load(f"{tmp_path}/taking.py:{name}") for name in "fgh"]
+    assert taken == [(2, 3), (0, None), (1, 1)]
+
+
+def test_an_alarm_that_a_job_left_does_not_strike_the_next() -> None:
+    with WorkerPool(num_workers=1) as pool:
+        first, second = pool.run([job("set_alarms"), job("spin", 0.3)])
+    assert first.value == second.value
+
+
+def test_workers_killed_while_idle_cost_nothing() -> None:
+    with WorkerPool(num_workers=4) as pool:
+        for pid in {result.value for result in pool.run([job("slow_pid", 0.1)] * 4)}:
+            os.kill(pid, signal.SIGKILL)
+        assert [result.value for result in pool.run([job("echo", i) for i in range(5)])] == [0, 1, 2, 3, 4]
+
+
+def test_a_timeout_kills_what_the_job_had_started(pool: WorkerPool, tmp_path: Path) -> None:
+    (result,) = pool.run([job("hang_with_child", str(tmp_path / "pids"))])
+    assert alone(result) == "timeout"
+    assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text("ascii").split())
+
+
+def test_an_interrupted_run_leaves_no_answer_to_the_next(pool: WorkerPool) -> None:
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            pool.run([job("slow_pid", 0.4)] * 2)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert [result.value for result in pool.run([job("echo", i) for i in range(4)])] == [0, 1, 2, 3]
+
+
+def test_close_ends_the_workers_and_a_forgotten_pool_closes() -> None:
+    pool = WorkerPool(num_workers=1)
+    (first,) = pool.run([job("pid")])
+    pool.close()
+    pool.close()
+    assert gone(first.value, 0.1)
+    (second,) = pool.run([job("pid")])
+    assert second.value != first.value
+    del pool
+    assert gone(second.value, 0.1)
+
+
+def test_a_fork_of_the_trainer_cannot_use_or_close_the_pool(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (before,) = pool.run([job("pid")])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        pool.close()
+        with pytest.raises(RuntimeError, match="forked"):
+            pool.run([job("pid")])
+    assert pool.run([job("pid")])[0].value == before.value
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"num_workers": 0}, "num_workers must be 1 or more, got 0"),
+        ({"timeout_s": 0.0}, "timeout_s must be above 0"),
+        ({"timeout_s": float("nan")}, "timeout_s must be above 0"),
+        ({"start_timeout_s": float("inf")}, "start_timeout_s must be above 0 and finite, got inf"),
+        ({"memory_bytes": 1000}, "memory_bytes must be at least 64 MiB"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(argument: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WorkerPool(**argument)  # type: ignore[arg-type]
+
+
+# A trainer of its own: it starts its workers, tells their ids, and has them work for longer than the test.
+TRAINER = """
+import os, signal, sys, threading, time
+from brorl.verify.sandbox.pool import Job, WorkerPool
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
+
+def train():
+    pool = WorkerPool(num_workers=2, timeout_s=600)
+    print(*{r.value for r in pool.run([Job(f"{jobs}:slow_pid", (0.2,))] * 2)}, flush=True)
+    if where == "fork" and os.fork() == 0:  # it inherits the lifeline's write end
+        time.sleep(60)
+        os._exit(0)
+    if name != "idle":
+        pool.run([Job(f"{jobs}:{name}", tuple(arguments))] * 2)
+    else:
+        threading.Event().wait()
+
+jobs, where, name, *arguments = sys.argv[1:]
+for _ in range(16):  # a killed process's threads end in any order, and its files close with the last
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+try:
+    if where != "thread":
+        train()
+    else:
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+def start_trainer(where: str, name: str, *arguments: str) -> tuple["subprocess.Popen[str]", list[int]]:
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, JOBS, where, name, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert trainer.stdout
+    pids = [int(pid) for pid in trainer.stdout.readline().split()]
+    assert len(pids) == 2
+    return trainer, pids
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("main", "idle"),
+        ("main", "hang_in_c"),
+        ("main", "hang_with_child"),
+        ("thread", "idle"),
+        ("thread", "hang_in_c"),
+        ("thread", "hang_for_good"),
+        ("fork", "hang_in_c"),
+    ],
+)
+def test_no_worker_outlives_a_killed_trainer(where: str, name: str, tmp_path: Path) -> None:
+    pids_file = tmp_path / "pids"
+    trainer, pids = start_trainer(where, name, *([str(pids_file)] if name == "hang_with_child" else []))
+    with trainer:
+        while name == "hang_with_child" and not (pids_file.exists() and " " in pids_file.read_text("ascii")):
+            time.sleep(0.01)
+        time.sleep(0.1)  # let them begin; whether they have does not matter
+        assert not any(gone(pid, 0.01) for pid in pids)
+        trainer.kill()
+    if name == "hang_with_child":
+        pids += [int(pid) for pid in pids_file.read_text("ascii").split()]
+    assert all(gone(pid) for pid in pids)
+    if where == "fork":
+        os.killpg(trainer.pid, signal.SIGKILL)
+
+
+def test_an_interrupt_of_the_terminal_ends_the_trainer_without_a_word_of_the_workers() -> None:
+    trainer, pids = start_trainer("main", "hang")
+    with trainer:
+        time.sleep(0.2)
+        for pid in pids:  # a terminal does not even reach them
+            os.kill(pid, signal.SIGINT)
+        time.sleep(0.1)
+        assert not any(gone(pid, 0.01) for pid in pids)
+        os.killpg(trainer.pid, signal.SIGINT)
+        output, errors = trainer.communicate(timeout=30)
+    assert (output, errors) == ("interrupted\n", "")
+    assert all(gone(pid) for pid in pids)
+
+
+def test_a_worker_started_after_its_trainer_has_gone_ends_by_itself() -> None:
+    """Between fork and the worker's request to die with its parent, the parent may die."""
+    worker = str(Path(__file__).parents[3] / "src" / "brorl" / "verify" / "sandbox" / "worker.py")
+    lifeline, write_end = os.pipe()
+    arguments = [sys.executable, "-I", worker, str(lifeline)]
+    for parent, close_first in ((os.getpid() + 1, False), (0, True)):
+        if close_first:
+            os.close(write_end)
+        with subprocess.Popen(
+            [*arguments, str(parent), str(1 << 28)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(lifeline,),
+            start_new_session=True,
+        ) as process:
+            assert gone(process.pid)
+    os.close(lifeline)
