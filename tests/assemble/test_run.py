@@ -136,12 +136,12 @@ def test_losses_that_contradict_themselves_are_refused_before_the_model_is_loade
 
 def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:
     settings = config(tiny, **{"rewards.format_pattern": "1.*", "rewards.format_reward": 0.25})
-    judge = prepare(settings, str(tiny)).judge
+    grader = prepare(settings, str(tiny)).grader
     prompt = prepare(settings, str(tiny)).prompts.train.take(1)[0]
     ids = AutoTokenizer.from_pretrained(tiny)
     tree = RolloutTree.from_responses(prompt.token_ids, [ids(text)["input_ids"] for text in ("1+1", "2+1")])
-    group = judge.groups([prompt], [tree], 1)[0]
-    texts = judge.texts(tree)
+    group = grader.groups([prompt], [tree], 1)[0]
+    texts = grader.texts(tree)
     assert not group.correct_L.any()
     assert group.reward_L.tolist() == [0.25 if text.startswith("1") else 0.0 for text in texts]
 

@@ -334,7 +334,7 @@ def test_a_failure_removes_only_a_folder_that_it_made(monkeypatch: pytest.Monkey
     def fails(*_: object) -> None:
         raise UserError("it does not work")
 
-    monkeypatch.setattr("brorl.assemble.evaluation.load_respondent", fails)
+    monkeypatch.setattr("brorl.assemble.evaluation.load_evaluated_model", fails)
     Path("mine").mkdir()
     assert "it does not work" in outcome_of_failure("mine")
     assert "it does not work" in outcome_of_failure("new")

@@ -129,7 +129,7 @@ def test_a_group_holds_every_rollout_that_its_prompt_was_given(rng: Rng) -> None
 
 def test_no_response_of_a_prompt_is_verified_twice(rng: Rng) -> None:
     _, one, collected, _ = collected_once(rng, per_step=30)
-    verifier = one.judge.verifiers["coins"]
+    verifier = one.grader.verifiers["coins"]
     assert isinstance(verifier, CountingVerifier)
     assert set(verifier.asked.values()) == {1}
     assert len(verifier.asked) == sum(int(g.tree.finished.sum()) for g in collected.groups)

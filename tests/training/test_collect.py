@@ -206,7 +206,7 @@ def test_message_names_the_cause(verdict: Verdict, finished: bool, cause: str) -
 
     one = collector(CutEngine([3] * 40))
     with pytest.raises(NoMixedGroupsError, match=cause):
-        replace(one, grader=replace(one.judge, verifiers={"scripted": OneVerdict()})).collect(1, [], Stopwatch())
+        replace(one, grader=replace(one.grader, verifiers={"scripted": OneVerdict()})).collect(1, [], Stopwatch())
 
 
 def test_tries_count_rounds_in_a_row() -> None:

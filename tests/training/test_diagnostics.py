@@ -68,7 +68,7 @@ def diagnostics(model: PreTrainedModel, **changes: Any) -> Diagnostics:
     return Diagnostics(**{
         "engine": engine,
         "learner": TreeLearner(model, SETTINGS),
-        "judge": Grader({"letters": LengthVerifier()}, decode, RewardShaping()),
+        "grader": Grader({"letters": LengthVerifier()}, decode, RewardShaping()),
         "sampling": SamplingParams(temperature=TEMPERATURE, max_new_tokens=4),
         "fixed_size": True,
         "certificate_every": 5,
