@@ -46,7 +46,8 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from brorl.prompts.prompt import Prompt
     from brorl.rollout.native.engine import NativeEngine
     from brorl.sampling import SamplingParams
-    from brorl.training.tree_learner import LearnerSettings, TreeLearner
+    from brorl.training.learner import LearnerSettings
+    from brorl.training.tree_learner import TreeLearner
 
     device = torch.device("cpu")
     options = VARIANTS[variant]
@@ -99,7 +100,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
         reset_peak(device)
         learner.step(groups, advantages, seed=step)
         learned = max(learned, peak_bytes(device) - before)
-        engine.load_weights(learner.weights())
+        engine.load_weights(learner.weights(), version=0)
     bytes_in_use(device)
     return {
         "model": name, "variant": variant, "parameters": sum(p.numel() for p in model.parameters()),

@@ -18,7 +18,8 @@ from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.tree_learner import LearnerSettings, TreeLearner
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from brorl.verify.domains.countdown import CountdownVerifier
 from brorl.verify.grade import grade
@@ -105,7 +106,7 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
         for prompt, tree, vs in zip(prompts, trees, graded, strict=True)
     ]
     update = step.learner.step(groups, grpo(groups), seed)
-    step.engine.load_weights(step.learner.weights())
+    step.engine.load_weights(step.learner.weights(), version=0)
     times.append(time.perf_counter())
     cpu_seconds = time.process_time() - cpu_start
     names = ("generation", "verification", "training")

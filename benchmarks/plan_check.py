@@ -49,10 +49,11 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
         gc.collect()
         run, state = build(second, steps)
         gc.collect()
-        before = bytes_in_use(run.model.device)
-        reset_peak(run.model.device)
+        device = next(iter(run.algorithm.learner.weights()))[1].device
+        before = bytes_in_use(device)
+        reset_peak(device)
         train(run, state)
-        peak = peak_bytes(run.model.device)
+        peak = peak_bytes(device)
         records = [r for r in RunDirectory(Path(second)).read_metrics() if r["step"] > 2]
     total = {n: sum(r["sampling"][n] for r in records) for n in ("groups", "unique_tokens", "sampled_tokens")}
     phases = sorted({n for r in records for n in r["seconds"]})

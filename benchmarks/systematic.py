@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.policy_loss import node_weights
-from brorl.assemble.run import build_engine, prepare
+from brorl.assemble.engine import build_engine
+from brorl.assemble.run import build_model, prepare
 from brorl.config.reading import make_config, read_recipe
 from brorl.model.logprobs import tree_logprobs
 from brorl.prompts.prompt import Prompt
@@ -87,7 +88,7 @@ def load(model: str, num_prompts: int) -> Workload:
     """Load the model and choose training prompts of the recipe at random."""
     config = make_config(read_recipe("quickstart"), {"device": "cpu"}, "quickstart")
     ready = prepare(config, model)
-    _, engine = build_engine(config, ready)
+    engine = build_engine(config, ready.source, build_model(config, ready), ready.tokenizer)
     train = ready.prompts.train.take(ready.prompts.train.num_prompts)
     chosen = np.random.default_rng(0).choice(len(train), num_prompts, replace=False)
     return Workload(engine, [train[i] for i in chosen], ready.grader.decode, config.sampling.max_new_tokens)

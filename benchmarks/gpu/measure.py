@@ -30,7 +30,8 @@ from brorl.model.logprobs import chunk_logprobs
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.tree_learner import LearnerSettings, TreeLearner
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 
 NO_END_TOKEN = 10**9

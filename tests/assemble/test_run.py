@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from brorl.algorithms.groups import Group
 from brorl.assemble.data import build_questions
-from brorl.assemble.run import build_engine, build_run, prepare
+from brorl.assemble.run import build_model, build_run, prepare
 from brorl.assemble.settings import build_advantages, build_learner_settings, build_policy_loss
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
@@ -21,6 +21,7 @@ from brorl.errors import UserError
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
+from brorl.training.collect import Collector
 from brorl.tree import RolloutTree
 from run_support import save_tiny_model
 
@@ -149,9 +150,9 @@ def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_dtype_of_the_trained_weights(tiny: Path, dtype: str) -> None:
     settings = config(tiny, dtype=dtype)
-    loaded, _ = build_engine(settings, prepare(settings, str(tiny)))
+    model = build_model(settings, prepare(settings, str(tiny)))
     expected = torch.float64 if dtype == "float64" else torch.float32
-    assert {p.dtype for p in loaded.model.parameters()} == {expected}
+    assert {p.dtype for p in model.parameters()} == {expected}
 
 
 def test_training_and_held_out_prompts_share_no_numbers(tiny: Path) -> None:
@@ -172,19 +173,21 @@ def test_run_has_the_parts_of_its_config(tiny: Path, tmp_path: Path) -> None:
     given |= {"evaluation.every": 6, "prompts_per_step": 7, "rollouts_per_prompt": 11, "optimizer.mini_batches": 2}
     given |= {"dynamic_sampling.enabled": False, "dynamic_sampling.max_tries": 13}
     run, state = build_run(config(tiny, **given), RunDirectory(tmp_path), lambda _: None)
-    assert (run.steps, run.checkpoint_every, run.keep_checkpoints, run.store_rollouts_every) == (9, 4, 2, 3)
-    assert (run.evaluate_every, run.seed, run.collector.seed) == (6, 5, 5)
-    collector = run.collector
+    schedule, collector = run.schedule, run.algorithm.source
+    assert isinstance(collector, Collector)
+    assert (schedule.steps, schedule.checkpoint_every, schedule.store_rollouts_every) == (9, 4, 3)
+    assert (schedule.evaluate_every, run.outputs.keep_checkpoints) == (6, 2)
+    assert (run.algorithm.seed, collector.seed) == (5, 5)
     assert (collector.prompts_per_step, collector.rollouts_per_prompt) == (7, 11)
     assert (collector.dynamic_sampling, collector.max_tries) == (False, 13)
     assert (state.step, state.carried) == (0, ())
-    assert run.benchmark is not None
-    assert len(run.benchmark.prompts) == 3
+    assert run.measurements.benchmark is not None
+    assert len(run.measurements.benchmark.prompts) == 3
 
 
 def test_no_held_out_prompts_no_benchmark(tiny: Path, tmp_path: Path) -> None:
     run, _ = build_run(config(tiny, **{"evaluation.num_prompts": 0}), RunDirectory(tmp_path), lambda _: None)
-    assert run.benchmark is None
+    assert run.measurements.benchmark is None
 
 
 def changed(source: Path, target: Path, **changes: Any) -> Path:

@@ -3,14 +3,13 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pyarrow import parquet
-from torch import Tensor
 
 from brorl.errors import StorageError, UserError
 from brorl.evaluation.evaluate import EvaluatedModel, PartProgress, evaluate_parts
@@ -45,9 +44,6 @@ class RandomEngine:
             finished = [len(r) < 3 for r in rollouts]
             trees.append(RolloutTree.from_responses(prompt, rollouts, logprobs, finished))
         return trees
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        raise AssertionError(f"an evaluation changes no weights, not {weights}")
 
 
 class SumVerifier:

@@ -18,7 +18,8 @@ from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams
-from brorl.training.tree_learner import LearnerSettings, TreeLearner
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
 from run_support import save_tiny_model
 from small_models import (
     ARCHITECTURES,
@@ -229,7 +230,7 @@ def trained_losses(model: PreTrainedModel, settings: LearnerSettings) -> list[fl
         shares.append(float((wanted * tree.leaf_count).sum() / tree.num_rollouts))
         group = Group(Prompt("id", "text", (3, 4, 5), "", "domain"), tree, wanted > 0, wanted)
         learner.step([group], [wanted - shares[-1]], seed=0)
-        engine.load_weights(learner.weights())
+        engine.load_weights(learner.weights(), version=step + 1)
     return shares
 
 

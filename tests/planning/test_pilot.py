@@ -28,8 +28,8 @@ from brorl.prompts.stream import PromptStream
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
+from brorl.training.learner import LearnerSettings
 from brorl.training.stopwatch import Stopwatch
-from brorl.training.tree_learner import LearnerSettings
 from brorl.tree import RolloutTree
 from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict
@@ -313,7 +313,7 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     share, per_step, steps = 0.35, 6, 300
 
     class Coins:
-        rounds = 0
+        rounds, version = 0, 0
 
         def sample(self, asked: Sequence[Sequence[int]], *_: object) -> list[RolloutTree]:
             self.rounds += 1
@@ -325,11 +325,10 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
         engine=engine, stream=parts.stream, grader=parts.grader, sampling=parts.sampling,
         rollouts_per_prompt=2, prompts_per_step=per_step, dynamic_sampling=True, max_tries=1000, seed=0,
     )  # fmt: skip
-    carried: list[Group] = []
     rounds, sampled = [], 0
     for step in range(steps):
         before = engine.rounds
-        _, carried, collected = collector.collect(step, carried, Stopwatch())
+        collected = collector.next_groups(step).sampled
         rounds.append(engine.rounds - before)
         sampled += len(collected.groups)
     error = np.std(rounds) / np.sqrt(steps) + np.std(rounds) / np.sqrt(64 * 24)

@@ -22,8 +22,9 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
 from brorl.theory.allocation import AdaptiveAllocation
-from brorl.training.collect import Collected, Collector, NoMixedGroupsError
-from brorl.training.stopwatch import Stopwatch
+from brorl.training.collect import Collector
+from brorl.training.collected import Collected
+from brorl.training.source import NoMixedGroupsError, SourceState
 from brorl.tree import RolloutTree
 from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict
@@ -56,8 +57,11 @@ class CoinEngine:
         self.rollouts.setdefault(prompt, []).append(drawn)
         return tree_of(prompt, drawn)
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        raise AssertionError(f"collecting loads no weights, not {weights}")
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        raise AssertionError(f"collecting loads no weights, not {weights} of version {version}")
+
+    def row_costs(self, max_rows: int, max_tokens: int) -> None:
+        raise AssertionError(f"collecting needs no costs, not of {max_rows} rows of {max_tokens} tokens")
 
 
 class CountingVerifier:
@@ -92,9 +96,15 @@ def collector(
         dynamic_sampling=True,
         max_tries=100,
         seed=0,
-        widening=AdaptiveAllocation(maximum, mean),
+        adaptive=AdaptiveAllocation(maximum, mean),
     )
     return replace(made, **changes)
+
+
+def collect(one: Collector, step: int) -> tuple[list[Group], list[Group], Collected]:
+    """Return the groups of a step, those that wait afterwards, and everything that was sampled."""
+    batch = one.next_groups(step)
+    return batch.groups, list(one.state().waiting), batch.sampled
 
 
 def collected_once(rng: Rng, **settings: Any) -> tuple[CoinEngine, Collector, Collected, list[Group]]:
@@ -102,21 +112,20 @@ def collected_once(rng: Rng, **settings: Any) -> tuple[CoinEngine, Collector, Co
     pass_rates = np.where(rng.random(600) < 0.2, rng.integers(0, 2, 600), rng.beta(0.3, 1.5, 600))
     engine = CoinEngine(pass_rates.tolist())
     one = collector(engine, **settings)
-    groups, surplus, collected = one.collect(1, [], Stopwatch())
+    groups, surplus, collected = collect(one, 1)
     assert len({g.prompt.id for g in collected.groups}) == len(collected.groups)
     return engine, one, collected, groups + surplus
 
 
 def test_a_group_holds_every_rollout_that_its_prompt_was_given(rng: Rng) -> None:
     engine, _, collected, kept = collected_once(rng, per_step=30)
-    assert len(collected.groups) == len(engine.rollouts) == len(collected.verdicts) == len(collected.widened)
-    assert any(collected.widened)
-    assert not all(collected.widened)
-    for group, verdicts, widened in zip(collected.groups, collected.verdicts, collected.widened, strict=True):
+    assert len(collected.groups) == len(engine.rollouts) == len(collected.verdicts)
+    num_calls = [len(engine.rollouts[g.prompt.token_ids[0]]) for g in collected.groups]
+    assert 0 < sum(calls > 1 for calls in num_calls) == collected.summary()["groups_widened"] < len(num_calls)
+    for group, verdicts in zip(collected.groups, collected.verdicts, strict=True):
         calls = engine.rollouts[group.prompt.token_ids[0]]
         drawn = [rollout for call in calls for rollout in call]
         assert group.tree == tree_of(group.prompt.token_ids[0], drawn)
-        assert widened == (len(calls) > 1)
         correct = [
             done and r[0] == RIGHT for (r, _), done in zip(group.tree.responses(), group.tree.finished, strict=True)
         ]
@@ -188,16 +197,17 @@ def test_summary_counts_what_was_widened(rng: Rng) -> None:
 
 
 def test_fixed_n_has_none_of_it(rng: Rng) -> None:
-    engine, _, collected, _ = collected_once(rng, per_step=10, widening=None)
+    engine, _, collected, _ = collected_once(rng, per_step=10, adaptive=None)
     assert {size for size, _, _ in engine.calls} == {4}
-    assert collected.widened == [False] * len(collected.groups)
     assert not {"adaptive", "pilot_rollouts", "mean_rollouts", "groups_widened"} & set(collected.summary())
 
 
 def test_a_step_that_lives_on_what_was_carried_has_a_summary(rng: Rng) -> None:
     engine, one, _, kept = collected_once(rng, per_step=8)
     calls = len(engine.calls)
-    groups, _, collected = replace(one, prompts_per_step=len(kept)).collect(2, kept, Stopwatch())
+    full = replace(one, prompts_per_step=len(kept))
+    full.load_state(SourceState(waiting=tuple(kept)))
+    groups, _, collected = collect(full, 2)
     assert groups == kept
     assert len(engine.calls) == calls
     assert collected.summary()["mean_rollouts"] == collected.summary()["max_rollouts"] == 0
@@ -208,7 +218,7 @@ def test_as_many_groups_become_informative_as_the_pass_rates_say(rng: Rng) -> No
     pass_rates = rng.choice([0.01, 0.03, 0.2, 0.9, 0.99], 500)
     engine = CoinEngine(pass_rates.tolist())
     one = collector(engine, mean=32, maximum=32, per_step=500, dynamic_sampling=False, seed=int(rng.integers(2**32)))
-    _, _, collected = one.collect(1, [], Stopwatch())
+    _, _, collected = collect(one, 1)
     p = pass_rates * 2 / 3  # a third of the right answers is cut off
     chance_G = 1 - (1 - p) ** 32 - p**32
     mixed = sum(0 < g.num_correct < g.tree.num_rollouts for g in collected.groups)
@@ -223,7 +233,7 @@ def test_share_of_correct_rollouts_is_biased_as_documented(rng: Rng) -> None:
     p, doublings = 0.03 * 2 / 3, (4, 8, 16)
     engine = CoinEngine([0.03] * 600)
     one = collector(engine, mean=32, maximum=32, per_step=600, dynamic_sampling=False, seed=int(rng.integers(2**32)))
-    _, _, collected = one.collect(1, [], Stopwatch())
+    _, _, collected = collect(one, 1)
     shares = [g.num_correct / g.tree.num_rollouts for g in collected.groups]
     expected = p * (1 + sum((1 - p) ** n for n in doublings) / 2)
     # Second moment: a block of m rollouts that ends at N = n + m (the pilot: n = 0), if nothing came before.
@@ -237,7 +247,7 @@ def test_share_of_correct_rollouts_is_biased_as_documented(rng: Rng) -> None:
 
 def test_message_when_nothing_is_mixed_names_the_limits_to_raise() -> None:
     with pytest.raises(NoMixedGroupsError, match=r"no rollout was correct.*adaptive\.max_rollouts"):
-        collector(CoinEngine([0.0] * 10), max_tries=2).collect(1, [], Stopwatch())
+        collect(collector(CoinEngine([0.0] * 10), max_tries=2), 1)
 
 
 def config(**overrides: Any) -> TrainConfig:

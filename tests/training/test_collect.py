@@ -14,8 +14,9 @@ from brorl.algorithms.rewards import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
-from brorl.training.collect import Collector, NoMixedGroupsError
-from brorl.training.stopwatch import Stopwatch
+from brorl.training.collect import Collector
+from brorl.training.collected import Collected
+from brorl.training.source import NoMixedGroupsError, SourceState
 from brorl.tree import RolloutTree
 from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict
@@ -27,7 +28,10 @@ RIGHT, WRONG, END = 7, 8, 9
 class ScriptedEngine:
     """Gives the i-th prompt that it is ever asked for as many correct rollouts as the script says."""
 
+    stop_token_ids = (END,)
+
     def __init__(self, num_correct: Iterable[int]) -> None:
+        self.version = 0
         self._num_correct = iter(num_correct)
         self.calls: list[tuple[int, int]] = []  # prompts and seed of each call
         self.trees: list[tuple[RolloutTree, int]] = []  # every tree with its number of correct rollouts
@@ -46,8 +50,12 @@ class ScriptedEngine:
             self.trees.append((trees[-1], correct))
         return trees
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        raise AssertionError(f"collecting loads no weights, not {weights}")
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        assert not list(weights)
+        self.version = version
+
+    def row_costs(self, max_rows: int, max_tokens: int) -> None:
+        raise AssertionError(f"collecting needs no costs, not of {max_rows} rows of {max_tokens} tokens")
 
 
 class RightVerifier:
@@ -77,15 +85,23 @@ def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True
     )
 
 
+def collect(one: Collector, step: int) -> tuple[list[Group], list[Group], Collected]:
+    """Return the groups of a step, those that wait afterwards, and everything that was sampled."""
+    batch = one.next_groups(step)
+    waiting = list(one.state().waiting)
+    assert batch.num_waiting == len(waiting)
+    return batch.groups, waiting, batch.sampled
+
+
 def test_refills_until_the_step_is_full() -> None:
     engine = ScriptedEngine([0, 3, 6, 0, 0, 6, 2, 1, 5, 4, 3, 3, 3])
-    groups, surplus, collected = collector(engine).collect(1, [], Stopwatch())
+    groups, surplus, collected = collect(collector(engine), 1)
     assert [g.num_correct for g in groups + surplus] == [c for _, c in engine.trees if 0 < c < NUM_ROLLOUTS]
     assert len(groups) == 4
     assert collected.rounds == len(engine.calls) > 1
     assert len(collected.groups) == len(engine.trees)  # kept or not
-    assert collected.all_correct == sum(c == NUM_ROLLOUTS for _, c in engine.trees)
-    assert collected.mixed == len(groups) + len(surplus)
+    assert collected.summary()["groups_all_correct"] == sum(c == NUM_ROLLOUTS for _, c in engine.trees)
+    assert collected.num_mixed == len(groups) + len(surplus)
 
 
 def test_every_round_is_reported_when_it_begins() -> None:
@@ -105,14 +121,14 @@ def test_every_round_is_reported_when_it_begins() -> None:
         reports.clear()
         sampled_before.clear()
         first, before = len(engine.trees), len(carried)
-        _, carried, _ = one.collect(step, carried, Stopwatch())
+        _, carried, _ = collect(one, step)
         found = [before + sum(c == 3 for _, c in engine.trees[first:at]) for at in sampled_before]
         assert reports == [Round(step, number, groups, 4) for number, groups in enumerate(found, 1)]
 
 
 def test_no_more_is_sampled_than_a_step_needs_when_all_groups_are_mixed() -> None:
     engine = ScriptedEngine([3] * 4)
-    groups, surplus, _ = collector(engine).collect(1, [], Stopwatch())
+    groups, surplus, _ = collect(collector(engine), 1)
     assert len(groups) == 4
     assert not surplus
     assert [number for number, _ in engine.calls] == [4]
@@ -128,7 +144,7 @@ def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int) -> Non
     carried, trained, ever_carried = [], [], 0
     for step in range(1, 31):
         before = list(carried)
-        groups, carried, collected = one.collect(step, carried, Stopwatch())
+        groups, carried, collected = collect(one, step)
         assert len(groups) == per_step
         assert groups[: len(before)] == before[:per_step]  # the oldest first
         trained += groups
@@ -144,9 +160,11 @@ def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int) -> Non
 
 def test_surplus_that_fills_a_step_samples_nothing() -> None:
     engine = ScriptedEngine([3] * 8)
-    carried, _, _ = collector(engine, per_step=8).collect(1, [], Stopwatch())
+    carried, _, _ = collect(collector(engine, per_step=8), 1)
     engine.calls.clear()
-    groups, surplus, collected = collector(engine, per_step=3).collect(2, carried, Stopwatch())
+    one = collector(engine, per_step=3)
+    one.load_state(SourceState(waiting=tuple(carried)))
+    groups, surplus, collected = collect(one, 2)
     assert groups == carried[:3]
     assert surplus == carried[3:]
     assert not engine.calls
@@ -158,9 +176,12 @@ def test_surplus_that_fills_a_step_samples_nothing() -> None:
 def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() -> None:
     engine = ScriptedEngine([3, 0, 0, 6] + [0] * 100)
     with pytest.raises(NoMixedGroupsError, match=r"in 3 rounds in a row \(no rollout was correct\)") as caught:
-        collector(engine, max_tries=3).collect(1, [], Stopwatch())
-    assert [g.num_correct for g in caught.value.kept] == [3]
-    assert caught.value.kept[0].tree is engine.trees[0][0]
+        collect(one := collector(engine, max_tries=3), 1)
+    (kept,) = one.state().waiting
+    assert kept.num_correct == 3
+    assert kept.tree is engine.trees[0][0]
+    assert one.state().attempts == 1
+    assert caught.value.collected.rounds == len(engine.calls)
     assert len(engine.calls) == 1 + 3
     assert "rollouts_per_prompt" in str(caught.value)
 
@@ -174,7 +195,7 @@ def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() 
 )
 def test_message_says_why_nothing_is_mixed(script: list[int], state: str) -> None:
     with pytest.raises(NoMixedGroupsError, match=state):
-        collector(ScriptedEngine(script)).collect(1, [], Stopwatch())
+        collect(collector(ScriptedEngine(script)), 1)
 
 
 @pytest.mark.parametrize(
@@ -206,30 +227,30 @@ def test_message_names_the_cause(verdict: Verdict, finished: bool, cause: str) -
 
     one = collector(CutEngine([3] * 40))
     with pytest.raises(NoMixedGroupsError, match=cause):
-        replace(one, grader=replace(one.grader, verifiers={"scripted": OneVerdict()})).collect(1, [], Stopwatch())
+        collect(replace(one, grader=replace(one.grader, verifiers={"scripted": OneVerdict()})), 1)
 
 
 def test_tries_count_rounds_in_a_row() -> None:
     """One mixed group starts the count afresh: there are more than `max_tries` rounds without one in all."""
     script = ([0] * 8 + [3, 0, 0, 0]) * 4
     engine = ScriptedEngine(script)
-    groups, _, collected = collector(engine, max_tries=3).collect(1, [], Stopwatch())
+    groups, _, collected = collect(collector(engine, max_tries=3), 1)
     assert len(groups) == 4
     assert collected.rounds - 4 > 3
 
 
 def test_without_dynamic_sampling_every_group_is_kept() -> None:
     engine = ScriptedEngine([0, 6, 0, 3])
-    groups, surplus, collected = collector(engine, dynamic=False).collect(1, [], Stopwatch())
+    groups, surplus, collected = collect(collector(engine, dynamic=False), 1)
     assert [g.num_correct for g in groups] == [0, 6, 0, 3]
     assert not surplus
     assert collected.rounds == 1
-    assert collected.mixed == 1
+    assert collected.num_mixed == 1
 
 
 def test_summary_counts_rollouts_not_responses() -> None:
     engine = ScriptedEngine([0, 6, 4, 3])
-    _, _, collected = collector(engine, dynamic=False).collect(1, [], Stopwatch())
+    _, _, collected = collect(collector(engine, dynamic=False), 1)
     rollouts = [  # length and correctness of each single rollout
         rollout for correct in (0, 6, 4, 3) for rollout in [(2, 1)] * correct + [(3, 0)] * (NUM_ROLLOUTS - correct)
     ]
@@ -264,7 +285,7 @@ def test_summary_counts_what_dynamic_sampling_throws_away() -> None:
     ever_carried = 0
     for step in range(1, 31):
         first = len(engine.trees)
-        _, carried, collected = one.collect(step, carried, Stopwatch())
+        _, carried, collected = collect(one, step)
         ever_carried += len(carried)
         dropped = [c for _, c in engine.trees[first:] if c in (0, NUM_ROLLOUTS)]
         lengths = [length for c in dropped for length in [2] * c + [3] * (NUM_ROLLOUTS - c)]
@@ -273,3 +294,58 @@ def test_summary_counts_what_dynamic_sampling_throws_away() -> None:
         assert summary["sampled_tokens_dropped"] == sum(lengths)
         assert summary["unique_tokens_dropped"] == sum(2 if c else 3 for c in dropped)
     assert ever_carried
+
+
+def test_a_group_has_the_version_of_the_weights_that_sampled_it() -> None:
+    """Also while it waits for later steps, whose weights are newer."""
+    chance = np.random.default_rng()
+    engine = ScriptedEngine([int(c) for c in chance.choice([0, 3, 3], 400)])
+    one, sampled_at, waited = collector(engine, max_tries=100), {}, 0
+    for step in range(1, 21):
+        groups, waiting, collected = collect(one, step)
+        sampled_at |= {id(g.tree): step - 1 for g in collected.groups}
+        assert [g.version for g in groups + waiting] == [sampled_at[id(g.tree)] for g in groups + waiting]
+        waited += sum(g.version < step - 1 for g in groups)
+        one.publish([], step)
+    assert waited
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_step_that_is_undone_is_sampled_again(found: bool) -> None:
+    """With the same prompts and seeds, whether it found its groups or not."""
+    chance = np.random.default_rng()
+    first = [3] * 4 + [int(c) for c in chance.choice([0, 0, 3], 40)] if found else [3, 3] + [0] * 40
+    one = collector(
+        engine := ScriptedEngine([0, 3, 3, 3, 3, 3, 3, 3] + first + [3] * 400), max_tries=100 if found else 2
+    )
+    collect(one, 1)
+    one.publish([], 1)
+    one.rewind()  # nothing to undo
+    before, calls = one.state(), len(engine.calls)
+    if found:
+        collect(one, 2)
+    else:
+        with pytest.raises(NoMixedGroupsError):
+            collect(one, 2)
+    undone = engine.calls[calls:]
+    one.rewind()
+    assert one.state() == before
+    again = len(engine.calls)
+    collect(one, 2)
+    assert engine.calls[again] == undone[0]
+
+
+def test_only_groups_that_wait_are_given_old_logprobs() -> None:
+    engine = ScriptedEngine([3] * 40)
+    asked: list[list[Group]] = []
+
+    def keep(groups: Sequence[Group]) -> list[Group]:
+        asked.append(list(groups))
+        return [replace(g, old_logprob_M=np.zeros(g.tree.num_unique_tokens)) for g in groups]
+
+    one = replace(collector(engine, per_step=3), keep_old_logprobs=keep)
+    one.load_state(SourceState(waiting=tuple(collect(collector(engine, per_step=8), 1)[0])))
+    groups, waiting, _ = collect(one, 2)
+    assert [g.old_logprob_M is None for g in groups] == [True] * 3
+    assert [g.old_logprob_M is None for g in waiting] == [False] * 5
+    assert [g.tree for g in waiting] == [g.tree for g in asked[0]]

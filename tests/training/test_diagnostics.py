@@ -21,7 +21,8 @@ from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.theory.coverage import leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.training.diagnostics import Diagnostics, coverage_record
-from brorl.training.tree_learner import LearnerSettings, TreeLearner
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict
@@ -66,7 +67,7 @@ def groups_of(rng: np.random.Generator, sizes: Sequence[int]) -> list[Group]:
 def diagnostics(model: PreTrainedModel, **changes: Any) -> Diagnostics:
     engine = NativeEngine(model, EOS)
     return Diagnostics(**{
-        "engine": engine,
+        "sampler": engine,
         "learner": TreeLearner(model, SETTINGS),
         "grader": Grader({"letters": LengthVerifier()}, decode, RewardShaping()),
         "sampling": SamplingParams(temperature=TEMPERATURE, max_new_tokens=4),

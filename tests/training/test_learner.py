@@ -18,7 +18,8 @@ from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.training.tree_learner import LearnerSettings, TreeLearner
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 

@@ -21,9 +21,9 @@ from brorl.algorithms.kl import KLPenalty
 from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
-from brorl.training.learner import Update
+from brorl.training.learner import LearnerSettings, Update
 from brorl.training.mini_batch import choose_trained
-from brorl.training.tree_learner import LearnerSettings, TreeLearner
+from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from small_models import (
     assert_same_gradients,

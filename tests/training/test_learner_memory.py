@@ -16,7 +16,8 @@ from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.errors import OutOfMemoryError, UserError
 from brorl.prompts.prompt import Prompt
 from brorl.training.chunk_size import LEAST_NODES
-from brorl.training.tree_learner import LearnerSettings, TreeLearner
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
 from small_models import assert_same_gradients, gradients, random_tree, small_model
 
 SETTINGS = LearnerSettings(learning_rate=1e-3, max_nodes=128, max_grad_norm=1e9)

@@ -8,7 +8,7 @@ run over the N rollouts of the group, and all standard deviations divide by the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from brorl.algorithms.groups import Group
 
 FloatArray = NDArray[np.float64]
+NormaliseOver = Literal["trajectories", "tokens"]
 _SMALL = 1e-8
 
 
-def reinforce_pp_baseline(
-    groups: Sequence[Group], normalise_over: Literal["trajectories", "tokens"] = "trajectories"
-) -> list[FloatArray]:
+def reinforce_pp_baseline(groups: Sequence[Group], normalise_over: NormaliseOver = "trajectories") -> list[FloatArray]:
     """REINFORCE++-baseline: reward minus the group's mean, then normalised over the whole batch.
 
         a_i = x_i - mean(x),   A_i = (a_i - mean_batch(a)) / (std_batch(a) + 1e-8)
@@ -37,7 +36,7 @@ def reinforce_pp_baseline(
     Source: REINFORCE++ (arXiv 2501.03262, its baseline variant); BroRL (arXiv 2510.01180), section 4.
     """
     centred = [group.reward_L - _mean(group.reward_L, group) for group in groups]
-    weights = [group.tree.leaf_count * (group.tree.length if normalise_over == "tokens" else 1) for group in groups]
+    weights = [_batch_weights(group, normalise_over) for group in groups]
     value, weight = np.concatenate(centred), np.concatenate(weights).astype(np.float64)
     mean = np.average(value, weights=weight)
     std = np.sqrt(np.average((value - mean) ** 2, weights=weight))
@@ -80,6 +79,17 @@ def rloo(groups: Sequence[Group]) -> list[FloatArray]:
             raise ValueError("RLOO needs at least 2 rollouts per prompt")
         advantages.append((group.reward_L - _mean(group.reward_L, group)) * (num_rollouts / (num_rollouts - 1)))
     return advantages
+
+
+def _batch_weights(group: Group, normalise_over: NormaliseOver) -> NDArray[np.int64]:
+    """Return the weight of each distinct response in the batch statistics, shape [L]."""
+    match normalise_over:
+        case "trajectories":
+            return group.tree.leaf_count
+        case "tokens":
+            return group.tree.leaf_count * group.tree.length
+        case _:
+            assert_never(normalise_over)
 
 
 def _mean(value_L: FloatArray, group: Group) -> float:

@@ -8,7 +8,7 @@ and in any number of parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,13 @@ def response_weights(tree: RolloutTree, aggregation: Aggregation) -> NDArray[np.
     Returns:
         Weights, shape [L]; counts are not applied.
     """
-    return 1.0 / tree.length if aggregation == "sequence_mean" else np.ones(tree.num_responses)
+    match aggregation:
+        case "sequence_mean":
+            return 1.0 / tree.length
+        case "token_mean" | "constant":
+            return np.ones(tree.num_responses)
+        case _:
+            assert_never(aggregation)
 
 
 def loss_denominator(
@@ -51,11 +57,17 @@ def loss_denominator(
         constant: Dr. GRPO (arXiv 2503.20783).
     """
     counts = [t.leaf_count * t.finished if mask_truncated else t.leaf_count for t in trees]
-    if aggregation == "token_mean":
-        return max(1, sum(int(count_L @ t.length) for count_L, t in zip(counts, trees, strict=True)))
     num_rollouts = max(1, sum(int(count_L.sum()) for count_L in counts))
-    if aggregation == "sequence_mean":
-        return num_rollouts
-    if max_new_tokens is None:
-        raise ValueError("the constant aggregation divides by rollouts times max_new_tokens; give max_new_tokens")
-    return num_rollouts * max_new_tokens
+    match aggregation:
+        case "token_mean":
+            return max(1, sum(int(count_L @ t.length) for count_L, t in zip(counts, trees, strict=True)))
+        case "sequence_mean":
+            return num_rollouts
+        case "constant":
+            if max_new_tokens is None:
+                raise ValueError(
+                    "the constant aggregation divides by rollouts times max_new_tokens; give max_new_tokens"
+                )
+            return num_rollouts * max_new_tokens
+        case _:
+            assert_never(aggregation)

@@ -22,6 +22,7 @@ class Group:
         reward_L: Reward of each distinct response, shape [L].
         old_logprob_M: Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape
             [M]. None while the learner still holds these weights, and where old log-probs are the engine's.
+        version: Version of the weights that sampled the tree: the number of the step whose update made them.
     """
 
     prompt: Prompt
@@ -29,6 +30,7 @@ class Group:
     correct_L: NDArray[np.bool_]
     reward_L: NDArray[np.float64]
     old_logprob_M: NDArray[np.float64] | None = None
+    version: int = 0
 
     def __post_init__(self) -> None:
         expected = (self.tree.num_responses,)

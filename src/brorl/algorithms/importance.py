@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,13 +108,17 @@ def importance_factors(
         return ImportanceFactors(node_M, response_L)
     log_ratio_M = _log_ratio(tree, old_logprob_M)
     ratio_M = np.exp(log_ratio_M)
-    if correction.mode == "mask":
-        node_M = np.where((ratio_M >= correction.low) & (ratio_M <= correction.high), ratio_M, 0.0)
-    else:
-        node_M = np.minimum(ratio_M, correction.high)
-    if correction.mode == "sequence_mask":
-        mean_L = np.exp(tree.sum_along_paths(log_ratio_M)[tree.leaf] / tree.length)
-        response_L = ((mean_L >= correction.low) & (mean_L <= correction.high)).astype(np.float64)
+    match correction.mode:
+        case "truncate":
+            node_M = np.minimum(ratio_M, correction.high)
+        case "mask":
+            node_M = np.where((ratio_M >= correction.low) & (ratio_M <= correction.high), ratio_M, 0.0)
+        case "sequence_mask":
+            node_M = np.minimum(ratio_M, correction.high)
+            mean_L = np.exp(tree.sum_along_paths(log_ratio_M)[tree.leaf] / tree.length)
+            response_L = ((mean_L >= correction.low) & (mean_L <= correction.high)).astype(np.float64)
+        case _:
+            assert_never(correction.mode)
     return ImportanceFactors(node_M, response_L)
 
 

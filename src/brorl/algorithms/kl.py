@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Literal, get_args
+from typing import Literal, assert_never, get_args
 
 import numpy as np
 import torch
@@ -84,6 +84,8 @@ def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEs
             return log_ratio_K.square() / 2
         case "k3":
             return torch.expm1(-log_ratio_K) + log_ratio_K
+        case _:
+            assert_never(estimator)
 
 
 def penalised_group(

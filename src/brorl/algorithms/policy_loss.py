@@ -14,7 +14,7 @@ multiplied with.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +96,17 @@ class PolicyLossSettings:
             )
         if not 0 <= self.entropy_coefficient < float("inf"):
             raise ValueError(f"the entropy coefficient must be finite and at least 0, got {self.entropy_coefficient}")
+
+    @property
+    def is_of_responses(self) -> bool:
+        """Whether the policy term is a function of whole responses, which needs the log-probs of all nodes first."""
+        match self.kind:
+            case "ppo" | "cispo":
+                return False
+            case "gspo":
+                return True
+            case _:
+                assert_never(self.kind)
 
 
 class NodeWeights(NamedTuple):

@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from brorl.activity import Observe, unobserved
 from brorl.assemble.data import check_prompts
+from brorl.assemble.engine import build_engine
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.run import build_decode
 from brorl.assemble.verification import build_pool, build_verifiers, check_references
@@ -24,13 +25,12 @@ from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from brorl.evaluation.responses import Part, split_into_parts
-from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model, load_tokenizer
+from brorl.model.load import check_vocabulary, choose_device, load_model, load_tokenizer
 from brorl.model.memory_plan import MemoryLine, MemoryPlan, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.prompts.benchmarks import BOXED_TEMPLATE
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, render
-from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.verify.domains.math import MATH_DOMAIN, MathVerifier
 from brorl.verify.verifier import Verifier
@@ -126,8 +126,7 @@ def load_evaluated_model(ready: ReadyEvaluation, observe: Observe = unobserved) 
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
     model = load_model(ready.source, choose_device(config.device), dtype)
     check_vocabulary(ready.source, model, ready.tokenizer)
-    memory_bytes = int(config.engine.memory_gib * 2**30)
-    engine = NativeEngine(model, end_tokens(model, ready.tokenizer), memory_bytes, observe=observe)
+    engine = build_engine(config, ready.source, model, ready.tokenizer, observe)
     respondent = EvaluatedModel(
         engine,
         ready.sampling,

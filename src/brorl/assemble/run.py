@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.assemble.data import Prompts, all_questions, build_prompts, build_questions
+from brorl.assemble.engine import build_engine
 from brorl.assemble.resuming import check_resumable, go_back
 from brorl.assemble.settings import (
     build_advantages,
-    build_budget,
     build_collapse_limits,
     build_learner_settings,
     build_lora,
@@ -35,18 +35,10 @@ from brorl.assemble.verification import build_pool, build_verifiers, check_refer
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
-from brorl.model.load import (
-    LoadedModel,
-    check_vocabulary,
-    choose_device,
-    end_tokens,
-    load_model,
-    load_tokenizer,
-)
+from brorl.model.load import check_vocabulary, choose_device, load_model, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.planning.pilot import PilotParts
-from brorl.rollout.native.engine import NativeEngine
 from brorl.runs.checkpoint import (
     START,
     TrainerState,
@@ -62,8 +54,11 @@ from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics, coverage_record
-from brorl.training.loop import TrainingRun
+from brorl.training.learner import Learner
 from brorl.training.monitor import Monitor
+from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
+from brorl.training.source import SourceState
+from brorl.training.stopwatch import Stopwatch
 from brorl.training.tree_learner import TreeLearner
 from brorl.verify.grade import Grader
 
@@ -153,9 +148,25 @@ def build_run(
     ready = prepare(config, str(checkpoint) if checkpoint else config.model)
     for line in readiness_lines(ready, config):
         say(line)
-    loaded, engine = build_engine(config, ready, observe)
-    num_rollouts, widening = build_rollouts_per_prompt(config)
-    collector = Collector(
+    run = _parts(config, ready, directory, report, say, observe)
+    return run, _restore(run, config, checkpoint)
+
+
+def _parts(
+    config: TrainConfig,
+    ready: Ready,
+    directory: RunDirectory,
+    report: Callable[[Record], None],
+    say: Callable[[str], None],
+    observe: Observe,
+) -> TrainingRun:
+    """Make the parts of a run, before its state is restored."""
+    model = build_model(config, ready, observe)
+    engine = build_engine(config, ready.source, model, ready.tokenizer, observe)
+    learner = TreeLearner(model, build_learner_settings(config, engine.stop_token_ids), say, observe)
+    clock = Stopwatch(observe)
+    num_rollouts, adaptive = build_rollouts_per_prompt(config)
+    source = Collector(
         engine=engine,
         stream=ready.prompts.train,
         grader=ready.grader,
@@ -165,46 +176,34 @@ def build_run(
         dynamic_sampling=config.dynamic_sampling.enabled,
         max_tries=config.dynamic_sampling.max_tries,
         seed=config.seed,
-        widening=widening,
+        adaptive=adaptive,
+        keep_old_logprobs=learner.with_old_logprobs,
+        clock=clock,
         observe=observe,
     )
-    learner = TreeLearner(loaded.model, build_learner_settings(config, engine.stop_token_ids), say, observe)
-    run = TrainingRun(
-        collector=collector,
-        estimate_advantages=build_advantages(config),
+    diagnostics = Diagnostics(
+        sampler=source.sampler,
         learner=learner,
-        engine=engine,
-        diagnostics=Diagnostics(
-            engine=engine,
-            learner=learner,
-            grader=ready.grader,
-            sampling=collector.sampling,
-            fixed_size=config.rollouts_per_prompt != "adaptive",
-            certificate_every=config.diagnostics.certificate_every,
-            held_out_rollouts=config.diagnostics.held_out_rollouts,
-            recompute_old_logprobs=config.recompute_old_logprobs,
-            seed=config.seed,
-        ),
-        schedule=build_schedule(config),
-        reset_optimizer=config.reference.reset_optimizer,
-        watch=Monitor(
-            build_collapse_limits(config), config.collapse.stop, config.evaluation.keep_best, config.evaluation.every
-        ),
-        benchmark=_benchmark(config, ready, observe),
-        evaluate_every=config.evaluation.every,
-        model=loaded.model,
-        tokenizer=loaded.tokenizer,
-        directory=directory,
-        steps=config.steps,
-        budget=build_budget(config),
-        checkpoint_every=config.checkpoint_every,
-        keep_checkpoints=config.keep_checkpoints,
-        store_rollouts_every=config.store_rollouts_every,
+        grader=ready.grader,
+        sampling=source.sampling,
+        fixed_size=adaptive is None,
+        certificate_every=config.diagnostics.certificate_every,
+        held_out_rollouts=config.diagnostics.held_out_rollouts,
+        recompute_old_logprobs=config.recompute_old_logprobs,
         seed=config.seed,
-        report=report,
-        observe=observe,
+        clock=clock,
     )
-    return run, _restore(run, config, checkpoint)
+    collapse = config.collapse
+    monitor = Monitor(
+        build_collapse_limits(config), collapse.stop, config.evaluation.keep_best, config.evaluation.every
+    )
+    return TrainingRun(
+        Algorithm(source, build_advantages(config), learner, config.seed),
+        build_schedule(config),
+        Measurements(diagnostics, _benchmark(config, ready, observe), monitor),
+        Outputs(directory, ready.tokenizer, config.keep_checkpoints, ready.grader, report, observe),
+        clock,
+    )
 
 
 def check_start(config: TrainConfig) -> None:
@@ -245,10 +244,11 @@ def build_pilot_parts(
     config: TrainConfig, ready: Ready, sampling: SamplingParams, observe: Observe = unobserved
 ) -> PilotParts:
     """Load the model and make the parts whose work on a few prompts is measured, with rollouts drawn like this."""
-    loaded, engine = build_engine(config, ready, observe)
+    model = build_model(config, ready, observe)
+    engine = build_engine(config, ready.source, model, ready.tokenizer, observe)
     return PilotParts(
         engine=engine,
-        model=loaded.model,
+        model=model,
         stream=ready.prompts.train,
         grader=ready.grader,
         sampling=sampling,
@@ -271,24 +271,26 @@ def build_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]]
     return decode
 
 
-def build_engine(config: TrainConfig, ready: Ready, observe: Observe = unobserved) -> tuple[LoadedModel, NativeEngine]:
-    """Load the model to train and the engine that samples with it.
+def build_model(config: TrainConfig, ready: Ready, observe: Observe = unobserved) -> PreTrainedModel:
+    """Load the model to train.
 
-    The engine shares the learner's weights, except where all weights are trained with bfloat16: then it has a copy.
+    Args:
+        config: The run's settings.
+        ready: What the model is loaded from, and its tokenizer.
+        observe: Receives the phase.
     """
     observe(Phase("loading", "model"))
-    device = choose_device(config.device)
     lora = build_lora(config)
-    low = config.dtype == "bfloat16"
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16 if lora else torch.float32}
     model = load_model(
-        ready.source, device, dtype[config.dtype], lora, gradient_checkpointing=config.engine.gradient_checkpointing
+        ready.source,
+        choose_device(config.device),
+        dtype[config.dtype],
+        lora,
+        gradient_checkpointing=config.engine.gradient_checkpointing,
     )
     check_vocabulary(ready.source, model, ready.tokenizer)
-    sampler = load_model(ready.source, device, torch.bfloat16) if low and not lora else model
-    memory_bytes = int(config.engine.memory_gib * 2**30)
-    engine = NativeEngine(sampler, end_tokens(model, ready.tokenizer), memory_bytes, observe=observe)
-    return LoadedModel(model, ready.tokenizer), engine
+    return model
 
 
 def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, prompts: Prompts) -> MemoryPlan:
@@ -297,8 +299,8 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     Raises:
         UserError: If what it certainly needs is more than there is.
     """
-    num_rollouts, widening = build_rollouts_per_prompt(config)
-    rollouts = widening.max_rollouts if widening else num_rollouts
+    num_rollouts, adaptive = build_rollouts_per_prompt(config)
+    rollouts = adaptive.max_rollouts if adaptive else num_rollouts
     device = choose_device(config.device)
     plan = plan_memory(
         model_config,
@@ -338,41 +340,43 @@ def _benchmark(config: TrainConfig, ready: Ready, observe: Observe) -> Benchmark
 
 
 def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> TrainerState:
-    """Put the parts into the state of a checkpoint, and the files of the run with them."""
+    """Restore the state of a checkpoint in the parts and the files of a run."""
+    directory, learner, source = run.outputs.directory, run.algorithm.learner, run.algorithm.source
+    benchmark, monitor = run.measurements.benchmark, run.measurements.monitor
     try:
         state = load_state(checkpoint) if checkpoint else START
     except UserError as error:
-        raise UserError(f"{error}; {go_back(run.directory)}") from error
-    if run.steps is not None and state.step > run.steps:
-        raise UserError(f"the run has already made {state.step} steps, but steps = {run.steps}; raise --steps")
+        raise UserError(f"{error}; {go_back(directory)}") from error
+    if config.steps is not None and state.step > config.steps:
+        raise UserError(f"the run has already made {state.step} steps, but steps = {config.steps}; raise --steps")
     if not checkpoint and config.optimizer.from_checkpoint:
-        _take_optimizer(run, config.model)
+        _take_optimizer(learner, config.model)
     try:
         if state.learner is not None:
-            run.learner.load_state_dict(state.learner)
-        if state.stream is not None:
-            run.collector.stream.load_state_dict(state.stream)
-        if run.benchmark is not None and state.held_out not in (None, run.benchmark.fingerprint):
+            learner.load_state_dict(state.learner)
+        source.load_state(SourceState(state.stream, state.carried, state.attempts))
+        if benchmark is not None and state.held_out not in (None, benchmark.fingerprint):
             raise ValueError(
                 "the held-out questions have changed since the run began; restore the data, or start a new run"
             )
     except ValueError as error:  # the data or the model has changed since
-        raise UserError(f"{run.directory.path} cannot be resumed: {error}") from error
+        raise UserError(f"{directory.path} cannot be resumed: {error}") from error
+    source.publish(learner.weights(), version=state.step)
     if state.schedule is not None:
-        run.schedule.load_state_dict(state.schedule)
-    run.directory.rewind(state.step if checkpoint else -1, state.attempts)
-    run.watch.recall(run.directory.read_metrics())
-    if run.watch.best_step is not None:  # a kill may have come before the link
-        mark_best(run.directory.checkpoints, run.watch.best_step)
+        run.schedule.reference.load_state_dict(state.schedule)
+    directory.rewind(state.step if checkpoint else -1, state.attempts)
+    monitor.recall(directory.read_metrics())
+    if monitor.best_step is not None:  # a kill may have come before the link
+        mark_best(directory.checkpoints, monitor.best_step)
     return state
 
 
-def _take_optimizer(run: TrainingRun, model: str) -> None:
-    """Start with the optimizer's state of the checkpoint that the run continues from."""
+def _take_optimizer(learner: Learner, model: str) -> None:
+    """Load the optimizer's state of the checkpoint that the run continues from."""
     try:
         state = read_state(Path(model)).learner
         if state is not None:
-            run.learner.load_optimizer_state(state)
+            learner.load_optimizer_state(state)
     except (UserError, ValueError) as error:
         raise UserError(f"{error}; set optimizer.from_checkpoint: false") from error
 

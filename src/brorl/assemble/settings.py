@@ -19,9 +19,10 @@ from brorl.model.next_token import NextToken
 from brorl.sampling import SamplingParams
 from brorl.theory.allocation import AdaptiveAllocation
 from brorl.training.collapse import CollapseLimits
-from brorl.training.loop import EstimateAdvantages
+from brorl.training.learner import LearnerSettings
 from brorl.training.reference_schedule import ReferenceSchedule
-from brorl.training.tree_learner import LearnerSettings
+from brorl.training.run import EstimateAdvantages
+from brorl.training.schedule import Schedule
 from brorl.verify.response_format import ResponseFormat
 
 
@@ -167,10 +168,22 @@ def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...])
     )
 
 
-def build_schedule(config: TrainConfig) -> ReferenceSchedule:
-    """Return when the reference policy is reset."""
+def build_schedule(config: TrainConfig) -> Schedule:
+    """Return when the run ends, is evaluated and saved, and when the reference policy is reset."""
     reference = config.reference
-    return ReferenceSchedule(reference.reset_every, reference.reset_kl_above, reference.reset_patience)
+    return Schedule(
+        budget=build_budget(config),
+        steps=config.steps,
+        evaluate_every=config.evaluation.every,
+        checkpoint_every=config.checkpoint_every,
+        store_rollouts_every=config.store_rollouts_every,
+        reference=ReferenceSchedule(
+            reference.reset_every,
+            reference.reset_kl_above,
+            reference.reset_patience,
+            clear_optimizer=reference.reset_optimizer,
+        ),
+    )
 
 
 def build_collapse_limits(config: TrainConfig) -> CollapseLimits:

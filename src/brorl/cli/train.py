@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from brorl.config.settings import TrainConfig
     from brorl.console.screen import Screen
     from brorl.runs.run_directory import RunDirectory
-    from brorl.training.loop import TrainingRun
+    from brorl.training.run import TrainingRun
 
 
 def add_parser(commands: Commands, chosen: bool) -> None:
@@ -73,9 +73,9 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
     from brorl.runs.checkpoint import last_checkpoint
     from brorl.runs.run_directory import Record
     from brorl.trackers import open_trackers, require_package
-    from brorl.training.loop import Ending
+    from brorl.training.journal import Reason
     from brorl.training.loop import train as train_run
-    from brorl.training.monitor import is_due
+    from brorl.training.schedule import is_due
     from brorl.training.stop_request import StopRequest
 
     screen.log_to(directory.path / "run.log")
@@ -99,7 +99,8 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
         directory.write_environment(continued_from=_lineage(config))
-        directory.write_held_out(run.benchmark.prompts if run.benchmark else [])
+        benchmark = run.measurements.benchmark
+        directory.write_held_out(benchmark.prompts if benchmark else [])
         progress.recall(directory.read_metrics())
         screen.under_way.start_from(state.step)
         _announce(screen, config, run, state.step)
@@ -119,7 +120,7 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
                 progress.show(record)
                 trackers.log(record)
 
-            ending, message = train_run(replace(run, report=report), state, stop)
+            ending = train_run(replace(run, outputs=replace(run.outputs, report=report)), state, stop)
     except KeyboardInterrupt:
         last = last_checkpoint(directory.checkpoints)
         where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
@@ -129,23 +130,23 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
     again = f"{directory.config_file} --output_dir null"
     few_differ = recipe and isinstance(config.rollouts_per_prompt, int) and config.rollouts_per_prompt > 16
     hints = {
-        Ending.FINISHED: [
+        Reason.FINISHED: [
             f"train longer: brorl resume {directory.path} {_twice_as_long(config)}",
             *([f"see what few rollouts give: brorl train {again} --rollouts_per_prompt 16"] if few_differ else []),
         ],
-        Ending.INTERRUPTED: [f"go on with: {resume}"],
-        Ending.NO_MIXED_GROUPS: [f"try again, with other draws: {resume}"],
-        Ending.COLLAPSED: [f"go on all the same: {resume}"],
-    }[ending]
-    if config.report and ending is not Ending.INTERRUPTED:
+        Reason.INTERRUPTED: [f"go on with: {resume}"],
+        Reason.NO_MIXED_GROUPS: [f"try again, with other draws: {resume}"],
+        Reason.COLLAPSED: [f"go on all the same: {resume}"],
+    }[ending.reason]
+    if config.report and ending.reason is not Reason.INTERRUPTED:
         hints = [*_report(directory), *hints]
-    progress.finish(directory.read_metrics(), directory.path, message, hints)
-    if ending is Ending.NO_MIXED_GROUPS:
+    progress.finish(directory.read_metrics(), directory.path, ending.message, hints)
+    if ending.reason is Reason.NO_MIXED_GROUPS:
         for line in _examples(config, directory):
             screen.say(line, is_command=True)
-    if ending is Ending.NO_MIXED_GROUPS and not any("update" in record for record in directory.read_metrics()):
+    if ending.reason is Reason.NO_MIXED_GROUPS and not any("update" in record for record in directory.read_metrics()):
         return 1  # not one step was made: most likely something is wrong
-    return 130 if ending is Ending.INTERRUPTED else 0
+    return 130 if ending.reason is Reason.INTERRUPTED else 0
 
 
 def _examples(config: TrainConfig, directory: RunDirectory) -> list[str]:
@@ -190,19 +191,21 @@ def _write_config(config: TrainConfig, directory: RunDirectory) -> None:
 def _announce(screen: Screen, config: TrainConfig, run: TrainingRun, step: int) -> None:
     """Say what is about to happen."""
     from brorl.assemble.settings import build_policy_loss
+    from brorl.model.load import choose_device
 
-    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
-    parameters = sum(p.numel() for p in run.model.parameters())
+    learner = run.algorithm.learner
+    trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
     screen.say(
-        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {run.model.device}, "
+        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on "
+        f"{choose_device(config.device)}, "
         f"N = {_rollouts_per_prompt(config)} rollouts x {config.prompts_per_step} prompts a step, "
-        f"{run.collector.stream.num_prompts:,} training prompts"
+        f"{run.algorithm.source.num_prompts:,} training prompts"
     )
     loss = build_policy_loss(config)
     screen.say(
         f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
-        f"{loss.kind} clip {loss.clip_low:g}/{loss.clip_high:g}; run directory {run.directory.path}"
+        f"{loss.kind} clip {loss.clip_low:g}/{loss.clip_high:g}; run directory {run.outputs.directory.path}"
     )
     lineage = _lineage(config)
     if lineage:

@@ -292,6 +292,7 @@ class DiagnosticsConfig(Section):
 class EngineConfig(Section):
     """Memory and threads of the engine and the learner; results stay the same up to rounding."""
 
+    kind: Literal["native"] = Field("native", description="engine that samples: native, the training model itself")
     memory_gib: float = Field(
         4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait their turn"
     )

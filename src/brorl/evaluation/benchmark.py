@@ -13,7 +13,7 @@ from brorl.activity import Observe, Phase, unobserved
 from brorl.evaluation.mean_interval import mean_with_interval
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 from brorl.prompts.prompt import Prompt, fingerprint
-from brorl.rollout.engine import Engine
+from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from brorl.verify.grade import grade
@@ -100,16 +100,16 @@ class Benchmark:
         """Hash of the prompts: scores of other prompts are not to be compared."""
         return fingerprint(self.prompts)
 
-    def evaluate(self, engine: Engine) -> Evaluation:
+    def evaluate(self, sampler: Sampler) -> Evaluation:
         """Sample, verify and summarise."""
-        return self.summarise(self.answer(engine))
+        return self.summarise(self.answer(sampler))
 
-    def answer(self, engine: Engine) -> Answers:
+    def answer(self, sampler: Sampler) -> Answers:
         """Sample and verify."""
         started = perf_counter()
         self.observe(Phase("evaluating"))
         token_ids = [p.token_ids for p in self.prompts]
-        trees = engine.sample(token_ids, self.num_samples, self.sampling, self.seed)
+        trees = sampler.sample(token_ids, self.num_samples, self.sampling, self.seed)
         self.observe(Phase("evaluating", f"verifying {sum(t.num_responses for t in trees):,} distinct responses"))
         verdicts = grade(self.prompts, trees, self.verifiers, self.decode, self.accept_truncated)
         return Answers(trees, verdicts, perf_counter() - started)

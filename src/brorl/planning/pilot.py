@@ -25,11 +25,11 @@ from brorl.planning.pilot_counts import PilotCounts
 from brorl.planning.tree_growth import TreeGrowth, growth_ratios
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.seeds import seed_sequence
+from brorl.training.learner import LearnerSettings
 from brorl.training.stopwatch import Stopwatch
-from brorl.training.tree_learner import LearnerSettings
 from brorl.tree import RolloutTree
 from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict
@@ -61,7 +61,7 @@ class PilotParts:
         seed: Seed of the run.
     """
 
-    engine: NativeEngine
+    engine: Engine
     model: PreTrainedModel
     stream: PromptSupply
     grader: Grader

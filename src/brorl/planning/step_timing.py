@@ -10,7 +10,6 @@ import copy
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -35,7 +34,7 @@ from brorl.planning.pilot_counts import PilotCounts
 from brorl.planning.step_cost import AffineCost, StepCost, StepTiming, Work, fit_affine
 from brorl.planning.tree_growth import tree_growth
 from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.cache import RowCache
+from brorl.rollout.engine import Engine, RowCosts
 from brorl.runs.run_directory import RunDirectory
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.tree_learner import TreeLearner
@@ -61,7 +60,7 @@ class MemoryModel:
         nodes_per_pass: Most nodes of a forward pass of the learner.
     """
 
-    cache: Callable[[int], RowCache]
+    cache: Callable[[int], RowCosts]
     sampling: AffineCost
     training: AffineCost
     resident_bytes: int
@@ -318,9 +317,9 @@ def _median(num_rollouts: int, observed: Sequence[tuple[Work, dict[str, float]]]
 def _fit_memory(parts: PilotParts, observed: Sequence[_Memory | None], longest_prompt: int) -> MemoryModel | None:
     """Explain the peaks of the probes by the engine's own account and what comes on top."""
     seen = [o for o in observed if o is not None and o.training > 0]
-    if len(seen) < len(observed):
+    cache = _row_costs(parts.engine, parts.sampling.max_new_tokens)
+    if len(seen) < len(observed) or cache is None:
         return None
-    cache = partial(parts.engine.row_cache, max_tokens=parts.sampling.max_new_tokens)
     nodes_per_pass = parts.learner_settings.max_nodes or default_max_nodes(parts.model)
     trainable = sum(p.numel() * p.element_size() for p in parts.model.parameters() if p.requires_grad)
     settings = parts.learner_settings
@@ -341,8 +340,21 @@ def _fit_memory(parts: PilotParts, observed: Sequence[_Memory | None], longest_p
     return MemoryModel(cache, sampling, training, resident, longest_prompt, nodes_per_pass)
 
 
+def _row_costs(engine: Engine, max_tokens: int) -> Callable[[int], RowCosts] | None:
+    """Return the engine's model of row memory by the most rows that there can be; None for an engine without one."""
+    if engine.row_costs(1, max_tokens) is None:
+        return None
+
+    def costs(max_rows: int) -> RowCosts:
+        found = engine.row_costs(max_rows, max_tokens)
+        assert found is not None  # the engine has just returned one
+        return found
+
+    return costs
+
+
 def _account(
-    cache: Callable[[int], RowCache], rows_D: FloatArray, num_rollouts: int, num_prompts: int, longest_prompt: int
+    cache: Callable[[int], RowCosts], rows_D: FloatArray, num_rollouts: int, num_prompts: int, longest_prompt: int
 ) -> int:
     rows = np.ceil(rows_D * num_prompts).astype(np.int64)
     return cache(num_rollouts * num_prompts).bytes_for(rows[rows > 0], num_prompts * longest_prompt)

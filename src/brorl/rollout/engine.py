@@ -1,25 +1,80 @@
-"""What an engine is: prompts in, rollout trees out."""
+"""The engine protocol: prompts in, rollout trees out, with the weights that were published last.
+
+The source of groups owns the engine and publishes weights to it. Evaluation and diagnostics get a `Sampler` only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
+EngineKind = Literal["native"]
 
-class Engine(Protocol):
-    """Samples N rollouts of each prompt."""
+
+class Sampler(Protocol):
+    """Samples N rollouts of each prompt with the current weights."""
 
     def sample(
         self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
     ) -> list[RolloutTree]:
-        """Return one tree per prompt, in order, each with `num_rollouts` rollouts."""
+        """Return one tree per prompt, in order.
+
+        Args:
+            prompts: Token ids of P prompts.
+            num_rollouts: Rollouts of each prompt, N.
+            sampling: Temperature, truncation, length limits, scheme.
+            seed: Seed of the draws.
+        """
         ...
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Sample with these weights from now on."""
+
+class RowCosts(Protocol):
+    """Predicts the memory of an engine's decoding rows."""
+
+    def bytes_for(self, rows_D: NDArray[np.int64], prompt_tokens: int) -> int:
+        """Return the bytes at the peak of a call.
+
+        Args:
+            rows_D: Live rows at each depth, shape [D].
+            prompt_tokens: Tokens of all prompts, padding included.
+        """
+        ...
+
+
+class Engine(Sampler, Protocol):
+    """A sampler whose weights can be replaced."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights: the number of the step whose update made them; 0 for the start."""
+        ...
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a response."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Sample with these weights from now on.
+
+        Args:
+            weights: The weights by name.
+            version: Their version.
+        """
+        ...
+
+    def row_costs(self, max_rows: int, max_tokens: int) -> RowCosts | None:
+        """Return a model of the memory of rows; None for an engine without one.
+
+        Args:
+            max_rows: Most rows that there can be.
+            max_tokens: Most new tokens per row.
+        """
         ...

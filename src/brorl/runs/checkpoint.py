@@ -18,12 +18,12 @@ import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from brorl.algorithms.groups import Group
 from brorl.errors import StorageError, UserError
@@ -61,13 +61,21 @@ class TrainerState:
     attempts: int = 0
 
 
+class Saveable(Protocol):
+    """A model, or what holds one."""
+
+    def save_pretrained(self, folder: Path, /) -> object:
+        """Write the weights and the config in Hugging Face format."""
+        ...
+
+
 START = TrainerState(step=0, learner=None, stream=None)
 
 
 def save_checkpoint(
     folder: Path,
     state: TrainerState,
-    model: PreTrainedModel,
+    model: Saveable,
     tokenizer: PreTrainedTokenizerBase,
     keep: int = 0,
     best_step: int | None = None,
@@ -78,7 +86,7 @@ def save_checkpoint(
     Args:
         folder: Folder of all checkpoints of the run.
         state: The trainer's state.
-        model: The model; saved with `save_pretrained`.
+        model: The model, or the learner that holds it.
         tokenizer: Its tokenizer, saved beside it.
         keep: Keep this many of the newest regular checkpoints and delete others once the new one is complete; 0 keeps
             all.
@@ -322,6 +330,7 @@ def _group_to(group: Group) -> dict[str, Any]:
         "correct_L": _tensor(group.correct_L),
         "reward_L": _tensor(group.reward_L),
         "old_logprob_M": None if group.old_logprob_M is None else _tensor(group.old_logprob_M),
+        "version": group.version,
     }
 
 
@@ -329,9 +338,14 @@ def _group_from(plain: dict[str, Any]) -> Group:
     prompt = Prompt(**{**plain["prompt"], "token_ids": tuple(plain["prompt"]["token_ids"])})
     arrays = {name: tensor.numpy() for name, tensor in plain["tree"].items()}
     tree = RolloutTree(prompt_ids=prompt.token_ids, **arrays)
-    old = plain.get("old_logprob_M")  # earlier versions did not keep it
+    old = plain.get("old_logprob_M")  # checkpoints of earlier releases hold neither this nor the version
     return Group(
-        prompt, tree, plain["correct_L"].numpy(), plain["reward_L"].numpy(), None if old is None else old.numpy()
+        prompt,
+        tree,
+        plain["correct_L"].numpy(),
+        plain["reward_L"].numpy(),
+        None if old is None else old.numpy(),
+        plain.get("version", 0),
     )
 
 

@@ -1,13 +1,14 @@
-"""The loss of a chunk of a mini-batch: policy term, KL penalty and entropy bonus, with sums for the metrics.
+"""The loss of a chunk of nodes: policy term, KL penalty and entropy bonus, with sums for the metrics.
 
-In: log-probs of some nodes with a gradient, and the mini-batch's numbers. Out: what is back-propagated. Losses and sums
-add up over the chunks of a mini-batch.
+In: log-probs of some nodes with a gradient, and the mini-batch's numbers. Out: a scalar to back-propagate. Losses and
+sums add up over the chunks of a mini-batch, and over ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, assert_never
+from dataclasses import dataclass, fields
+from typing import NamedTuple, Self, assert_never
 
 import numpy as np
 import torch
@@ -26,7 +27,46 @@ from brorl.algorithms.policy_loss import (
 from brorl.model.logprobs import ChunkLogprobs
 from brorl.training.mini_batch import MiniBatch
 
-NUM_SUMS = 7
+
+@dataclass(frozen=True, eq=False)
+class LossSums:
+    """Sums over nodes of a mini-batch, scalars in float64 without a gradient.
+
+    Attributes:
+        policy_loss: Policy loss, without penalty and bonus.
+        clipped: |weight| whose gradient the clip removed.
+        clipped_low: The part of it at the lower bound.
+        clipped_high: The part of it at the upper bound.
+        old_policy_kl: Old minus new log-prob (nats) of every rollout's token.
+        reference_kl: Estimate of the KL to the reference (nats), weighted as `MiniBatch.sampled_K`.
+        entropy: Entropy (nats) of the next-token distribution, weighted as `MiniBatch.sampled_K`.
+    """
+
+    policy_loss: Tensor
+    clipped: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    old_policy_kl: Tensor
+    reference_kl: Tensor
+    entropy: Tensor
+
+    @classmethod
+    def zero(cls, device: torch.device) -> Self:
+        """Return sums over no nodes."""
+        return cls.from_vector(torch.zeros(len(fields(cls)), dtype=torch.float64, device=device))
+
+    @classmethod
+    def from_vector(cls, sums_S: Tensor) -> Self:
+        """Return the sums in a vector that `vector` made, for instance after an all-reduce."""
+        return cls(*sums_S.unbind())
+
+    def vector(self) -> Tensor:
+        """Return the sums in the order of the attributes, shape [S]."""
+        return torch.stack([getattr(self, field.name) for field in fields(self)])
+
+    def __add__(self, other: Self) -> Self:
+        """Return the sums over the nodes of both."""
+        return self.from_vector(self.vector() + other.vector())
 
 
 class ChunkLoss(NamedTuple):
@@ -34,12 +74,11 @@ class ChunkLoss(NamedTuple):
 
     Attributes:
         loss: Scalar with a gradient.
-        sums: Policy loss, |weight| clipped, weighted old minus new log-prob, |weight| clipped at the lower and at the
-            upper bound, weighted estimate of the KL to the reference, weighted entropy; no gradient, shape [7].
+        sums: Sums over the chunk's nodes.
     """
 
     loss: Tensor
-    sums: Tensor
+    sums: LossSums
 
 
 def chunk_loss(
@@ -60,27 +99,29 @@ def chunk_loss(
             [K]; its policy loss and clips are then not in the sums. None for a loss of nodes.
     """
     index, new_K = chunk.index, chunk.logprob.detach()
-    old_logprob_K = batch.old_logprob_K[index]
-    old_kl = (batch.count_K[index] * (old_logprob_K - new_K)).sum()
+    old_kl = (batch.count_K[index] * (batch.old_logprob_K[index] - new_K)).sum()
     zero = torch.zeros_like(old_kl)
-    if coefficient_K is not None:
-        loss = (coefficient_K[index] * chunk.logprob).sum()
-        value, clipped, low, high = zero, zero, zero, zero
+    if coefficient_K is None:
+        policy = _policy_loss(chunk, batch, settings)
+        loss, sums = policy.loss, (policy.loss.detach(), *policy[1:])
     else:
-        loss, clipped, low, high = _policy_loss(chunk, batch, settings)
-        value = loss.detach()
-    reference_kl = zero
+        loss, sums = (coefficient_K[index] * chunk.logprob).sum(), (zero,) * 4
+    reference_kl = entropy = zero
     if kl is not None and batch.reference_logprob_K is not None:
         estimate_K = kl_estimates(chunk.logprob, batch.reference_logprob_K[index], kl.estimator, kl.clamp)
         reference_kl = (batch.sampled_K[index] * estimate_K.detach()).sum()
-        if kl.placement == "loss":
-            loss = loss + kl.coefficient * (batch.token_weight_K[index] * estimate_K).sum() / batch.denominator
-    entropy = zero
+        match kl.placement:
+            case "loss":
+                loss = loss + kl.coefficient * (batch.token_weight_K[index] * estimate_K).sum() / batch.denominator
+            case "reward":
+                pass  # the rewards hold it
+            case _:
+                assert_never(kl.placement)
     if chunk.entropy is not None:
         entropy = (batch.sampled_K[index] * chunk.entropy.detach()).sum()
         bonus = (batch.token_weight_K[index] * chunk.entropy).sum() / batch.denominator
         loss = loss - settings.entropy_coefficient * bonus
-    return ChunkLoss(loss, torch.stack([value, clipped, old_kl, low, high, reference_kl, entropy]))
+    return ChunkLoss(loss, LossSums.from_vector(torch.stack([*sums, old_kl, reference_kl, entropy]).double()))
 
 
 def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSettings) -> PolicyLoss:
@@ -101,23 +142,23 @@ def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSet
         case "cispo":
             return cispo_loss(*logprobs, *weights, clip_low=low, clip_high=high, denominator=denominator)
         case "gspo":
-            raise ValueError("gspo is a loss of whole responses; give the coefficients of `response_losses`")
+            raise ValueError("gspo is a loss of whole responses; pass the coefficients of `response_losses`")
         case _:
             assert_never(settings.kind)
 
 
 def response_losses(
     batch: MiniBatch, logprobs: Sequence[NDArray[np.float64]], settings: PolicyLossSettings
-) -> tuple[list[NDArray[np.float64]], Tensor]:
-    """Return the derivative of a loss of whole responses by each node's log-prob, and its terms of the sums.
+) -> tuple[list[NDArray[np.float64]], LossSums]:
+    """Return the derivative of a loss of whole responses by each node's log-prob, and its sums.
 
     Args:
         batch: The mini-batch.
-        logprobs: For each tree the log-probs under the current weights, shape [M].
+        logprobs: For each tree the log-probs (nats) under the current weights, shape [M].
         settings: Bounds of the ratio.
 
     Returns:
-        For each tree the derivatives, shape [M]; and sums as in `ChunkLoss`.
+        For each tree the derivatives, shape [M]; and sums of policy loss and clips, the other sums 0.
     """
     losses: list[SequenceLoss] = [
         gspo_loss(
@@ -133,7 +174,6 @@ def response_losses(
             batch.trees, batch.advantages, logprobs, batch.old_logprobs, strict=True
         )
     ]
-    value, low = sum(s.loss for s in losses), sum(s.clipped_low for s in losses)
-    high = sum(s.clipped_high for s in losses)
-    sums = torch.tensor([value, low + high, 0.0, low, high, 0.0, 0.0], dtype=torch.float64)
-    return [s.coefficient_M for s in losses], sums.to(batch.count_K.device)
+    low, high = sum(s.clipped_low for s in losses), sum(s.clipped_high for s in losses)
+    sums = torch.tensor([sum(s.loss for s in losses), low + high, low, high, 0.0, 0.0, 0.0], dtype=torch.float64)
+    return [s.coefficient_M for s in losses], LossSums.from_vector(sums.to(batch.count_K.device))

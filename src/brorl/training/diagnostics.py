@@ -7,20 +7,23 @@ every step and `certificate` when one is due. Nothing here changes the training:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from brorl.algorithms.groups import Group
-from brorl.rollout.engine import Engine
+from brorl.prompts.prompt import Prompt
+from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams, Scheme
 from brorl.seeds import derived_seed
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.theory.held_out_check import HeldOut, check_on_held_out
 from brorl.theory.pass_rates import informative_in_subset
 from brorl.training.learner import Learner
+from brorl.training.schedule import is_due
+from brorl.training.stopwatch import Stopwatch
 from brorl.verify.grade import Grader
 
 OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -36,7 +39,7 @@ class Diagnostics:
     """Measures the steps of a run.
 
     Attributes:
-        engine: Draws the held-out rollouts.
+        sampler: Draws the held-out rollouts.
         learner: Gives their log-probs after the update.
         grader: Verifies and rewards responses.
         sampling: How the training's rollouts are drawn.
@@ -45,9 +48,10 @@ class Diagnostics:
         held_out_rollouts: Rollouts per prompt that a certificate is made from, H.
         recompute_old_logprobs: Take the old log-probs from the learner, as its update does.
         seed: Seed of the run.
+        clock: Adds up the seconds of drawing held-out rollouts.
     """
 
-    engine: Engine
+    sampler: Sampler
     learner: Learner
     grader: Grader
     sampling: SamplingParams
@@ -56,6 +60,7 @@ class Diagnostics:
     held_out_rollouts: int
     recompute_old_logprobs: bool
     seed: int
+    clock: Stopwatch = field(default_factory=Stopwatch)
 
     def hold_out(self, step: int, groups: Sequence[Group]) -> list[Group]:
         """Draw rollouts for the certificate of a step, before its update; none if no certificate is due.
@@ -67,12 +72,15 @@ class Diagnostics:
         Returns:
             One group of held-out rollouts per group.
         """
-        if not self.certificate_every or step % self.certificate_every or self._truncated():
+        if not is_due(step, self.certificate_every) or self._truncated():
             return []
-        prompts = [g.prompt for g in groups]
+        with self.clock("diagnostics"):
+            return self._draw(step, [g.prompt for g in groups])
+
+    def _draw(self, step: int, prompts: Sequence[Prompt]) -> list[Group]:
         seed = derived_seed(self.seed, step, _SEED_TAG)
         sampling = replace(self.sampling, scheme="iid")
-        trees = self.engine.sample([p.token_ids for p in prompts], self.held_out_rollouts, sampling, seed)
+        trees = self.sampler.sample([p.token_ids for p in prompts], self.held_out_rollouts, sampling, seed)
         groups = self.grader.groups(prompts, trees, step)
         if not self.recompute_old_logprobs:
             return groups

@@ -1,9 +1,10 @@
-"""What the training loop asks of a learner: groups and advantages in, an updated model out."""
+"""The learner protocol: groups and advantages in, an updated model out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,9 +12,61 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.groups import Group
+from brorl.algorithms.importance import ImportanceCorrection
+from brorl.algorithms.kl import KLPenalty
+from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
 
 FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """How the learner updates.
+
+    Attributes:
+        learning_rate: Full learning rate of AdamW, already scaled for the batch.
+        mini_batches: Updates per step, M; groups are dealt out to them at random.
+        next_token: From logits to the distribution that the rollouts are drawn from.
+        betas: AdamW's decay rates.
+        weight_decay: AdamW's weight decay.
+        max_grad_norm: Gradients are scaled down to this global norm.
+        warmup_updates: Updates over which the learning rate rises linearly.
+        responses_per_verdict: Back-propagate at most this many correct and this many incorrect distinct responses per
+            group, weighted so that the gradient stays unbiased; 0 for all.
+        recompute_old_logprobs: Take the old log-probs from the learner's own forward pass instead of the engine's.
+        max_nodes: Nodes per forward pass; None for the default. Sets memory, not results.
+        autocast: Compute in bfloat16 where that is safe; the weights stay as they are.
+        loss: Kind, bounds and aggregation of the policy loss.
+        kl: Penalty against a reference policy; None has no reference.
+        importance: Correction for the policy that sampled; needs `recompute_old_logprobs`.
+        offload_reference: Keep the reference in the memory of the CPU between its uses.
+    """
+
+    learning_rate: float
+    mini_batches: int = 1
+    next_token: NextToken = field(default_factory=NextToken)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    max_grad_norm: float = 1.0
+    warmup_updates: int = 0
+    responses_per_verdict: int = 0
+    recompute_old_logprobs: bool = False
+    max_nodes: int | None = None
+    autocast: bool = False
+    loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
+    kl: KLPenalty | None = None
+    importance: ImportanceCorrection = field(default_factory=ImportanceCorrection)
+    offload_reference: bool = False
+
+    def __post_init__(self) -> None:
+        if self.importance.mode != "none" and not self.recompute_old_logprobs:
+            raise ValueError(
+                f"the importance correction '{self.importance.mode}' compares the engine's log-probs with the "
+                "learner's, and old log-probs are the engine's; set optimizer.old_logprobs: recompute, or "
+                "importance.correction: none"
+            )
 
 
 @dataclass(frozen=True)
@@ -85,9 +138,12 @@ class Learner(Protocol):
         """Return the current weights by name."""
         ...
 
-    @property
-    def has_reference(self) -> bool:
-        """Whether there is a reference policy."""
+    def num_parameters(self, only_trainable: bool = False) -> int:
+        """Return the number of the model's parameters, or of those that are trained."""
+        ...
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the weights and the model's config in Hugging Face format."""
         ...
 
     def reset_reference(self, clear_optimizer: bool) -> None:

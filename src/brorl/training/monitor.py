@@ -10,13 +10,9 @@ from collections.abc import Iterable
 
 from brorl.runs.run_directory import Record
 from brorl.training.collapse import CollapseLimits, find_collapse
+from brorl.training.schedule import is_due
 
 _KEPT = ("step", "update", "evaluation")
-
-
-def is_due(step: int, every: int) -> bool:
-    """Return whether it is the turn of what happens every so many steps, 0 for never."""
-    return every > 0 and step % every == 0
 
 
 class Monitor:

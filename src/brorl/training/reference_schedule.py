@@ -32,6 +32,7 @@ class ReferenceSchedule:
         patience: Reset after so many evaluations in a row without a new best score; None never.
         cooldown: Steps after a reset in which KL and validation give no reason for another. What they show in these
             steps still counts afterwards.
+        clear_optimizer: Whether a reset clears the optimizer's moments too (ProRL v1).
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -41,7 +42,12 @@ class ReferenceSchedule:
     """
 
     def __init__(
-        self, every: int = 0, kl_above: float | None = None, patience: int | None = None, cooldown: int = 20
+        self,
+        every: int = 0,
+        kl_above: float | None = None,
+        patience: int | None = None,
+        cooldown: int = 20,
+        clear_optimizer: bool = False,
     ) -> None:
         if every < 0:
             raise ValueError(f"reference.reset_every must be 0 (never) or a number of steps, got {every}")
@@ -52,6 +58,7 @@ class ReferenceSchedule:
         if cooldown < 0:
             raise ValueError(f"the cooldown of reference resets must be 0 or a number of steps, got {cooldown}")
         self._every, self._kl_above, self._patience, self._cooldown = every, kl_above, patience, cooldown
+        self.clear_optimizer = clear_optimizer
         self._start_again(0)
 
     def _start_again(self, step: int) -> None:

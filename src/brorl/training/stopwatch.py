@@ -1,4 +1,4 @@
-"""Wall time by phase; every phase that begins is reported."""
+"""Wall time by phase; an observer receives each phase when it begins."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ class Stopwatch:
     """Adds up the seconds spent in named phases: `with clock("generation"): ...`.
 
     Args:
-        observe: Gets each phase when it begins.
+        observe: Receives each phase when it begins.
     """
 
     def __init__(self, observe: Observe = unobserved) -> None:
         self._observe = observe
+        self.restart()
+
+    def restart(self) -> None:
+        """Start from zero."""
         self._started = perf_counter()
         self._seconds: dict[str, float] = {}
 
@@ -32,5 +36,5 @@ class Stopwatch:
             self._seconds[phase] = self._seconds.get(phase, 0.0) + perf_counter() - started
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase, and in all since the start."""
+        """Return the seconds of each phase, and the total since the start."""
         return {**self._seconds, "total": perf_counter() - self._started}

@@ -1,17 +1,18 @@
-"""The learner: groups and advantages in, an updated model out, with the exact gradient of the tree.
+"""The learner of one process: it updates a model with the exact gradient of the tree.
 
-Each step makes M mini-batch updates of AdamW. Parts of the trees go through the model one after the other, so memory
-does not depend on N; where it runs out all the same, a mini-batch starts again with smaller parts. It refuses nothing
-silently: a loss that is not finite stops the run before the weights change.
+Each step makes M mini-batch updates of AdamW. The trees go through the model in chunks, so memory does not depend on N.
+If memory runs out, a mini-batch starts again with smaller chunks. A loss that is not finite stops the run before the
+weights change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import chain
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 import torch
@@ -21,71 +22,20 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Updating, unobserved
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection, Mismatch, masked_share, mismatch
+from brorl.algorithms.importance import Mismatch, masked_share, mismatch
 from brorl.algorithms.kl import KLPenalty, penalised_group
 from brorl.algorithms.learning_rate import warmed_up
-from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.errors import DivergedError
 from brorl.model.logprobs import chunk_logprobs, default_max_nodes, prompt_groups, tree_logprobs
-from brorl.model.next_token import NextToken
-from brorl.training.chunk_loss import NUM_SUMS, chunk_loss, response_losses
+from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
 from brorl.training.chunk_size import ChunkSize
-from brorl.training.learner import Update
+from brorl.training.learner import FloatArray, LearnerSettings, Update
 from brorl.training.mini_batch import MiniBatch, TrainedResponses, assemble, choose_trained
 from brorl.training.optimizer_state import with_moments_of
 from brorl.training.reference import ReferencePolicy
 from brorl.tree import RolloutTree
 
-FloatArray = NDArray[np.float64]
 _Logprobs = list[list[FloatArray]]  # of each tree of each mini-batch
-
-
-@dataclass(frozen=True)
-class LearnerSettings:
-    """How the learner updates.
-
-    Attributes:
-        learning_rate: Full learning rate of AdamW, already scaled for the batch.
-        mini_batches: Updates per step, M; groups are dealt out to them at random.
-        next_token: From logits to the distribution that the rollouts are drawn from.
-        betas: AdamW's decay rates.
-        weight_decay: AdamW's weight decay.
-        max_grad_norm: Gradients are scaled down to this global norm.
-        warmup_updates: Updates over which the learning rate rises linearly.
-        responses_per_verdict: Back-propagate at most this many correct and this many incorrect distinct responses per
-            group, weighted so that the gradient stays unbiased; 0 for all.
-        recompute_old_logprobs: Take the old log-probs from the learner's own forward pass instead of the engine's.
-        max_nodes: Nodes per forward pass; None for the default. Sets memory, not results.
-        autocast: Compute in bfloat16 where that is safe; the weights stay as they are.
-        loss: Kind, bounds and aggregation of the policy loss.
-        kl: Penalty against a reference policy; None has no reference.
-        importance: Correction for the policy that sampled; needs `recompute_old_logprobs`.
-        offload_reference: Keep the reference in the memory of the CPU between its uses.
-    """
-
-    learning_rate: float
-    mini_batches: int = 1
-    next_token: NextToken = field(default_factory=NextToken)
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    warmup_updates: int = 0
-    responses_per_verdict: int = 0
-    recompute_old_logprobs: bool = False
-    max_nodes: int | None = None
-    autocast: bool = False
-    loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
-    kl: KLPenalty | None = None
-    importance: ImportanceCorrection = field(default_factory=ImportanceCorrection)
-    offload_reference: bool = False
-
-    def __post_init__(self) -> None:
-        if self.importance.mode != "none" and not self.recompute_old_logprobs:
-            raise ValueError(
-                f"the importance correction '{self.importance.mode}' compares the engine's log-probs with the "
-                "learner's, and old log-probs are the engine's; set optimizer.old_logprobs: recompute, or "
-                "importance.correction: none"
-            )
 
 
 class _Scored(NamedTuple):
@@ -96,14 +46,50 @@ class _Scored(NamedTuple):
     reference_logprob_M: FloatArray
 
 
+@dataclass(frozen=True)
+class _UpdateMeans:
+    """One update, or the mean of several; see `Update` for the attributes."""
+
+    loss: float
+    grad_norm: float
+    clip_share: float
+    clip_low_share: float
+    clip_high_share: float
+    old_policy_kl: float
+    reference_kl: float
+    entropy: float
+
+    @classmethod
+    def of(cls, sums: LossSums, grad_norm: Tensor, batch: MiniBatch) -> _UpdateMeans:
+        """Divide the sums of a mini-batch by its weights and tokens."""
+        weight = (batch.positive_K - batch.negative_K).sum().clamp(min=1e-30)
+        sampled = batch.sampled_K.sum().clamp(min=1)
+        means = (
+            sums.policy_loss,
+            grad_norm.double(),
+            sums.clipped / weight,
+            sums.clipped_low / weight,
+            sums.clipped_high / weight,
+            sums.old_policy_kl / batch.count_K.sum().clamp(min=1),
+            sums.reference_kl / sampled,
+            sums.entropy / sampled,
+        )
+        return cls(*torch.stack(means).tolist())
+
+    @classmethod
+    def mean(cls, updates: Sequence[_UpdateMeans]) -> _UpdateMeans:
+        """Return the mean over updates."""
+        return cls(*(sum(values) / len(updates) for values in zip(*map(astuple, updates), strict=True)))
+
+
 class TreeLearner:
     """Trains a model in place, in one process.
 
     Args:
         model: The model; its current weights become the reference, if there is one.
-        settings: How it is updated.
-        say: Gets a line when memory runs out and smaller parts are tried.
-        observe: Gets an `Updating` before each update.
+        settings: How the model is updated.
+        say: Receives a line when memory runs out and smaller chunks are tried.
+        observe: Receives an `Updating` before each update.
     """
 
     def __init__(
@@ -135,39 +121,39 @@ class TreeLearner:
         Args:
             groups: The batch, at least M groups.
             advantages: For each group the advantage of each distinct response, shape [L].
-            seed: Decides how groups are dealt to mini-batches, and which responses are back-propagated if not all are.
+            seed: Decides which groups go to which mini-batch, and which responses are back-propagated if not all are.
 
         Returns:
-            What was done.
+            The means over the updates, for the metrics.
 
         Raises:
-            DivergedError: If the loss or the gradient is not finite; the weights are then as before that update.
-            OutOfMemoryError: If memory does not suffice for the smallest passes.
+            DivergedError: If the loss or the gradient is not finite. The weights are then those before that update.
+            OutOfMemoryError: If memory is too small for the smallest chunks.
         """
         settings = self._settings
         if len(groups) < settings.mini_batches:
             raise ValueError(f"{settings.mini_batches} mini-batches need as many groups, got {len(groups)}")
         self.model.train()
         batches, apart, masked = self._mini_batches(groups, advantages, np.random.default_rng(seed))
-        sums = np.zeros(NUM_SUMS + 1)
-        for done, batch in enumerate(batches):
-            self._observe(Updating(done, len(batches)))
-            sums += self._update(batch)
-        loss, grad_norm, clip_share, kl, clip_low, clip_high, reference_kl, entropy = (sums / len(batches)).tolist()
+        done: list[_UpdateMeans] = []
+        for batch in batches:
+            self._observe(Updating(len(done), len(batches)))
+            done.append(self._update(batch))
+        means = _UpdateMeans.mean(done)
         self._scored.clear()
         retries, self._nodes.retries = self._nodes.retries, 0
         return Update(
-            loss=loss,
-            grad_norm=grad_norm,
-            clip_share=clip_share,
-            old_policy_kl=kl,
+            loss=means.loss,
+            grad_norm=means.grad_norm,
+            clip_share=means.clip_share,
+            old_policy_kl=means.old_policy_kl,
             entropy=-_token_mean([g.tree for g in groups]),
             learning_rate=self._learning_rate(),
             trained_nodes=sum(t.num_unique_tokens for batch in batches for t in batch.trees),
-            clip_low_share=clip_low,
-            clip_high_share=clip_high,
-            reference_kl=reference_kl if self.has_reference else None,
-            bonus_entropy=entropy if settings.loss.entropy_coefficient else None,
+            clip_low_share=means.clip_low_share,
+            clip_high_share=means.clip_high_share,
+            reference_kl=means.reference_kl if self.has_reference else None,
+            bonus_entropy=means.entropy if settings.loss.entropy_coefficient else None,
             mismatch_mean=apart.mean if apart else None,
             mismatch_max=apart.max if apart else None,
             mismatch_kl=apart.kl if apart else None,
@@ -177,17 +163,17 @@ class TreeLearner:
         )
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that wait for a later step, with the old log-probs that they will need there.
+        """Return groups that wait for a later step, with the old log-probs that the later step needs.
 
-        This step's updates move the weights away from those that sampled the groups. Later, only these log-probs let
-        the clip see how far.
+        The updates of this step move the weights away from those that sampled the groups. The clip of a later step
+        measures the distance from these log-probs.
 
         Args:
             groups: Groups that this step does not train on, before its first update.
 
         Returns:
-            The groups, in order. Those that waited before keep what they have. All stay as they are where old log-probs
-            are the engine's.
+            The groups, in order. Groups with old log-probs keep them. If the old log-probs are the engine's, the groups
+            are returned unchanged.
         """
         if not self._settings.recompute_old_logprobs:
             return list(groups)
@@ -195,18 +181,27 @@ class TreeLearner:
         return [replace(g, old_logprob_M=old_M) for g, old_M in zip(groups, old, strict=True)]
 
     def penalised(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with the KL penalty taken off their rewards, where it is placed there, else as they are.
+        """Subtract the KL penalty from the rewards, if the penalty is placed there.
 
         Args:
-            groups: What the next step trains on, before advantages are estimated. The step then takes the log-probs
-                that were computed here.
+            groups: The groups of the next step, before their advantages are estimated. The step reuses the log-probs
+                that are computed here.
 
         Returns:
             The groups, in order.
         """
         penalty = self._settings.kl
-        if penalty is None or penalty.placement != "reward":
+        if penalty is None:
             return list(groups)
+        match penalty.placement:
+            case "loss":
+                return list(groups)
+            case "reward":
+                return self._penalised(groups, penalty)
+            case _:
+                assert_never(penalty.placement)
+
+    def _penalised(self, groups: Sequence[Group], penalty: KLPenalty) -> list[Group]:
         trees = [g.tree for g in groups]
         old = self._old_logprobs(trees, [g.old_logprob_M for g in groups])
         [reference] = self._reference_logprobs([trees])
@@ -244,6 +239,22 @@ class TreeLearner:
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return the current weights by name."""
         return self.model.named_parameters()
+
+    def num_parameters(self, only_trainable: bool = False) -> int:
+        """Return the number of the model's parameters.
+
+        Args:
+            only_trainable: Count only those that are trained.
+        """
+        return sum(p.numel() for p in (self._parameters if only_trainable else self.model.parameters()))
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the weights and the model's config in Hugging Face format.
+
+        Args:
+            folder: An existing folder.
+        """
+        self.model.save_pretrained(folder)
 
     @property
     def has_reference(self) -> bool:
@@ -374,35 +385,30 @@ class TreeLearner:
             return None
         return mismatch([tree for tree, _ in pairs], [old for _, old in pairs])
 
-    def _update(self, batch: MiniBatch) -> FloatArray:
-        """Accumulate the gradient of one mini-batch and apply it; return what `Update` is the mean of."""
+    def _update(self, batch: MiniBatch) -> _UpdateMeans:
+        """Accumulate the gradient of one mini-batch and apply it."""
         sums = self._nodes.run(lambda: self._accumulate(batch))
         grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
-        if not (torch.isfinite(grad_norm) and torch.isfinite(sums).all()):
+        if not (torch.isfinite(grad_norm) and torch.isfinite(sums.vector()).all()):
             raise DivergedError(
-                f"loss {float(sums[0])} with gradient norm {float(grad_norm)}; lower optimizer.learning_rate"
+                f"loss {float(sums.policy_loss)} with gradient norm {float(grad_norm)}; lower optimizer.learning_rate"
             )
         self._updates += 1
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self._learning_rate()
         self._nodes.once(self._optimizer.step)  # its first call allocates the moments
-        weight = (batch.positive_K - batch.negative_K).sum().clamp(min=1e-30)
-        sampled = batch.sampled_K.sum().clamp(min=1)
-        loss, clipped, kl, low, high, reference_kl, entropy = sums
-        kl = kl / batch.count_K.sum().clamp(min=1)
-        shares = [clipped / weight, kl, low / weight, high / weight, reference_kl / sampled, entropy / sampled]
-        return torch.stack([loss, grad_norm.double(), *shares]).cpu().numpy()
+        return _UpdateMeans.of(sums, grad_norm, batch)
 
-    def _accumulate(self, batch: MiniBatch) -> Tensor:
-        """Compute the gradient of a mini-batch from zero; return the sums of `ChunkLoss`."""
+    def _accumulate(self, batch: MiniBatch) -> LossSums:
+        """Compute the gradient of a mini-batch from zero; return the sums over its nodes."""
         settings = self._settings
         self._optimizer.zero_grad(set_to_none=True)
-        sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=self.model.device)
+        sums = LossSums.zero(self.model.device)
         coefficient_K = None
-        if settings.loss.kind == "gspo":
+        if settings.loss.is_of_responses:
             coefficients, of_responses = response_losses(batch, self.logprobs(batch.trees), settings.loss)
             coefficient_K = self._tensor(coefficients)
-            sums += of_responses
+            sums = sums + of_responses
         nodes, next_token, entropy = self._nodes.value, settings.next_token, settings.loss.entropy_coefficient > 0
         with self._autocast():
             for chunk in chunk_logprobs(
@@ -410,7 +416,7 @@ class TreeLearner:
             ):
                 loss, of_chunk = chunk_loss(chunk, batch, settings.loss, settings.kl, coefficient_K)
                 loss.backward()
-                sums += of_chunk
+                sums = sums + of_chunk
         return sums
 
     def _tensor(self, arrays: Sequence[NDArray[Any]]) -> Tensor:

@@ -306,7 +306,8 @@ def test_load_weights_samples_with_the_new_weights(rng: np.random.Generator) -> 
     expected = NativeEngine(new, EOS).sample(prompts, 30, sampling, seed=0)
     engine = NativeEngine(old, EOS)
     assert engine.sample(prompts, 30, sampling, seed=0) != expected
-    engine.load_weights(new.named_parameters())
+    engine.load_weights(new.named_parameters(), version=3)
+    assert engine.version == 3
     assert engine.sample(prompts, 30, sampling, seed=0) == expected
 
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -101,26 +102,33 @@ class NativeEngine:
         self._kv_shapes = check_hooks(model)
         self.model = model
         self.stop_token_ids = (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
+        self.version = 0
         self._memory_bytes = memory_bytes
         self._share_prefixes = share_prefixes
         self._observe = observe
 
-    def row_cache(self, max_rows: int, max_tokens: int) -> RowCache:
-        """Return an empty cache within the engine's memory limit.
+    def row_costs(self, max_rows: int, max_tokens: int) -> RowCache:
+        """Return an empty cache of rows within the engine's memory limit; it predicts its own memory.
 
         Args:
-            max_rows: Most rows there can be.
+            max_rows: Most rows that there can be.
             max_tokens: Most new tokens per row.
         """
         return RowCache(self.model, self._kv_shapes, self._memory_bytes, max_rows, max_tokens)
 
     @torch.no_grad()
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy weights into the engine's model; those that it shares with the learner are left alone."""
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Copy weights into the engine's model; weights that it shares with the learner stay as they are.
+
+        Args:
+            weights: The weights by name.
+            version: Their version.
+        """
         own = dict(self.model.named_parameters())
         for name, tensor in weights:
             if own[name] is not tensor:
                 own[name].copy_(tensor)
+        self.version = version
 
     @torch.no_grad()
     def sample(
@@ -187,7 +195,7 @@ class _Growth:
         self._stop_ids = np.array([*engine.stop_token_ids, *sampling.stop_token_ids])
         self._uniforms = Uniforms(seed, len(prompts), num_rollouts)
         self._forest = Forest(prompts)
-        self._cache = engine.row_cache(len(prompts) * num_rollouts, sampling.max_new_tokens)
+        self._cache = engine.row_costs(len(prompts) * num_rollouts, sampling.max_new_tokens)
 
     def first_waves(self, num_rollouts: int) -> list[Rows]:
         """Split the prompts into runs that are prefilled, and then decoded, together."""
@@ -248,8 +256,13 @@ class _Growth:
         if rows.depth < self._sampling.min_new_tokens:
             logits_RV = logits_RV.index_fill(1, self._tensor(self._stop_ids), float("-inf"))
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
-        if self._sampling.scheme == "systematic":
-            uniform_K = systematic_points(uniform_K, rows.row_K, rows.expected_R)
+        match self._sampling.scheme:
+            case "iid":
+                pass
+            case "systematic":
+                uniform_K = systematic_points(uniform_K, rows.row_K, rows.expected_R)
+            case _:
+                assert_never(self._sampling.scheme)
         token, logprob, probability = draw_tokens(
             logits_RV, self._tensor(rows.row_K), self._tensor(uniform_K), self._sampling
         )

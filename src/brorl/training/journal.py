@@ -1,0 +1,235 @@
+"""The journal of a run: everything that the training loop writes, and the reasons for which it ends.
+
+In: a batch and an update. Out: a line of the metrics, stored rollouts, evaluations, checkpoints. All decisions depend
+on the metrics and the schedule only, and a resumed run makes the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+
+import numpy as np
+
+from brorl.activity import Phase, Step
+from brorl.algorithms.groups import Group
+from brorl.cost import cost_of_step, total_cost
+from brorl.evaluation.benchmark import Answers, Benchmark
+from brorl.runs.checkpoint import TrainerState, mark_best, save_checkpoint
+from brorl.runs.run_directory import Record
+from brorl.training.collected import Collected
+from brorl.training.learner import Update
+from brorl.training.run import TrainingRun
+from brorl.training.schedule import is_due
+from brorl.training.source import Batch, NoMixedGroupsError
+from brorl.training.stop_request import StopNow, StopRequest
+
+STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
+
+
+class Reason(Enum):
+    """Why a run ended."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    NO_MIXED_GROUPS = "no mixed groups"
+    COLLAPSED = "collapsed"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The end of a run.
+
+    Attributes:
+        reason: Why the run ended.
+        message: One line for the user.
+    """
+
+    reason: Reason
+    message: str
+
+
+class Journal:
+    """Writes what happens in a run.
+
+    Args:
+        run: The parts of the run.
+        step: The last step that was done.
+        stop: Whether a stop was requested.
+    """
+
+    def __init__(self, run: TrainingRun, step: int, stop: StopRequest) -> None:
+        self._run, self._stop = run, stop
+        self._start = self._step = step
+        self._spent = self._spent_before = total_cost(run.outputs.directory.read_metrics())
+        self._ending: Ending | None = None
+
+    def begin(self) -> None:
+        """Write the line of step 0, with an evaluation, unless a resumed run has it already.
+
+        Raises:
+            StopNow: If a stop is requested.
+        """
+        if self._run.measurements.monitor.seen:
+            return
+        with self._stop.discarding():
+            record = {"step": 0, **self._evaluate(0)}
+        self.write(record)
+
+    def steps(self) -> Iterator[int]:
+        """Yield the number of each step until the run ends."""
+        while self._ending is None and not self._run.schedule.is_over(self._step, self._spent):
+            if self._stop.requested and self._step > self._start:
+                self._ending = Ending(Reason.INTERRUPTED, f"stopped after step {self._step}")
+                return
+            self._run.outputs.observe(Step(self._step + 1))
+            self._run.clock.restart()
+            yield self._step + 1
+
+    def record(self, step: int, batch: Batch, held_out: Sequence[Group], update: Update) -> Record:
+        """Return the line of the metrics of a step, and store the step's rollouts when due.
+
+        Args:
+            step: The step.
+            batch: Its groups.
+            held_out: Rollouts that were kept out of the update, for the held-out check.
+            update: What the learner did.
+        """
+        clock = self._run.clock
+        with clock("storing"):
+            if is_due(step, self._run.schedule.store_rollouts_every):
+                self._store_rollouts(step, batch.sampled)
+        with clock("diagnostics"):
+            measured = self._run.measurements.diagnostics.record(batch.sampled.groups, batch.groups, held_out)
+        samples = sum(g.tree.num_rollouts for g in batch.groups)
+        record = {
+            "step": step,
+            "sampling": batch.sampled.summary(),
+            "kept": {"groups": len(batch.groups), "carried": batch.num_waiting, "samples": samples},
+            "update": asdict(update),
+            **measured,
+            "seconds": clock.seconds(),
+        }
+        self._spent_before, self._spent = self._spent, self._spent + cost_of_step(record)
+        return record
+
+    def evaluate_if_due(self, record: Record) -> None:
+        """Evaluate the model and add the result to a step's line, when due."""
+        if self._run.schedule.evaluates(record["step"], self._spent_before, self._spent):
+            record |= self._evaluate(record["step"])
+
+    def reset_reference_if_due(self, record: Record) -> None:
+        """Reset the reference policy and add the reason to a step's line, when due."""
+        schedule = self._run.schedule
+        regular = is_due(record["step"], schedule.evaluate_every)  # other evaluations must not change the training
+        score = self._run.measurements.monitor.score(record) if regular else None
+        if why := schedule.reference.after_step(record["step"], record["update"]["reference_kl"], score):
+            self._run.algorithm.learner.reset_reference(schedule.reference.clear_optimizer)
+            record["reference_reset"] = why
+
+    def write(self, record: Record) -> None:
+        """Write a line of the metrics. A collapse is noted in it, and may end the run."""
+        monitor, outputs = self._run.measurements.monitor, self._run.outputs
+        if sign := monitor.collapse(record):
+            record["collapse"] = sign
+            if monitor.stop:
+                record["ended"] = sign
+                record |= {} if "evaluation" in record else self._evaluate(record["step"])
+        monitor.remember(record)
+        outputs.directory.append_metrics(record)
+        outputs.report(record)
+
+    def save_if_due(self, record: Record) -> None:
+        """Save a checkpoint after a step, when due; a collapsed run ends here."""
+        schedule, self._step = self._run.schedule, record["step"]
+        ends = schedule.is_over(self._step, self._spent) or self._stop.requested or "ended" in record
+        due = is_due(self._step, schedule.checkpoint_every) or ends
+        if due or self._run.measurements.monitor.best_step == self._step:
+            self._save(regular=due)
+        if "ended" in record:
+            self._ending = Ending(Reason.COLLAPSED, f"stopped after step {self._step}: {record['ended']}")
+
+    def end(self) -> Ending:
+        """Return why the steps ended."""
+        return self._ending or Ending(Reason.FINISHED, self._run.schedule.finish_line(self._spent))
+
+    def end_early(self, reason: NoMixedGroupsError | StopNow) -> Ending:
+        """Save the state before a step that has no update, and return why the run ended."""
+        if isinstance(reason, NoMixedGroupsError):
+            self._store_rollouts(self._step + 1, reason.collected)
+            self.write(self._record_without_update(reason))
+            self._save()
+            return Ending(Reason.NO_MIXED_GROUPS, str(reason))
+        if not self._run.measurements.monitor.seen:
+            return Ending(Reason.INTERRUPTED, "stopped before the first step")
+        self._run.algorithm.source.rewind()
+        self._save()
+        return Ending(Reason.INTERRUPTED, f"stopped after step {self._step}")
+
+    def _record_without_update(self, error: NoMixedGroupsError) -> Record:
+        """Return the line of a step that found no mixed group: the reason, its cost, and how good the model is."""
+        waiting = len(self._run.algorithm.source.state().waiting)
+        return {
+            "step": self._step + 1,
+            "attempt": error.collected.attempt,
+            "ended": str(error),
+            "sampling": error.collected.summary(),
+            "kept": {"groups": 0, "carried": waiting, "samples": 0},
+            "seconds": self._run.clock.seconds(),
+            **self._evaluate(self._step + 1),
+        }
+
+    def _evaluate(self, step: int) -> Record:
+        """Evaluate on the held-out prompts, if there are any, and store the responses to a few of them."""
+        benchmark = self._run.measurements.benchmark
+        if benchmark is None:
+            return {}
+        answers = benchmark.answer(self._run.algorithm.source.sampler)
+        if self._run.schedule.store_rollouts_every:
+            self._store_answers(benchmark, step, answers)
+        return {"evaluation": asdict(benchmark.summarise(answers))}
+
+    def _store_rollouts(self, step: int, collected: Collected) -> None:
+        """Store the rollouts of a step, unless the run stores none."""
+        outputs = self._run.outputs
+        if self._run.schedule.store_rollouts_every:
+            texts = [outputs.grader.texts(g.tree) for g in collected.groups]
+            outputs.directory.write_rollouts(step, collected.groups, collected.verdicts, texts)
+
+    def _store_answers(self, benchmark: Benchmark, step: int, answers: Answers) -> None:
+        """Store the responses to the same few prompts at every evaluation, chosen by position, not by success."""
+        grader, num_prompts = self._run.outputs.grader, len(benchmark.prompts)
+        chosen = np.linspace(0, num_prompts - 1, min(STORED_PROMPTS, num_prompts)).round().astype(int).tolist()
+        verdicts = [answers.verdicts[i] for i in chosen]
+        groups = [
+            grader.group(benchmark.prompts[i], answers.trees[i], found, step)
+            for i, found in zip(chosen, verdicts, strict=True)
+        ]
+        texts = [grader.texts(g.tree) for g in groups]
+        self._run.outputs.directory.write_evaluation(step, groups, verdicts, texts)
+
+    def _save(self, regular: bool = True) -> None:
+        """Write a checkpoint after the last step, and mark the best one.
+
+        Args:
+            regular: False if it is saved only because it is the best.
+        """
+        algorithm, outputs = self._run.algorithm, self._run.outputs
+        benchmark, best = self._run.measurements.benchmark, self._run.measurements.monitor.best_step
+        outputs.observe(Phase("saving", f"step {self._step}"))
+        source = algorithm.source.state()
+        state = TrainerState(
+            step=self._step,
+            learner=algorithm.learner.state_dict(),
+            stream=source.stream,
+            carried=source.waiting,
+            schedule=self._run.schedule.reference.state_dict(),
+            held_out=None if benchmark is None else benchmark.fingerprint,
+            attempts=source.attempts,
+        )
+        folder = outputs.directory.checkpoints
+        save_checkpoint(folder, state, algorithm.learner, outputs.tokenizer, outputs.keep_checkpoints, best, regular)
+        outputs.directory.note_checkpoint()
+        if best == self._step:
+            mark_best(folder, self._step)
