@@ -119,9 +119,9 @@ def notes(record: Record) -> list[str]:
     """Return a line on each unusual event of a step."""
     lines = []
     for name, where in (("sampling", "their reasons are in rollouts/"), ("evaluation", "this was during evaluation")):
-        timeouts, failures = (record.get(name, {}).get(f"verifier_{what}", 0) for what in ("timeouts", "failures"))
-        if timeouts or failures:
-            lines.append(f"{timeouts} verifications timed out and {failures} failed; they count as incorrect, and {where}")
+        late, failed = (record.get(name, {}).get(f"verifier_{what}", 0) for what in ("timeouts", "failures"))
+        if late or failed:
+            lines.append(f"{late} verifications timed out and {failed} failed; they count as incorrect, and {where}")
     update = record.get("update")
     if update and update["out_of_memory_retries"]:
         lines.append(f"out of memory: from now on {update['nodes_per_pass']} nodes per forward pass, same gradients")
