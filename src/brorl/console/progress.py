@@ -21,7 +21,6 @@ from brorl.runs.run_directory import Record
 
 _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
-_MANY_ROUNDS = 3
 
 
 class TrainingProgress:
@@ -50,7 +49,7 @@ class TrainingProgress:
     def observe(self, activity: Activity) -> None:
         """Update the status line, and write a line at rounds 3, 4, 6, 10, ... of a step."""
         self._screen.observe(activity)
-        if isinstance(activity, Round) and _is_power_of_two(activity.number - _MANY_ROUNDS + 1):
+        if isinstance(activity, Round) and activity.number > 2 and (activity.number - 2).bit_count() == 1:
             so_far = f"{activity.groups} of {activity.wanted} mixed groups so far"
             self._screen.say(Text(f"step {activity.step}: round {activity.number}, {so_far}", style="dim"))
 
@@ -109,10 +108,6 @@ class TrainingProgress:
         if share <= self._share_at_start:
             return ""
         return duration((perf_counter() - self._start) / (share - self._share_at_start) * max(1 - share, 0.0))
-
-
-def _is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
 
 
 def notes(record: Record) -> list[str]:

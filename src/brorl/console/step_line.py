@@ -61,7 +61,7 @@ def _cells(record: Record, carried: int, left: str) -> list[str]:
 
 
 class StepLines:
-    """Lines in columns of fixed widths.
+    """Lines in columns of fixed widths, with a `header` of column heads and a `legend` that explains some of them.
 
     Args:
         width: Most characters of a line.
@@ -70,20 +70,11 @@ class StepLines:
     def __init__(self, width: int) -> None:
         by_rank = sorted(_COLUMNS, key=lambda column: column.rank)
         widths = accumulate(len(_GAP) + column.width for column in by_rank)
-        self._shown = {column for column, total in zip(by_rank, widths, strict=True) if total - len(_GAP) <= width}
-        self._shown.add(by_rank[0])
-        self._width = width
-
-    @property
-    def header(self) -> str:
-        """The heads of the columns."""
-        return _GAP.join(c.head.rjust(c.width) for c in _COLUMNS if c in self._shown)
-
-    @property
-    def legend(self) -> str:
-        """The meaning of the columns whose heads do not explain themselves."""
-        legends = [c.legend for c in _COLUMNS if c in self._shown and c.legend]
-        return join_fitting(legends or [""], self._width, "; ")
+        num_shown = sum(total - len(_GAP) <= width for total in widths)
+        self._shown = set(by_rank[: max(num_shown, 1)])
+        shown = [column for column in _COLUMNS if column in self._shown]
+        self.header = _GAP.join(c.head.rjust(c.width) for c in shown)
+        self.legend = join_fitting([c.legend for c in shown if c.legend] or [""], width, "; ")
 
     def line(self, record: Record, carried: int, left: str) -> Text:
         """Return the line of a step.
