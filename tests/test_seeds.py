@@ -40,5 +40,5 @@ def test_refuses_seeds_out_of_range(seed: int) -> None:
 
 @pytest.mark.parametrize("counters", [(-1, 0), (0, -1), (2**32, 0), (0, 2**32)])
 def test_refuses_counters_out_of_range(counters: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="counters beside a seed must be 0 to"):
+    with pytest.raises(ValueError, match="counters of a seed must be 0 to"):
         seed_sequence(0, *counters)

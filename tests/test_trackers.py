@@ -1,4 +1,4 @@
-"""Trackers: what the real libraries stored, offline, against the records; after a resume, and when one fails."""
+"""Trackers: the numbers that the real libraries stored offline, after a resume and after a failure."""
 
 import contextlib
 import json
@@ -86,7 +86,7 @@ def test_names_and_numbers_of_a_record(rng: np.random.Generator) -> None:
 
 @needs_tensorboard
 def test_tensorboard_after_a_kill_and_a_step_back(tmp_path: Path, rng: np.random.Generator) -> None:
-    """Told up to step 7 without a goodbye, gone back to step 4, made steps 5 to 9 again with other numbers."""
+    """Killed after step 7, resumed from step 4; steps 5 to 9 have other numbers than before."""
     said: list[str] = []
     first = [record(step, rng) for step in range(8)]
     killed = open_trackers(["tensorboard"], "project", "run", {"seed": 1}, tmp_path, said.append)
@@ -102,7 +102,7 @@ def test_tensorboard_after_a_kill_and_a_step_back(tmp_path: Path, rng: np.random
     resumed.close()
     assert_same(read_tensorboard(tmp_path), [*first[:5], *second], rel=1e-6)
 
-    # A tracker that a resumed run has for the first time gets the whole history.
+    # A tracker that is new to a resumed run receives the whole history.
     (tmp_path / "trackers.json").unlink()
     other = tmp_path / "other"
     other.mkdir()
@@ -113,7 +113,7 @@ def test_tensorboard_after_a_kill_and_a_step_back(tmp_path: Path, rng: np.random
 
 
 @needs_tensorboard
-def test_a_tracker_that_fails_is_left_and_filled_in_later(
+def test_a_tracker_that_fails_is_closed_and_gets_the_missing_steps_later(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch.utils.tensorboard import SummaryWriter
@@ -134,7 +134,7 @@ def test_a_tracker_that_fails_is_left_and_filled_in_later(
             running.log(line)
     running.close()
     assert len(said) == 1
-    assert said[0].startswith("the tracker tensorboard failed at step 3 (no route to host); the run goes on without it")
+    assert said[0].startswith("the tracker tensorboard failed at step 3 (no route to host); the run continues")
     assert max(read_tensorboard(tmp_path)["sampling/reward"]) == 3  # part of step 3, and nothing of 4 and 5
 
     resumed = open_trackers(["tensorboard"], "project", "run", {}, tmp_path, said.append, records[:6])
@@ -163,12 +163,12 @@ assert not said, said
 
 
 def test_wandb_and_trackio_offline(tmp_path: Path, rng: np.random.Generator) -> None:
-    """The steps that a resumed run makes again are not told again; a Python of its own: both leave threads behind."""
+    """The steps that a resumed run repeats are not sent twice; in a subprocess: both leave threads."""
     if not (find_spec("wandb") and find_spec("trackio")):
         pytest.skip("pip install 'brorl[wandb,trackio]'")
     first = [record(step, rng) for step in range(6)]
     second = [record(step, rng) for step in range(4, 9)]
-    whole = [*first, *second[2:]]  # the first telling of steps 4 and 5 stays
+    whole = [*first, *second[2:]]  # the first version of steps 4 and 5 stays
     done = subprocess.run(
         [sys.executable, "-c", OFFLINE, *map(json.dumps, (first, first[:4], second)), str(tmp_path)],
         env={
@@ -231,7 +231,7 @@ def read_wandb(file: Path) -> dict[str, dict[int, float]]:
 
 
 @pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
-def test_a_missing_package_is_said_before_anything_is_written(
+def test_a_missing_package_is_an_error_before_anything_is_written(
     name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "find_spec", lambda package: None if package == name else object())
@@ -244,7 +244,7 @@ def test_a_missing_package_is_said_before_anything_is_written(
 def test_a_tracker_that_does_not_start_is_a_users_error(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     with pytest.raises(
-        UserError, match=r"the tracker tensorboard did not start: .*take tensorboard out of tracking\.to"
+        UserError, match=r"the tracker tensorboard did not start: .*remove tensorboard from tracking\.to"
     ):
         open_trackers(["tensorboard"], "project", "run", {}, tmp_path, print)
 

@@ -1,8 +1,8 @@
-"""What a run is doing at this moment, as the parts that do the work report it.
+"""Activities: reports of the current work, from the parts that do it.
 
-In: nothing. Out: small values. A part reports what it knows itself: the engine its rollouts, the collector its rounds,
-the learner its mini-batches, the loop its steps and phases. Whoever observes them puts them together. Reports never
-change what is computed; an observer returns quickly, and may raise to end the work that reports to it.
+In: nothing. Out: small values. The engine reports its rollouts, the collector its rounds, the learner its mini-batches,
+and the loop its steps and phases. Reports never change the results. An observer returns quickly; it may raise to end
+the work.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """A step begins.
-
-    Attributes:
-        number: The step.
-    """
+    """A step begins."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase begins; the one before it is over.
+    """A phase begins, and the previous one ends.
 
     Attributes:
-        name: `loading`, `evaluating`, `saving`, or a phase of a step as it is named in the metrics (`generation`, ...).
-        detail: What exactly is under way; empty where the name tells.
+        name: `loading`, `evaluating`, `saving`, or the name of a phase in the metrics (`generation`, ...).
+        detail: The object of the phase, as `model`; may be empty.
     """
 
     name: str
@@ -37,13 +33,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Round:
-    """Prompts are about to be sampled for a step.
+    """The prompts of a round are about to be sampled.
 
     Attributes:
         step: The step.
-        number: Number of the round in the step, from 1 on; every later one refills what dynamic sampling dropped.
-        groups: Groups that the step has so far, those carried from earlier steps included.
-        wanted: Groups that it needs.
+        number: Number of the round in the step, from 1; later rounds replace prompts that dynamic sampling dropped.
+        groups: Groups of the step so far, including those carried from earlier steps.
+        wanted: Groups that the step needs.
     """
 
     step: int
@@ -59,8 +55,8 @@ class Decoding:
     Attributes:
         finished: Rollouts that have ended.
         rollouts: All rollouts of the call, over all prompts.
-        tokens: Distinct tokens that the call has computed.
-        depth: Position of the tokens that were drawn last, from 1 on.
+        tokens: Distinct tokens computed by the call.
+        depth: Position of the last tokens, from 1.
     """
 
     finished: int
@@ -71,12 +67,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Updating:
-    """The learner is about to make an update.
-
-    Attributes:
-        done: Updates that the step has made.
-        updates: All updates of the step.
-    """
+    """The learner is about to make an update; `done` of the step's `updates` are complete."""
 
     done: int
     updates: int
@@ -87,4 +78,4 @@ Observe = Callable[[Activity], None]
 
 
 def unobserved(_: Activity) -> None:
-    """Observe nothing."""
+    """Ignore an activity."""

@@ -1,29 +1,34 @@
-"""Errors that a user can fix: one line that says what was expected, what came, and what to do."""
+"""Errors that a user can fix: one line with the expectation, the input and the fix."""
 
 
 class UserError(Exception):
-    """Something the user gave does not work; the message names the fix and is shown without a traceback.
+    """An input of the user does not work; the message names the fix and is printed without a traceback.
 
     Attributes:
-        exit_code: Exit code of the command; 2 for what is found before any work, 1 for what stops a run.
+        exit_code: Exit code of the command: 2 for an error before the work starts, 1 for one that ends a run.
     """
 
     exit_code = 2
 
 
 class StorageError(UserError):
-    """The disk did not take what had to be written; what was there before is intact."""
+    """A file could not be written; its earlier content is intact."""
 
     exit_code = 1
 
 
 class DivergedError(UserError, FloatingPointError):
-    """The loss or its gradient is not finite any more."""
+    """The loss or its gradient is no longer finite."""
 
     exit_code = 1
 
 
 class OutOfMemoryError(UserError, MemoryError):
-    """A memory limit does not hold the least that is needed."""
+    """The memory limit is below the minimum that the work needs."""
 
     exit_code = 1
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message without its period, or the error's type if there is no message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,7 +1,7 @@
-"""Random numbers of a run: from its seed and what they are for to seeds of generators.
+"""Seeds of random generators, derived from the seed of a run.
 
 In: a seed and two counters, such as a step and the number of a call. Out: a seed sequence or an integer seed, different
-for every combination. It refuses numbers that do not fit.
+for every combination. Numbers out of range are rejected.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ _WORD = 2**32
 def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSequence:
     """Return the seed sequence of a seed and two counters.
 
-    A numpy seed sequence mixes four words of 32 bits. Each number has its own place among them: the low half of the
-    seed, the counters, the high half of the seed. So no two combinations share their words. With numpy's
-    `SeedSequence([seed, step])` they can, because a large seed takes two words: seed 5 + 2**32 with step 0 equals seed
-    5 with step 1.
+    A numpy seed sequence mixes four words of 32 bits. Here they are the low half of the seed, the two counters, and the
+    high half of the seed, so different combinations never have equal words. numpy's `SeedSequence([seed, step])` gives
+    two words to a large seed: seed 5 + 2**32 with step 0 equals seed 5 with step 1.
 
     Args:
         seed: 0 to 2**64 - 1.
@@ -30,10 +29,10 @@ def seed_sequence(seed: int, first: int, second: int = 0) -> np.random.SeedSeque
     if not 0 <= seed < _WORD**2:
         raise ValueError(f"a seed must be 0 to 2**64 - 1, got {seed}")
     if not (0 <= first < _WORD and 0 <= second < _WORD):
-        raise ValueError(f"the counters beside a seed must be 0 to 2**32 - 1, got {first} and {second}")
+        raise ValueError(f"the counters of a seed must be 0 to 2**32 - 1, got {first} and {second}")
     return np.random.SeedSequence([seed % _WORD, first, second, seed // _WORD])
 
 
 def derived_seed(seed: int, first: int, second: int = 0) -> int:
-    """Return an integer seed, 0 to 2**64 - 1, of a seed and two counters; see `seed_sequence`."""
+    """Return an integer seed, 0 to 2**64 - 1, of a seed and two counters, as `seed_sequence` does."""
     return int(seed_sequence(seed, first, second).generate_state(1, np.uint64)[0])

@@ -1,7 +1,6 @@
-"""Writing files so that a kill at any instant leaves either the old content or the new.
+"""Writing files: after a kill at any moment, a file has either its old content or its new content.
 
-In: a path and its content. Out: the file, on disk. What the disk does not take is a `StorageError` that names the file;
-what JSON does not take is replaced.
+In: a path and its content. Out: the file on disk. A failed write is a `StorageError` that names the file.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from brorl.errors import StorageError
 
 @contextmanager
 def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]:
-    """Turn what goes wrong with the disk into a `StorageError` that names the file.
+    """Raise a `StorageError` that names the file in place of an OSError.
 
     Args:
-        target: What is written.
-        then: What to do once there is space again.
+        target: The file or folder to write.
+        then: What the user does after the fix.
 
     Raises:
-        StorageError: In place of an OSError.
+        StorageError: If the block raises an OSError.
     """
     try:
         yield
     except OSError as error:
         raise StorageError(
-            f"could not write {target}: {error.strerror or error}; free some space or fix the permissions, then {then}"
+            f"could not write {target}: {error.strerror or error}; free disk space or fix the permissions, then {then}"
         ) from error
 
 
 def replace_file(target: Path, content: bytes) -> None:
-    """Write a file under a temporary name, force it to disk, then give it its name."""
+    """Write a file under a temporary name, flush it to disk, and rename it."""
     temporary = target.with_name(f".{target.name}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -51,7 +50,7 @@ def replace_file(target: Path, content: bytes) -> None:
 
 
 def json_ready(value: Any) -> Any:
-    """Return a value as JSON can hold it: dataclasses as objects, keys as text, numbers that are not finite as null."""
+    """Return a value that JSON can represent: dataclasses as objects, keys as text, non-finite numbers as null."""
     if is_dataclass(value) and not isinstance(value, type):
         return json_ready({name: getattr(value, name) for name in value.__dataclass_fields__})
     if isinstance(value, Mapping):

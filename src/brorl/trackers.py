@@ -1,9 +1,8 @@
-"""Experiment trackers: the lines of the metrics, sent on to Weights & Biases, TensorBoard or trackio.
+"""Experiment trackers: copies of the metrics in Weights & Biases, TensorBoard or trackio.
 
-In: the records that also go to `metrics.jsonl`, which is always written and stays the truth. Out: their numbers in
-each tracker under names such as `sampling/reward`, with the step as the x axis. What is not a finite number is left
-out, and so are lists: those are per prompt. It never stops a run: a tracker that fails on the way is left, said so
-once, and filled in when the run is resumed.
+In: the records of `metrics.jsonl`, which is always written. Out: their finite numbers in each tracker, under names such
+as `sampling/reward`, with the step as the x axis. Lists are left out because they are per prompt. A tracker that fails
+does not stop the run: it is closed with one message, and a resumed run sends it the missing steps.
 """
 
 from __future__ import annotations
@@ -11,94 +10,84 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, Protocol, assert_never
+from typing import Any, Literal, assert_never
 
-from brorl.errors import UserError
+from brorl.errors import UserError, first_line
 from brorl.runs.run_directory import Record
 from brorl.storage import replace_file, storage_errors
 
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
 _STATE_FILE = "trackers.json"
-_BEFORE_ALL = -1
+_NO_STEP = -1
+_START_HINTS: dict[TrackerName, str] = {
+    "wandb": "run `wandb login`, or set WANDB_MODE=offline",
+    "tensorboard": "make the folder tensorboard in the run directory writable",
+    "trackio": "set TRACKIO_DIR to a writable folder",
+}
 
 
-class Tracker(Protocol):
-    """One tracker's run, open for writing."""
+@dataclass(frozen=True)
+class _Tracker:
+    """An open run of one tracker: functions to log the numbers of a step, and to flush and close."""
 
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Take the numbers of a step."""
-        ...
-
-    def close(self) -> None:
-        """Write out what is still in memory."""
-        ...
+    log: Callable[[int, dict[str, float]], None]
+    close: Callable[[], None]
 
 
 class Trackers:
     """The open trackers of a run; made by `open_trackers`.
 
-    How far each tracker has been told is kept in `trackers.json`, so that a resumed run tells no step twice.
+    `trackers.json` has the name of the run in each tracker (`id`) and the last step sent (`told`), so that no step is
+    sent twice.
     """
 
     def __init__(self, state_file: Path, say: Callable[[str], None]) -> None:
         self._state_file = state_file
         self._say = say
-        self._open: dict[str, Tracker] = {}
-        self._state = _read_state(state_file)
-
-    def earlier(self, name: str) -> tuple[str, int] | None:
-        """Return the name of a tracker's run from an earlier part of this one, and the last step it was told."""
-        entry = self._state.get(name)
-        return (str(entry["id"]), int(entry["told"])) if entry else None
-
-    def add(self, name: str, tracker: Tracker, identity: str, told: int) -> None:
-        """Add an open tracker, whose run has a name of its own and knows all steps up to `told`."""
-        self._open[name] = tracker
-        self._state[name] = {"id": identity, "told": told}
-        self._store()
+        self.open: dict[str, _Tracker] = {}
+        self.state = _read_state(state_file)
 
     def log(self, record: Record) -> None:
-        """Send the numbers of a record to every tracker that has not been told its step yet."""
+        """Send the numbers of a record to every tracker that has not received its step."""
         step, numbers = int(record["step"]), flat_numbers(record)
-        news = False
-        for name, tracker in list(self._open.items()):
-            if step <= self._state[name]["told"]:
-                continue
+        behind = [name for name in self.open if self.state[name]["told"] < step]
+        for name in behind:
             try:
-                tracker.log(step, numbers)
-            except Exception as error:  # whatever a tracker's library raises, training goes on
-                self._leave(name, f"at step {step}", error)
+                self.open[name].log(step, dict(numbers))
+            except Exception as error:  # a tracker's library may raise anything
+                self._drop(name, f"at step {step}", error)
             else:
-                self._state[name]["told"] = step
-                news = True
-        if news:
-            self._store()
+                self.state[name]["told"] = step
+        if behind:
+            self.write_state()
 
     def close(self) -> None:
         """Close every tracker."""
-        for name, tracker in list(self._open.items()):
+        for name in list(self.open):
             try:
-                tracker.close()
+                self.open[name].close()
             except Exception as error:
-                self._leave(name, "when it was closed", error)
-        self._open.clear()
+                self._drop(name, "when it was closed", error)
+        self.open.clear()
 
-    def _leave(self, name: str, when: str, error: Exception) -> None:
-        tracker = self._open.pop(name)
+    def _drop(self, name: str, when: str, error: Exception) -> None:
+        tracker = self.open.pop(name)
         self._say(
-            f"the tracker {name} failed {when} ({_first_line(error)}); the run goes on without it, metrics.jsonl has "
-            "every number, and resuming the run sends it what it missed"
+            f"the tracker {name} failed {when} ({first_line(error)}); the run continues without it, metrics.jsonl has "
+            "every number, and resuming the run sends the missing steps"
         )
         with suppress(Exception):
             tracker.close()
 
-    def _store(self) -> None:
+    def write_state(self) -> None:
+        """Write `trackers.json`."""
         with storage_errors(self._state_file):
-            replace_file(self._state_file, json.dumps(self._state).encode())
+            replace_file(self._state_file, json.dumps(self.state).encode())
 
 
 def open_trackers(
@@ -110,20 +99,19 @@ def open_trackers(
     say: Callable[[str], None],
     history: Sequence[Record] = (),
 ) -> Trackers:
-    """Open the trackers of a run, or those of an earlier part of it again, and tell them what they missed.
+    """Open the trackers of a new or resumed run, and send them the steps that they miss.
 
-    A run that went back to a checkpoint makes some steps again. TensorBoard drops what it knew of them. Weights &
-    Biases and trackio cannot: there the first telling stays, which differs from the second in no number but times
-    where runs are bitwise reproducible.
+    A run that went back to a checkpoint repeats some steps. TensorBoard replaces these steps. Weights & Biases and
+    trackio cannot, and keep the first version; if runs are bitwise reproducible, only times differ.
 
     Args:
-        names: Which trackers; none is fine.
-        project: Project to put the run in.
-        run_name: How the run is called there.
+        names: The trackers; may be empty.
+        project: Project of the run in the tracker.
+        run_name: Name of the run in the tracker.
         config: The run's settings, nested mappings of plain values.
-        directory: The run's directory.
+        directory: The run directory.
         say: Prints a line to the console.
-        history: All lines of the metrics so far, after going back to a checkpoint.
+        history: All lines of the metrics up to the checkpoint.
 
     Returns:
         The trackers.
@@ -134,59 +122,54 @@ def open_trackers(
     for name in names:
         require_package(name)
     trackers = Trackers(directory / _STATE_FILE, say)
-    reached = int(history[-1]["step"]) if history else _BEFORE_ALL
+    last_step = int(history[-1]["step"]) if history else _NO_STEP
     for name in dict.fromkeys(names):
-        earlier = trackers.earlier(name)
-        identity, told = earlier or (_new_identity(name, run_name), _BEFORE_ALL)
+        earlier = trackers.state.get(name)
+        entry = earlier or {"id": _new_id(name, run_name), "told": _NO_STEP}
+        if name == "tensorboard":
+            entry["told"] = min(entry["told"], last_step)
         try:
             match name:
                 case "wandb":
-                    tracker: Tracker = _Wandb(project, run_name, identity, config, directory)
+                    tracker = _open_wandb(project, run_name, entry["id"], config, directory)
                 case "tensorboard":
-                    told = min(told, reached)
-                    tracker = _TensorBoard(directory / "tensorboard", config, told + 1)
+                    tracker = _open_tensorboard(directory / "tensorboard", config, entry["told"] + 1)
                 case "trackio":
-                    tracker = _Trackio(project, identity, config, resumed=earlier is not None)
+                    tracker = _open_trackio(project, entry["id"], config, resumed=earlier is not None)
                 case _:
                     assert_never(name)
         except Exception as error:
             trackers.close()
             raise UserError(
-                f"the tracker {name} did not start: {_first_line(error)}; {_START_HINTS[name]}, or take {name} out of "
+                f"the tracker {name} did not start: {first_line(error)}; {_START_HINTS[name]}, or remove {name} from "
                 "tracking.to"
             ) from error
-        trackers.add(name, tracker, identity, told)
+        trackers.open[name], trackers.state[name] = tracker, entry
+        trackers.write_state()
     for record in history:
         trackers.log(record)
     return trackers
-
-
-_START_HINTS: dict[TrackerName, str] = {
-    "wandb": "run `wandb login`, or set WANDB_MODE=offline",
-    "tensorboard": "make the folder tensorboard in the run's directory writable",
-    "trackio": "set TRACKIO_DIR to a writable folder",
-}
 
 
 def require_package(name: TrackerName) -> None:
     """Check that a tracker's package is installed, without importing it.
 
     Raises:
-        UserError: If it is not.
+        UserError: If it is not installed.
     """
     if find_spec(name) is None:
         raise UserError(
             f"the tracker {name} needs the package {name}, which is not installed: pip install 'brorl[{name}]', or "
-            f"take {name} out of tracking.to"
+            f"remove {name} from tracking.to"
         )
 
 
 def flat_numbers(record: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
-    """Return the finite numbers of nested mappings, named by their path: `evaluation/pass_at/16/value`.
+    """Return the finite numbers of nested mappings by their path: `evaluation/pass_at/16/value`.
 
     Args:
-        record: A line of the metrics, or a part of it; truth values become 0 and 1.
-        prefix: What every name starts with; the step is left out where there is none.
+        record: A line of the metrics, or a part of it; true and false become 1 and 0.
+        prefix: Prefix of every name; without a prefix, the step is left out.
     """
     numbers: dict[str, float] = {}
     for key, value in record.items():
@@ -198,92 +181,68 @@ def flat_numbers(record: Mapping[Any, Any], prefix: str = "") -> dict[str, float
 
 
 def _read_state(file: Path) -> dict[str, dict[str, Any]]:
-    """Return what `trackers.json` holds; nothing if there is none.
+    """Return the content of `trackers.json`; empty without the file.
 
     Raises:
-        UserError: If it is not readable.
+        UserError: If the file is damaged.
     """
     if not file.exists():
         return {}
     try:
-        state: dict[str, dict[str, Any]] = json.loads(file.read_text("utf-8"))
-        for entry in state.values():
-            int(entry["told"]), str(entry["id"])
+        state = json.loads(file.read_text("utf-8"))
+        return {name: {"id": str(entry["id"]), "told": int(entry["told"])} for name, entry in state.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} is damaged; remove it, and the run's trackers start anew") from error
-    return state
+        raise UserError(f"{file} is damaged; remove it, and the trackers of the run start again") from error
 
 
-def _new_identity(name: str, run_name: str) -> str:
-    """Return how a tracker will find the run again; trackio knows runs by their names alone."""
+def _new_id(name: str, run_name: str) -> str:
+    """Return a new identifier of the run in a tracker; trackio identifies runs by name."""
     return f"{run_name}-{token_hex(4)}" if name == "trackio" else token_hex(8)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(".")
+def _open_wandb(project: str, run_name: str, run_id: str, config: Mapping[str, Any], directory: Path) -> _Tracker:
+    """Open a run of Weights & Biases; WANDB_MODE and WANDB_ENTITY apply."""
+    import wandb
+
+    run: Any = wandb.init(
+        project=project,
+        name=run_name,
+        id=run_id,
+        resume="allow",
+        config=dict(config),
+        dir=str(directory),
+        settings=wandb.Settings(console="off", quiet=True),  # run.log has the console's lines
+    )
+    return _Tracker(lambda step, numbers: run.log(numbers, step=step), run.finish)
 
 
-class _Wandb:
-    """A run of Weights & Biases; its own environment variables (WANDB_MODE, WANDB_ENTITY) apply."""
+def _open_tensorboard(folder: Path, config: Mapping[str, Any], first_step: int) -> _Tracker:
+    """Open an event file; readers drop the steps of earlier files from `first_step` on."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, project: str, run_name: str, identity: str, config: Mapping[str, Any], directory: Path) -> None:
-        import wandb
+    writer: Any = SummaryWriter(str(folder), purge_step=first_step)
+    if first_step == 0:
+        writer.add_text("config", f"```\n{json.dumps(config, indent=2, default=str)}\n```", 0)
 
-        self._run: Any = wandb.init(
-            project=project,
-            name=run_name,
-            id=identity,
-            resume="allow",
-            config=dict(config),
-            dir=str(directory),
-            settings=wandb.Settings(console="off", quiet=True),  # the console's lines are in run.log
-        )
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
-
-
-class _TensorBoard:
-    """Event files; a reader drops what earlier files hold from `first_step` on."""
-
-    def __init__(self, folder: Path, config: Mapping[str, Any], first_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(folder), purge_step=first_step)
-        if first_step == 0:
-            self._writer.add_text("config", f"```\n{json.dumps(config, indent=2, default=str)}\n```", 0)
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+    def log(step: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+            writer.add_scalar(name, value, step)
+        writer.flush()
 
-    def close(self) -> None:
-        self._writer.close()
+    return _Tracker(log, writer.close)
 
 
-class _Trackio:
-    """A run of trackio, in its local store (or where its environment variables say)."""
+def _open_trackio(project: str, run_id: str, config: Mapping[str, Any], resumed: bool) -> _Tracker:
+    """Open a run of trackio in its local store; TRACKIO_DIR applies."""
+    import trackio
 
-    def __init__(self, project: str, identity: str, config: Mapping[str, Any], resumed: bool) -> None:
-        import trackio
-
-        self._finish: Any = trackio.finish
-        self._run = trackio.init(
-            project=project,
-            name=identity,
-            resume="allow" if resumed else "never",
-            config=dict(config),
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._run.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        self._finish()
+    run: Any = trackio.init(
+        project=project,
+        name=run_id,
+        resume="allow" if resumed else "never",
+        config=dict(config),
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+    return _Tracker(lambda step, numbers: run.log(numbers, step=step), trackio.finish)

@@ -11,10 +11,10 @@ import pytest
 from rich.console import Console
 
 from brorl.activity import Round
-from brorl.console.progress import Progress, notes
+from brorl.console.progress import TrainingProgress, notes
 from brorl.console.screen import Screen
-from brorl.console.step_line import StepLines, StepResult
-from brorl.console.tables import certificate_lines, cost_table, coverage_hints, coverage_table, outcome_table
+from brorl.console.step_line import StepLines
+from brorl.console.tables import cost_table, coverage_hints, coverage_table, held_out_check_lines, outcome_table
 from brorl.cost import Budget
 from brorl.format import duration
 
@@ -49,10 +49,10 @@ def evaluation(one: float, eight: float, solved: int, *, key: type = int) -> dic
     }
 
 
-def progress_into(file: Path) -> Progress:
+def progress_into(file: Path) -> TrainingProgress:
     screen = Screen()
     screen.log_to(file)
-    return Progress(3, Budget("steps", 3), screen)
+    return TrainingProgress(3, Budget("steps", 3), screen)
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_final_tables(
         assert "pass@8 0.500 [0.470, 0.540] 0.625 [0.595, 0.665] +0.125" in lines
         assert "solved of 50 25 30 +5" in lines
         table = "\n".join(lines)
-        assert re.search(r"^steps 3 learned from 6 groups; 10 were sampled", table, re.MULTILINE)
+        assert re.search(r"^steps 3 6 groups in updates, 10 sampled", table, re.MULTILINE)
         assert re.search(rf"^rollouts {1000 + 600 + 400:,} {300 + 100 + 100} verified: 4\.0x", table, re.MULTILINE)
         assert re.search(rf"^tokens {16000:,} {3000:,} computed: {16000 / 3000:.1f}x", table, re.MULTILINE)
         assert re.search(r"^seconds 15\.0 sampling 4\.5, verifying 0\.8, learning 6\.0", table, re.MULTILINE)
@@ -99,7 +99,9 @@ def test_line_of_a_step(records: list[dict[str, Any]], tmp_path: Path, capsys: p
     out = capsys.readouterr().out
     assert out == (tmp_path / "run.log").read_text()
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0].startswith("held out, before training: pass@1 0.125 [0.115, 0.145], pass@8 0.500 [0.470, 0.540]")
+    assert lines[0].startswith(
+        "held-out prompts before training: pass@1 0.125 [0.115, 0.145], pass@8 0.500 [0.470, 0.540]"
+    )
     assert lines[3].startswith("1 0.062 2 5 20.0% 200 5.00s")
     assert lines[4].startswith("2 0.125 0.200 [0.19, 0.22] 2 (1 carried) 3 3.7% 120 5.00s")
     assert lines[5].startswith("3 0.188 0.250 [0.24, 0.27] 2 2 62.5% 80 5.00s")
@@ -112,7 +114,7 @@ def test_columns_stand_under_their_heads_and_fit(width: int, records: list[dict[
     for record in records[1:]:
         record["step"] += 9_000
         record["kept"]["groups"] = 512
-        line = lines.line(StepResult(record, 100, "23h59m")).plain
+        line = lines.line(record, 100, "23h59m").plain
         assert len(line) <= width
         rate = f"{record['sampling']['samples'] / 5:,.0f}"
         for head, value in (("step", str(record["step"])), ("groups", "512 (100 carried)"), ("rollouts/s", rate)):
@@ -161,13 +163,13 @@ def test_nothing_done_is_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "go on" in out
 
 
-def test_a_step_that_needs_many_rounds_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_with_many_rounds_has_extra_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """At rounds 3, 4, 6, 10, ...: seldom enough for a step of a hundred rounds."""
     progress = progress_into(tmp_path / "run.log")
     for number in range(1, 21):
         progress.observe(Round(7, number, number // 2, 16))
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [f"step 7: round {n}, {n // 2} of 16 groups with both outcomes so far" for n in (3, 4, 6, 10, 18)]
+    assert lines == [f"step 7: round {n}, {n // 2} of 16 mixed groups so far" for n in (3, 4, 6, 10, 18)]
     assert (tmp_path / "run.log").read_text().splitlines() == lines
 
 
@@ -188,9 +190,9 @@ def test_time_left_by_the_budget_alone(records: list[dict[str, Any]], tmp_path: 
     """1,600 samples are half of 3,200: as much time is left as has passed."""
     screen = Screen()
     screen.log_to(tmp_path / "run.log")
-    progress = Progress(None, Budget("samples", 3200), screen)
+    progress = TrainingProgress(None, Budget("samples", 3200), screen)
     progress.show(records[0])
-    progress._started = 0.0
+    progress._start = 0.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("brorl.console.progress.perf_counter", lambda: 100.0)
         for record in records[1:3]:
@@ -223,32 +225,32 @@ def rows_of(table: Any) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("as_read_from_file", [False, True])
-def test_table_of_what_n_bought(as_read_from_file: bool) -> None:
+def test_coverage_table(as_read_from_file: bool) -> None:
     steps = [covered({16: 0.9, 64: 0.9}, {16: 0.9, 64: 0.9, 256: 0.9}, 0.9)] * 3  # too old to count
     steps += [covered({16: 0.5, 64: 0.8}, {16: 0.3, 64: 0.2, 256: 0.1}, 0.4)] * 20
     steps += [covered({16: 0.25, 64: 0.4}, {16: 0.1, 64: 0.05, 256: 0.0}, 0.1, groups=8)] * 5
     table = coverage_table(json.loads(json.dumps(steps)) if as_read_from_file else steps)
     assert "last 25 steps" in str(table.title)
     assert [c.header for c in table.columns] == ["N =", "16", "64", "256*"]
-    assert "both outcomes (correct and incorrect) teach" in str(table.caption)
-    assert "from the same 64 rollouts" in str(table.caption)
+    assert "mixed groups: groups with correct and incorrect rollouts" in str(table.caption)
+    assert "from the same 64 rollouts per prompt" in str(table.caption)
     informative, mass = rows_of(table)
     assert informative[1:] == [f"{(80 * 0.5 + 40 * 0.25) / 120:.1%}", f"{(80 * 0.8 + 40 * 0.4) / 120:.1%}", ""]
     whole = 20 * 0.4 + 5 * 0.1
     assert mass[1:] == [f"{1 - (20 * a + 5 * b) / whole:.1%}" for a, b in ((0.3, 0.1), (0.2, 0.05), (0.1, 0.0))]
 
 
-def test_table_of_what_n_bought_says_when_it_cannot_tell() -> None:
+def test_coverage_table_without_an_estimate() -> None:
     table = coverage_table([covered({16: 0.5}, None, None)])
     assert len(rows_of(table)) == 1
-    assert "every response was unique" in str(table.caption)
+    assert "all responses were unique" in str(table.caption)
     nothing_solved = coverage_table([covered({16: 0.0}, {16: 0.0, 64: 0.0}, 0.0)])
     assert "no correct response was sampled" in str(nothing_solved.caption)
     assert coverage_table([covered(None, None, None)]).row_count == 0
     assert coverage_table([{"step": 1, "sampling": {}}]).row_count == 0
 
 
-def certified(change: float, half: float, risen: int, correct: int, drop: float | None) -> dict[str, Any]:
+def checked(change: float, half: float, risen: int, correct: int, drop: float | None) -> dict[str, Any]:
     share = risen / correct if correct else None
     return {"step": 1, "sampling": {}, "certificate": {
         "change": change, "change_low": change - half, "change_high": change + half, "num_correct": correct,
@@ -256,54 +258,54 @@ def certified(change: float, half: float, risen: int, correct: int, drop: float 
     }}  # fmt: skip
 
 
-def test_certificates_are_pooled() -> None:
-    assert certificate_lines([{"step": 1, "sampling": {}}]) == []
+def test_held_out_checks_are_pooled() -> None:
+    assert held_out_check_lines([{"step": 1, "sampling": {}}]) == []
     records = [
-        certified(0.02, 0.003, 6, 10, -0.004),
-        certified(-0.01, 0.004, 30, 30, -0.5),
-        certified(0.0, 0.0, 0, 0, None),
+        checked(0.02, 0.003, 6, 10, -0.004),
+        checked(-0.01, 0.004, 30, 30, -0.5),
+        checked(0.0, 0.0, 0, 0, None),
         {"step": 4, "sampling": {}},
     ]
-    (line,) = certificate_lines(records)
+    (line,) = held_out_check_lines(records)
     mean, half = 0.01 / 3, 0.005 / 3
     assert "3 of 4 updates" in line
     assert f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]" in line
     assert "90% of the correct mass rose" in line
     assert "was 0.5" in line
-    assert "mass" not in certificate_lines(records[2:])[0]
-    assert "no sampled response fell" in certificate_lines([certified(0.1, 0.01, 3, 3, 0.0)])[0]
-    assert certificate_lines([{"step": 1, "sampling": {}, "certificate": {"change": None}}]) == []
+    assert "mass" not in held_out_check_lines(records[2:])[0]
+    assert "no sampled response dropped" in held_out_check_lines([checked(0.1, 0.01, 3, 3, 0.0)])[0]
+    assert held_out_check_lines([{"step": 1, "sampling": {}, "certificate": {"change": None}}]) == []
 
 
-def test_what_was_out_of_the_ordinary_in_a_step_is_said() -> None:
+def test_unusual_events_of_a_step_have_notes() -> None:
     record = step(3, samples=10, sampled=20, unique=10, distinct=5, groups=2)
     assert notes(record) == []
     record["sampling"] |= {"verifier_timeouts": 4, "verifier_failures": 1}
     record["evaluation"] = evaluation(0.1, 0.2, 3) | {"verifier_timeouts": 0, "verifier_failures": 7}
     record["update"] |= {"out_of_memory_retries": 1, "nodes_per_pass": 512, "old_policy_kl": 3.25}
     record |= {"reference_reset": "for a reason", "collapse": "it collapses"}
-    said = notes(record)
-    assert [line.split()[0] for line in said] == ["4", "0", "out", "warning:", "reference", "warning:"]
-    assert "4 verifications timed out and 1 failed" in said[0]
-    assert "0 verifications timed out and 7 failed" in said[1]
-    assert "512 nodes per forward pass" in said[2]
-    assert "3.2 nats per token" in said[3]
-    assert "lower optimizer.learning_rate" in said[3]
-    assert said[4].endswith("for a reason")
-    assert said[5].endswith("it collapses")
+    lines = notes(record)
+    assert [line.split()[0] for line in lines] == ["4", "0", "out", "warning:", "reference", "warning:"]
+    assert "4 verifications timed out and 1 failed" in lines[0]
+    assert "0 verifications timed out and 7 failed" in lines[1]
+    assert "512 nodes per forward pass" in lines[2]
+    assert "3.2 nats per token" in lines[3]
+    assert "lower optimizer.learning_rate" in lines[3]
+    assert lines[4].endswith("for a reason")
+    assert lines[5].endswith("it collapses")
 
 
-def test_what_was_thrown_away_is_part_of_the_cost(records: list[dict[str, Any]]) -> None:
+def test_dropped_rollouts_are_part_of_the_cost(records: list[dict[str, Any]]) -> None:
     for number, record in enumerate(records[1:], 1):
         record["sampling"] |= {"samples_dropped": 100 * number, "unique_tokens_dropped": 7 * number}
     rows = {row[0]: row[1:] for row in rows_of(cost_table(records))}
     dropped = 100 + 200 + 300
-    assert rows["thrown away"][0] == str(dropped)
-    assert f"({dropped / 2000:.0%})" in rows["thrown away"][1]
-    assert f"; {7 * 6} tokens computed" in rows["thrown away"][1]
+    assert rows["dropped"][0] == str(dropped)
+    assert f"not mixed: {dropped / 2000:.0%}, " in rows["dropped"][1]
+    assert f", {7 * 6} tokens computed" in rows["dropped"][1]
     for record in records[1:]:
         record["sampling"]["samples_dropped"] = 0
-    assert "thrown away" not in {row[0] for row in rows_of(cost_table(records))}
+    assert "dropped" not in {row[0] for row in rows_of(cost_table(records))}
 
 
 def test_tables_fit_80_columns(records: list[dict[str, Any]]) -> None:

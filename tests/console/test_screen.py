@@ -41,9 +41,9 @@ def test_a_pipe_hears_at_once_and_then_whenever_nothing_was_said_for_a_while(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "run.log"
-    with Screen("brorl 1.2.3", every_s=0.05) as screen:
+    with Screen("brorl 1.2.3", quiet_s=0.05) as screen:
         assert capsys.readouterr().out == "brorl 1.2.3: starting\n"
-        assert screen.width == WIDTH
+        assert screen.console.width == WIDTH
         screen.log_to(log)
         screen.observe(Phase("loading", "model"))
         while not log.exists() or log.read_text().count("\n") < 3:

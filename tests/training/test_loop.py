@@ -273,7 +273,7 @@ def test_console_and_log_tell_every_step(run: Run) -> None:
         lines = [re.match(r" *([0-9]+) +([0-9.]+) ", line) for line in text.splitlines()]
         told = {int(m[1]): float(m[2]) for m in lines if m}
         assert told == {r["step"]: round(r["sampling"]["reward"], 3) for r in run.records[1:]}
-        assert "held out, before training: pass@1" in text
+        assert "held-out prompts before training: pass@1" in text
         assert str(run.path) in text.replace("\n", "")
     assert "\x1b" not in log
 

@@ -183,7 +183,7 @@ def test_a_signal_while_sampling_loses_nothing_that_was_learned(
     call = sum(rounds[: step + 1]) + evaluations
     stopped = child("train", *reference.settings, "--output_dir", run, harms=[Harm(action, rf"sample {call}$")])
     assert stopped.code == 130
-    assert f"stopping now and saving the state after step {step - 1}; step {step} has not learned" in stopped.said
+    assert f"stopping now and saving the state after step {step - 1}; step {step} has not updated" in stopped.said
     assert f"stopped after step {step - 1}" in stopped.said
     assert last_complete(run) == f"step-{step - 1:06d}"
     assert [r["step"] for r in metrics_without_times(run)] == list(range(step))

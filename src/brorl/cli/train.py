@@ -69,7 +69,7 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
     from brorl.assemble.run import build_run
     from brorl.assemble.settings import build_budget
     from brorl.config.resuming import fixed_settings
-    from brorl.console.progress import Progress
+    from brorl.console.progress import TrainingProgress
     from brorl.runs.checkpoint import last_checkpoint
     from brorl.runs.run_directory import Record
     from brorl.trackers import open_trackers, require_package
@@ -79,8 +79,7 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
     from brorl.training.stop_request import StopRequest
 
     screen.log_to(directory.path / "run.log")
-    screen.under_way.evaluates_after = lambda step: is_due(step, config.evaluation.every) or step == config.steps
-    progress = Progress(config.steps, build_budget(config), screen)
+    progress = TrainingProgress(config.steps, build_budget(config), screen)
     stop = StopRequest(screen.answer_stop)
 
     def observe(activity: Activity) -> None:
@@ -102,7 +101,9 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
         benchmark = run.measurements.benchmark
         directory.write_held_out(benchmark.prompts if benchmark else [])
         progress.recall(directory.read_metrics())
-        screen.under_way.start_from(state.step)
+        screen.status.start_training(
+            state.step, lambda step: is_due(step, config.evaluation.every) or step == config.steps
+        )
         _announce(screen, config, run, state.step)
         with closing(
             open_trackers(

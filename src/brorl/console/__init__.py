@@ -1,1 +1,1 @@
-"""What a person sees in the terminal while a command works, and when it is done."""
+"""Terminal output of the commands: one live line during the work, tables at the end."""

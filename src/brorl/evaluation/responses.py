@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from brorl.errors import UserError
+from brorl.errors import UserError, first_line
 from brorl.evaluation.summary import PromptResult
 from brorl.prompts.prompt import Prompt
 from brorl.storage import replace_file, storage_errors
@@ -205,7 +205,7 @@ class ResponseStore:
             results = tuple(PromptResult(**result) for result in metadata["results"])
             seconds = float(metadata["seconds"])
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{file} is damaged ({_first_line(error)}); delete it, then {_GO_ON}") from error
+            raise UserError(f"{file} is damaged ({first_line(error)}); delete it, then {_GO_ON}") from error
         if [r.prompt_id for r in results] != [p.id for p in part.prompts]:
             raise UserError(f"{file} holds other prompts than part {part.index}; delete it, then {_GO_ON}")
         return StoredPart(results, seconds)
@@ -281,7 +281,3 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _short(value: Any) -> str:
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from brorl.errors import UserError
+from brorl.errors import UserError, first_line
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Message, Question, contents
 
@@ -219,10 +219,10 @@ def _chat_text(question: Question, format: PromptFormat, tokenizer: Tokenizer, t
     except Exception as error:  # a chat template is a program of the model's and fails as it likes
         if systems and _works(apply, [message for message in messages if message.role != "system"]):
             raise UserError(
-                f"the tokenizer's chat template takes no system prompt ({_first_line(error)}); {advice}"
+                f"the tokenizer's chat template takes no system prompt ({first_line(error)}); {advice}"
             ) from error
         raise UserError(
-            f"the tokenizer's chat template cannot show question {question.id} ({_first_line(error)}); "
+            f"the tokenizer's chat template cannot show question {question.id} ({first_line(error)}); "
             "set prompt.chat: never, or fix the row's messages"
         ) from error
     if any(content.strip() not in text for content in systems):
@@ -236,10 +236,6 @@ def _works(apply: Any, messages: Sequence[Message]) -> bool:
     except Exception:  # as above
         return False
     return True
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _plain_text(question: Question, format: PromptFormat) -> str:  # noqa: A002

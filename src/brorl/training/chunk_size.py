@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from brorl.errors import OutOfMemoryError
+from brorl.errors import OutOfMemoryError, first_line
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class ChunkSize:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                reason = _first_line(error)
+                reason = first_line(error)
             # Past the handler, the failed pass and its tensors are free.
             self._halve(reason)
 
@@ -69,7 +69,7 @@ class ChunkSize:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise OutOfMemoryError(too_little_memory(self.value, _first_line(error))) from error
+            raise OutOfMemoryError(too_little_memory(self.value, first_line(error))) from error
 
     def restrict(self, value: int) -> None:
         """Start from a size that an earlier part of the run was brought down to."""
@@ -98,7 +98,3 @@ def too_little_memory(nodes: int, reason: str) -> str:
         "engine.nodes_per_pass if it is set, switch on engine.gradient_checkpointing or reference.offload, train "
         "adapters (lora.rank), lower engine.memory_gib, or take a smaller model"
     )
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).strip().split("\n")[0]

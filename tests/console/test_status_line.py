@@ -1,0 +1,121 @@
+"""What is under way, against a clock that the tests turn by hand."""
+
+import random
+
+import pytest
+
+from brorl.activity import Decoding, Phase, Round, Step, Updating
+from brorl.console.status_line import StatusLine
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = random.uniform(0, 1e5)
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def status(clock: Clock) -> StatusLine:
+    return StatusLine(Phase("starting"), clock)
+
+
+def test_the_line_tells_phase_progress_and_rate(clock: Clock, status: StatusLine) -> None:
+    assert status.line() == "starting for 0s"
+    clock.seconds += 12
+    assert status.line() == "starting for 12s"
+    status.observe(Phase("loading", "model"))
+    assert status.line() == "loading model for 0s"
+    status.observe(Phase("generation", "8 prompts of aime24"))  # as `brorl eval` does
+    status.observe(Decoding(3, 16, 0, 1))
+    assert status.line(60) == "sampling 8 prompts of aime24 for 0s, 3/16 rollouts"
+    status.observe(Step(7))
+    status.observe(Round(7, 3, 5, 16))
+    status.observe(Phase("generation"))
+    clock.seconds += 20
+    status.observe(Decoding(finished=1024, rollouts=8192, tokens=30_000, depth=212))
+    whole = status.line()
+    assert whole == (
+        "step 7, sampling for 20s, 1,024/8,192 rollouts, 5/16 groups (round 3), 1,500 tokens/s, at token 212"
+    )
+    for width in range(1, len(whole) + 1):
+        line = status.line(width)
+        assert len(line) <= width
+        assert whole.startswith(line)
+    assert status.line(80).endswith("(round 3)")  # a part is shown or not, never cut
+    status.observe(Phase("verification"))
+    assert status.line() == "step 7, verifying for 0s, 5/16 groups (round 3)"
+    status.observe(Phase("training"))
+    status.observe(Updating(2, 4))
+    assert status.line() == "step 7, learning for 0s, update 3 of 4"
+
+
+def test_the_rest_of_a_step_is_told_from_the_steps_before(clock: Clock, status: StatusLine) -> None:
+    for step, seconds in enumerate((30, 50, 40), 1):
+        status.observe(Step(step))
+        status.observe(Phase("training"))
+        assert ("left" in status.line()) == (step > 1)  # of the first step nothing is known
+        clock.seconds += seconds
+    status.observe(Step(4))
+    status.observe(Phase("generation"))
+    clock.seconds += 15
+    assert status.line() == "step 4, sampling for 15s, about 25s left"  # 40 is the median
+    clock.seconds += 30
+    assert "left" not in status.line()  # it takes longer than was thought
+
+
+def test_the_rest_of_an_evaluation(clock: Clock, status: StatusLine) -> None:
+    """By the rollouts that ended if there was none before, else by the one before."""
+    status.observe(Phase("evaluating"))
+    clock.seconds += 30
+    status.observe(Decoding(1, 1000, 600, 9))
+    assert status.line() == "evaluating before training for 30s, 1/1,000 rollouts, 20 tokens/s, at token 9"
+    status.observe(Decoding(250, 1000, 600, 10))
+    assert "about 1m30s left" in status.line()
+    clock.seconds += 30
+    status.observe(Phase("evaluating", "verifying 80 distinct responses"))  # part of the same evaluation
+    assert status.line().startswith("evaluating before training for 1m00s, verifying 80 distinct responses")
+    status.observe(Step(1))
+    status.observe(Phase("training"))
+    status.observe(Phase("evaluating"))
+    clock.seconds += 10
+    assert status.line() == "evaluating after step 1 for 10s, about 50s left"
+
+
+def test_answers_to_a_stop_request(clock: Clock, status: StatusLine) -> None:
+    status.start_training(0, lambda step: step == 3)
+    status.observe(Phase("evaluating"))
+    assert status.stop_answer(True) == "stopping now: training has not begun, so nothing is lost"
+    clock.seconds += 100
+    status.observe(Step(1))
+    status.observe(Phase("generation"))
+    answer = status.stop_answer(True)
+    assert answer.startswith("stopping now and saving the state after step 0; step 1 has not updated the model yet")
+    status.observe(Phase("training"))
+    assert status.stop_answer(False) == "finishing step 1, then saving; Ctrl-C again stops now and discards it"
+    for phase, seconds in (("training", 20), ("storing", 3), ("diagnostics", 2), ("saving", 7)):
+        status.observe(Phase(phase))
+        clock.seconds += seconds
+    status.observe(Step(2))
+    status.observe(Phase("training"))
+    clock.seconds += 5
+    left = 20 + 3 + 2 + 7 - 5
+    assert status.stop_answer(False) == (
+        f"finishing step 2, then saving (about {left}s); Ctrl-C again stops now and discards it"
+    )
+    clock.seconds += 15
+    status.observe(Phase("generation"))  # step 2 is not saved
+    status.observe(Step(3))
+    status.observe(Phase("training"))
+    assert status.stop_answer(False) == (  # the evaluation took 100 s
+        "finishing step 3, then saving (about 2m12s); Ctrl-C again stops now and discards everything after step 1"
+    )
+    status.observe(Phase("evaluating"))
+    clock.seconds += 40
+    assert status.stop_answer(False).startswith("finishing the evaluation after step 3, then saving (about 1m07s);")
