@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from brorl.comparison.results_of import results_of
+
 from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.findings import findings
 from brorl.comparison.matching import costs_at
 from brorl.comparison.paired import difference_interval, mean_over_runs, scores_at
 from brorl.comparison.reading import read_comparison
@@ -38,7 +39,7 @@ def tuning_table(comparison: Comparison) -> Table:
         (
             *(arm.differs.get(key, "") for key in SETTINGS),
             *(f"{scores_at(comparison, arm, comparison.budget, 'best@k', k).mean():.3f}" for k in comparison.ks),
-            informative(arm),
+            mixed_groups(arm),
         )
         for arm in comparison.arms
     )
@@ -46,9 +47,9 @@ def tuning_table(comparison: Comparison) -> Table:
     return Table(f"N = 16 after {short(comparison.budget)} samples, one seed", columns, rows, words=frozenset())
 
 
-def informative(arm: Arm) -> str:
+def mixed_groups(arm: Arm) -> str:
     """Share of the groups of all runs that had correct and incorrect rollouts."""
-    share = training_efficiency(arm).informative_share
+    share = training_efficiency(arm).mixed_share
     return "-" if share is None else f"{share.mean:.0%}"
 
 
@@ -57,7 +58,7 @@ def way_table(arm: Arm) -> Table:
     rows: list[tuple[str, ...]] = []
     window: list[Record] = []
     samples = 0
-    for record in RunDirectory(Path(arm.trajectories[0].path)).read_metrics():
+    for record in RunDirectory(Path(arm.runs[0].path)).read_metrics():
         if "sampling" in record:
             window.append(record["sampling"])
             samples += record["sampling"]["samples"]
@@ -114,21 +115,21 @@ def costs_table(comparison: Comparison, point: str) -> Table:
         costs, use = costs_at(arm, comparison.unit, comparison.budget), training_efficiency(arm)
         rates = [rate.mean for rate in (use.tokens_per_unique, use.samples_per_s) if rate is not None]
         scores = (mean_over_runs(scores_at(comparison, arm, comparison.budget, "best@k", k)) for k in comparison.ks)
-        ends = (scores_at(comparison, arm, mark) for mark in (0, comparison.budget))
-        rise = difference_interval(*ends, seeds_paired=True)
+        ends = (scores_at(comparison, arm, eval_point) for eval_point in (0, comparison.budget))
+        sigmoid_curve = difference_interval(*ends, seeds_paired=True)
         rows.append((
             str(arm.num_rollouts), str(arm.prompts_per_step), arm.differs.get(RATE, "as N = 16"),
             *(short(spent.mean) for spent in (costs.steps, costs.samples, costs.unique_tokens)), *map(short, rates),
-            informative(arm), training_success(arm), signed(rise), *map(interval, scores),
+            mixed_groups(arm), training_success(arm), signed(sigmoid_curve), *map(interval, scores),
         ))  # fmt: skip
-    title = f"From the {point}, {comparison.budget:.0f} seconds, {len(comparison.arms[0].trajectories)} seeds"
+    title = f"From the {point}, {comparison.budget:.0f} seconds, {len(comparison.arms[0].runs)} seeds"
     return Table(title, columns, tuple(rows), words=frozenset())
 
 
 def training_success(arm: Arm) -> str:
     """Share of correct rollouts on training prompts, before any group is dropped, in the last tenth of the steps."""
     correct = drawn = 0.0
-    for run in arm.trajectories:
+    for run in arm.runs:
         steps = [r["sampling"] for r in RunDirectory(Path(run.path)).read_metrics() if "sampling" in r]
         for sampling in steps[-max(1, len(steps) // 10) :]:
             correct += sampling["share_correct"] * sampling["samples"]
@@ -147,7 +148,7 @@ def tables_of(folder: Path) -> Iterator[Table]:
             yield rates_table(folder / point)
         if (folder / point / "compare" / "comparison.json").is_file():
             comparison = read_comparison(folder / point / "compare")
-            found = findings(comparison)
+            found = results_of(comparison)
             yield from (costs_table(comparison, point), against_first_table(found), coverage_table(found))
             if found.equal_score is not None:
                 yield equal_score_table(found.equal_score, found)

@@ -75,17 +75,17 @@ class Budget:
     Attributes:
         unit: What is counted.
         limit: The run ends with the step that reaches this.
-        marks: Amounts at which the run is evaluated: after the first step that reaches each.
+        eval_points: Amounts at which the run is evaluated: after the first step that reaches each.
     """
 
     unit: Unit
     limit: float
-    marks: tuple[float, ...] = ()
+    eval_points: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.limit > 0:
             raise ValueError(f"a budget must be above 0, not {self.limit} {self.unit}")
-        wrong = next((m for m in self.marks if not 0 < m <= self.limit), None)
+        wrong = next((m for m in self.eval_points if not 0 < m <= self.limit), None)
         if wrong is not None:
             raise ValueError(f"marks must lie above 0 and up to the budget of {self.limit} {self.unit}, not at {wrong}")
 
@@ -93,9 +93,9 @@ class Budget:
         """Return whether a run that spent this has reached the limit."""
         return spent.of(self.unit) >= self.limit
 
-    def passes_mark(self, before: Cost, after: Cost) -> bool:
-        """Return whether a step from one cost to another reached a mark."""
-        return any(before.of(self.unit) < mark <= after.of(self.unit) for mark in self.marks)
+    def passes_eval_point(self, before: Cost, after: Cost) -> bool:
+        """Return whether a step from one cost to another reached an evaluation point."""
+        return any(before.of(self.unit) < eval_point <= after.of(self.unit) for eval_point in self.eval_points)
 
 
 def amount(value: float, unit: Unit) -> str:

@@ -164,7 +164,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
             before, spent = spent, spent + cost_of_step(record)
             last = is_over(run, step, spent)
             regular = is_due(step, run.evaluate_every)
-            if regular or last or run.budget.passes_mark(before, spent):
+            if regular or last or run.budget.passes_eval_point(before, spent):
                 record |= evaluation_record(run, step)
             score = run.watch.score(record) if regular else None  # marks do not change what is trained
             if why := run.schedule.after_step(step, update.reference_kl, score):
