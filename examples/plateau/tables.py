@@ -11,15 +11,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from brorl.comparison.results_of import results_of
+
 from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.findings import findings
 from brorl.comparison.matching import costs_at
 from brorl.comparison.paired import difference_interval, mean_over_runs, scores_at
 from brorl.comparison.reading import read_comparison
-from brorl.comparison.sheet import Sheet, interval, markdown_table, short, signed
-from brorl.comparison.tables import against_first_sheet, coverage_sheet, equal_score_sheet
+from brorl.comparison.tables import against_first_table, coverage_table, equal_score_table
 from brorl.comparison.token_efficiency import training_efficiency
+from brorl.format import interval, short, signed
 from brorl.runs.run_directory import Record, RunDirectory
+from brorl.table import Table
 
 RATE = "optimizer.learning_rate"
 SETTINGS = {
@@ -31,32 +33,32 @@ SETTINGS = {
 }
 
 
-def tuning_sheet(comparison: Comparison) -> Sheet:
+def tuning_table(comparison: Comparison) -> Table:
     """What eight settings of N = 16 came to with the same samples."""
     rows = tuple(
         (
             *(arm.differs.get(key, "") for key in SETTINGS),
             *(f"{scores_at(comparison, arm, comparison.budget, 'best@k', k).mean():.3f}" for k in comparison.ks),
-            informative(arm),
+            mixed_groups(arm),
         )
         for arm in comparison.arms
     )
     columns = (*SETTINGS.values(), *(f"pass@{k}" for k in comparison.ks), "both outcomes")
-    return Sheet(f"N = 16 after {short(comparison.budget)} samples, one seed", columns, rows, words=frozenset())
+    return Table(f"N = 16 after {short(comparison.budget)} samples, one seed", columns, rows, words=frozenset())
 
 
-def informative(arm: Arm) -> str:
+def mixed_groups(arm: Arm) -> str:
     """Share of the groups of all runs that had correct and incorrect rollouts."""
-    share = training_efficiency(arm).informative_share
+    share = training_efficiency(arm).mixed_share
     return "-" if share is None else f"{share.mean:.0%}"
 
 
-def way_sheet(arm: Arm) -> Sheet:
+def way_table(arm: Arm) -> Table:
     """How a run of N = 16 came to its plateau: a row an evaluation, groups and rewards of the steps before it."""
     rows: list[tuple[str, ...]] = []
     window: list[Record] = []
     samples = 0
-    for record in RunDirectory(Path(arm.trajectories[0].path)).read_metrics():
+    for record in RunDirectory(Path(arm.runs[0].path)).read_metrics():
         if "sampling" in record:
             window.append(record["sampling"])
             samples += record["sampling"]["samples"]
@@ -74,7 +76,7 @@ def way_sheet(arm: Arm) -> Sheet:
         "all correct",
         "correct in training",
     )
-    return Sheet(
+    return Table(
         f"N = 16 on the way to its plateau, {arm.title or arm.name}, one seed", columns, tuple(rows), words=frozenset()
     )
 
@@ -89,7 +91,7 @@ def shares(window: list[Record]) -> tuple[str, str, str]:
     return f"{mixed:.0%}", f"{solved:.0%}", f"{correct:.3f}"
 
 
-def rates_sheet(point: Path) -> Sheet:
+def rates_table(point: Path) -> Table:
     """What each learning rate came to for each N."""
     folders = sorted(point.glob("rate-N*"), key=lambda folder: int(folder.name.removeprefix("rate-N")))
     found = [read_comparison(folder) for folder in folders]
@@ -98,10 +100,10 @@ def rates_sheet(point: Path) -> Sheet:
         scores = [f"{scores_at(comparison, arm, comparison.budget).mean():.3f}" for arm in comparison.arms]
         rows.append((str(comparison.arms[0].num_rollouts), *(f"**{s}**" if s == max(scores) else s for s in scores)))
     title = f"From the {point.name}: pass@1 after {found[0].budget:.0f} seconds with each learning rate, one seed"
-    return Sheet(title, ("N", *(arm.differs[RATE] for arm in found[0].arms)), tuple(rows), words=frozenset())
+    return Table(title, ("N", *(arm.differs[RATE] for arm in found[0].arms)), tuple(rows), words=frozenset())
 
 
-def costs_sheet(comparison: Comparison, point: str) -> Sheet:
+def costs_table(comparison: Comparison, point: str) -> Table:
     """What every N spent, saw and scored."""
     columns = (
         "N", "prompts", "rate", "steps", "samples", "unique tokens", "sampled per unique", "samples/s", "both outcomes",
@@ -113,21 +115,21 @@ def costs_sheet(comparison: Comparison, point: str) -> Sheet:
         costs, use = costs_at(arm, comparison.unit, comparison.budget), training_efficiency(arm)
         rates = [rate.mean for rate in (use.tokens_per_unique, use.samples_per_s) if rate is not None]
         scores = (mean_over_runs(scores_at(comparison, arm, comparison.budget, "best@k", k)) for k in comparison.ks)
-        ends = (scores_at(comparison, arm, mark) for mark in (0, comparison.budget))
-        rise = difference_interval(*ends, seeds_paired=True)
+        ends = (scores_at(comparison, arm, eval_point) for eval_point in (0, comparison.budget))
+        sigmoid_curve = difference_interval(*ends, seeds_paired=True)
         rows.append((
             str(arm.num_rollouts), str(arm.prompts_per_step), arm.differs.get(RATE, "as N = 16"),
             *(short(spent.mean) for spent in (costs.steps, costs.samples, costs.unique_tokens)), *map(short, rates),
-            informative(arm), training_success(arm), signed(rise), *map(interval, scores),
+            mixed_groups(arm), training_success(arm), signed(sigmoid_curve), *map(interval, scores),
         ))  # fmt: skip
-    title = f"From the {point}, {comparison.budget:.0f} seconds, {len(comparison.arms[0].trajectories)} seeds"
-    return Sheet(title, columns, tuple(rows), words=frozenset())
+    title = f"From the {point}, {comparison.budget:.0f} seconds, {len(comparison.arms[0].runs)} seeds"
+    return Table(title, columns, tuple(rows), words=frozenset())
 
 
 def training_success(arm: Arm) -> str:
     """Share of correct rollouts on training prompts, before any group is dropped, in the last tenth of the steps."""
     correct = drawn = 0.0
-    for run in arm.trajectories:
+    for run in arm.runs:
         steps = [r["sampling"] for r in RunDirectory(Path(run.path)).read_metrics() if "sampling" in r]
         for sampling in steps[-max(1, len(steps) // 10) :]:
             correct += sampling["share_correct"] * sampling["samples"]
@@ -135,22 +137,22 @@ def training_success(arm: Arm) -> str:
     return f"{correct / drawn:.3f}"
 
 
-def sheets(folder: Path) -> Iterator[Sheet]:
+def tables_of(folder: Path) -> Iterator[Table]:
     """All tables for which there are results."""
     if (folder / "tune" / "comparison.json").is_file():
-        yield tuning_sheet(read_comparison(folder / "tune"))
+        yield tuning_table(read_comparison(folder / "tune"))
     if (folder / "n16" / "comparison.json").is_file():
-        yield from map(way_sheet, read_comparison(folder / "n16").arms)
+        yield from map(way_table, read_comparison(folder / "n16").arms)
     for point in ("knee", "plateau"):
         if any((folder / point).glob("rate-N*/comparison.json")):
-            yield rates_sheet(folder / point)
+            yield rates_table(folder / point)
         if (folder / point / "compare" / "comparison.json").is_file():
             comparison = read_comparison(folder / point / "compare")
-            found = findings(comparison)
-            yield from (costs_sheet(comparison, point), against_first_sheet(found), coverage_sheet(found))
+            found = results_of(comparison)
+            yield from (costs_table(comparison, point), against_first_table(found), coverage_table(found))
             if found.equal_score is not None:
-                yield equal_score_sheet(found.equal_score, found)
+                yield equal_score_table(found.equal_score, found)
 
 
 if __name__ == "__main__":
-    print("\n\n".join(markdown_table(sheet) for sheet in sheets(Path(sys.argv[1]))))
+    print("\n\n".join(table.markdown() for table in tables_of(Path(sys.argv[1]))))

@@ -6,9 +6,12 @@ any cost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from brorl.format import short, short_time
 
 Unit = Literal["steps", "seconds", "samples", "unique_tokens"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -72,17 +75,17 @@ class Budget:
     Attributes:
         unit: What is counted.
         limit: The run ends with the step that reaches this.
-        marks: Amounts at which the run is evaluated: after the first step that reaches each.
+        eval_points: Amounts at which the run is evaluated: after the first step that reaches each.
     """
 
     unit: Unit
     limit: float
-    marks: tuple[float, ...] = ()
+    eval_points: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.limit > 0:
             raise ValueError(f"a budget must be above 0, not {self.limit} {self.unit}")
-        wrong = next((m for m in self.marks if not 0 < m <= self.limit), None)
+        wrong = next((m for m in self.eval_points if not 0 < m <= self.limit), None)
         if wrong is not None:
             raise ValueError(f"marks must lie above 0 and up to the budget of {self.limit} {self.unit}, not at {wrong}")
 
@@ -90,9 +93,9 @@ class Budget:
         """Return whether a run that spent this has reached the limit."""
         return spent.of(self.unit) >= self.limit
 
-    def passes_mark(self, before: Cost, after: Cost) -> bool:
-        """Return whether a step from one cost to another reached a mark."""
-        return any(before.of(self.unit) < mark <= after.of(self.unit) for mark in self.marks)
+    def passes_eval_point(self, before: Cost, after: Cost) -> bool:
+        """Return whether a step from one cost to another reached an evaluation point."""
+        return any(before.of(self.unit) < eval_point <= after.of(self.unit) for eval_point in self.eval_points)
 
 
 def amount(value: float, unit: Unit) -> str:
@@ -103,3 +106,11 @@ def amount(value: float, unit: Unit) -> str:
     size, word = (1, "seconds") if value < 599.95 else (60, "minutes") if value < 7197 else (3600, "hours")
     number = f"{value / size:,.1f}".removesuffix(".0")
     return f"{number} {word.removesuffix('s') if number == '1' else word}"
+
+
+def short_amount(value: float, unit: Unit) -> str:
+    """Return an amount as a table or an axis holds it, without the unit unless it is a time: 40 s, 150, 1.2M."""
+    if unit == "steps":
+        return f"{value:,.0f}"
+    text = short_time(value) if unit == "seconds" else short(value)
+    return re.sub(r"\.0*(?=\D*$)|(?<=[1-9])0+(?=\D*$)", "", text) if "." in text else text

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from brorl.assemble.comparison import ArmPlan, differences, sweep_arms
-from brorl.cli.arm_runs import Job, Slot, cpu_slots, gpu_slots, progress_of
+from brorl.cli.arm_runs import ArmRun, Slot, cpu_slots, gpu_slots, progress_of
 from brorl.cli.compare import _folders
 from brorl.cli.compare_plan import plan_of
 from brorl.comparison import figure as comparison_figure
@@ -80,8 +80,8 @@ def test_what_is_read_is_what_the_runs_measured(compared: Compared) -> None:
     assert [arm.name for arm in comparison.arms] == ["N=8", "N=16"]
     assert [arm.differs for arm in comparison.arms] == [{"rollouts_per_prompt": "8"}, {"rollouts_per_prompt": "16"}]
     for arm in comparison.arms:
-        assert [run.seed for run in arm.trajectories] == [0, 1]
-        for run in arm.trajectories:
+        assert [run.seed for run in arm.runs] == [0, 1]
+        for run in arm.runs:
             records = records_of(Path(run.path))
             steps = [r for r in records if "sampling" in r]
             assert run.cost.samples == sum(r["sampling"]["samples"] for r in steps)
@@ -146,13 +146,13 @@ def test_a_killed_comparison_goes_on_to_the_same_result(compared: Compared, tmp_
     assert "2 of 4 runs are complete already" in outcome.said
     assert len(records_of(cut)) == len(lines)
     for arm_a, arm_b in zip(read_comparison(compared.folder).arms, read_comparison(folder).arms, strict=True):
-        for a, b in zip(arm_a.trajectories, arm_b.trajectories, strict=True):
+        for a, b in zip(arm_a.runs, arm_b.runs, strict=True):
             assert [s.num_correct_P.tolist() for s in a.scores] == [s.num_correct_P.tolist() for s in b.scores]
 
 
 def test_progress_follows_a_run_that_goes_back_to_a_checkpoint(compared: Compared, tmp_path: Path) -> None:
     run = shutil.copytree(compared.folder / "arms/N=8/seed-0", tmp_path / "run", symlinks=True)
-    progress = progress_of(Job("N=8", 0, tmp_path / "r.yaml", run, Budget("samples", 10_000)))
+    progress = progress_of(ArmRun("N=8", 0, tmp_path / "r.yaml", run, Budget("samples", 10_000)))
     records = records_of(run)
     assert progress.spent.steps == len(records) - 1
     RunDirectory(run).rewind(2)
@@ -183,7 +183,7 @@ def test_a_run_that_collapses_ends_there_and_keeps_its_score(tmp_path: Path) -> 
                       "--output-dir", folder)  # fmt: skip
     assert outcome.code == 0, outcome.err
     for arm in read_comparison(folder).arms:
-        (run,) = arm.trajectories
+        (run,) = arm.runs
         record = records_of(Path(run.path))[-1]
         assert run.ended_early == record["ended"] == record["collapse"]
         assert run.scores[-1].num_correct_P.tolist() == record["evaluation"]["prompts"]["num_correct"]
@@ -199,9 +199,9 @@ def test_a_finished_run_can_be_an_arm(compared: Compared, tmp_path: Path) -> Non
     outcome = command("compare", run, "quickstart", "--rollouts_per_prompt=16", *settings, *TINY)
     assert outcome.code == 0, outcome.err
     comparison = read_comparison(tmp_path / "out")
-    (given,), (made,) = (arm.trajectories for arm in comparison.arms)
+    (given,), (made,) = (arm.runs for arm in comparison.arms)
     assert (given.seed, given.path) == (1, str(run))
-    assert comparison.marks == (6.0, 8.0) == tuple(float(s.cost.steps) for s in given.scores[1:])
+    assert comparison.eval_points == (6.0, 8.0) == tuple(float(s.cost.steps) for s in given.scores[1:])
     assert comparison.budget == given.cost.steps == made.cost.steps
     assert {p.name for p in (tmp_path / "out/arms").iterdir()} == {"N=16"}
 
@@ -245,7 +245,10 @@ def num_steps(run: Path) -> int:
         (["quickstart", "quickstart-16", "--budget=0"], "--budget: an amount above 0 is needed, not 0"),
         (["quickstart", "quickstart-16", "--budget=5", "--seeds=0"], "--seeds: at least 1 is needed, not 0"),
         (["quickstart", "quickstart-16", "--budget=5", "--jobs=999"], "runs must not share one; lower it"),
-        (["quickstart", "quickstart-16", "--budget=5", "--marks=3,x"], "--marks: a number of marks, or amounts"),
+        (
+            ["quickstart", "quickstart-16", "--budget=5", "--marks=3,x"],
+            "--marks: a number of evaluation points, or amounts",
+        ),
         (["quickstart", "quickstart-16", "--budget=5", "--marks=3,9"], "above 0 and up to the budget of 5"),
         (["quickstart", "quickstart-16", "--budget=5", "--seed=3"], "seed is decided by the comparison; use --seeds N"),
         (
@@ -329,7 +332,7 @@ def test_a_finished_run_must_tell_what_is_needed(compared: Compared, tmp_path: P
     run = shutil.copytree(compared.folder / "arms/N=8/seed-0", tmp_path / "run", symlinks=True)
     settings = ("quickstart", "--rollouts_per_prompt=16", *TINY, "--output-dir", tmp_path / "out")
     assert f"the seconds of {run} were measured at another time" in refusal(run, *settings)
-    given = next(f"{s.cost.samples:.3g}" for s in read_comparison(compared.folder).arms[0].trajectories[0].scores[1:])
+    given = next(f"{s.cost.samples:.3g}" for s in read_comparison(compared.folder).arms[0].runs[0].scores[1:])
     refused = refusal(run, *settings, "--match=samples", "--budget=3.33")
     assert "was not evaluated at 3.33 samples; give one of:" in refused  # a step has at least 16
     assert "leave it out" in refusal(run, *settings, "--match=samples", f"--budget={given}", "--marks=3")
@@ -431,7 +434,7 @@ def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
-    job = Job("N=8", 0, tmp_path / "r.yaml", tmp_path, Budget("samples", 100))
+    job = ArmRun("N=8", 0, tmp_path / "r.yaml", tmp_path, Budget("samples", 100))
     line = json.dumps({"step": 1, "sampling": {"samples": 60, "sampled_tokens": 1, "unique_tokens": 1},
                        "seconds": {"total": 1.0}})  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text(line[:20])

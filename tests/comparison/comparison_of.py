@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, Score, Trajectory
+from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.cost import Cost, Unit
 
 
@@ -25,8 +25,8 @@ def run_of(
     cost: Cost | None = None,
     phases: Mapping[str, float] | None = None,
     groups: tuple[int, int] = (10, 5),
-) -> Trajectory:
-    return Trajectory(
+) -> RunScores:
+    return RunScores(
         seed=seed,
         scores=tuple(scores),
         cost=scores[-1].cost if cost is None and scores else cost or Cost(),
@@ -39,21 +39,23 @@ def run_of(
     )
 
 
-def arm_of(name: str, runs: Sequence[Trajectory], num_rollouts: int | None = 16) -> Arm:
+def arm_of(name: str, runs: Sequence[RunScores], num_rollouts: int | None = 16) -> Arm:
     return Arm(name, "", num_rollouts, 8, {}, tuple(runs))
 
 
 def comparison_of(
     arms: Sequence[Arm],
-    marks: Sequence[float],
+    eval_points: Sequence[float],
     num_samples: int,
     *,
     sources: Sequence[str] | None = None,
     unit: Unit = "seconds",
 ) -> Comparison:
-    num_prompts = arms[0].trajectories[0].scores[0].num_correct_P.size
+    num_prompts = arms[0].runs[0].scores[0].num_correct_P.size
     prompts = tuple(
         HeldOutPrompt(f"prompt-{i}", "task" if sources is None else sources[i], "math", "?", "!")
         for i in range(num_prompts)
     )
-    return Comparison("model", unit, marks[-1], tuple(marks), prompts, num_samples, (1,), tuple(arms), "a machine")
+    return Comparison(
+        "model", unit, eval_points[-1], tuple(eval_points), prompts, num_samples, (1,), tuple(arms), "a machine"
+    )

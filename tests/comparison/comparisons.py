@@ -5,7 +5,9 @@ from math import comb, exp, log
 
 import numpy as np
 
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, Score, Trajectory, labelled
+from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labelled
+from brorl.comparison.report import text_of
+from brorl.comparison.results import results_of
 from brorl.cost import Cost, Unit
 
 
@@ -33,7 +35,7 @@ def synthetic(
     num_samples: int = 32,
     ks: tuple[int, ...] = (1, 4, 16),
     unit: Unit = "seconds",
-    marks: tuple[float, ...] = (10.0, 20.0, 40.0),
+    eval_points: tuple[float, ...] = (10.0, 20.0, 40.0),
     lift: Mapping[int, float] | None = None,
     overshoot: Mapping[int, float] | None = None,
     ended_early: Mapping[tuple[int, int], int] | None = None,
@@ -50,10 +52,10 @@ def synthetic(
         num_samples: Responses per prompt.
         ks: Which pass@k.
         unit: What the budget counts.
-        marks: Amounts at which runs are evaluated; the last is the budget.
-        lift: By arm's index, what is added to the logit of every pass rate at all marks.
-        overshoot: By arm's index, how much its runs spend beyond each mark, as a share of it.
-        ended_early: By (arm's index, run's index), the number of marks after which it collapsed.
+        eval_points: Amounts at which runs are evaluated; the last is the budget.
+        lift: By arm's index, what is added to the logit of every pass rate at all evaluation points.
+        overshoot: By arm's index, how much its runs spend beyond each evaluation point, as a share of it.
+        ended_early: By (arm's index, run's index), the number of evaluation points after which it collapsed.
         names: What the arms are called.
     """
     prompts = tuple(
@@ -67,18 +69,26 @@ def synthetic(
     for index, number in enumerate(numbers):
         runs = []
         for run in range(num_seeds):
-            reached = (ended_early or {}).get((index, run), len(marks))
+            reached = (ended_early or {}).get((index, run), len(eval_points))
             drift_P = logit_P + rng.normal(0, 0.3, num_prompts)
             scores = [start]
-            for mark in marks[:reached]:
-                spent = mark * (1 + (overshoot or {}).get(index, 0.0))
-                gain = (lift or {}).get(index, gain_at(number or 64, mark, marks[-1]) + rng.normal(0, 0.05))
+            for eval_point in eval_points[:reached]:
+                spent = eval_point * (1 + (overshoot or {}).get(index, 0.0))
+                gain = (lift or {}).get(index, gain_at(number or 64, eval_point, eval_points[-1]) + rng.normal(0, 0.05))
                 scores.append(_score(rng, _cost(number or 64, unit, spent, run), drift_P + gain, num_samples))
-            runs.append(_run(rng, run, tuple(scores), reached < len(marks)))
+            runs.append(_run(rng, run, tuple(scores), reached < len(eval_points)))
         differs = {"rollouts_per_prompt": "adaptive" if number is None else str(number)}
         arms.append(Arm(*labels[index], number, 16, differs, tuple(runs)))
     return Comparison(
-        "quickstart", unit, marks[-1], marks, prompts, num_samples, ks, tuple(arms), "cpu (2 threads), 1 run at a time"
+        "quickstart",
+        unit,
+        eval_points[-1],
+        eval_points,
+        prompts,
+        num_samples,
+        ks,
+        tuple(arms),
+        "cpu (2 threads), 1 run at a time",
     )
 
 
@@ -93,9 +103,9 @@ def levels(
     names: Sequence[str] | None = None,
     ks: tuple[int, ...] = (1, 16),
 ) -> Comparison:
-    """Make a comparison without chance: at the start 4, at mark m of arm a `level_AM[a][m]` responses to each prompt
-    are correct, and one more for every other prompt. Marks are 10, 20, 40, ... seconds."""
-    marks = tuple(10.0 * 2**m for m in range(len(level_AM[0])))
+    """Make a comparison without chance: at the start 4, at evaluation point m of arm a `level_AM[a][m]` responses to
+    each prompt are correct, and one more for every other prompt. Evaluation points are 10, 20, 40, ... seconds."""
+    eval_points = tuple(10.0 * 2**m for m in range(len(level_AM[0])))
     prompts = tuple(
         HeldOutPrompt(f"held-{i}", f"task-{i * num_tasks // num_prompts}", "math", f"What is {i}?", str(i))
         for i in range(num_prompts)
@@ -105,26 +115,28 @@ def levels(
     for (name, title), number, level_M in zip(labels, numbers, level_AM, strict=True):
         scores = [
             Score(
-                cost_at(number or 64, mark) if mark else Cost(),
+                cost_at(number or 64, eval_point) if eval_point else Cost(),
                 level + np.arange(num_prompts) % 2,
                 np.full(num_prompts, 8 * num_samples),
                 0.0,
             )
-            for mark, level in zip((0.0, *marks), (4, *level_M), strict=True)
+            for eval_point, level in zip((0.0, *eval_points), (4, *level_M), strict=True)
         ]
         cost = scores[-1].cost
         runs = tuple(
-            Trajectory(seed, tuple(scores), cost, {"generation": 1.0}, 100, 50, 50, None, f"runs/{name}-{seed}")
+            RunScores(seed, tuple(scores), cost, {"generation": 1.0}, 100, 50, 50, None, f"runs/{name}-{seed}")
             for seed in range(num_seeds)
         )
         arms.append(Arm(name, title, number, 16, {"rollouts_per_prompt": str(number)}, runs))
-    return Comparison("quickstart", "seconds", marks[-1], marks, prompts, num_samples, ks, tuple(arms), "cpu")
+    return Comparison(
+        "quickstart", "seconds", eval_points[-1], eval_points, prompts, num_samples, ks, tuple(arms), "cpu"
+    )
 
 
-def score_of(comparison: Comparison, arm: Arm, run: int, mark: float) -> Score:
-    """The first evaluation at which a run had spent a mark, or its last."""
-    scores = arm.trajectories[run].scores
-    return next((s for s in scores if getattr(s.cost, comparison.unit) >= mark), scores[-1])
+def score_of(comparison: Comparison, arm: Arm, run: int, eval_point: float) -> Score:
+    """The first evaluation at which a run had spent an evaluation point, or its last."""
+    scores = arm.runs[run].scores
+    return next((s for s in scores if getattr(s.cost, comparison.unit) >= eval_point), scores[-1])
 
 
 def pass_at(count: int, n: int, k: int) -> float:
@@ -132,13 +144,13 @@ def pass_at(count: int, n: int, k: int) -> float:
     return 1 - comb(n - count, k) / comb(n, k)
 
 
-def score_SP(comparison: Comparison, arm: Arm, mark: float, k: int = 1) -> np.ndarray:
+def score_SP(comparison: Comparison, arm: Arm, eval_point: float, k: int = 1) -> np.ndarray:
     """pass@k of each run and prompt, by a loop over both."""
     n = comparison.num_samples
     return np.array(
         [
-            [pass_at(int(c), n, k) for c in score_of(comparison, arm, run, mark).num_correct_P]
-            for run in range(len(arm.trajectories))
+            [pass_at(int(c), n, k) for c in score_of(comparison, arm, run, eval_point).num_correct_P]
+            for run in range(len(arm.runs))
         ]
     )
 
@@ -163,11 +175,11 @@ def _score(rng: np.random.Generator, cost: Cost, logit_P: np.ndarray, num_sample
     return Score(cost, num_correct_P, tokens_P, float(rng.uniform(0, 0.05)))
 
 
-def _run(rng: np.random.Generator, seed: int, scores: tuple[Score, ...], ended_early: bool) -> Trajectory:
+def _run(rng: np.random.Generator, seed: int, scores: tuple[Score, ...], ended_early: bool) -> RunScores:
     cost = scores[-1].cost
     groups = int(rng.integers(200, 400))
     generation, verification = 0.3 * cost.seconds, 0.05 * cost.seconds
-    return Trajectory(
+    return RunScores(
         seed=seed,
         scores=scores,
         cost=cost,
@@ -178,3 +190,9 @@ def _run(rng: np.random.Generator, seed: int, scores: tuple[Score, ...], ended_e
         ended_early="collapsed: pass@1 fell below a tenth of its best" if ended_early else None,
         path=f"runs/seed-{seed}",
     )
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """All sentences of a comparison, the answer first."""
+    text = text_of(results_of(comparison))
+    return [*text.answer, *text.remarks]

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparisons import levels, score_of, score_SP, synthetic
+from comparisons import levels, score_of, score_SP, sentences, synthetic
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.curves import apart, arm_colours, tick_text
+from brorl.comparison.drawing import apart, arm_colors, tick_text
 from brorl.comparison.figure import draw_comparison, make_figure
-from brorl.comparison.findings import findings
-from brorl.comparison.record import comparison_record
-from brorl.comparison.report import comparison_tables, verdict
-from brorl.comparison.tables import paired_sheet
+from brorl.comparison.report import comparison_record
+from brorl.comparison.results import results_of
+from brorl.comparison.tables import paired_table, tables_of
 
 
 def panels(figure: Figure) -> list[Axes]:
@@ -30,7 +29,10 @@ def line_of(axis: Axes, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def means(comparison: Comparison, arm: Arm, k: int, chosen: slice = slice(None)) -> list[float]:
-    return [float(score_SP(comparison, arm, mark, k)[:, chosen].mean()) for mark in (0.0, *comparison.marks)]
+    return [
+        float(score_SP(comparison, arm, eval_point, k)[:, chosen].mean())
+        for eval_point in (0.0, *comparison.eval_points)
+    ]
 
 
 @pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 256, 1024, None)])
@@ -48,8 +50,8 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int | None
         for axis, unit in zip(axes[2:5], ("steps", "samples", "unique_tokens"), strict=True):
             x, y = line_of(axis, arm.name)
             spent = [
-                [getattr(score_of(comparison, arm, run, mark).cost, unit) for run in range(3)]
-                for mark in (0.0, *comparison.marks)
+                [getattr(score_of(comparison, arm, run, eval_point).cost, unit) for run in range(3)]
+                for eval_point in (0.0, *comparison.eval_points)
             ]
             np.testing.assert_allclose(x, np.mean(spent, 1))
             np.testing.assert_allclose(y, means(comparison, arm, 1), atol=1e-12)
@@ -61,7 +63,7 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int | None
                 line_of(axis, arm.name)[1], means(comparison, arm, 1, slice(10 * task, 10 * task + 10)), atol=1e-12
             )
     title = " ".join(figure._suptitle.get_text().split())
-    assert title == verdict(comparison)[0]
+    assert title == sentences(comparison)[0]
 
 
 def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
@@ -70,9 +72,9 @@ def test_bands_are_the_range_of_seeds(rng: np.random.Generator) -> None:
     assert len(axis.collections) == 2
     for band, arm in zip(axis.collections, comparison.arms, strict=True):
         ends = band.get_paths()[0].vertices
-        for mark in comparison.marks:
-            of_runs = score_SP(comparison, arm, mark).mean(1)
-            at_mark = ends[np.isclose(ends[:, 0], mark), 1]
+        for eval_point in comparison.eval_points:
+            of_runs = score_SP(comparison, arm, eval_point).mean(1)
+            at_mark = ends[np.isclose(ends[:, 0], eval_point), 1]
             assert (at_mark.min(), at_mark.max()) == pytest.approx((of_runs.min(), of_runs.max()), abs=1e-12)
     assert "mean of 3 seeds, band: all of them" in axis.get_title(loc="left")
     alone = panels(make_figure(synthetic(rng, num_tasks=1, num_seeds=1)))[0]
@@ -102,7 +104,7 @@ def test_many_tasks_are_cut_to_those_with_the_most_prompts(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("brorl.comparison.figure._MOST_TASKS", 6)
-    comparison = synthetic(rng, num_tasks=12, num_prompts=24, num_seeds=1, marks=(40.0,))
+    comparison = synthetic(rng, num_tasks=12, num_prompts=24, num_seeds=1, eval_points=(40.0,))
     more = tuple(replace(p, source="the largest") if i < 6 else p for i, p in enumerate(comparison.prompts))
     figure = make_figure(replace(comparison, prompts=more))
     titles = [axis.get_title(loc="left") for axis in panels(figure)[6:]]
@@ -115,9 +117,9 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     names = ("learning_rate=1e-06, mini_batches=4", "learning_rate=3e-06, mini_batches=1")
     figure = make_figure(synthetic(rng, names=names, num_tasks=1, num_prompts=10))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"A: {names[0]}", f"B: {names[1]}"]
-    colours = [handle.get_color() for handle in figure.legends[0].legend_handles]
+    colors = [handle.get_color() for handle in figure.legends[0].legend_handles]
     axis = panels(figure)[0]
-    assert colours == [line.get_color() for line in axis.get_lines() if line.get_label() in ("A", "B")]
+    assert colors == [line.get_color() for line in axis.get_lines() if line.get_label() in ("A", "B")]
     assert figure._suptitle.get_text().startswith("At 40 seconds of training each, B scored")
 
 
@@ -129,14 +131,14 @@ def test_png(rng: np.random.Generator, tmp_path: Path) -> None:
     assert pixels[..., :3].std() > 0.05
 
 
-def test_colours_follow_n(rng: np.random.Generator) -> None:
+def test_colors_follow_n(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, numbers=(512, None, 16, 64), num_seeds=1, num_prompts=4)
-    colours = arm_colours(comparison.arms)
-    assert len(set(colours.values())) == 4
-    light = [sum(int(colours[f"N={n}"][i : i + 2], 16) for i in (1, 3, 5)) for n in (16, 64, 512)]
+    colors = arm_colors(comparison)
+    assert len(set(colors.values())) == 4
+    light = [sum(int(colors[f"N={n}"][i : i + 2], 16) for i in (1, 3, 5)) for n in (16, 64, 512)]
     assert light == sorted(light, reverse=True)
     alike = synthetic(rng, numbers=(64,) * 8, names="abcdefgh", num_seeds=1, num_prompts=4)
-    assert len(set(arm_colours(alike.arms).values())) == 8
+    assert len(set(arm_colors(alike).values())) == 8
 
 
 def test_labels_are_moved_apart_no_further_than_needed(rng: np.random.Generator) -> None:
@@ -171,28 +173,28 @@ def test_tick_text(value: float, unit: str, text: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"marks": (40.0,), "ks": (1,)},
+        {"eval_points": (40.0,), "ks": (1,)},
         {"overshoot": {0: 0.2, 1: 0.2}},
         {"num_seeds": 1, "num_prompts": 2, "num_tasks": 2},
-        {"ks": (2, 8), "num_prompts": 6, "unit": "samples", "marks": (1e5, 2e5)},
+        {"ks": (2, 8), "num_prompts": 6, "unit": "samples", "eval_points": (1e5, 2e5)},
         {"ended_early": {(0, 0): 0, (1, 1): 1}},
     ],
 )  # fmt: skip
 def test_odd_pairs_are_told_and_drawn(rng: np.random.Generator, changes: dict[str, object]) -> None:
     comparison = synthetic(rng, **{"num_prompts": 12, **changes})  # type: ignore[arg-type]
-    words = verdict(comparison)
+    words = sentences(comparison)
     assert "nan" not in " ".join(words)
     assert json.loads(json.dumps(comparison_record(comparison), allow_nan=False))["verdict"] == words
-    assert comparison_tables(comparison)
+    assert tables_of(results_of(comparison))
     make_figure(comparison)
 
 
 def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> None:
     comparison = synthetic(rng, num_tasks=2)
-    arms = (comparison.arms[0], replace(comparison.arms[1], trajectories=comparison.arms[1].trajectories[:2]))
+    arms = (comparison.arms[0], replace(comparison.arms[1], runs=comparison.arms[1].runs[:2]))
     comparison = replace(comparison, arms=arms)
-    words = verdict(comparison)
+    words = sentences(comparison)
     assert "2 and 3 seeds" in words[0]
     assert not any("was ahead in" in line for line in words)
-    assert any(row[1] == "3 + 2 seeds" for row in paired_sheet(findings(comparison)).rows)
+    assert any(row[1] == "3 + 2 seeds" for row in paired_table(results_of(comparison)).rows)
     make_figure(comparison)

@@ -9,34 +9,32 @@ from math import comb, sqrt
 
 import numpy as np
 import pytest
-from comparisons import levels, pass_at, score_of, score_SP, synthetic
+from comparisons import levels, pass_at, score_of, score_SP, sentences, synthetic
 from rich.console import Console
 from scipy import stats
 
-from brorl.comparison import sheet as sheet
 from brorl.comparison.arms import Comparison, Score
-from brorl.comparison.findings import findings
 from brorl.comparison.matching import Spread
 from brorl.comparison.paired import mean_over_runs
-from brorl.comparison.record import comparison_record
-from brorl.comparison.report import comparison_tables, markdown, verdict
+from brorl.comparison.report import comparison_record, markdown
+from brorl.comparison.results import results_of
 from brorl.comparison.tables import (
-    against_first_sheet,
-    cost_sheet,
-    coverage_sheet,
-    equal_score_sheet,
-    equal_sheet,
-    paired_sheet,
-    parts,
-    pass_sheet,
-    sheets,
-    shown_marks,
-    task_sheets,
-    token_sheet,
-    use_sheet,
+    against_first_table,
+    cost_table,
+    coverage_table,
+    equal_score_table,
+    equal_table,
+    paired_table,
+    pass_table,
+    shown_points,
+    spread_text,
+    tables_of,
+    task_tables,
+    token_table,
+    use_table,
 )
-from brorl.cost import Cost, Unit, amount
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.cost import Cost, Unit
+from brorl.format import p_value, short
 
 
 def numbers_in(text: str) -> list[float]:
@@ -45,7 +43,7 @@ def numbers_in(text: str) -> list[float]:
 
 def rendered(comparison: Comparison, width: int = 80) -> str:
     console = Console(width=width, file=StringIO(), color_system=None)
-    for table in comparison_tables(comparison):
+    for table in tables_of(results_of(comparison)):
         console.print(table)
     return console.file.getvalue()
 
@@ -57,8 +55,8 @@ def swapped(comparison: Comparison) -> Comparison:
 def with_scores(comparison: Comparison, index: int, scores: tuple[Score, ...], **changes: object) -> Comparison:
     """Give all runs of an arm these scores."""
     arm = comparison.arms[index]
-    runs = tuple(replace(run, scores=scores, **changes) for run in arm.trajectories)
-    arms = [replace(a, trajectories=runs) if a is arm else a for a in comparison.arms]
+    runs = tuple(replace(run, scores=scores, **changes) for run in arm.runs)
+    arms = [replace(a, runs=runs) if a is arm else a for a in comparison.arms]
     return replace(comparison, arms=tuple(arms))
 
 
@@ -68,35 +66,37 @@ class TestTables:
         return synthetic(rng, num_tasks=2, num_prompts=30)
 
     def test_costs_and_scores_of_every_mark(self, comparison: Comparison) -> None:
-        rows = cost_sheet(findings(comparison)).rows
+        rows = cost_table(results_of(comparison)).rows
         start = np.concatenate([score_SP(comparison, arm, 0.0) for arm in comparison.arms]).mean()
         assert rows[0][0] == "start"
         assert numbers_in(rows[0][-1])[0] == pytest.approx(start, abs=5.1e-4)
         assert len(rows) == 1 + 2 * 3
-        for row, (arm, mark) in zip(rows[1:], [(a, m) for a in comparison.arms for m in comparison.marks], strict=True):
+        for row, (arm, eval_point) in zip(
+            rows[1:], [(a, m) for a in comparison.arms for m in comparison.eval_points], strict=True
+        ):
             name, number, prompts, steps, samples, unique, time, score = row
-            spent = [score_of(comparison, arm, run, mark).cost for run in range(3)]
+            spent = [score_of(comparison, arm, run, eval_point).cost for run in range(3)]
             assert (name, number, prompts) == (arm.name, str(arm.num_rollouts), "16")
             assert numbers_in(steps) == [round(sum(c.steps for c in spent) / 3)]
-            assert samples == sheet.short(sum(c.samples for c in spent) / 3)
-            assert unique == sheet.short(sum(c.unique_tokens for c in spent) / 3)
-            assert time == f"{mark:.1f} s"
+            assert samples == short(sum(c.samples for c in spent) / 3)
+            assert unique == short(sum(c.unique_tokens for c in spent) / 3)
+            assert time == f"{eval_point:.1f} s"
             value, low, high = numbers_in(score)
-            assert value == pytest.approx(score_SP(comparison, arm, mark).mean(), abs=5.1e-4)
+            assert value == pytest.approx(score_SP(comparison, arm, eval_point).mean(), abs=5.1e-4)
             assert low <= value <= high
 
     def test_use_of_samples(self, comparison: Comparison) -> None:
-        for row, arm in zip(use_sheet(findings(comparison)).rows, comparison.arms, strict=True):
-            runs = arm.trajectories
+        for row, arm in zip(use_table(results_of(comparison)).rows, comparison.arms, strict=True):
+            runs = arm.runs
             shares = [run.groups_mixed / run.groups for run in runs]
             generated = [run.cost.samples / run.phase_seconds["generation"] for run in runs]
             assert row[:2] == (arm.name, f"{100 * sum(shares) / 3:.1f}%")
-            assert row[2] == sheet.short(sum(run.cost.samples / run.cost.seconds for run in runs) / 3)
-            assert row[3] == sheet.short(sum(generated) / 3)
-            assert row[4] == sheet.short(sum(run.cost.unique_tokens / run.cost.seconds for run in runs) / 3)
+            assert row[2] == short(sum(run.cost.samples / run.cost.seconds for run in runs) / 3)
+            assert row[3] == short(sum(generated) / 3)
+            assert row[4] == short(sum(run.cost.unique_tokens / run.cost.seconds for run in runs) / 3)
 
     def test_pass_at_k_of_both_arms(self, comparison: Comparison) -> None:
-        rows = pass_sheet(findings(comparison)).rows
+        rows = pass_table(results_of(comparison)).rows
         assert [row[0] for row in rows] == ["pass@1", "pass@4", "pass@16", "worst@16"]
         a, b = comparison.arms
         for row, k in zip(rows, (1, 4, 16), strict=False):
@@ -111,7 +111,7 @@ class TestTables:
         assert [float(cell) for cell in rows[-1][2:4]] == pytest.approx(worst, abs=5.1e-4)
 
     def test_paired_tests_are_scipys(self, comparison: Comparison) -> None:
-        rows = paired_sheet(findings(comparison)).rows
+        rows = paired_table(results_of(comparison)).rows
         a, b = comparison.arms
         for first, k in ((0, 1), (4, 16)):
             score_a, score_b = (score_SP(comparison, arm, 40.0, k) for arm in (a, b))
@@ -120,11 +120,11 @@ class TestTables:
                 greater = stats.ttest_rel(score_b.mean(axis), score_a.mean(axis), alternative="greater")
                 both = stats.ttest_rel(score_b.mean(axis), score_a.mean(axis))
                 assert numbers_in(row[3]) == pytest.approx([greater.statistic, greater.df], abs=5.1e-3)
-                assert row[4:] == (sheet.p_value(greater.pvalue), sheet.p_value(both.pvalue))
+                assert row[4:] == (p_value(greater.pvalue), p_value(both.pvalue))
                 assert numbers_in(row[2])[0] == pytest.approx((score_b - score_a).mean(), abs=5.1e-4)
 
     def test_tokens(self, comparison: Comparison) -> None:
-        rows = token_sheet(findings(comparison)).rows
+        rows = token_table(results_of(comparison)).rows
         assert [row[:2] for row in rows[:3]] == [("all", "start"), ("", "N=16"), ("", "N=512")]
         for row, arm in zip(rows[1:3], comparison.arms, strict=True):
             ends = [score_of(comparison, arm, run, 40.0) for run in range(3)]
@@ -137,19 +137,22 @@ class TestTables:
 
     def test_scores_at_equal_cost(self) -> None:
         comparison = levels([[8, 8, 8], [8, 16, 16]])  # 10, 20, 40 s
-        steps, samples, tokens = equal_sheet(findings(comparison)).rows
-        spent = [[score_of(comparison, arm, 0, mark).cost for mark in comparison.marks] for arm in comparison.arms]
+        steps, samples, tokens = equal_table(results_of(comparison)).rows
+        spent = [
+            [score_of(comparison, arm, 0, eval_point).cost for eval_point in comparison.eval_points]
+            for arm in comparison.arms
+        ]
         assert steps[0] == f"{spent[1][2].steps} steps"  # all of N=512, and part of N=16
         assert steps[1:3] == (f"{8.5 / 32:.3f}", f"{16.5 / 32:.3f}")
         assert samples[0] == f"{spent[0][2].samples:,} samples"
         assert spent[0][2].samples < spent[1][0].samples  # N=512 had spent more at its first evaluation
         assert samples[1:] == (f"{8.5 / 32:.3f}", "", "", "")
-        assert any(note.startswith("Empty: ") for note in equal_sheet(findings(comparison)).notes)
+        assert any(note.startswith("Empty: ") for note in equal_table(results_of(comparison)).notes)
         a, b = spent[0][2].unique_tokens, [cost.unique_tokens for cost in spent[1]]
         assert b[0] < a < b[1]
         assert tokens[0] == f"{a:,} unique tokens"
         assert float(tokens[2]) == pytest.approx((8.5 + 8 * (a - b[0]) / (b[1] - b[0])) / 32, abs=5.1e-4)
-        line = next(line for line in verdict(comparison) if line.startswith("pass@1 at equal cost in other units"))
+        line = next(line for line in sentences(comparison) if line.startswith("pass@1 at equal cost in other units"))
         assert "samples" not in line
         assert f"at {a:,} unique tokens each N=512 leads (" in line
         record = comparison_record(comparison)["at_equal_cost"]
@@ -161,51 +164,51 @@ class TestTables:
     def test_the_budgets_own_unit_is_made_equal_too(self) -> None:
         """A's steps end at 20 s, B's at 25 s: at 20 s each, B is 60% of the way from 12.5 s to 25 s."""
         comparison = levels([[8, 8], [8, 20]])
-        start, *b = comparison.arms[1].trajectories[0].scores
+        start, *b = comparison.arms[1].runs[0].scores
         early, late = (replace(at, cost=replace(at.cost, seconds=s)) for at, s in zip(b, (12.5, 25.0), strict=True))
         comparison = with_scores(comparison, 1, (start, early, late), cost=late.cost)
-        found = findings(comparison)
+        found = results_of(comparison)
         assert [equal.unit for equal in found.equal] == ["seconds", "steps", "samples", "unique_tokens"]
-        cells = equal_sheet(found).rows[0]
+        cells = equal_table(found).rows[0]
         assert cells[:3] == ("20 seconds", f"{8.5 / 32:.3f}", f"{(8.5 + 12 * 0.6) / 32:.3f}")
         assert comparison_record(comparison)["at_equal_cost"][0]["unit"] == "seconds"
-        assert not any("conclusion changes" in line for line in verdict(comparison))  # N=512 leads there too
-        assert not any("equal cost in other units" in line and "seconds" in line for line in verdict(comparison))
+        assert not any("conclusion changes" in line for line in sentences(comparison))  # N=512 leads there too
+        assert not any("equal cost in other units" in line and "seconds" in line for line in sentences(comparison))
 
     def test_a_lead_that_is_due_to_the_overshoot_is_told(self) -> None:
         """B is level with A for 20 s, and rises only in the step that ends at 21 s."""
         comparison = levels([[8, 8], [8, 20]], num_seeds=2)
-        early, last = comparison.arms[1].trajectories[0].scores[1:]
+        early, last = comparison.arms[1].runs[0].scores[1:]
         scores = (
-            comparison.arms[1].trajectories[0].scores[0],
+            comparison.arms[1].runs[0].scores[0],
             early,
             replace(early, cost=replace(last.cost, seconds=19.999)),
             replace(last, cost=replace(last.cost, seconds=20.9)),
         )
         comparison = with_scores(comparison, 1, scores, cost=scores[-1].cost)
-        first = comparison.arms[0].trajectories[0].scores
+        first = comparison.arms[0].runs[0].scores
         slow = replace(first[-1], num_correct_P=first[-1].num_correct_P + np.arange(12) % 3 - 1)
         comparison = with_scores(comparison, 0, (*first[:-1], slow))
-        words = verdict(comparison)
+        words = sentences(comparison)
         assert "N=512 won" in words[0]
         (line,) = (line for line in words if "conclusion changes" in line)
         assert "at 20 seconds each no difference shown (" in line
-        assert "they had spent N=16 20.0 s and N=512 20.9 s, since" in line
-        assert not any("conclusion changes" in line for line in verdict(levels([[8, 8], [8, 20]])))
+        assert "they had spent N=16 20.0 s and N=512 20.9 s, because" in line
+        assert not any("conclusion changes" in line for line in sentences(levels([[8, 8], [8, 20]])))
 
     @pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 512)])
     def test_coverage_at_equal_pass_1(self, numbers: tuple[int, ...]) -> None:
         """N=512 comes at 20 s to where N=16 is at 10 s: its coverage at the end is that of being slower."""
         comparison = levels([[8, 20], *[[8, 24]] * (len(numbers) - 2), [6, 8]], numbers=numbers)
-        found = findings(comparison)
+        found = results_of(comparison)
         assert found.equal_score is not None
-        rows = equal_score_sheet(found.equal_score, found).rows
+        rows = equal_score_table(found).rows
         expected = np.mean([pass_at(8 + i % 2, 32, 16) for i in range(12)])
         assert [row[0] for row in rows] == [arm.name for arm in comparison.arms]
         assert [numbers_in(row[1])[0] for row in rows] == [*[10.0] * (len(numbers) - 1), 20.0]
         assert all(numbers_in(row[2])[0] == pytest.approx(expected, abs=5.1e-4) for row in rows)
         assert rows[-1][3:] == ("+0.000 [+0.000, +0.000]", "no difference shown")
-        (line,) = (line for line in verdict(comparison) if line.startswith("Where pass@1 first was 0.266 ("))
+        (line,) = (line for line in sentences(comparison) if line.startswith("Where pass@1 first was 0.266 ("))
         assert f"N=512 after 20.0 s), pass@16 was {expected:.3f} with N=16" in line
         assert line.endswith(
             f"and {expected:.3f} with N=512: no difference shown (difference +0.000 [+0.000, +0.000])."
@@ -220,18 +223,18 @@ class TestTables:
     def test_coverage_is_not_told_where_an_arm_was_first_evaluated_above_the_level(self) -> None:
         """N=16 ends at the level, and N=512 is above it at its first evaluation already."""
         comparison = levels([[6, 8], [9, 20]])
-        found = findings(comparison)
+        found = results_of(comparison)
         assert found.equal_score is not None
-        sheet = equal_score_sheet(found.equal_score, found)
-        assert [row[1:] for row in sheet.rows][1] == ("", "", "", "")
-        assert any(note.startswith("Empty: ") for note in sheet.notes)
+        table = equal_score_table(found)
+        assert [row[1:] for row in table.rows][1] == ("", "", "", "")
+        assert any(note.startswith("Empty: ") for note in table.notes)
         told = "pass@16 at equal pass@1 is not compared: N=512 had passed 0.266 before the first evaluation"
-        assert any(line.startswith(told) for line in verdict(comparison))
-        first = findings(swapped(comparison)).equal_score
+        assert any(line.startswith(told) for line in sentences(comparison))
+        first = results_of(swapped(comparison)).equal_score
         assert first is not None
         assert [(one.coverage is None, one.difference is None) for one in first.arms] == [(True, True), (False, True)]
-        assert any(line.startswith(told) for line in verdict(swapped(comparison)))
-        many = verdict(levels([[6, 8], [9, 20], [6, 20]], numbers=(16, 64, 512)))
+        assert any(line.startswith(told) for line in sentences(swapped(comparison)))
+        many = sentences(levels([[6, 8], [9, 20], [6, 20]], numbers=(16, 64, 512)))
         (line,) = (line for line in many if line.startswith("Where pass@1 first was 0.266 ("))
         assert "N=64" not in line
         assert "N=512 0" in line
@@ -240,17 +243,17 @@ class TestTables:
     def test_no_coverage_at_equal_pass_1_where_an_arm_fell(self) -> None:
         for comparison in (levels([[8, 16], [2, 3]]), levels([[8, 16], [6, 8]], ks=(1,))):
             assert comparison_record(comparison)["coverage_at_equal_pass_1"] is None
-            assert not any("Where pass@1 first was" in line for line in verdict(comparison))
+            assert not any("Where pass@1 first was" in line for line in sentences(comparison))
             assert "where pass@1 was" not in rendered(comparison)
 
     def test_every_arm_of_a_sweep_is_measured_against_the_first(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, numbers=(16, 64, 512), ks=(1, 16))
         first, *others = comparison.arms
-        cells = [row for sheet in parts(against_first_sheet(findings(comparison)), 1000) for row in sheet.rows]
+        cells = [row for table in against_first_table(results_of(comparison)).parts(1000) for row in table.rows]
         record = comparison_record(comparison)["against_first"]
         cases = [(arm, unit) for arm in others for unit in ("seconds", "samples", "unique_tokens")]
         for (arm, unit), row, kept in zip(cases, cells, record, strict=True):
-            runs = [run for one in (first, arm) for run in one.trajectories]
+            runs = [run for one in (first, arm) for run in one.runs]
             reached = min(run.scores[-1].cost.of(unit) for run in runs)
             assert kept["arm"] == arm.name
             assert row[0].startswith(f"{arm.name}, ")
@@ -273,7 +276,7 @@ class TestTables:
                             )
                             for p in range(len(comparison.prompts))
                         ]
-                        for run in one.trajectories
+                        for run in one.runs
                     ])
                     for one in (first, arm)
                 ]  # fmt: skip
@@ -292,18 +295,18 @@ class TestTables:
     def test_an_arm_that_was_evaluated_late_is_not_measured_against_the_first(self) -> None:
         comparison = levels([[8, 20], [8, 20], [30, 30]], numbers=(16, 16, 512), names=("a", "b", "late"))
         comparison = replace(
-            comparison, unit="samples", marks=(1.0, float(comparison.arms[0].trajectories[0].cost.samples))
+            comparison, unit="samples", eval_points=(1.0, float(comparison.arms[0].runs[0].cost.samples))
         )
-        words = verdict(comparison)
+        words = sentences(comparison)
         (line,) = (line for line in words if line.startswith("pass@1 against a at equal samples"))
         assert line.endswith("; not evaluated close enough to equal samples: late.")
-        rows = against_first_sheet(findings(comparison)).rows
+        rows = against_first_table(results_of(comparison)).rows
         late = [row for row in rows if row[0].startswith("late, ") and row[0].endswith(" samples")]
         assert [row[1:] for row in late] == [("", "")]
 
     def test_a_sweep_tells_who_is_higher_and_lower_than_the_first(self) -> None:
         comparison = levels([[8, 8], [8, 20], [8, 6], [8, 8]], numbers=(16, 64, 512, 2048))
-        words = verdict(comparison)
+        words = sentences(comparison)
         (line,) = (line for line in words if line.startswith("pass@1 against N=16 at equal seconds"))
         assert "higher: N=64 (+0.375" in line
         assert "lower: N=512 (-0.062" in line
@@ -311,7 +314,7 @@ class TestTables:
         assert comparison_record(levels([[8], [20]]))["against_first"] == []
 
     def test_runs_that_ended_early_do_not_make_the_budget_unequal(self, rng: np.random.Generator) -> None:
-        found = findings(synthetic(rng, numbers=(16, 512), unit="steps", ended_early={(0, 1): 2}))
+        found = results_of(synthetic(rng, numbers=(16, 512), unit="steps", ended_early={(0, 1): 2}))
         assert "steps" not in [equal.unit for equal in found.equal]
 
     def test_the_start_counts_once_for_each_seed(self, rng: np.random.Generator) -> None:
@@ -319,12 +322,12 @@ class TestTables:
         comparison = synthetic(rng)
         starts = [Score(Cost(), *rng.integers(1, 30, (2, 40)), 0.0) for _ in range(3)]
         comparison = replace(comparison, arms=tuple(
-            replace(arm, trajectories=tuple(
-                replace(run, scores=(starts[run.seed], *run.scores[1:])) for run in arm.trajectories
+            replace(arm, runs=tuple(
+                replace(run, scores=(starts[run.seed], *run.scores[1:])) for run in arm.runs
             ))
             for arm in comparison.arms
         ))  # fmt: skip
-        found = findings(comparison)
+        found = results_of(comparison)
         for k in found.ks:
             expected = mean_over_runs(score_SP(comparison, comparison.arms[0], 0.0, k))
             assert asdict(found.start[k]) == pytest.approx(asdict(expected), abs=1e-12)
@@ -338,8 +341,8 @@ class TestTables:
             assert asdict(task.start[1]) == pytest.approx(asdict(expected), abs=1e-12)
 
     def test_scores_and_kinds_by_task(self, comparison: Comparison) -> None:
-        found = findings(comparison)
-        scores, kinds = task_sheets(found)
+        found = results_of(comparison)
+        scores, trends = task_tables(found)
         assert [row[0] for row in scores.rows] == ["task-0 (15)", "", "task-1 (15)", ""]
         for index, row in enumerate(scores.rows):
             chosen, k = slice(15) if index < 2 else slice(15, 30), (1, 16)[index % 2]
@@ -348,12 +351,12 @@ class TestTables:
             assert [float(cell) for cell in row[3:5]] == pytest.approx(means, abs=5.1e-4)
             assert numbers_in(row[5])[0] == pytest.approx(means[1] - means[0], abs=5.1e-4)
         assert found.pair is not None
-        for row, kind in zip(kinds.rows, found.pair.kinds, strict=True):
+        for row, kind in zip(trends.rows, found.pair.trends, strict=True):
             assert row[0] == kind.task
             assert not re.search(r"\b[AB]\b", row[3])
 
     def test_prompts_gained_and_lost(self, comparison: Comparison) -> None:
-        found = coverage_sheet(findings(comparison))
+        found = coverage_table(results_of(comparison))
         for row, arm in zip(found.rows, comparison.arms, strict=True):
             gained, lost = [], []
             for run in range(3):
@@ -361,7 +364,7 @@ class TestTables:
                 after = score_of(comparison, arm, run, 40.0).num_correct_P
                 gained.append(sum(1 for x, y in zip(before, after, strict=True) if not x and y))
                 lost.append(sum(1 for x, y in zip(before, after, strict=True) if x and not y))
-            assert (row[1], row[2]) == tuple(sheet.spread(Spread.of(v)) for v in (gained, lost))
+            assert (row[1], row[2]) == tuple(spread_text(Spread.of(v)) for v in (gained, lost))
             assert float(row[4]) == pytest.approx(score_SP(comparison, arm, 40.0, 16).mean() * 30, abs=0.051)
         majority = [
             np.mean([score_of(comparison, arm, run, 40.0).num_correct_P > 0 for run in range(3)], axis=0) > 0.5
@@ -369,10 +372,10 @@ class TestTables:
         ]
         assert f"alone: {int((majority[1] & ~majority[0]).sum())}; of N=16 alone" in found.notes[1]
 
-    def test_shown_marks_are_at_most_four_with_the_last(self) -> None:
+    def test_shown_points_are_at_most_four_with_the_last(self) -> None:
         for number in range(1, 30):
-            marks = tuple(float(m) for m in range(1, number + 1))
-            shown = shown_marks(marks)
+            eval_points = tuple(float(m) for m in range(1, number + 1))
+            shown = shown_points(eval_points)
             assert len(shown) == min(number, 4)
             assert shown[-1] == number
             assert list(shown) == sorted(set(shown))
@@ -383,15 +386,15 @@ class TestConsole:
     @pytest.mark.parametrize("num_arms", [2, 9])
     def test_80_columns_hold_every_number(self, rng: np.random.Generator, num_arms: int, kind: str) -> None:
         comparison = synthetic(
-            rng, numbers=[16 * 2**i for i in range(num_arms)], num_tasks=5, num_prompts=15, marks=(1e5, 3e5, 1.2345e6),
-            unit="unique_tokens", names=[f"{kind} {16 * 2**i}" for i in range(num_arms)],
+            rng, numbers=[16 * 2**i for i in range(num_arms)], num_tasks=5, num_prompts=15,
+            eval_points=(1e5, 3e5, 1.2345e6), unit="unique_tokens", names=[f"{kind} {16 * 2**i}" for i in range(num_arms)],
             overshoot={0: 0.3},
         )  # fmt: skip
         text = rendered(comparison)
         assert "…" not in text
         assert max(map(len, text.splitlines())) <= 80
         rest = re.sub(r"\s+", "", text)
-        for one in sheets(findings(comparison)):
+        for one in tables_of(results_of(comparison)):
             for row in one.rows:
                 for index, cell in enumerate(row):
                     if index in one.words:  # may take several lines
@@ -402,7 +405,7 @@ class TestConsole:
     def test_a_row_of_numbers_is_a_line(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, num_tasks=3, num_prompts=30)
         lines = rendered(comparison).splitlines()
-        for one in sheets(findings(comparison)):
+        for one in tables_of(results_of(comparison)):
             for row in one.rows:
                 cells = [re.escape(cell) for i, cell in enumerate(row) if cell and i not in one.words]
                 assert any(re.search(r"\s+".join(cells), line) for line in lines)
@@ -412,12 +415,12 @@ class TestMarkdown:
     def test_it_has_the_verdict_and_the_same_cells(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, names=("a|b", "c"), num_tasks=2, num_prompts=20)
         text = markdown(comparison)
-        for line in verdict(comparison):
+        for line in sentences(comparison):
             assert f"- {line}" in text
         assert "| arm | N | prompts/step | steps | samples | unique tokens | time | pass@1 |" in text
         assert "| t (df) | p, one-tailed | p, two-tailed |" in text
         tables = re.findall(r"(?:^\|.*\|\n)+", text + "\n", re.MULTILINE)
-        found = sheets(findings(comparison))
+        found = tables_of(results_of(comparison))
         assert len(tables) == len(found)
         for table, one in zip(tables, found, strict=True):
             lines = table.strip().split("\n")
@@ -428,7 +431,7 @@ class TestMarkdown:
 
 class TestVerdict:
     def test_b_wins(self) -> None:
-        words = verdict(levels([[6, 8], [10, 20]]))
+        words = sentences(levels([[6, 8], [10, 20]]))
         # 4.5 / 32, 8.5 / 32 and 20.5 / 32 of the responses are correct
         assert words[0] == (
             "At 20 seconds of training each, N=512 scored pass@1 0.641 and N=16 0.266: N=512 won (difference +0.375 "
@@ -438,36 +441,36 @@ class TestVerdict:
         assert any("N=512 was ahead in 3 of 3 seeds" in line for line in words)
 
     def test_b_loses(self) -> None:
-        words = verdict(swapped(levels([[6, 8], [10, 20]])))
+        words = sentences(swapped(levels([[6, 8], [10, 20]])))
         assert words[0].endswith("N=16 did not win (difference -0.375 [-0.375, -0.375], 3 seeds).")
         assert any("N=16 was ahead in 0 of 3 seeds" in line for line in words)
         assert not any(re.search(r"\bN=16 won\b", line) for line in words)
 
     def test_nothing_shown(self) -> None:
-        words = verdict(levels([[6, 8], [6, 8]]))
+        words = sentences(levels([[6, 8], [6, 8]]))
         assert "N=512 did not win, no difference was shown (difference +0.000" in words[0]
         assert not any(" won" in line for line in words)
 
     def test_one_seed_may_be_reversed(self) -> None:
-        words = verdict(levels([[6, 8], [10, 20]], num_seeds=1))
+        words = sentences(levels([[6, 8], [10, 20]], num_seeds=1))
         assert "N=512 won with this one seed" in words[0]
         assert any("allows for other prompts, not for other seeds" in line for line in words)
-        assert any("another seed may reverse it" in line for line in words)
-        assert not any("reverse" in line for line in verdict(levels([[6, 8], [10, 20]])))
+        assert any("another seed may reverse the order" in line for line in words)
+        assert not any("reverse" in line for line in sentences(levels([[6, 8], [10, 20]])))
 
     def test_an_overshoot_is_not_called_matched(self, rng: np.random.Generator) -> None:
-        words = verdict(synthetic(rng, lift={0: 0.0, 1: 3.0}, overshoot={1: 0.18}, num_prompts=60))
+        words = sentences(synthetic(rng, lift={0: 0.0, 1: 3.0}, overshoot={1: 0.18}, num_prompts=60))
         assert words[0].startswith("At 40 seconds of training or more, N=512 scored pass@1")
         assert "N=512 scored higher (difference" in words[0]
-        assert words[0].endswith("but the runs did not spend the same.")
+        assert words[0].endswith("but the runs are not matched.")
         assert not any(" won" in line or "Compute-matched" in line for line in words)
         over = next(line for line in words if line.startswith("NOT compute-matched"))
         assert "N=512 spent up to 47.2 seconds, 18% more than 40 seconds" in over
         assert "prompts_per_step" in over
-        assert "*" in cost_sheet(findings(synthetic(rng, overshoot={1: 0.18}))).rows[-1][0]
+        assert "*" in cost_table(results_of(synthetic(rng, overshoot={1: 0.18}))).rows[-1][0]
 
     def test_an_early_ending_is_told(self, rng: np.random.Generator) -> None:
-        words = verdict(synthetic(rng, ended_early={(0, 1): 2}))
+        words = sentences(synthetic(rng, ended_early={(0, 1): 2}))
         told = [line for line in words if "ended early" in line]
         assert len(told) == 1
         assert told[0].startswith("N=16, seed 1, ended early at 20 seconds of 40 seconds (collapsed: pass@1 fell")
@@ -475,32 +478,32 @@ class TestVerdict:
 
     def test_other_units(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng)
-        line = next(line for line in verdict(comparison) if line.startswith("Not equal in other units"))
+        line = next(line for line in sentences(comparison) if line.startswith("Not equal in other units"))
         a, b = ([score_of(comparison, arm, run, 40.0).cost for run in range(3)] for arm in comparison.arms)
         for unit, words in (("steps", "steps"), ("samples", "samples"), ("unique_tokens", "unique tokens")):
             ratio = sum(getattr(cost, unit) for cost in b) / sum(getattr(cost, unit) for cost in a)
             assert f"{ratio:.3g} times the {words} (" in line
-        same = synthetic(rng, numbers=(16, None), unit="steps", marks=(20.0, 40.0))
+        same = synthetic(rng, numbers=(16, None), unit="steps", eval_points=(20.0, 40.0))
         same = replace(same, arms=(same.arms[0], replace(same.arms[0], name="the same")))
-        words = verdict(same)
+        words = sentences(same)
         assert any(w.startswith("Equal within 5% also in seconds (") for w in words)
         assert not any(w.startswith("Not equal") for w in words)
 
     def test_settings_beside_n_are_named(self) -> None:
         comparison = levels([[6, 8], [10, 20]])
-        assert not any("differ in" in line for line in verdict(comparison))
+        assert not any("differ in" in line for line in sentences(comparison))
         arms = tuple(
             replace(arm, differs={**arm.differs, "optimizer.learning_rate": str(i)})
             for i, arm in enumerate(comparison.arms)
         )
-        words = verdict(replace(comparison, arms=arms))
+        words = sentences(replace(comparison, arms=arms))
         assert any(line.startswith("The arms differ in optimizer.learning_rate too") for line in words)
 
     def test_coverage_that_falls_while_pass_at_1_rises(self) -> None:
         comparison = levels([[6, 8], [6, 8]], ks=(1, 32), num_prompts=12)
-        scores = comparison.arms[0].trajectories[0].scores
+        scores = comparison.arms[0].runs[0].scores
         sharp = replace(scores[-1], num_correct_P=np.where(np.arange(12) < 8, 32, 0))
-        words = verdict(with_scores(comparison, 1, (*scores[:-1], sharp)))
+        words = sentences(with_scores(comparison, 1, (*scores[:-1], sharp)))
         assert "N=512 won" in words[0]
         assert words[1].startswith("Coverage: pass@32 is 0.667 with N=512 and 1.000 with N=16, 1.000 at the start")
         assert "N=16 leads" in words[1]
@@ -510,19 +513,19 @@ class TestVerdict:
         comparison = levels([[6, 8], [6, 8]], num_prompts=100)
         arm = comparison.arms[1]
         runs = []
-        for run, more in zip(arm.trajectories, (-3, 3, 3), strict=True):
+        for run, more in zip(arm.runs, (-3, 3, 3), strict=True):
             last = replace(run.scores[-1], num_correct_P=run.scores[-1].num_correct_P + more)
             runs.append(replace(run, scores=(*run.scores[:-1], last)))
-        words = verdict(replace(comparison, arms=(comparison.arms[0], replace(arm, trajectories=tuple(runs)))))
+        words = sentences(replace(comparison, arms=(comparison.arms[0], replace(arm, runs=tuple(runs)))))
         assert "no difference was shown" in words[0]
-        assert any("t-test over prompts alone would call it a difference" in line for line in words)
+        assert any("t-test over prompts alone would show a difference" in line for line in words)
 
     def test_fewer_than_two_arms_are_refused(self) -> None:
         comparison = levels([[6], [8]])
         with pytest.raises(ValueError, match="at least two arms, not 1"):
-            verdict(replace(comparison, arms=comparison.arms[:1]))
+            sentences(replace(comparison, arms=comparison.arms[:1]))
         with pytest.raises(ValueError, match="different names, not N=16, N=16"):
-            verdict(replace(comparison, arms=(comparison.arms[0],) * 2))
+            sentences(replace(comparison, arms=(comparison.arms[0],) * 2))
 
     @pytest.mark.parametrize(("share", "unit", "told"), [
         (0.4, "seconds", True), (0.65, "seconds", True), (0.75, "seconds", False), (0.4, "samples", False)
@@ -531,45 +534,45 @@ class TestVerdict:
     def test_a_run_that_was_disturbed_is_told(
         self, rng: np.random.Generator, share: float, unit: Unit, told: bool, numbers: tuple[int, ...]
     ) -> None:
-        marks = (400.0, 800.0) if unit == "seconds" else (4e6, 8e6)
-        comparison = synthetic(rng, numbers=numbers, num_seeds=5, unit=unit, marks=marks)
+        eval_points = (400.0, 800.0) if unit == "seconds" else (4e6, 8e6)
+        comparison = synthetic(rng, numbers=numbers, num_seeds=5, unit=unit, eval_points=eval_points)
         arm = comparison.arms[1]
-        *others, run = sorted(arm.trajectories, key=lambda run: run.seed == 3)
+        *others, run = sorted(arm.runs, key=lambda run: run.seed == 3)
         steps = sorted(other.cost.steps for other in others)
         last = run.scores[-1]
         cost = replace(last.cost, steps=int(share * steps[1]))
         slow = replace(run, scores=(*run.scores[:-1], replace(last, cost=cost)), cost=cost, path="arms/some/seed-3")
-        arms = (comparison.arms[0], replace(arm, trajectories=(*others, slow)), *comparison.arms[2:])
-        lines = [w for w in verdict(replace(comparison, arms=arms)) if "busy with something else" in w]
+        arms = (comparison.arms[0], replace(arm, runs=(*others, slow)), *comparison.arms[2:])
+        lines = [w for w in sentences(replace(comparison, arms=arms)) if "busy with something else" in w]
         assert len(lines) == told
         if told:
-            beginning = f"Seed 3 of {arm.name} made {cost.steps:,} steps in its time, where {steps[1]:,} are usual"
+            beginning = f"Seed 3 of {arm.name} made {cost.steps:,} steps in its time; {steps[1]:,} are usual"
             assert lines[0].startswith(beginning)
-            assert "delete arms/some/seed-3 and run" in lines[0]
+            assert "delete arms/some/seed-3 and rerun" in lines[0]
 
 
 class TestRecord:
     def test_it_is_json_and_its_numbers_are_the_runs(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, num_prompts=20)
         record = json.loads(json.dumps(comparison_record(comparison), allow_nan=False))
-        assert record["verdict"] == verdict(comparison)
+        assert record["verdict"] == sentences(comparison)
         assert record["matched"] is True
         for arm, told in zip(comparison.arms, record["arms"], strict=True):
-            for mark, at in zip(comparison.marks, told["at_marks"], strict=True):
+            for eval_point, at in zip(comparison.eval_points, told["at_marks"], strict=True):
                 for k, estimate in at["pass_at"].items():
-                    expected = score_SP(comparison, arm, mark, int(k)).mean()
+                    expected = score_SP(comparison, arm, eval_point, int(k)).mean()
                     assert estimate["value"] == pytest.approx(expected, abs=1e-12)
-                spent = [score_of(comparison, arm, run, mark).cost.samples for run in range(3)]
+                spent = [score_of(comparison, arm, run, eval_point).cost.samples for run in range(3)]
                 assert at["costs"]["samples"] == {"mean": sum(spent) / 3, "least": min(spent), "most": max(spent)}
             assert set(told["at_marks"][-1]["pass_at"]) == {"1", "4", "16"}
-            for run, told_run in zip(arm.trajectories, told["runs"], strict=True):
+            for run, told_run in zip(arm.runs, told["runs"], strict=True):
                 assert len(told_run["evaluations"]) == len(run.scores)
                 last = told_run["evaluations"][-1]
                 assert last["pass_at"]["1"] == pytest.approx(run.scores[-1].num_correct_P.mean() / 32, abs=1e-12)
                 assert last["tokens_per_response"] == pytest.approx(run.scores[-1].sampled_tokens_P.mean() / 32)
             assert {e["arm"] for e in told["efficiency"]} == {arm.name}
             for i, prompt in enumerate(record["prompts"]):
-                mean = sum(run.scores[-1].num_correct_P[i] for run in arm.trajectories) / 3 / 32
+                mean = sum(run.scores[-1].num_correct_P[i] for run in arm.runs) / 3 / 32
                 assert prompt["arms"][arm.name] == pytest.approx(mean, abs=1e-12)
         difference = record["pair"]["differences"]["1"]["difference"]["value"]
         a, b = (score_SP(comparison, arm, 40.0).mean() for arm in comparison.arms)
@@ -594,63 +597,3 @@ class TestRecord:
             arm = next(a for a in comparison.arms if a.name == point["arm"])
             expected = score_SP(comparison, arm, point["mark"], 16).mean()
             assert point["score"]["value"] == pytest.approx(expected, abs=1e-12)
-
-
-class TestText:
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [(0, "0"), (7, "7"), (870, "870"), (999.4, "999"), (999.6, "1.00k"), (1234, "1.23k"), (99_960, "100k"),
-         (8.882, "8.88"), (12_345, "12.3k"), (999_400, "999k"), (1_234_567, "1.23M"), (2.5e9, "2.50G")],
-    )  # fmt: skip
-    def test_short(self, value: float, text: str) -> None:
-        assert sheet.short(value) == text
-
-    def test_short_is_right_to_half_a_percent(self, rng: np.random.Generator) -> None:
-        for value in 10 ** rng.uniform(0, 12, 300):
-            text = sheet.short(value)
-            size = {"k": 1e3, "M": 1e6, "G": 1e9}.get(text[-1], 1.0)
-            assert float(text.rstrip("kMG").replace(",", "")) * size == pytest.approx(value, rel=5.1e-3)
-
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [(61.94, "61.9 s"), (99.96, "100 s"), (320, "320 s"), (600, "10.0 min"), (7196, "119.9 min"), (7200, "2.0 h"),
-         (393.9 * 3600, "393.9 h")],
-    )  # fmt: skip
-    def test_short_time(self, value: float, text: str) -> None:
-        assert sheet.short_time(value) == text
-
-    @pytest.mark.parametrize(
-        ("value", "unit", "text"),
-        [(40, "seconds", "40 seconds"), (1, "seconds", "1 second"), (47.25, "seconds", "47.2 seconds"),
-         (750, "seconds", "12.5 minutes"), (7200, "seconds", "2 hours"), (1, "steps", "1 step"),
-         (150, "steps", "150 steps"), (1.2e6, "unique_tokens", "1,200,000 unique tokens")],
-    )  # fmt: skip
-    def test_amount(self, value: float, unit: Unit, text: str) -> None:
-        assert amount(value, unit) == text
-
-    @pytest.mark.parametrize(
-        ("p", "text"), [(0.0421, "0.042"), (0.5, "0.500"), (6.5e-7, "6.5e-7"), (0.0, "below 1e-99"), (1.0, "1.000")]
-    )
-    def test_p_value(self, p: float, text: str) -> None:
-        assert sheet.p_value(p) == text
-
-    def test_intervals(self) -> None:
-        assert sheet.interval(Estimate(0.3084, 0.2811, 0.335)) == "0.308 [0.281, 0.335]"
-        assert sheet.signed(Estimate(-0.066, -0.09, 0.04)) == "-0.066 [-0.090, +0.040]"
-        assert sheet.interval(Estimate(0.5, float("nan"), float("nan"))) == "0.500"
-        assert sheet.interval(Estimate(float("nan"), 0.0, 1.0)) == "-"
-        assert sheet.three_digits(Estimate(16506.2, 16000.0, 17000.0)) == "16,506 [16,000, 17,000]"
-        assert sheet.three_digits(Estimate(8.034, 7.95, 8.12)) == "8.03 [7.95, 8.12]"
-        assert sheet.three_digits(Estimate(0.0, 0.0, 0.1)) == "0.0 [0.0, 0.1]"
-
-    def test_parts_hold_every_column_once(self) -> None:
-        whole = sheet.Sheet("t", tuple("abcdefghij"), (tuple("0123456789"),), ("note",))
-        split = sheet.parts(whole, 10)  # a column takes 1, and 2 in between
-        assert ["".join(one.columns) for one in split] == ["abcd", "aefg", "ahij"]
-        assert ["".join(one.rows[0]) for one in split] == ["0123", "0456", "0789"]
-        assert [one.notes for one in split] == [(), (), ("note",)]
-        assert sheet.parts(whole, 28) == [whole]
-        assert len(sheet.parts(whole, 27)) == 2
-        assert len(sheet.parts(whole, 1)) == 9
-        with pytest.raises(ValueError, match="needs 2 cells, not 1"):
-            sheet.Sheet("t", ("a", "b"), (("1",),))

@@ -84,7 +84,7 @@ def test_luck_alone_gives_as_many_gains_as_said() -> None:
 def test_prompts_that_one_arm_solves_and_the_other_does_not(rng: np.random.Generator) -> None:
     for seeds in (3, 4):  # of four runs a tie of two is on neither side
         arms, counts = random_arms(rng, seeds, 40)
-        found = coverage_difference(comparison_of(arms, [10], 4), *arms, 10, 4)
+        found = coverage_difference(comparison_of(arms, [10], 4), 10, 4)
         solved = [[sum(run[1][p] > 0 for run in counts[a]) for p in range(40)] for a in (0, 1)]
         only = [[], []]
         for p in range(40):

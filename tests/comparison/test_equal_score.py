@@ -8,34 +8,34 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, Score, Trajectory
+from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
 from brorl.comparison.equal_score import at_equal_score
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import pass_at_k
 
 K, N = 8, 16
-MARKS = (10.0, 20.0, 40.0)
+POINTS = (10.0, 20.0, 40.0)
 
 
 def made_up(
     rng: np.random.Generator, num_seeds: tuple[int, ...], num_prompts: int = 12, lift: float = 1.0
 ) -> Comparison:
-    """Make arms whose pass rates rise from one start at different speeds, every mark overshot a little."""
+    """Make arms whose pass rates rise from one start at different speeds, every evaluation point overshot a little."""
     logit_P = rng.normal(-1.5, 1.5, num_prompts)
     arms = []
-    for index, runs in enumerate(num_seeds):
-        trajectories = []
-        for seed in range(runs):
+    for index, number in enumerate(num_seeds):
+        runs = []
+        for seed in range(number):
             own_P = rng.normal(0, 0.3, num_prompts)
             scores = []
-            for t, mark in enumerate((0.0, *MARKS)):
+            for t, eval_point in enumerate((0.0, *POINTS)):
                 rate_P = 1 / (1 + np.exp(-logit_P - (own_P + (lift + 0.4 * index) * t if t else 0)))
-                seconds = mark * (1 + 0.01 * seed)
+                seconds = eval_point * (1 + 0.01 * seed)
                 scores.append(Score(Cost(t, seconds, 0, 0, 0), rng.binomial(N, rate_P), np.ones(num_prompts, int), 0.0))
-            trajectories.append(Trajectory(seed, tuple(scores), scores[-1].cost, {}, 1, 1, 1, None, "run"))
-        arms.append(Arm(f"arm {index}", "", 16 + index, 1, {}, tuple(trajectories)))
+            runs.append(RunScores(seed, tuple(scores), scores[-1].cost, {}, 1, 1, 1, None, "run"))
+        arms.append(Arm(f"arm {index}", "", 16 + index, 1, {}, tuple(runs)))
     prompts = tuple(HeldOutPrompt(str(i), "task", "math", "", "") for i in range(num_prompts))
-    return Comparison("start", "seconds", MARKS[-1], MARKS, prompts, N, (1, K), tuple(arms), "cpu")
+    return Comparison("start", "seconds", POINTS[-1], POINTS, prompts, N, (1, K), tuple(arms), "cpu")
 
 
 def read_off(comparison: Comparison) -> tuple[float, list[float], list[float]]:
@@ -43,10 +43,10 @@ def read_off(comparison: Comparison) -> tuple[float, list[float], list[float]]:
     curves = []
     for arm in comparison.arms:
         points = []
-        for t in range(len(MARKS) + 1):
-            rates = [c / N for run in arm.trajectories for c in run.scores[t].num_correct_P]
-            found = [pass_at_k(np.array([c]), N, K)[0] for run in arm.trajectories for c in run.scores[t].num_correct_P]
-            seconds = [run.scores[t].cost.seconds for run in arm.trajectories]
+        for t in range(len(POINTS) + 1):
+            rates = [c / N for run in arm.runs for c in run.scores[t].num_correct_P]
+            found = [pass_at_k(np.array([c]), N, K)[0] for run in arm.runs for c in run.scores[t].num_correct_P]
+            seconds = [run.scores[t].cost.seconds for run in arm.runs]
             points.append((sum(rates) / len(rates), sum(found) / len(found), sum(seconds) / len(seconds)))
         curves.append(points)
     level = min(max(p[0] for p in points) for points in curves)
@@ -69,8 +69,8 @@ def with_runs(comparison: Comparison, change: Any, only: int | None = None) -> C
     """Change every run of all arms, or of one; None takes it out."""
     arms = []
     for index, arm in enumerate(comparison.arms):
-        runs = [change(run) if only in (None, index) else run for run in arm.trajectories]
-        arms.append(replace(arm, trajectories=tuple(run for run in runs if run is not None)))
+        runs = [change(run) if only in (None, index) else run for run in arm.runs]
+        arms.append(replace(arm, runs=tuple(run for run in runs if run is not None)))
     return replace(comparison, arms=tuple(arms))
 
 
@@ -118,7 +118,7 @@ def test_values_and_intervals_are_those_of_leaving_out_by_hand(
         assert one.difference.value == pytest.approx(gap, abs=1e-12)
         assert (one.difference.low, one.difference.high) == pytest.approx((gap - half, gap + half), abs=1e-9)
         shown = "B leads" if gap - half > 0 else "A leads" if gap + half < 0 else "no difference shown"
-        assert one.verdict == shown
+        assert one.conclusion == shown
 
 
 def test_arms_on_one_curve_do_not_differ_however_fast_they_are(rng: np.random.Generator) -> None:
@@ -127,17 +127,17 @@ def test_arms_on_one_curve_do_not_differ_however_fast_they_are(rng: np.random.Ge
     first = comparison.arms[0]
     slow = [
         replace(run, scores=tuple(
-            replace(run.scores[t and 1], cost=replace(run.scores[t].cost, seconds=mark))
-            if mark in (0.0, 40.0) else replace(run.scores[0], cost=run.scores[t].cost)
-            for t, mark in enumerate((0.0, *MARKS))
+            replace(run.scores[t and 1], cost=replace(run.scores[t].cost, seconds=eval_point))
+            if eval_point in (0.0, 40.0) else replace(run.scores[0], cost=run.scores[t].cost)
+            for t, eval_point in enumerate((0.0, *POINTS))
         ))
-        for run in first.trajectories
+        for run in first.runs
     ]  # fmt: skip
-    found = at_equal_score(replace(comparison, arms=(first, replace(comparison.arms[1], trajectories=tuple(slow)))), K)
+    found = at_equal_score(replace(comparison, arms=(first, replace(comparison.arms[1], runs=tuple(slow)))), K)
     assert found is not None
     a, b = found.arms
     assert (b.difference.value, b.difference.low, b.difference.high) == pytest.approx((0, 0, 0), abs=1e-12)
-    assert b.verdict == "no difference shown"
+    assert b.conclusion == "no difference shown"
     assert a.spent == pytest.approx(10.1)  # the mean of 10, 10.1 and 10.2 seconds
     assert b.spent == pytest.approx(40.0)
 
@@ -146,10 +146,9 @@ def test_arms_that_did_not_rise_are_left_out(rng: np.random.Generator) -> None:
     comparison = made_up(rng, (3, 3, 3, 3))
     first, flat, *others = comparison.arms
     still = tuple(
-        replace(run, scores=tuple(replace(run.scores[0], cost=score.cost) for score in run.scores))
-        for run in flat.trajectories
+        replace(run, scores=tuple(replace(run.scores[0], cost=score.cost) for score in run.scores)) for run in flat.runs
     )
-    flat = replace(flat, trajectories=still)
+    flat = replace(flat, runs=still)
     found = at_equal_score(replace(comparison, arms=(first, flat, *others)), K)
     assert found is not None
     assert found.not_risen == (flat.name,)

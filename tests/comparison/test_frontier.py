@@ -9,15 +9,16 @@ from comparison_of import arm_of, comparison_of, run_of, score_of
 from brorl.comparison.arms import Comparison
 from brorl.comparison.frontier import frontier
 from brorl.comparison.paired import mean_over_runs, paired_difference
+from brorl.comparison.scores import PASS_1, Measure
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k, worst_at_k
 
-_MARKS = (10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
+_POINTS = (10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
 def comparison_from(
     counts: np.ndarray,
-    marks: tuple[float, ...],
+    eval_points: tuple[float, ...],
     num_samples: int,
     numbers: tuple[int | None, ...],
     overshoot: dict | None = None,
@@ -25,13 +26,13 @@ def comparison_from(
     """counts: [arms, seeds, evaluations, prompts], the first evaluation that of the start."""
     arms = []
     for a, of_arm in enumerate(counts):
-        spent = [0.0, *(mark * (overshoot or {}).get((a, mark), 1.01) for mark in marks)]
+        spent = [0.0, *(eval_point * (overshoot or {}).get((a, eval_point), 1.01) for eval_point in eval_points)]
         runs = [
             run_of(s, [score_of(Cost(seconds=c), row) for c, row in zip(spent, run, strict=True)])
             for s, run in enumerate(of_arm)
         ]
         arms.append(arm_of(f"arm {a}", runs, numbers[a]))
-    return comparison_of(arms, marks, num_samples)
+    return comparison_of(arms, eval_points, num_samples)
 
 
 def crossing_counts(generator: np.random.Generator, seeds: int, prompts: int) -> np.ndarray:
@@ -39,25 +40,25 @@ def crossing_counts(generator: np.random.Generator, seeds: int, prompts: int) ->
     logit_P = generator.normal(-1, 1.5, prompts)
     counts = []
     for scale, top in ((6, 0.8), (40, 1.9), (130, 3.2), (300, 5.2)):
-        lift_E = [0.0, *(top * (1 - np.exp(-mark / scale)) for mark in _MARKS)]
+        lift_E = [0.0, *(top * (1 - np.exp(-eval_point / scale)) for eval_point in _POINTS)]
         chance_EP = 1 / (1 + np.exp(-logit_P - np.array(lift_E)[:, None]))
         counts.append(generator.binomial(32, chance_EP, (seeds, len(lift_E), prompts)))
     return np.array(counts)
 
 
-@pytest.mark.parametrize("measure", ["pass@1", "best@k", "worst@k"])
-def test_points_and_the_best_are_those_of_plain_sorting(rng: np.random.Generator, measure: str) -> None:
+@pytest.mark.parametrize("measure", [PASS_1, Measure(3), Measure(3, worst=True)])
+def test_points_and_the_best_are_those_of_plain_sorting(rng: np.random.Generator, measure: Measure) -> None:
     counts = rng.integers(0, 9, (3, 3, 3, 20))
     comparison = comparison_from(counts, (5.0, 9.0), 8, (4, None, 64))
-    found = frontier(comparison, measure, 3)  # type: ignore[arg-type]
-    assert found.k == (1 if measure == "pass@1" else 3)
+    found = frontier(comparison, measure)
+    assert found.measure == measure
 
     def scores(a: int, m: int) -> np.ndarray:
-        estimate = worst_at_k if measure == "worst@k" else pass_at_k
-        return np.stack([estimate(run[m + 1], 8, found.k) for run in counts[a]])
+        estimate = worst_at_k if measure.worst else pass_at_k
+        return np.stack([estimate(run[m + 1], 8, measure.k) for run in counts[a]])
 
-    assert [(p.mark, p.arm, p.num_rollouts) for p in found.points] == [
-        (mark, f"arm {a}", n) for mark in (5.0, 9.0) for a, n in enumerate((4, None, 64))
+    assert [(p.eval_point, p.arm, p.num_rollouts) for p in found.points] == [
+        (eval_point, f"arm {a}", n) for eval_point in (5.0, 9.0) for a, n in enumerate((4, None, 64))
     ]
     for i, point in enumerate(found.points):
         assert point.score == mean_over_runs(scores(i % 3, i // 3))
@@ -67,8 +68,8 @@ def test_points_and_the_best_are_those_of_plain_sorting(rng: np.random.Generator
         assert (best.arm, best.second) == (f"arm {first}", f"arm {second}")
         difference = paired_difference(scores(second, m), scores(first, m), seeds_paired=True)
         assert best.lead == difference.difference
-        assert best.lead_shown == (difference.verdict == "B leads")
-        shares = [p.best_share for p in found.points if p.mark == best.mark]
+        assert best.lead_shown == (difference.conclusion == "B leads")
+        shares = [p.best_share for p in found.points if p.eval_point == best.eval_point]
         assert sum(s for s in shares if s is not None) == pytest.approx(1)
         assert best.best_share == shares[first]
 
@@ -88,27 +89,31 @@ def test_share_of_resamples_is_that_of_plain_resampling(rng: np.random.Generator
 
 def test_reigns_follow_each_other_and_the_sigmoid_is_found() -> None:
     counts = crossing_counts(np.random.default_rng(4), 5, 250)
-    found = frontier(comparison_from(counts, _MARKS, 32, (4, 16, 64, 256)))
+    found = frontier(comparison_from(counts, _POINTS, 32, (4, 16, 64, 256)))
     means = counts.mean((1, 3))[:, 1:] / 32
-    by_mark = [f"arm {a}" for a in means.argmax(0)]
-    assert [best.arm for best in found.best] == by_mark
-    assert [reign.arm for reign in found.reigns] == list(dict.fromkeys(by_mark)) == [f"arm {a}" for a in range(4)]
-    for reign in found.reigns:
-        marks = [mark for mark, arm in zip(_MARKS, by_mark, strict=True) if arm == reign.arm]
-        assert (reign.first_mark, reign.last_mark) == (marks[0], marks[-1])
-        assert reign.shown_at == tuple(b.mark for b in found.best if b.lead_shown and b.arm == reign.arm)
+    by_point = [f"arm {a}" for a in means.argmax(0)]
+    assert [best.arm for best in found.best] == by_point
+    assert (
+        [leading.arm for leading in found.leading_ranges]
+        == list(dict.fromkeys(by_point))
+        == [f"arm {a}" for a in range(4)]
+    )
+    for leading in found.leading_ranges:
+        eval_points = [eval_point for eval_point, arm in zip(_POINTS, by_point, strict=True) if arm == leading.arm]
+        assert (leading.first_point, leading.last_point) == (eval_points[0], eval_points[-1])
+        assert leading.shown_at == tuple(b.eval_point for b in found.best if b.lead_shown and b.arm == leading.arm)
     assert found.why_no_sigmoid is None
     assert found.sigmoid is not None
     middle = found.sigmoid.midpoint
     assert 10 < middle.low <= middle.value <= middle.high < 320
-    fitted = [found.sigmoid.num_rollouts_at(mark) for mark in _MARKS]
+    fitted = [found.sigmoid.num_rollouts_at(eval_point) for eval_point in _POINTS]
     assert fitted == sorted(fitted)
-    for number, arm in zip(fitted, by_mark, strict=True):
+    for number, arm in zip(fitted, by_point, strict=True):
         assert abs(log(number, 4) - 1 - int(arm[-1])) < 0.6
     for row in found.saturation:
         a = int(row.arm[-1])
         before_SP, after_SP = (counts[a, :, e] / 32 for e in (-2, -1))
-        assert row.marks == (160, 320)
+        assert row.eval_points == (160, 320)
         assert row.change == mean_over_runs(after_SP - before_SP, lowest=-1)
         assert (row.before, row.after) == (mean_over_runs(before_SP), mean_over_runs(after_SP))
     assert [row.movement for row in found.saturation][2:] == ["improves", "improves"]
@@ -117,25 +122,29 @@ def test_reigns_follow_each_other_and_the_sigmoid_is_found() -> None:
 def test_what_is_not_matched_is_left_out_and_named() -> None:
     counts = crossing_counts(np.random.default_rng(5), 3, 60)
     overshoot = {(3, 10.0): 3.0, (3, 20.0): 1.5, (0, 320.0): 1.2, (1, 320.0): 1.2, (2, 320.0): 1.2}
-    comparison = comparison_from(counts, _MARKS, 32, (4, 16, 64, 256), overshoot)
+    comparison = comparison_from(counts, _POINTS, 32, (4, 16, 64, 256), overshoot)
     found = frontier(comparison)
-    left_out = {(int(p.arm[-1]), p.mark): p.why_left_out for p in found.points if p.why_left_out}
+    left_out = {(int(p.arm[-1]), p.eval_point): p.why_left_out for p in found.points if p.why_left_out}
     assert set(left_out) == set(overshoot)
-    assert "arm 3, seed 2: not matched at 20 seconds; it had spent 30 seconds" in (left_out[3, 20.0] or "")
+    assert "arm 3, seed 2: not matched at 20 seconds; the step that reached it ended at 30 seconds" in (
+        left_out[3, 20.0] or ""
+    )
     assert all((p.best_share is None) == bool(p.why_left_out) for p in found.points)
     compared = [p.best_share for p in found.points if p.best_share is not None]
-    assert sum(compared) == pytest.approx(len(_MARKS))
+    assert sum(compared) == pytest.approx(len(_POINTS))
     # the best is left out: another is best of the rest
-    without = frontier(comparison_from(counts, _MARKS, 32, (4, 16, 64, 256), {(0, 10.0): 1.2}))
+    without = frontier(comparison_from(counts, _POINTS, 32, (4, 16, 64, 256), {(0, 10.0): 1.2}))
     assert sum(p.best_share for p in without.points[:4] if p.best_share is not None) == pytest.approx(1)
     assert without.best[0].arm != "arm 0"
-    # who alone is matched at a mark has beaten nobody
-    assert [best.mark for best in found.best] == [m for m in _MARKS if sum(mark == m for _, mark in overshoot) < 3]
-    assert len(found.best) < len(_MARKS)
+    # who alone is matched at an evaluation point has beaten nobody
+    assert [best.eval_point for best in found.best] == [
+        m for m in _POINTS if sum(eval_point == m for _, eval_point in overshoot) < 3
+    ]
+    assert len(found.best) < len(_POINTS)
     assert found.best[0].arm == "arm 0"
-    # none matched at a mark: no best there
-    nowhere = comparison_from(counts, _MARKS, 32, (4, 16, 64, 256), {(a, 40.0): 1.6 for a in range(4)})
-    assert 40.0 not in [best.mark for best in frontier(nowhere).best]
+    # none matched at an evaluation point: no best there
+    nowhere = comparison_from(counts, _POINTS, 32, (4, 16, 64, 256), {(a, 40.0): 1.6 for a in range(4)})
+    assert 40.0 not in [best.eval_point for best in frontier(nowhere).best]
 
 
 def test_a_fit_is_refused_where_the_data_do_not_carry_it() -> None:
@@ -147,26 +156,26 @@ def test_a_fit_is_refused_where_the_data_do_not_carry_it() -> None:
         return found.why_no_sigmoid
 
     numbers = (4, 16, 64, 256)
-    assert why(counts, _MARKS, 32, numbers) is None
-    assert "4 marks" in (why(counts[:, :, :5], _MARKS[:4], 32, numbers) or "")
-    assert "0 marks" in (why(counts, _MARKS, 32, (None, None, None, 256)) or "")
-    assert "only 2 different" in (why(counts[[0, 3]], _MARKS, 32, (4, 256)) or "")
-    assert "rises with the budget in 0.0% of resamples" in (why(counts, _MARKS, 32, numbers[::-1]) or "")
+    assert why(counts, _POINTS, 32, numbers) is None
+    assert "4 evaluation points" in (why(counts[:, :, :5], _POINTS[:4], 32, numbers) or "")
+    assert "0 evaluation points" in (why(counts, _POINTS, 32, (None, None, None, 256)) or "")
+    assert "only 2 different" in (why(counts[[0, 3]], _POINTS, 32, (4, 256)) or "")
+    assert "rises with the budget in 0.0% of resamples" in (why(counts, _POINTS, 32, numbers[::-1]) or "")
     # arms that do not differ: which is best is noise
     for seed in range(1, 5):
         noise = np.random.default_rng(seed).binomial(32, 0.5, (4, 3, 7, 20))
-        assert "% of resamples; a fit needs 95%" in (why(noise, _MARKS, 32, numbers) or "")
-    # the rise may go on after the last mark, though where it is half done is not vague
+        assert "% of resamples; a fit needs 95%" in (why(noise, _POINTS, 32, numbers) or "")
+    # the rise may go on after the last evaluation point, though where it is half done is not vague
     few = crossing_counts(np.random.default_rng(33), 3, 12)[:, :, :6]
-    assert "half-way anywhere between budgets of 95.14 and 160 (95%)" in (why(few, _MARKS[:5], 32, numbers) or "")
+    assert "anywhere between budgets of 95.14 and 160 (95%)" in (why(few, _POINTS[:5], 32, numbers) or "")
 
 
 def test_rises_are_compared_between_different_evaluations() -> None:
-    """A step so large that it passes two marks gives them the same evaluation: no stand-still is read from that."""
+    """A step that passes two evaluation points gives them the same evaluation, which does not count as a stand-still."""
     scores = [score_of(Cost(seconds=c), [n] * 4) for c, n in ((0.0, 1), (10.0, 2), (40.0, 5))]
     arms = [arm_of("a", [run_of(s, scores) for s in range(2)]), arm_of("b", [run_of(s, scores) for s in range(2)], 64)]
     (row, _) = frontier(comparison_of(arms, [10, 20, 40], 8)).saturation
-    assert row.marks == (10, 40)
+    assert row.eval_points == (10, 40)
     assert row.change == Estimate(3 / 8, 3 / 8, 3 / 8)
     assert row.movement == "improves"
     assert frontier(comparison_of(arms, [20, 40], 8)).saturation == ()

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparisons import levels, score_SP, synthetic
+from comparisons import levels, score_SP, sentences, synthetic
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from brorl.comparison.arms import Comparison
-from brorl.comparison.curves import arm_colours
-from brorl.comparison.findings import findings
+from brorl.comparison.drawing import arm_colors
 from brorl.comparison.frontier import frontier
 from brorl.comparison.frontier_figure import draw_frontier, make_frontier_figure, rows_of
-from brorl.comparison.record import comparison_record
-from brorl.comparison.report import comparison_tables, verdict
-from brorl.comparison.tables import best_sheet, frontier_sheet, sheets
+from brorl.comparison.report import comparison_record
+from brorl.comparison.results import results_of
+from brorl.comparison.scores import PASS_1, Measure
+from brorl.comparison.tables import best_table, frontier_table, tables_of
 
 # without chance: N = 16 is best at two budgets, N = 64 at two, N = 256 at two
 RISE = ([8, 9, 9, 9, 9, 9], [6, 8, 12, 14, 14, 14], [5, 6, 8, 11, 20, 22])
@@ -35,31 +35,34 @@ def lines(axis: Axes, **wanted: object) -> list[object]:
 
 
 def test_panels_draw_scores_the_best_and_how_sure_it_is(rng: np.random.Generator) -> None:
-    comparison = synthetic(rng, numbers=(16, 64, 512), marks=(10.0, 20.0, 40.0, 80.0))
+    comparison = synthetic(rng, numbers=(16, 64, 512), eval_points=(10.0, 20.0, 40.0, 80.0))
     axes = np.array(make_frontier_figure(comparison).axes).reshape(2, 3)
     n = comparison.num_samples
-    colours = arm_colours(comparison.arms)
-    for column, (measure, k) in enumerate((("pass@1", 1), ("best@k", 16), ("worst@k", 16))):
+    colors = arm_colors(comparison)
+    for column, measure in enumerate((PASS_1, Measure(16), Measure(16, worst=True))):
         top, bottom = axes[:, column]
         score_AM = []
         for arm in comparison.arms:
-            if measure == "worst@k":  # one less the pass@k of what is incorrect
-                counts = np.round(n * np.stack([score_SP(comparison, arm, m) for m in comparison.marks])).astype(int)
+            k = measure.k
+            if measure.worst:  # one less the pass@k of what is incorrect
+                counts = np.round(n * np.stack([score_SP(comparison, arm, m) for m in comparison.eval_points])).astype(
+                    int
+                )
                 expected = [np.mean([comb(int(c), k) / comb(n, k) for c in at.ravel()]) for at in counts]
             else:
-                expected = [score_SP(comparison, arm, m, k).mean() for m in comparison.marks]
+                expected = [score_SP(comparison, arm, m, k).mean() for m in comparison.eval_points]
             (line,) = lines(top, label=arm.name)
-            np.testing.assert_allclose(line.get_xdata(), comparison.marks)
+            np.testing.assert_allclose(line.get_xdata(), comparison.eval_points)
             np.testing.assert_allclose(line.get_ydata(), expected, atol=1e-12)
             score_AM.append(expected)
         (envelope,) = lines(top, gid="frontier")
         np.testing.assert_allclose(envelope.get_ydata(), np.max(score_AM, axis=0), atol=1e-12)
         assert top.get_xscale() == "log"
         (best,) = lines(bottom, gid="best")
-        for mark, place in enumerate(best.get_ydata()):
+        for eval_point, place in enumerate(best.get_ydata()):
             (winner,) = [i for i, arm in enumerate(comparison.arms) if np.log2(arm.num_rollouts) == place]
-            assert score_AM[winner][mark] == pytest.approx(max(row[mark] for row in score_AM), abs=1e-12)
-        told = frontier(comparison, measure, k)  # type: ignore[arg-type]
+            assert score_AM[winner][eval_point] == pytest.approx(max(row[eval_point] for row in score_AM), abs=1e-12)
+        told = frontier(comparison, measure)
         bubbles = {
             (float(x), float(y)): (float(scatter.get_sizes()[0]), to_hex(scatter.get_facecolor()[0]))
             for scatter in bottom.collections
@@ -68,16 +71,16 @@ def test_panels_draw_scores_the_best_and_how_sure_it_is(rng: np.random.Generator
         for point in told.points:
             assert point.best_share is not None
             assert point.num_rollouts is not None
-            bubble = bubbles.get((point.mark, float(np.log2(point.num_rollouts))))
+            bubble = bubbles.get((point.eval_point, float(np.log2(point.num_rollouts))))
             if point.best_share < 0.02:
                 assert bubble is None
             else:
-                assert bubble == (pytest.approx(330 * point.best_share), colours[point.arm])
+                assert bubble == (pytest.approx(330 * point.best_share), colors[point.arm])
 
 
 def test_a_shown_lead_is_filled() -> None:
     axes = make_frontier_figure(rising()).axes
-    found = findings(rising()).frontiers[0]
+    found = results_of(rising()).frontiers[0]
     rings = [line for line in axes[0].get_lines() if line.get_markersize() == 8.5]
     assert len(rings) == len(found.best) == 6
     for ring, best in zip(rings, found.best, strict=True):
@@ -89,7 +92,7 @@ def test_a_shown_lead_is_filled() -> None:
 
 def test_the_sigmoid_is_drawn_where_there_is_one() -> None:
     comparison = rising()
-    found = findings(comparison).frontiers[0]
+    found = results_of(comparison).frontiers[0]
     assert found.sigmoid is not None
     bottom = make_frontier_figure(comparison).axes[3]
     (line,) = lines(bottom, gid="sigmoid")
@@ -99,7 +102,7 @@ def test_the_sigmoid_is_drawn_where_there_is_one() -> None:
     short = levels([row[:2] for row in RISE], numbers=(16, 64, 256))
     bottom = make_frontier_figure(short).axes[3]
     assert not lines(bottom, gid="sigmoid")
-    assert "no sigmoid: 2 marks" in bottom.get_title(loc="left")
+    assert "no sigmoid: 2 evaluation points" in bottom.get_title(loc="left")
 
 
 def test_an_arm_that_overshot_is_crossed_out(rng: np.random.Generator) -> None:
@@ -109,28 +112,28 @@ def test_an_arm_that_overshot_is_crossed_out(rng: np.random.Generator) -> None:
     (line,) = lines(top, label="N=512")
     assert np.isnan(line.get_ydata()).all()
     (crosses,) = lines(top, marker="x")
-    expected = [score_SP(comparison, comparison.arms[2], mark).mean() for mark in comparison.marks]
+    expected = [score_SP(comparison, comparison.arms[2], eval_point).mean() for eval_point in comparison.eval_points]
     np.testing.assert_allclose(crosses.get_ydata(), expected, atol=1e-12)
     (best,) = lines(figure.axes[3], gid="best")
     assert max(best.get_ydata()) <= 6
     assert any("not compared" in text.get_text() for text in figure.legends[0].get_texts())
-    words = verdict(comparison)
+    words = sentences(comparison)
     assert words[0].startswith("Of the arms that kept to 40 seconds (N=512 did not), ")
     assert "N=512 scored" not in words[0]
     assert any(line.startswith("NOT compute-matched: N=512 spent up to 48 seconds, 20% more") for line in words)
-    assert any("overshot the mark by over 5%: N=512 at 10 s and 20 s." in line for line in words)
+    assert any("overshot by over 5%: N=512 at 10 s and 20 s." in line for line in words)
     assert not any("Compute-matched" in line for line in words)
-    table = frontier_sheet(findings(comparison).frontiers[0], findings(comparison))
+    table = frontier_table(results_of(comparison).frontiers[0], results_of(comparison))
     assert all(row[3].startswith("(") for row in table.rows)
 
 
 def test_places_of_arms(rng: np.random.Generator) -> None:
-    arms = synthetic(rng, numbers=(16, None, 64), num_prompts=4, num_seeds=1).arms
-    places, words = rows_of(arms)
+    comparison = synthetic(rng, numbers=(16, None, 64), num_prompts=4, num_seeds=1)
+    places, words = rows_of(comparison)
     assert places == {"N=16": 4.0, "adaptive": 7.5, "N=64": 6.0}
     assert words == {"N=16": "16", "adaptive": "adaptive", "N=64": "64"}
-    arms = synthetic(rng, numbers=(64, 64, 64), names="abc", num_prompts=4, num_seeds=1).arms
-    assert rows_of(arms)[0] == {"a": 0.0, "b": 1.0, "c": 2.0}
+    comparison = synthetic(rng, numbers=(64, 64, 64), names="abc", num_prompts=4, num_seeds=1)
+    assert rows_of(comparison)[0] == {"a": 0.0, "b": 1.0, "c": 2.0}
 
 
 def test_arms_of_one_n_are_named_not_ordered() -> None:
@@ -140,7 +143,7 @@ def test_arms_of_one_n_are_named_not_ordered() -> None:
     bottom = figure.axes[1]
     assert [label.get_text() for label in bottom.get_yticklabels()] == ["grpo", "dapo", "a third"]
     assert bottom.get_ylabel() == "best arm"
-    assert not any("sigmoid" in line.lower() or "best N" in line for line in verdict(comparison))
+    assert not any("sigmoid" in line.lower() or "best N" in line for line in sentences(comparison))
 
 
 def test_png_and_refusal(rng: np.random.Generator, tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_png_and_refusal(rng: np.random.Generator, tmp_path: Path) -> None:
 
 
 def test_words_of_a_sweep() -> None:
-    words = verdict(rising())
+    words = sentences(rising())
     assert words[0] == (
         "At 320 seconds of training each, N=256 scored the highest pass@1, 0.703 [0.693, 0.713]: it won, its lead over "
         "N=64 is shown (+0.250 [+0.250, +0.250], 3 seeds)."
@@ -178,28 +181,28 @@ def test_words_of_a_sweep() -> None:
 
 
 def test_words_when_nothing_is_shown() -> None:
-    words = verdict(levels([[8, 9], [8, 9], [7, 7]], numbers=(16, 64, 256), num_seeds=1))
+    words = sentences(levels([[8, 9], [8, 9], [7, 7]], numbers=(16, 64, 256), num_seeds=1))
     assert "but it did not win: its lead over N=64 is not shown (+0.000" in words[0]
     assert words[1] == "Best pass@1: N=16 from 10 s on (tied with N=64); at no budget N=64 and N=256."
     why = [line for line in words if line.startswith("No sigmoid")]
     assert len(why) == 1
-    assert why[0].startswith("No sigmoid of the best N for pass@1, pass@16 and worst@16: 2 marks")
+    assert why[0].startswith("No sigmoid of the best N for pass@1, pass@16 and worst@16: 2 evaluation points")
     assert any(line.startswith("1 seed an arm: with one") and "reverse" in line for line in words)
 
 
 def test_a_tie_has_no_best_arm() -> None:
     comparison = levels([[8, 9], [8, 12], [7, 7]], numbers=(16, 64, 256), num_seeds=1)
-    found = findings(comparison)
+    found = results_of(comparison)
     assert found.frontiers[0].best[0].arm == "N=16"  # the first of two equal ones
     axes = make_frontier_figure(comparison).axes
     rings = [line for line in axes[0].get_lines() if line.get_markersize() == 8.5]
     assert [float(ring.get_xdata()[0]) for ring in rings] == [20.0]
     (best,) = lines(axes[3], gid="best")
     assert np.isnan(best.get_ydata()).tolist() == [True, False]
-    rows = frontier_sheet(found.frontiers[0], found).rows
+    rows = frontier_table(found.frontiers[0], found).rows
     assert [cell.count("*") for cell in rows[0]] == [0, 0, 0, 0]
     assert rows[1][2].endswith("*")
-    assert "N=16 at 10 s (tied with N=64), N=64 at 20 s (lead shown)" in verdict(comparison)[1]
+    assert "N=16 at 10 s (tied with N=64), N=64 at 20 s (lead shown)" in sentences(comparison)[1]
 
 
 def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
@@ -210,7 +213,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
         for i, arm in enumerate(comparison.arms)
     ]
     comparison = replace(comparison, arms=tuple(arms))
-    words = verdict(comparison)
+    words = sentences(comparison)
     assert words[1] == f"A is {names[0]}; B is {names[1]}; C is {names[2]}."
     assert not any("learning_rate=" in line for line in (words[0], *words[2:]))
     assert any(line.startswith("The arms differ in kl.coefficient and optimizer.learning_rate: the") for line in words)
@@ -218,7 +221,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     assert [text for text in texts if "learning_rate" in text] == [
         f"{'ABC'[i]}: {name}" for i, name in enumerate(names)
     ]
-    first = sheets(findings(comparison))[0]
+    first = tables_of(results_of(comparison))[0]
     assert first.title == "Settings in which the arms differ"
     assert first.rows == tuple(
         (letter, f"recipe: {name}, optimizer.learning_rate: 1, kl.coefficient: {i}")
@@ -229,7 +232,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
         replace(arm, differs={"optimizer.learning_rate": value, "optimizer.mini_batches": "4"})
         for arm, value in zip(arms, values, strict=True)
     ]
-    told = sheets(findings(replace(comparison, arms=tuple(arms))))[0]  # the titles say no more than the settings
+    told = tables_of(results_of(replace(comparison, arms=tuple(arms))))[0]  # the titles say no more than the settings
     assert told.columns == ("setting", "A", "B", "C")
     assert told.rows == (("optimizer.learning_rate", *values), ("optimizer.mini_batches", "4", "4", "4"))
     record = comparison_record(comparison)
@@ -240,18 +243,18 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
 
 def test_tables_of_a_sweep() -> None:
     comparison = rising()
-    found = findings(comparison)
-    rows = frontier_sheet(found.frontiers[0], found).rows
+    found = results_of(comparison)
+    rows = frontier_table(found.frontiers[0], found).rows
     assert [row[0] for row in rows] == ["10 s", "20 s", "40 s", "80 s", "160 s", "320 s"]
-    for mark, row in enumerate(rows):
-        best = max(range(3), key=lambda a: RISE[a][mark])
+    for eval_point, row in enumerate(rows):
+        best = max(range(3), key=lambda a: RISE[a][eval_point])
         for a in range(3):
-            assert row[1 + a] == f"{(RISE[a][mark] + 0.5) / 32:.3f}{'**' if a == best else ''}"
-    rows = best_sheet(found.frontiers[0], found).rows
+            assert row[1 + a] == f"{(RISE[a][eval_point] + 0.5) / 32:.3f}{'**' if a == best else ''}"
+    rows = best_table(found.frontiers[0], found).rows
     assert [row[1] for row in rows] == ["N=16"] * 2 + ["N=64"] * 2 + ["N=256"] * 2
     assert [row[3] for row in rows] == ["100%"] * 6
     assert rows[-1][-1] == "+0.250 [+0.250, +0.250]"
-    titles = [str(table.title) for table in comparison_tables(comparison)]
+    titles = [str(table.title) for table in tables_of(results_of(comparison))]
     assert "pass@1 by budget" in titles
     assert "worst@16 by budget" in titles
 
@@ -259,7 +262,7 @@ def test_tables_of_a_sweep() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"marks": (40.0,)},
+        {"eval_points": (40.0,)},
         {"overshoot": {0: 0.2, 1: 0.2, 2: 0.2}},
         {"num_seeds": 1, "num_prompts": 2, "num_tasks": 2},
         {"ks": (2, 8), "num_prompts": 6},
@@ -268,13 +271,13 @@ def test_tables_of_a_sweep() -> None:
 )  # fmt: skip
 def test_odd_sweeps_are_told_and_drawn(rng: np.random.Generator, changes: dict[str, object]) -> None:
     comparison = synthetic(rng, **{"numbers": (16, 64, None), "num_prompts": 12, **changes})  # type: ignore[arg-type]
-    words = verdict(comparison)
+    words = sentences(comparison)
     assert "nan" not in " ".join(words)
     assert ("nothing can be compared" in words[0]) == ("overshoot" in changes)
-    titles = [str(table.title) for table in comparison_tables(comparison)]
+    titles = [str(table.title) for table in tables_of(results_of(comparison))]
     assert any(title.startswith("The best arm") for title in titles) == ("overshoot" not in changes)
     assert json.loads(json.dumps(comparison_record(comparison), allow_nan=False))["verdict"] == words
-    assert comparison_tables(comparison)
+    assert tables_of(results_of(comparison))
     figure = make_frontier_figure(comparison)
-    if "marks" in changes:  # a logarithmic axis with a single mark
+    if "eval_points" in changes:  # a logarithmic axis with a single evaluation point
         figure.draw_without_rendering()

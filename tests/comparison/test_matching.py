@@ -1,4 +1,4 @@
-"""Where a run stood at a mark against a plain search; which runs are matched, and the words for those that are not."""
+"""What a run had spent at an evaluation point, against a plain search; which runs are matched, and words for others."""
 
 from itertools import pairwise
 
@@ -7,7 +7,8 @@ import pytest
 from comparison_of import arm_of, run_of, score_of
 
 from brorl.comparison.arms import Arm
-from brorl.comparison.matching import TOLERANCE, Spread, costs_at, match_at, mismatch, score_at
+from brorl.comparison.matching import TOLERANCE, Spread, costs_at, match_at, unmatched_runs
+from brorl.comparison.scores import score_at
 from brorl.cost import UNITS, Budget, Cost, Unit, cost_of_step, total_cost
 
 
@@ -26,9 +27,9 @@ def test_finds_the_first_evaluation_that_reaches_the_mark(rng: np.random.Generat
     costs = random_costs(rng, 12)
     run = run_of(0, [score_of(cost, [i]) for i, cost in enumerate([Cost(), *costs])])
     reached = [getattr(cost, unit) for cost in costs]
-    for mark in [*rng.uniform(0.1, reached[-1], 30), *reached]:
-        first = next(i for i, spent in enumerate(reached) if spent >= mark)
-        assert score_at(run, unit, mark).num_correct_P[0] == first + 1
+    for eval_point in [*rng.uniform(0.1, reached[-1], 30), *reached]:
+        first = next(i for i, spent in enumerate(reached) if spent >= eval_point)
+        assert score_at(run, unit, eval_point).num_correct_P[0] == first + 1
     assert score_at(run, unit, 0).num_correct_P[0] == 0
 
 
@@ -57,13 +58,15 @@ def test_runs_are_matched_up_to_the_tolerance() -> None:
         ("large", 2, 1500, False),
     ]
     assert [run.words for run in found[:3]] == [None] * 3
-    lines = mismatch(arms, "samples", 1000)
+    lines = unmatched_runs(match_at(arms, "samples", 1000))
     assert lines == (found[3].words, found[4].words)
-    assert lines[1].startswith("arm large, seed 2: not matched at 1,000 samples; it had spent 1,500 samples")
+    assert lines[1].startswith(
+        "arm large, seed 2: not matched at 1,000 samples; the step that reached it ended at 1,500 samples"
+    )
     assert "50% more" in lines[1]
     assert "raise the budget" in lines[1]
     assert "prompts_per_step" in lines[1]
-    assert mismatch([arm("larger", 1500)], "samples", 1490) == ()
+    assert unmatched_runs(match_at([arm("larger", 1500)], "samples", 1490)) == ()
 
 
 def test_a_run_that_ended_early_is_matched_and_named() -> None:
@@ -74,7 +77,7 @@ def test_a_run_that_ended_early_is_matched_and_named() -> None:
     assert run.ended_early == "no mixed groups"
     assert run.words is not None
     assert "a, seed 3, ended early at 40 seconds of 100 seconds (no mixed groups); its last score counts" in run.words
-    assert mismatch(arms, "seconds", 100) == ()
+    assert unmatched_runs(match_at(arms, "seconds", 100)) == ()
     (run,) = match_at(arms, "seconds", 40)
     assert (run.ended_early, run.words, run.matched) == (None, None, True)
 
@@ -107,11 +110,11 @@ def test_costs_of_steps_add_up_without_the_start(rng: np.random.Generator) -> No
         assert getattr(found, name) == sum(r["sampling"][name] for r in steps)  # type: ignore[index]
 
 
-def test_budget_is_spent_at_its_limit_and_marks_are_passed_once() -> None:
+def test_budget_is_spent_at_its_limit_and_evaluation_points_are_passed_once() -> None:
     budget = Budget("samples", 100, (30, 60, 100))
     at = [Cost(samples=n) for n in (0, 29, 30, 31, 90, 100, 120)]
     assert [budget.is_spent(cost) for cost in at] == [False] * 5 + [True] * 2
-    passed = [budget.passes_mark(before, after) for before, after in pairwise(at)]
+    passed = [budget.passes_eval_point(before, after) for before, after in pairwise(at)]
     assert passed == [False, True, False, True, True, False]
     with pytest.raises(ValueError, match="above 0"):
         Budget("samples", 0)

@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from brorl.comparison.paired import (
-    difference_at,
+    conclusion_of,
     difference_interval,
-    have_same_seeds,
     mean_over_runs,
     paired_difference,
     resamples,
-    scores_at,
-    verdict_of,
 )
+from brorl.comparison.scores import PASS_1, Measure, have_same_seeds, scores_at
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k, worst_at_k
 
@@ -111,7 +109,7 @@ def test_one_seed_covers_prompts_and_one_prompt_seeds(rng: np.random.Generator) 
     assert (found.covers, found.prompt_test) == ("seeds", None)
     assert found.difference == found.seed_interval
     found = paired_difference(a_SP[:1, :1], b_SP[:1, :1], seeds_paired=True)
-    assert (found.covers, found.verdict) == ("nothing", "no difference shown")
+    assert (found.covers, found.conclusion) == ("nothing", "no difference shown")
     assert (found.difference.low, found.difference.high) == (-1, 1)
     assert mean_over_runs(a_SP[:1, :1]) == Estimate(float(a_SP[0, 0]), 0, 1)
 
@@ -126,20 +124,20 @@ def test_equal_scores_and_constant_differences_are_judged_without_warnings(rng: 
             for b_SP in (a_SP, np.zeros((3, 12)), shuffled_SP):
                 same = paired_difference(b_SP, b_SP, seeds_paired=seeds_paired)
                 assert same.difference.value == 0
-                assert same.verdict == "no difference shown"
+                assert same.conclusion == "no difference shown"
                 assert same.prompt_test is not None
                 assert (same.prompt_test.t, same.prompt_test.p_greater, same.prompt_test.p_two_sided) == (0, 0.5, 1)
             assert paired_difference(a_SP, shuffled_SP, seeds_paired=True).seed_test is not None
             lower_SP = np.full((3, 12), 0.25)
             higher = paired_difference(lower_SP, lower_SP + 0.5, seeds_paired=seeds_paired)
-            assert (higher.verdict, higher.difference) == ("B leads", Estimate(0.5, 0.5, 0.5))
+            assert (higher.conclusion, higher.difference) == ("B leads", Estimate(0.5, 0.5, 0.5))
             assert higher.prompt_test is not None
             assert (higher.prompt_test.t, higher.prompt_test.p_greater) == (inf, 0)
             lower = paired_difference(lower_SP + 0.5, lower_SP, seeds_paired=seeds_paired)
             assert lower.seed_test is not None
-            assert (lower.verdict, lower.seed_test.t, lower.seed_test.p_greater) == ("A leads", -inf, 1)
+            assert (lower.conclusion, lower.seed_test.t, lower.seed_test.p_greater) == ("A leads", -inf, 1)
         # rounding is no lead
-        assert paired_difference(a_SP, shuffled_SP, seeds_paired=True).verdict == "no difference shown"
+        assert paired_difference(a_SP, shuffled_SP, seeds_paired=True).conclusion == "no difference shown"
 
 
 def test_swapping_the_arms_turns_the_sign(rng: np.random.Generator) -> None:
@@ -186,7 +184,7 @@ def test_verdict_holds_its_level_where_seeds_differ() -> None:
             for _ in range(2):
                 moved_SP = logit_P + 0.3 * generator.standard_normal((seeds, 1)) + 0.3 * generator.standard_normal(100)
                 arms.append(generator.binomial(16, 1 / (1 + np.exp(-moved_SP))) / 16)
-            shown += verdict_of(difference_interval(*arms, seeds_paired=True)) != "no difference shown"
+            shown += conclusion_of(difference_interval(*arms, seeds_paired=True)) != "no difference shown"
             by_prompts += stats.ttest_rel(arms[1].mean(0), arms[0].mean(0)).pvalue < 0.05
         assert shown / 200 <= 0.09
         assert by_prompts / 200 >= 0.25
@@ -201,7 +199,7 @@ def test_a_clear_lead_is_seen_with_three_seeds() -> None:
             generator.binomial(16, 1 / (1 + np.exp(-logit_P - 0.05 * generator.standard_normal((3, 1)) - lift))) / 16
             for lift in (0.0, 0.6)
         ]
-        shown.append(verdict_of(difference_interval(*arms, seeds_paired=True)))
+        shown.append(conclusion_of(difference_interval(*arms, seeds_paired=True)))
     assert shown.count("B leads") >= 40
     assert "A leads" not in shown
 
@@ -219,12 +217,10 @@ def test_arms_of_a_comparison_are_paired_by_seed(rng: np.random.Generator) -> No
     comparison = comparison_of(arms, [10], 8)
     assert have_same_seeds(*arms)
     a_SP, b_SP = counts[0, [1, 0, 2], 1], counts[1, [2, 1, 0], 1]  # by seed: 1, 4, 9
-    for measure, estimate, k in (("pass@1", pass_at_k, 1), ("best@k", pass_at_k, 3), ("worst@k", worst_at_k, 3)):
-        score_a_SP, score_b_SP = (np.stack([estimate(row, 8, k) for row in arm]) for arm in (a_SP, b_SP))
-        np.testing.assert_array_equal(scores_at(comparison, arms[0], 10, measure, 3), score_a_SP)
-        assert difference_at(comparison, *arms, 10, measure, 3) == paired_difference(
-            score_a_SP, score_b_SP, seeds_paired=True
-        )
+    for measure, estimate in ((PASS_1, pass_at_k), (Measure(3), pass_at_k), (Measure(3, worst=True), worst_at_k)):
+        for arm, of_arm in zip(arms, (a_SP, b_SP), strict=True):
+            expected_SP = np.stack([estimate(row, 8, measure.k) for row in of_arm])
+            np.testing.assert_array_equal(scores_at(comparison, arm, 10, measure), expected_SP)
     np.testing.assert_array_equal(scores_at(comparison, arms[1], 0), counts[1, [2, 1, 0], 0] / 8)
     other = arm_of("c", [run_of(s, [score_of(Cost(), counts[0, 0, 0])]) for s in (4, 1, 1)])
     assert not have_same_seeds(arms[0], other)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares
 
-from brorl.comparison.sigmoid import fit_rises, rise
+from brorl.comparison.sigmoid import fit_sigmoids, sigmoid_curve
 
 
 def test_finds_the_curve_that_the_points_lie_on(rng: np.random.Generator) -> None:
@@ -12,11 +12,11 @@ def test_finds_the_curve_that_the_points_lie_on(rng: np.random.Generator) -> Non
     for _ in range(20):
         low, high = np.sort(rng.uniform(2, 8, 2)) + np.array([0.0, 1.0])
         middle, slope = rng.uniform(x_M[2], x_M[6]), rng.uniform(0.8, 3)
-        y_1M = rise(x_M[None], low, high, slope, middle)
-        found = fit_rises(x_M, y_1M, 0, 12)
+        y_1M = sigmoid_curve(x_M[None], low, high, slope, middle)
+        found = fit_sigmoids(x_M, y_1M, 0, 12)
         assert found.middle_B[0] == pytest.approx(middle, abs=0.2)
         assert found.squared_error_B[0] <= 0.01 * (high - low) ** 2
-        fitted = rise(x_M, found.low_B[0], found.high_B[0], found.slope_B[0], found.middle_B[0])
+        fitted = sigmoid_curve(x_M, found.low_B[0], found.high_B[0], found.slope_B[0], found.middle_B[0])
         assert ((fitted - y_1M[0]) ** 2).sum() == pytest.approx(found.squared_error_B[0], abs=1e-8)
 
 
@@ -24,7 +24,7 @@ def test_no_worse_than_least_squares_from_many_starts(rng: np.random.Generator) 
     """Within what the grid leaves, and never outside its bounds."""
     x_M = np.log(10.0 * 2 ** np.arange(6))
     y_BM = rng.integers(2, 9, (4, 6)).astype(float)
-    found = fit_rises(x_M, y_BM, 3, 7)
+    found = fit_sigmoids(x_M, y_BM, 3, 7)
     assert (found.low_B >= 3).all()
     assert (found.high_B <= 7).all()
     assert (found.low_B <= found.high_B).all()
@@ -34,7 +34,7 @@ def test_no_worse_than_least_squares_from_many_starts(rng: np.random.Generator) 
         for middle in np.linspace(x_M[0], x_M[-1], 3):
             for slope in (1.0, 4.0):
                 fit = least_squares(
-                    lambda v, y_M=y_M: rise(x_M, v[0], v[0] + v[1] * (7 - v[0]), v[2], v[3]) - y_M,
+                    lambda v, y_M=y_M: sigmoid_curve(x_M, v[0], v[0] + v[1] * (7 - v[0]), v[2], v[3]) - y_M,
                     [4.0, 0.5, slope, np.clip(middle, x_M[0] + 1e-3, x_M[-1] - 1e-3)],
                     bounds=([3, 0, 2 / (x_M[-1] - x_M[0]), x_M[0]], [7, 1, steepest, x_M[-1]]),
                     max_nfev=60,
@@ -45,7 +45,7 @@ def test_no_worse_than_least_squares_from_many_starts(rng: np.random.Generator) 
 
 def test_numbers_that_fall_are_fitted_by_a_constant() -> None:
     x_M = np.arange(5.0)
-    found = fit_rises(x_M, np.array([[8.0, 7, 5, 4, 2], [3.0] * 5]), 2, 8)
+    found = fit_sigmoids(x_M, np.array([[8.0, 7, 5, 4, 2], [3.0] * 5]), 2, 8)
     np.testing.assert_allclose(found.low_B, found.high_B, atol=1e-9)
     np.testing.assert_allclose(found.low_B, [5.2, 3.0], atol=1e-9)
     np.testing.assert_allclose(found.squared_error_B, [22.8, 0.0], atol=1e-8)
@@ -56,7 +56,7 @@ def test_levels_stay_within_their_bounds_where_a_bound_is_best() -> None:
     """Points far below, far above, and on both sides of what the levels may be."""
     x_M = np.arange(6.0)
     y_BM = np.array([[0.0, 0, 0, 4, 4, 4], [4.0, 4, 4, 9, 9, 9], [0.0, 0, 0, 9, 9, 9], [0.0] * 6, [9.0] * 6])
-    found = fit_rises(x_M, y_BM, 2, 6)
+    found = fit_sigmoids(x_M, y_BM, 2, 6)
     np.testing.assert_allclose(found.low_B, [2, 4, 2, 2, 6], atol=0.06)
     np.testing.assert_allclose(found.high_B, [4, 6, 6, 2, 6], atol=0.06)
 
@@ -64,4 +64,4 @@ def test_levels_stay_within_their_bounds_where_a_bound_is_best() -> None:
 def test_refuses_points_that_do_not_rise() -> None:
     for x in ([1.0], [1.0, 1.0], [2.0, 1.0, 3.0]):
         with pytest.raises(ValueError, match="two or more points at rising x"):
-            fit_rises(np.array(x), np.zeros((1, len(x))), 0, 1)
+            fit_sigmoids(np.array(x), np.zeros((1, len(x))), 0, 1)

@@ -8,7 +8,7 @@ from comparison_of import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import Arm
 from brorl.comparison.paired import difference_interval, mean_over_runs
-from brorl.comparison.task_trend import kind_of, movement_of, task_trajectories
+from brorl.comparison.task_trend import kind_of, movement_of, task_trends
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import Estimate
 
@@ -43,7 +43,7 @@ def arms_by_kind(generator: np.random.Generator, seeds: int, each: int) -> tuple
 def test_tasks_of_each_kind_are_told_apart() -> None:
     arms, sources = arms_by_kind(np.random.default_rng(6), 4, 40)
     comparison = comparison_of(arms, [1], 16, sources=sources, unit="steps")
-    rows = task_trajectories(comparison, *arms, 1)
+    rows = task_trends(comparison, 1)
     assert [row.task for row in rows] == sorted(_KINDS)
     assert {row.task: row.kind for row in rows} == {task: task for task in _KINDS}
     assert {row.num_prompts for row in rows} == {40}
@@ -51,12 +51,11 @@ def test_tasks_of_each_kind_are_told_apart() -> None:
 
 def test_intervals_are_those_of_the_tasks_prompts(rng: np.random.Generator) -> None:
     arms, sources = arms_by_kind(rng, 3, 5)
-    rows = task_trajectories(comparison_of(arms, [1], 16, sources=sources, unit="steps"), *arms, 1)
+    rows = task_trends(comparison_of(arms, [1], 16, sources=sources, unit="steps"), 1)
     for row in rows:
         chosen = [i for i, source in enumerate(sources) if source == row.task]
         start_SP, end_SP = (
-            [np.stack([run.scores[e].num_correct_P[chosen] / 16 for run in arm.trajectories]) for arm in arms]
-            for e in (0, 1)
+            [np.stack([run.scores[e].num_correct_P[chosen] / 16 for run in arm.runs]) for arm in arms] for e in (0, 1)
         )
         assert row.change_a == mean_over_runs(end_SP[0] - start_SP[0], lowest=-1)
         assert row.change_b == mean_over_runs(end_SP[1] - start_SP[1], lowest=-1)
@@ -83,7 +82,7 @@ def test_every_combination_has_a_name_of_its_own() -> None:
     assert names["no change shown", "no change shown", "B leads"] == "neither gains and B leads"
 
 
-def test_refuses_runs_that_did_not_reach_the_mark(rng: np.random.Generator) -> None:
+def test_refuses_runs_that_did_not_reach_the_evaluation_point(rng: np.random.Generator) -> None:
     arms, sources = arms_by_kind(rng, 2, 2)
     with pytest.raises(ValueError, match="no evaluation at 2 steps"):
-        task_trajectories(comparison_of(arms, [2], 16, sources=sources, unit="steps"), *arms, 2)
+        task_trends(comparison_of(arms, [2], 16, sources=sources, unit="steps"), 2)

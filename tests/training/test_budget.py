@@ -124,6 +124,6 @@ def test_costs_add_up(rng: np.random.Generator) -> None:
 def test_marks_are_passed_once() -> None:
     budget = Budget("samples", 100, (10, 20, 100))
     at = [Cost(samples=n) for n in (0, 9, 10, 30, 99, 100, 120)]
-    passed = [budget.passes_mark(before, after) for before, after in pairwise(at)]
+    passed = [budget.passes_eval_point(before, after) for before, after in pairwise(at)]
     assert passed == [False, True, True, False, True, False]
     assert [budget.is_spent(cost) for cost in at] == [False] * 5 + [True] * 2

@@ -38,7 +38,7 @@ _PRELOADED = (  # by the process that all runs are forked from, so that a run st
 
 
 @dataclass(frozen=True)
-class Job:
+class ArmRun:
     """One run.
 
     Attributes:
@@ -70,7 +70,7 @@ class Slot:
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run is, read from its metrics as they grow.
 
     Attributes:
@@ -83,7 +83,7 @@ class Progress:
         ended_early: Whether that is because the run ended by itself before its budget was spent.
     """
 
-    job: Job
+    job: ArmRun
     spent: Cost = field(default_factory=Cost)
     score: dict[int, float] = field(default_factory=dict)
     first: dict[int, float] = field(default_factory=dict)
@@ -125,9 +125,9 @@ class Progress:
         self.ended = self.ended_early or self.job.budget.is_spent(self.spent)
 
 
-def progress_of(job: Job) -> Progress:
+def progress_of(job: ArmRun) -> RunProgress:
     """Read how far a run is."""
-    progress = Progress(job)
+    progress = RunProgress(job)
     progress.update()
     return progress
 
@@ -176,10 +176,10 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
 
 
 def run_jobs(
-    jobs: Sequence[Job],
+    jobs: Sequence[ArmRun],
     slots: Sequence[Slot],
-    say: Callable[[Progress], None],
-    show: Callable[[Sequence[Progress]], None],
+    say: Callable[[RunProgress], None],
+    show: Callable[[Sequence[RunProgress]], None],
     stopping: Callable[[int], None],
 ) -> None:
     """Bring every run to its end.
@@ -197,14 +197,14 @@ def run_jobs(
             under way, the third kills the runs.
     """
     waiting = list(jobs)
-    running: dict[Slot, tuple[Progress, ForkServerProcess]] = {}
+    running: dict[Slot, tuple[RunProgress, ForkServerProcess]] = {}
     with counted_stops() as stops:
         try:
             while waiting or running:
                 for slot in slots:
                     if waiting and slot not in running:
                         job = waiting.pop(0)
-                        running[slot] = (Progress(job), _start(job, slot))
+                        running[slot] = (RunProgress(job), _start(job, slot))
                 time.sleep(_POLL_S)
                 if stops.count:
                     stopping(len(running))
@@ -221,7 +221,7 @@ def run_jobs(
             _stop([process for _, process in running.values()], stops)
 
 
-def _start(job: Job, slot: Slot) -> ForkServerProcess:
+def _start(job: ArmRun, slot: Slot) -> ForkServerProcess:
     """Start a run, or go on with it."""
     begun = (job.directory / "config.yaml").is_file()
     if not begun:  # what a kill left that came before the run's first file
@@ -278,11 +278,11 @@ def _end_with(sentinel: int) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _errors_of(job: Job) -> Path:
+def _errors_of(job: ArmRun) -> Path:
     return job.directory.with_name(f"{job.directory.name}.err")
 
 
-def _check_end(progress: Progress, code: int) -> None:
+def _check_end(progress: RunProgress, code: int) -> None:
     """Refuse a run that has not come to its end.
 
     Raises:

@@ -15,8 +15,8 @@ from brorl.errors import UserError
 
 if TYPE_CHECKING:
     from brorl.assemble.comparison import ArmPlan
-    from brorl.cli.arm_runs import Job, Slot
-    from brorl.cli.compare_plan import Plan
+    from brorl.cli.arm_runs import ArmRun, Slot
+    from brorl.cli.compare_plan import ComparisonPlan
 
 _UNITS = ("seconds", "samples", "unique_tokens", "steps")
 _LONGEST_NAME = 60  # of a folder of an arm
@@ -88,7 +88,7 @@ def compare(parsed: argparse.Namespace) -> int:
     return _run(console, folder, plan, jobs, slots, machine)
 
 
-def _run(console: Any, folder: Path, plan: Plan, jobs: Sequence[Job], slots: Sequence[Slot], machine: str) -> int:
+def _run(console: Any, folder: Path, plan: ComparisonPlan, jobs: Sequence[ArmRun], slots: Sequence[Slot], machine: str) -> int:
     """Bring all runs to their end and present them; nobody else may work in the folder meanwhile."""
     from brorl.cli.arm_runs import run_jobs
     from brorl.cli.compare_view import View, announce, present, stopped_words
@@ -114,12 +114,12 @@ def _run(console: Any, folder: Path, plan: Plan, jobs: Sequence[Job], slots: Seq
     return 0
 
 
-def _jobs(folder: Path, plan: Plan) -> list[Job]:
+def _jobs(folder: Path, plan: ComparisonPlan) -> list[ArmRun]:
     """Return the runs that the arms consist of, seed by seed; who goes first changes with the seed."""
-    from brorl.cli.arm_runs import Job
+    from brorl.cli.arm_runs import ArmRun
     from brorl.cost import Budget
 
-    budget = Budget(plan.unit, plan.budget, plan.marks)
+    budget = Budget(plan.unit, plan.budget, plan.eval_points)
     folders = _folders(plan.arms)
     jobs = []
     for seed in range(plan.seeds):
@@ -127,7 +127,7 @@ def _jobs(folder: Path, plan: Plan) -> list[Job]:
         for arm in (*plan.arms[turn:], *plan.arms[:turn]):
             if arm.run is None:
                 directory = folder / folders[arm.name] / f"seed-{seed}"
-                jobs.append(Job(arm.name, seed, directory.with_name(f"{directory.name}.yaml"), directory, budget))
+                jobs.append(ArmRun(arm.name, seed, directory.with_name(f"{directory.name}.yaml"), directory, budget))
     return jobs
 
 
@@ -141,7 +141,7 @@ def _folders(arms: Sequence[ArmPlan]) -> dict[str, str]:
     }
 
 
-def _write(folder: Path, plan: Plan, jobs: Sequence[Job], machine: str) -> None:
+def _write(folder: Path, plan: ComparisonPlan, jobs: Sequence[ArmRun], machine: str) -> None:
     """Write what is to be done: `compare.json`, and a recipe for every run."""
     from brorl.assemble.comparison import run_config
     from brorl.config.reading import dump_yaml
@@ -157,7 +157,7 @@ def _write(folder: Path, plan: Plan, jobs: Sequence[Job], machine: str) -> None:
         replace_file(folder / SPEC_FILE, json.dumps(_spec(plan, machine), indent=2).encode())
 
 
-def _spec(plan: Plan, machine: str) -> dict[str, Any]:
+def _spec(plan: ComparisonPlan, machine: str) -> dict[str, Any]:
     """Return what `compare.json` holds; paths of runs are relative to its folder."""
     from brorl.assemble.comparison import differences
 
@@ -175,12 +175,12 @@ def _spec(plan: Plan, machine: str) -> dict[str, Any]:
         })  # fmt: skip
     return {
         "brorl": brorl.__version__, "checkpoint": plan.arms[0].config.model, "unit": plan.unit, "budget": plan.budget,
-        "marks": list(plan.marks), "seeds": plan.seeds, "seeds_before": list(plan.seeds_before), "machine": machine,
+        "marks": list(plan.eval_points), "seeds": plan.seeds, "seeds_before": list(plan.seeds_before), "machine": machine,
         "arms": arms,
     }  # fmt: skip
 
 
-def _slots(jobs: int | None, plan: Plan) -> list[Slot]:
+def _slots(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
     """Return where runs may work at the same time.
 
     Raises:
@@ -213,7 +213,7 @@ def _machine(slots: Sequence[Slot]) -> str:
     return f"{name}, {len(slots)} run{'s' if len(slots) != 1 else ''} at a time, each on {place} of its own"
 
 
-def _refuse_other_machine(folder: Path, plan: Plan, machine: str) -> None:
+def _refuse_other_machine(folder: Path, plan: ComparisonPlan, machine: str) -> None:
     """Refuse to go on with seconds on another machine, or with other cores for each run."""
     from brorl.comparison.reading import read_spec
     from brorl.runs.run_record import SPEC_FILE

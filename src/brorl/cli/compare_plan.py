@@ -1,6 +1,6 @@
-"""What `brorl compare` is asked to do: arms, budget, marks and seeds, from the command line or from a folder.
+"""What `brorl compare` is asked to do: arms, budget, evaluation points and seeds, from the command line or from a folder.
 
-In: parsed options. Out: a `Plan` and its folder. Nothing is written; what contradicts itself, or a comparison that the
+In: parsed options. Out: a `ComparisonPlan` and its folder. Nothing is written; what contradicts itself, or a comparison that the
 folder holds already, is refused.
 """
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 _ARMS = ("quickstart-16", "quickstart")
 _BUDGET_S = 40.0
-_MARKS, _SEEDS = 8, 5
+_NUM_POINTS, _SEEDS = 8, 5
 _CLOSE = 1e-3  # a budget this near to an evaluation of a finished run means that evaluation
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """What is compared, before anything is run.
 
     Attributes:
         arms: The arms.
         unit: What the budget counts.
         budget: What each run may spend.
-        marks: Amounts at which every run is evaluated, the budget being the last.
+        eval_points: Amounts at which every run is evaluated, the budget being the last.
         seeds: Runs of each arm that is still to be run.
         seeds_before: Numbers of seeds that the comparison had before seeds were added to it.
     """
@@ -44,12 +44,12 @@ class Plan:
     arms: tuple[ArmPlan, ...]
     unit: Unit
     budget: float
-    marks: tuple[float, ...]
+    eval_points: tuple[float, ...]
     seeds: int
     seeds_before: tuple[int, ...] = ()
 
 
-def plan_of(parsed: argparse.Namespace) -> tuple[Path, Plan]:
+def plan_of(parsed: argparse.Namespace) -> tuple[Path, ComparisonPlan]:
     """Return the folder, and what is to be compared in it.
 
     Raises:
@@ -73,7 +73,7 @@ def plan_of(parsed: argparse.Namespace) -> tuple[Path, Plan]:
     return folder, plan
 
 
-def _plan_again(parsed: argparse.Namespace, folder: Path) -> Plan:
+def _plan_again(parsed: argparse.Namespace, folder: Path) -> ComparisonPlan:
     """Return what a folder was asked to compare; more seeds may be asked for."""
     options = {"sweep": "--sweep", "checkpoint": "--from", "match": "--match", "budget": "--budget",
                "marks": "--marks", "output_dir": "--output-dir"}  # fmt: skip
@@ -86,7 +86,7 @@ def _plan_again(parsed: argparse.Namespace, folder: Path) -> Plan:
     return _with_seeds(_plan_in(folder), parsed.seeds, folder)
 
 
-def _plan_in(folder: Path) -> Plan:
+def _plan_in(folder: Path) -> ComparisonPlan:
     """Read what a folder was asked to compare."""
     from brorl.assemble.comparison import ArmPlan
     from brorl.comparison.reading import read_spec
@@ -105,10 +105,10 @@ def _plan_in(folder: Path) -> Plan:
         for arm in spec["arms"]
     )
     before = tuple(spec["seeds_before"])
-    return Plan(arms, spec["unit"], spec["budget"], tuple(spec["marks"]), spec["seeds"], before)
+    return ComparisonPlan(arms, spec["unit"], spec["budget"], tuple(spec["marks"]), spec["seeds"], before)
 
 
-def _with_seeds(before: Plan, seeds: int | None, folder: Path) -> Plan:
+def _with_seeds(before: ComparisonPlan, seeds: int | None, folder: Path) -> ComparisonPlan:
     """Return a plan with more seeds, if more are asked for."""
     if seeds is None or seeds == before.seeds:
         return before
@@ -117,7 +117,7 @@ def _with_seeds(before: Plan, seeds: int | None, folder: Path) -> Plan:
     return replace(before, seeds=seeds, seeds_before=(*before.seeds_before, before.seeds))
 
 
-def _new_plan(parsed: argparse.Namespace) -> Plan:
+def _new_plan(parsed: argparse.Namespace) -> ComparisonPlan:
     """Make a plan from the command line."""
     arms = _arms(parsed)
     unit: Unit = parsed.match or "seconds"
@@ -139,14 +139,14 @@ def _new_plan(parsed: argparse.Namespace) -> Plan:
     if seeds < 1:
         raise UserError(f"--seeds: at least 1 is needed, not {seeds}")
     if not amounts:
-        return Plan(arms, unit, budget, _marks(parsed.marks, budget, unit), seeds)
-    if parsed.marks:
+        return ComparisonPlan(arms, unit, budget, _eval_points(parsed.eval_points, budget, unit), seeds)
+    if parsed.eval_points:
         raise UserError("--marks: the other arm is evaluated where the finished run was; leave it out")
     last = next((amount for amount in amounts if abs(amount - budget) <= _CLOSE * budget), None)
     if last is None:
         told = ", ".join(map(exact, amounts))
         raise UserError(f"the finished run was not evaluated at {exact(budget)} {words}; give one of: {told}")
-    return Plan(arms, unit, last, tuple(amount for amount in amounts if amount <= last), seeds)
+    return ComparisonPlan(arms, unit, last, tuple(amount for amount in amounts if amount <= last), seeds)
 
 
 def _arms(parsed: argparse.Namespace) -> tuple[ArmPlan, ...]:
@@ -195,7 +195,7 @@ def _amounts_of_finished_run(arms: Sequence[ArmPlan], unit: Unit) -> list[float]
     Raises:
         UserError: If there are several, or the run does not tell what a comparison needs.
     """
-    from brorl.comparison.reading import read_trajectory
+    from brorl.comparison.reading import read_run_scores
     from brorl.cost import Budget
 
     runs = [arm.run for arm in arms if arm.run is not None]
@@ -211,36 +211,36 @@ def _amounts_of_finished_run(arms: Sequence[ArmPlan], unit: Unit) -> list[float]
             f"the seconds of {runs[0]} were measured at another time, beside whatever ran then, and cannot be matched "
             "now; use --match samples, unique_tokens or steps, or give its recipe to run it anew"
         )
-    run = read_trajectory(runs[0], 0, Budget("samples", 1))
+    run = read_run_scores(runs[0], 0, Budget("samples", 1))
     amounts = sorted({score.cost.of(unit) for score in run.scores} - {0.0}) if run else []
     if not amounts:
         raise UserError(f"{runs[0]} was never evaluated after its start; there is nothing to compare with")
     return amounts
 
 
-def _marks(text: str | None, budget: float, unit: Unit) -> tuple[float, ...]:
+def _eval_points(text: str | None, budget: float, unit: Unit) -> tuple[float, ...]:
     """Return the amounts at which runs are evaluated, the budget being the last."""
-    text = str(_MARKS) if text is None else text
+    text = str(_NUM_POINTS) if text is None else text
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
-        raise UserError(f"--marks: a number of marks, or amounts like 10,20,40, not {text!r}") from None
+        raise UserError(f"--marks: a number of evaluation points, or amounts like 10,20,40, not {text!r}") from None
     if "," in text:
         if not all(0 < number <= budget for number in numbers):
             raise UserError(
                 f"--marks: amounts should lie above 0 and up to the budget of {exact(budget)}, not {text!r}"
             )
-        marks = [*numbers, budget]
+        eval_points = [*numbers, budget]
     elif numbers[0] < 1 or not numbers[0].is_integer():
-        raise UserError(f"--marks: a number of marks, or amounts like 10,20,40, not {text!r}")
+        raise UserError(f"--marks: a number of evaluation points, or amounts like 10,20,40, not {text!r}")
     else:
-        marks = [budget * 2 ** (-i / 2) for i in range(int(numbers[0]))]
+        eval_points = [budget * 2 ** (-i / 2) for i in range(int(numbers[0]))]
     if unit == "steps":
-        marks = [max(round(mark), 1) for mark in marks]
-    return (*sorted({float(f"{mark:.6g}") for mark in marks} - {budget}), budget)
+        eval_points = [max(round(eval_point), 1) for eval_point in eval_points]
+    return (*sorted({float(f"{eval_point:.6g}") for eval_point in eval_points} - {budget}), budget)
 
 
-def _refuse_other(folder: Path, before: Plan, now: Plan) -> None:
+def _refuse_other(folder: Path, before: ComparisonPlan, now: ComparisonPlan) -> None:
     """Refuse a folder that holds another comparison."""
     for name in ("unit", "budget", "marks"):
         if getattr(before, name) != getattr(now, name):

@@ -12,20 +12,20 @@ from rich.console import Console
 from rich.text import Text
 
 import brorl
-from brorl.cli.arm_runs import Job, Progress, progress_of
-from brorl.cli.compare_plan import Plan
+from brorl.cli.arm_runs import ArmRun, RunProgress, progress_of
+from brorl.cli.compare_plan import ComparisonPlan
 from brorl.cost import UNIT_WORDS, amount
 from brorl.format import duration, plain
 
 
-def announce(console: Console, plan: Plan, num_runs: int, machine: str, folder: Path) -> None:
+def announce(console: Console, plan: ComparisonPlan, num_runs: int, machine: str, folder: Path) -> None:
     """Say what is about to happen."""
     names = (" against " if len(plan.arms) == 2 else ", ").join(arm.name for arm in plan.arms)
     lines = [
         f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, {amount(plan.budget, plan.unit)} of "
         f"training each, {plan.seeds} seed{'s' if plan.seeds != 1 else ''}",
         f"{num_runs} run{'s' if num_runs != 1 else ''} in all; {machine}",
-        f"evaluated at {', '.join(map(plain, plan.marks))} {UNIT_WORDS[plan.unit]}; folder {folder}",
+        f"evaluated at {', '.join(map(plain, plan.eval_points))} {UNIT_WORDS[plan.unit]}; folder {folder}",
     ]
     lines += [f"{arm.name}: {arm.title}" for arm in plan.arms if arm.title]
     if plan.unit == "seconds":
@@ -44,7 +44,7 @@ class View:
         jobs: All runs.
     """
 
-    def __init__(self, console: Console, jobs: Sequence[Job]) -> None:
+    def __init__(self, console: Console, jobs: Sequence[ArmRun]) -> None:
         self._console, self._num_jobs = console, len(jobs)
         self.complete = frozenset(job for job in jobs if progress_of(job).ended)
         self._num_done = len(self.complete)
@@ -58,7 +58,7 @@ class View:
         if self._status:
             self._status.start()
 
-    def say(self, progress: Progress) -> None:
+    def say(self, progress: RunProgress) -> None:
         """Print a run that has ended."""
         self._num_done += 1
         ends = _ends(progress.score)
@@ -73,7 +73,7 @@ class View:
             markup=False,
         )
 
-    def show(self, running: Sequence[Progress]) -> None:
+    def show(self, running: Sequence[RunProgress]) -> None:
         """Show the runs under way."""
         self._under_way = sum(progress.share for progress in running)
         if not self._status:
@@ -98,7 +98,7 @@ class View:
             self._status.stop()
 
 
-def stopped_words(folder: Path, jobs: Sequence[Job]) -> str:
+def stopped_words(folder: Path, jobs: Sequence[ArmRun]) -> str:
     """Say what is kept of a comparison that was stopped, and which command goes on."""
     from brorl.runs.checkpoint import last_checkpoint
     from brorl.runs.run_directory import RunDirectory
@@ -122,7 +122,7 @@ def present(console: Console, folder: Path) -> None:
     from brorl.comparison.frontier_figure import draw_frontier
     from brorl.comparison.reading import read_comparison
     from brorl.comparison.record import comparison_record
-    from brorl.comparison.report import comparison_tables, markdown, verdict_words
+    from brorl.comparison.report import comparison_tables, comparison_text, markdown
     from brorl.storage import replace_file, storage_errors
 
     comparison = read_comparison(folder)
@@ -134,7 +134,7 @@ def present(console: Console, folder: Path) -> None:
         if len(comparison.arms) > 2:
             draw_frontier(comparison, folder / "frontier.png")
             written.append("frontier.png")
-    found = verdict_words(comparison)
+    found = comparison_text(comparison)
     console.print()
     for line in found.answer:
         console.print(line, soft_wrap=True, markup=False)

@@ -1,7 +1,8 @@
-"""What is compared: arms, each with some runs (one a seed), and what each run scored after spending how much.
+"""What is compared: arms, each with runs of several seeds, and the scores of each run at what it had spent.
 
-These are plain values: `brorl.comparison.reading` reads them from run directories, the functions of this package
-compare them. Dimensions: A arms, S seeds (runs of an arm), P held-out prompts, the same for all.
+Plain values: `brorl.comparison.reading` reads them from run directories, the other modules compare them. Dimensions: A
+arms, S seeds (runs of an arm), M evaluation points, P held-out prompts (the same for all runs), n responses per prompt.
+An evaluation point is an amount of the budget's unit at which every run is evaluated.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class HeldOutPrompt:
 
     Attributes:
         id: Its name.
-        source: The data set that it is from (a "task" of a comparison).
-        domain: Which verifier judges its responses.
-        text: What the model reads.
+        source: Its data set (a "task" of a comparison).
+        domain: The domain of its verifier.
+        text: The text that the model reads.
         reference: The answer.
     """
 
@@ -42,10 +43,10 @@ class Score:
     """One evaluation of one run.
 
     Attributes:
-        cost: What the run had spent by then.
-        num_correct_P: Correct ones among the n responses to each prompt, shape [P].
+        cost: Cost of the run up to the evaluation.
+        num_correct_P: Correct responses among the n responses to each prompt, shape [P].
         sampled_tokens_P: Tokens of the n responses to each prompt, shape [P].
-        truncated_share: Share of all responses that were cut.
+        truncated_share: Share of all responses that were truncated.
     """
 
     cost: Cost
@@ -55,16 +56,16 @@ class Score:
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory:
+class RunScores:
     """One run of an arm.
 
     Attributes:
         seed: The run's seed.
         scores: Its evaluations by rising cost; the first is the start, at no cost.
-        cost: What the whole run cost.
+        cost: Cost of the whole run.
         phase_seconds: Seconds of the run in each phase (generation, verification, training, ...).
         groups: Groups sampled.
-        groups_mixed: Those of them with correct and incorrect rollouts.
+        groups_mixed: Mixed groups among them.
         num_updated: Groups trained on.
         ended_early: Why the run ended before its budget was spent; None if it did not.
         path: The run directory.
@@ -86,12 +87,12 @@ class Arm:
     """One of the things compared.
 
     Attributes:
-        name: What it is called: short.
-        title: Its full name, if it is called by a letter; else empty.
-        num_rollouts: N; None where it is adaptive.
+        name: Its short name.
+        title: Its full name if the short name is a letter; else empty.
+        num_rollouts: N; None if it is adaptive.
         prompts_per_step: Groups that a step trains on.
         differs: Settings in which the arms differ, with this arm's values as text.
-        trajectories: Its runs, by seed.
+        runs: Its runs, by seed.
     """
 
     name: str
@@ -99,7 +100,7 @@ class Arm:
     num_rollouts: int | None
     prompts_per_step: int
     differs: Mapping[str, str]
-    trajectories: tuple[Trajectory, ...]
+    runs: tuple[RunScores, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,30 +108,43 @@ class Comparison:
     """Arms that start from one checkpoint.
 
     Attributes:
-        checkpoint: What all runs start from.
-        unit: What the budget counts.
+        checkpoint: The model that all runs start from.
+        unit: Unit of the budget.
         budget: What each run may spend.
-        marks: Amounts at which all runs were evaluated, rising; the last is the budget.
-        prompts: The held-out prompts, P of them.
+        eval_points: Amounts at which all runs were evaluated, rising; the last is the budget.
+        prompts: The held-out prompts.
         num_samples: Responses per prompt in each evaluation, n.
-        ks: Which pass@k to report, rising, each at most n.
-        arms: The arms; of two, the first is the one that the other is measured against.
-        machine: Processor or accelerator, and how many runs were made at a time.
+        ks: The reported pass@k, rising, each at most n.
+        arms: The arms; of two, the second is measured against the first.
+        machine: Processor or accelerator, and how many runs were made in parallel.
     """
 
     checkpoint: str
     unit: Unit
     budget: float
-    marks: tuple[float, ...]
+    eval_points: tuple[float, ...]
     prompts: tuple[HeldOutPrompt, ...]
     num_samples: int
     ks: tuple[int, ...]
     arms: tuple[Arm, ...]
     machine: str
 
+    @property
+    def ordered_by_rollouts(self) -> bool:
+        """Whether every arm has its own N, at most one of them being adaptive."""
+        return len({arm.num_rollouts for arm in self.arms}) == len(self.arms)
+
+    def task_names(self) -> list[str]:
+        """Return the sources of the held-out prompts, sorted."""
+        return sorted({prompt.source for prompt in self.prompts})
+
+    def prompts_of(self, task: str) -> IntArray:
+        """Return the indices of a task's prompts."""
+        return np.array([i for i, prompt in enumerate(self.prompts) if prompt.source == task])
+
 
 def labelled(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Return what each arm is called, and its title: the names and no titles if all are short, else A, B, C, ..."""
+    """Return the short name and the title of each arm: the names without titles if all are short, else A, B, C, ..."""
     if max(map(len, names), default=0) <= _LONGEST_NAME:
         return [(name, "") for name in names]
     return [(_letters(i), name) for i, name in enumerate(names)]

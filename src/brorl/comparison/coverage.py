@@ -1,8 +1,8 @@
-"""Prompts gained and lost against the checkpoint that runs started from, and by one arm against another.
+"""Prompts gained and lost since the checkpoint, and prompts that one arm solves and the other does not.
 
-In: a comparison, and a mark. Out: numbers of prompts, their names, and what of it luck alone would give. A prompt is
-solved where at least one of n responses is correct; since at low pass rates n decides that, the expected number of
-prompts solved in k attempts, which has no such bias, stands beside every count.
+In: a comparison, arms, what the runs had spent. Out: counts and names of prompts, and how many gains and losses luck
+alone would give. A prompt is solved if at least one of n responses is correct. At low pass rates that depends on n, so
+every count comes with the expected number of prompts solved in k attempts, which does not.
 """
 
 from __future__ import annotations
@@ -15,26 +15,24 @@ from numpy.typing import NDArray
 
 from brorl.comparison.arms import Arm, Comparison
 from brorl.comparison.matching import Spread
-from brorl.comparison.paired import difference_interval, have_same_seeds, mean_over_runs, num_correct_at
+from brorl.comparison.paired import difference_interval, mean_over_runs
+from brorl.comparison.scores import have_same_seeds, num_correct_at
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 
 
 @dataclass(frozen=True)
 class CoverageChange:
-    """What the runs of an arm can solve at a mark that the start could not, and the reverse.
-
-    "Solved" is at least one correct response among n: at low pass rates that is partly luck, so `by_chance` says how
-    many gains, and as many losses, luck alone would give, and `expected_*` count without regard to n.
+    """Prompts that the runs of an arm solve and the start did not, and the reverse.
 
     Attributes:
         arm: The arm's name.
-        gained: Prompts solved at the mark and not at the start, over runs.
-        lost: Prompts solved at the start and not at the mark.
+        gained: Prompts solved now and not at the start, over runs.
+        lost: Prompts solved at the start and not now.
         kept: Prompts solved at both.
         by_chance: Gains (and as many losses) to expect if no pass rate had changed.
-        k: Attempts that the expected numbers are for.
+        k: Attempts of the expected numbers.
         expected_start: Prompts that k attempts of the start are expected to solve (the sum of pass@k).
-        expected_end: The same at the mark.
+        expected_end: The same now.
         expected_change: Their difference with a 95% interval, in prompts.
         gained_ids: Prompts that a majority of the runs gained.
         lost_ids: Prompts that a majority of the runs lost.
@@ -55,14 +53,14 @@ class CoverageChange:
 
 @dataclass(frozen=True)
 class CoverageDifference:
-    """Prompts that one arm solves and the other does not, at a mark.
+    """Prompts that one arm solves and the other does not. A prompt that exactly half of the runs solve is on no side.
 
     Attributes:
         only_a: Prompts that more than half of A's runs solve and fewer than half of B's.
         only_b: The reverse.
         both: Number of prompts that more than half of the runs of each solve.
         neither: Number of prompts that fewer than half of the runs of each solve.
-        k: Attempts that the expected number is for.
+        k: Attempts of the expected number.
         expected: B's expected number of prompts solved in k attempts less A's, with a 95% interval.
     """
 
@@ -74,63 +72,57 @@ class CoverageDifference:
     expected: Estimate
 
 
-def coverage_change(comparison: Comparison, arm: Arm, mark: float, k: int) -> CoverageChange:
-    """Count the prompts that the runs of an arm gained and lost between the start and a mark.
+def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int) -> CoverageChange:
+    """Count the prompts that the runs of an arm gained and lost since the start.
 
-    Gains and losses that luck alone gives: had a prompt's pass rate not changed, its c correct responses of both
-    evaluations would fall on either alike, and all of them on one evaluation of n with the chance C(2n - c, n) /
-    C(2n, n). Evaluations that share random numbers differ less, so that this is rather too many.
+    Gains and losses by chance: if a prompt's pass rate had not changed, its c correct responses of both evaluations
+    would fall on either with equal probability, and all of them on one evaluation of n with the probability
+    C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is rather too many.
 
     Args:
-        comparison: What is compared.
+        comparison: The comparison.
         arm: One of its arms.
-        mark: How much the runs had spent, in the comparison's unit.
+        spent: What the runs had spent, in the comparison's unit.
         k: Attempts of the expected numbers, 1 to n.
 
     Raises:
-        ValueError: If a run was not evaluated there and did not end by itself, or k is not 1 to n.
+        ValueError: If a run was not evaluated there and did not end early, or k is not 1 to n.
     """
     n = comparison.num_samples
-    start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, mark)
+    start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, spent)
     gained_SP, lost_SP = (start_SP == 0) & (end_SP > 0), (start_SP > 0) & (end_SP == 0)
-    kept_SP = (start_SP > 0) & (end_SP > 0)
     total_SP = start_SP + end_SP
-    lucky_SP = np.where(total_SP > 0, 1 - pass_at_k(total_SP, 2 * n, n), 0.0)
     before_SP, after_SP = pass_at_k(start_SP, n, k), pass_at_k(end_SP, n, k)
     return CoverageChange(
         arm=arm.name,
-        gained=_spread(gained_SP),
-        lost=_spread(lost_SP),
-        kept=_spread(kept_SP),
-        by_chance=_spread(lucky_SP),
+        gained=_total(gained_SP),
+        lost=_total(lost_SP),
+        kept=_total((start_SP > 0) & (end_SP > 0)),
+        by_chance=_total(np.where(total_SP > 0, 1 - pass_at_k(total_SP, 2 * n, n), 0.0)),
         k=k,
-        expected_start=_spread(before_SP),
-        expected_end=_spread(after_SP),
+        expected_start=_total(before_SP),
+        expected_end=_total(after_SP),
         expected_change=_in_prompts(mean_over_runs(after_SP - before_SP, lowest=-1), comparison),
         gained_ids=_ids(comparison, gained_SP.mean(0) > 0.5),
         lost_ids=_ids(comparison, lost_SP.mean(0) > 0.5),
     )
 
 
-def coverage_difference(comparison: Comparison, a: Arm, b: Arm, mark: float, k: int) -> CoverageDifference:
-    """Find the prompts that one arm solves at a mark and the other does not.
-
-    A prompt that just half of an arm's runs solve is on neither side.
+def coverage_difference(comparison: Comparison, spent: float, k: int) -> CoverageDifference:
+    """Find the prompts that one of two arms solves and the other does not.
 
     Args:
-        comparison: What is compared.
-        a: An arm.
-        b: Another.
-        mark: How much the runs had spent, in the comparison's unit.
+        comparison: The comparison, of two arms.
+        spent: What the runs had spent, in the comparison's unit.
         k: Attempts of the expected number, 1 to n.
 
     Raises:
-        ValueError: If a run was not evaluated there and did not end by itself, or k is not 1 to n.
+        ValueError: If a run was not evaluated there and did not end early, or k is not 1 to n.
     """
-    count_a_SP, count_b_SP = (num_correct_at(comparison, arm, mark) for arm in (a, b))
-    share_a_P, share_b_P = (count_a_SP > 0).mean(0), (count_b_SP > 0).mean(0)
-    score_a_SP, score_b_SP = (pass_at_k(count_SP, comparison.num_samples, k) for count_SP in (count_a_SP, count_b_SP))
-    difference = difference_interval(score_a_SP, score_b_SP, seeds_paired=have_same_seeds(a, b))
+    counts = [num_correct_at(comparison, arm, spent) for arm in comparison.arms]
+    share_a_P, share_b_P = ((count_SP > 0).mean(0) for count_SP in counts)
+    score_a_SP, score_b_SP = (pass_at_k(count_SP, comparison.num_samples, k) for count_SP in counts)
+    difference = difference_interval(score_a_SP, score_b_SP, seeds_paired=have_same_seeds(*comparison.arms))
     return CoverageDifference(
         only_a=_ids(comparison, (share_a_P > 0.5) & (share_b_P < 0.5)),
         only_b=_ids(comparison, (share_b_P > 0.5) & (share_a_P < 0.5)),
@@ -141,7 +133,7 @@ def coverage_difference(comparison: Comparison, a: Arm, b: Arm, mark: float, k: 
     )
 
 
-def _spread(value_SP: NDArray[Any]) -> Spread:
+def _total(value_SP: NDArray[Any]) -> Spread:
     """Return the spread over runs of a sum over prompts."""
     return Spread.of([float(total) for total in value_SP.sum(1)])
 

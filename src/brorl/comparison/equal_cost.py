@@ -1,14 +1,14 @@
-"""The same runs compared at equal cost in every unit, not only in the one that the budget counts.
+"""The same runs compared at equal cost in any unit, not only in the unit of the budget.
 
-In: a comparison whose runs were evaluated on the way. Out: the arms' scores where each run had spent the same amount of
-another unit, read off straight lines between its evaluations. Nothing is read off between the start and a run's first
+In: a comparison whose runs were evaluated during training. Out: the arms' scores where each run had spent the same
+amount of a unit, on straight lines between its evaluations. No score is read between the start and a run's first
 evaluation, between two evaluations that lie far apart, or beyond the last one.
 
-A score rises by less and less, so a long straight line runs below it, and of two arms of one distribution the one that
-was evaluated there seems to lead. In 100 simulated comparisons of two such arms (100 prompts, 32 samples, 5 seeds; one
-arm evaluated at the cost itself, the other before and after it, where the score still rises) a difference was found in
-5 where the two evaluations were a factor of 1.4 apart (the default marks), in 12 at 2, in 70 at 4, in 99 at 8, and in
-all from the start. Hence the limit of about 2.
+A score rises by less and less, so a long straight line runs below it, and of two equal arms the one that was evaluated
+there seems to lead. In 100 simulated comparisons of two such arms (100 prompts, 32 samples, 5 seeds; one arm evaluated
+at the cost itself, the other before and after it, where the score still rises) a difference was found in 5 if the two
+evaluations were a factor of 1.4 apart (the default evaluation points), in 12 at 2, in 70 at 4, in 99 at 8, and in all
+from the start. Hence the limit of about 2.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brorl.comparison.arms import Arm, Comparison, Score, Trajectory
-from brorl.comparison.paired import Measure, PairedDifference, have_same_seeds, mean_over_runs, paired_difference
+from brorl.comparison.arms import Arm, Comparison, RunScores, Score
+from brorl.comparison.paired import PairedDifference, mean_over_runs, paired_difference
+from brorl.comparison.scores import PASS_1, Measure, have_same_seeds
 from brorl.cost import Unit
-from brorl.evaluation.pass_at_k import Estimate, FloatArray, pass_at_k, worst_at_k
+from brorl.evaluation.pass_at_k import Estimate, FloatArray
 
-_FARTHEST = 2.1  # one evaluation's cost, as a multiple of that before it: marks that double, overshot by 5%
+_FARTHEST = 2.1  # cost of one evaluation over that of the one before: points that double, overshot by 5%
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class EqualCost:
     """Scores of all arms where each of their runs had spent the same.
 
     Attributes:
-        unit: Of what.
-        amount: How much: the most that every run reached.
+        unit: The unit.
+        amount: The amount: the largest that every run reached.
         scores: Score of each arm, with a 95% interval over prompts and seeds; None if it is not known.
-        difference: The second arm less the first; None for more than two arms, and if a score is not known.
+        difference: The second arm less the first; None for more than two arms, or if a score is not known.
         not_evaluated: Names of the arms whose score is not known: a run has no evaluations close enough to this cost.
     """
 
@@ -44,78 +45,68 @@ class EqualCost:
     not_evaluated: tuple[str, ...]
 
 
-def at_equal_cost(comparison: Comparison, unit: Unit, measure: Measure = "pass@1", k: int = 1) -> EqualCost:
+def at_equal_cost(comparison: Comparison, unit: Unit, measure: Measure = PASS_1) -> EqualCost:
     """Compare the arms at the largest cost in a unit that every run reached.
 
-    A run that ended early by itself keeps its last score, and does not limit how far the others are looked at.
+    A run that ended early keeps its last score and does not limit the cost.
 
     Args:
-        comparison: What is compared.
-        unit: What is to be equal.
-        measure: What is scored.
-        k: Of best@k and worst@k.
+        comparison: The comparison.
+        unit: The unit of the cost.
+        measure: The score.
 
     Raises:
-        ValueError: If k is not 1 to n.
+        ValueError: If the measure's k is above n.
     """
-    runs = [run for arm in comparison.arms for run in arm.trajectories]
+    runs = [run for arm in comparison.arms for run in arm.runs]
     limiting = [run for run in runs if run.ended_early is None] or runs
     amount = min(run.scores[-1].cost.of(unit) for run in limiting)
-    score_A = [
-        scores_at_cost(comparison, arm, unit, amount, measure, k) if is_evaluated_near(arm, unit, amount) else None
-        for arm in comparison.arms
-    ]
-    not_evaluated = tuple(arm.name for arm, score_SP in zip(comparison.arms, score_A, strict=True) if score_SP is None)
+    score_A = [scores_at_cost(comparison, arm, unit, amount, measure) for arm in comparison.arms]
     known = [score_SP for score_SP in score_A if score_SP is not None]
     difference = None
     if len(known) == len(comparison.arms) == 2:
         difference = paired_difference(*known, seeds_paired=have_same_seeds(*comparison.arms))
-    scores = tuple(None if score_SP is None else mean_over_runs(score_SP) for score_SP in score_A)
-    return EqualCost(unit, amount, scores, difference, not_evaluated)
-
-
-def is_evaluated_near(arm: Arm, unit: Unit, amount: float) -> bool:
-    """Return whether every run of an arm was evaluated at a cost, or before and after it and not too far apart."""
-    for run in arm.trajectories:
-        before, after, share = _around(run, unit, amount)
-        if 0 < share < 1 and after.cost.of(unit) > _FARTHEST * before.cost.of(unit):
-            return False
-    return True
+    return EqualCost(
+        unit=unit,
+        amount=amount,
+        scores=tuple(None if score_SP is None else mean_over_runs(score_SP) for score_SP in score_A),
+        difference=difference,
+        not_evaluated=tuple(
+            arm.name for arm, score_SP in zip(comparison.arms, score_A, strict=True) if score_SP is None
+        ),
+    )
 
 
 def scores_at_cost(
-    comparison: Comparison, arm: Arm, unit: Unit, amount: float, measure: Measure = "pass@1", k: int = 1
-) -> FloatArray:
+    comparison: Comparison, arm: Arm, unit: Unit, amount: float, measure: Measure = PASS_1
+) -> FloatArray | None:
     """Return an arm's score on each prompt at a cost, on straight lines between evaluations.
 
     Args:
-        comparison: What is compared.
+        comparison: The comparison.
         arm: One of its arms.
-        unit: What is counted.
-        amount: How much of it; a run that did not spend as much keeps its last score.
-        measure: What is scored.
-        k: Of best@k and worst@k.
+        unit: The unit of the cost.
+        amount: The cost; a run that did not spend as much keeps its last score.
+        measure: The score.
 
     Returns:
-        Scores, shape [S, P], runs by seed.
+        Scores, shape [S, P], runs by seed; None if a run has no evaluations close enough to the cost.
 
     Raises:
-        ValueError: If a run was not evaluated near that cost, or k is not 1 to n.
+        ValueError: If the measure's k is above n.
     """
-    if not is_evaluated_near(arm, unit, amount):
-        raise ValueError(f"a run of {arm.name} was not evaluated near {amount} {unit}, so its score there is not known")
-    estimate = worst_at_k if measure == "worst@k" else pass_at_k
-    attempts = 1 if measure == "pass@1" else k
     rows = []
-    for run in sorted(arm.trajectories, key=lambda run: run.seed):
+    for run in sorted(arm.runs, key=lambda run: run.seed):
         before, after, share = _around(run, unit, amount)
-        ends = [estimate(score.num_correct_P, comparison.num_samples, attempts) for score in (before, after)]
+        if 0 < share < 1 and after.cost.of(unit) > _FARTHEST * before.cost.of(unit):
+            return None
+        ends = [measure.of(score.num_correct_P, comparison.num_samples) for score in (before, after)]
         rows.append((1 - share) * ends[0] + share * ends[1])
     return np.stack(rows)
 
 
-def _around(run: Trajectory, unit: Unit, amount: float) -> tuple[Score, Score, float]:
-    """Return the evaluations around a cost, and how far it lies from the first to the second."""
+def _around(run: RunScores, unit: Unit, amount: float) -> tuple[Score, Score, float]:
+    """Return the evaluations before and after a cost, and the position of the cost between them, 0 to 1."""
     costs = [score.cost.of(unit) for score in run.scores]
     after = next((i for i, cost in enumerate(costs) if cost >= amount), len(costs) - 1)
     before = max(after - 1, 0)

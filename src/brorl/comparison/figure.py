@@ -1,40 +1,40 @@
 """A comparison as a figure: scores against cost from the checkpoint on, the same in other units, and by task.
 
-In: a comparison. Out: a PNG. Its title is the answer. Tasks beyond the 24 with the most prompts are left out and
-counted.
+In: a comparison. Out: a PNG whose title is the answer. Of more than 24 tasks, the 24 with the most prompts are drawn,
+and the title names the number.
 
 Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
-from brorl.comparison.arms import Comparison
-from brorl.comparison.curves import (
-    GREY,
+from brorl.comparison.arms import Arm, Comparison, IntArray
+from brorl.comparison.drawing import (
     INK,
-    Curve,
-    arm_colours,
+    arm_colors,
     axis_label,
     cost_axis,
-    curve,
+    draw_start,
     key_handles,
     label_ends,
     style,
 )
-from brorl.comparison.findings import Findings, findings, prompts_of, task_names
-from brorl.comparison.frontier_text import sweep_answer
-from brorl.comparison.tables import kind_words, seeds_words
-from brorl.comparison.text import answer
+from brorl.comparison.results import ComparisonResults, results_of, with_names
+from brorl.comparison.scores import Measure, score_at, scores_at
+from brorl.comparison.sweep_text import sweep_answer
+from brorl.comparison.text import pair_answer
 from brorl.cost import UNITS, Unit
+from brorl.evaluation.pass_at_k import FloatArray
 
 _MOST_TASKS, _TASKS_A_ROW = 24, 4
 
@@ -43,91 +43,117 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Draw a comparison as a PNG.
 
     Raises:
-        ValueError: If there are fewer than two arms, or runs that were not evaluated at a mark.
+        ValueError: If there are fewer than two arms, or a run was not evaluated at an evaluation point.
     """
     make_figure(comparison).savefig(path, dpi=130, facecolor="white")
 
 
 def make_figure(comparison: Comparison) -> Figure:
     """Make the figure of a comparison."""
-    found = findings(comparison)
-    tasks = _tasks(comparison)
-    task_rows = -(-len(tasks) // _TASKS_A_ROW)
-    heights = [4.4, 2.7, *([0.35 + 2.15 * task_rows] if tasks else [])]
-    figure = Figure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(found.key)), layout="constrained")
+    results = results_of(comparison)
+    tasks = _drawn_tasks(comparison)
+    heights = [4.4, 2.7, *([0.35 + 2.15 * -(-len(tasks) // _TASKS_A_ROW)] if tasks else [])]
+    figure = Figure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(results.key)), layout="constrained")
     FigureCanvasAgg(figure)
-    words = sweep_answer(found.frontiers[0], found) if found.pair is None else answer(found)
-    figure.suptitle(fill(words, 112), fontsize=11.5, color=INK, x=0.01, ha="left")
+    answer = sweep_answer(results) if results.pair is None else pair_answer(results)
+    figure.suptitle(fill(answer, 112), fontsize=11.5, color=INK, x=0.01, ha="left")
     rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    _draw_scores(rows[0], found)
-    _draw_other_units(rows[1], found)
+    _draw_scores(rows[0], results)
+    _draw_other_units(rows[1], results)
     if tasks:
-        _draw_tasks(rows[2], found, tasks)
-    if found.key:
-        figure.legend(handles=key_handles(found), loc="outside lower left", frameon=False, fontsize=9, labelcolor=INK)
+        _draw_tasks(rows[2], results, tasks)
+    if results.key:
+        handles = key_handles(results)
+        figure.legend(handles=handles, loc="outside lower left", frameon=False, fontsize=9, labelcolor=INK)
     return figure
 
 
-def _draw_scores(part: SubFigure, found: Findings) -> None:
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """An arm's score at the start (index 0) and at each of M evaluation points.
+
+    Attributes:
+        cost_M: Mean cost of its runs, shape [1 + M].
+        score_MS: Mean score of each run over prompts, shape [1 + M, S].
+    """
+
+    cost_M: FloatArray
+    score_MS: FloatArray
+
+    @property
+    def mean_M(self) -> FloatArray:
+        return np.asarray(self.score_MS.mean(1))
+
+    @classmethod
+    def of(cls, comparison: Comparison, arm: Arm, k: int, unit: Unit, prompts: IntArray | None = None) -> _Curve:
+        """Return an arm's pass@k against its cost, over all prompts or some.
+
+        A run that ended early stands at the evaluation point in the comparison's unit, because its last score counts
+        there, and at what it had spent in the other units.
+        """
+        costs, scores = [], []
+        for point in (0.0, *comparison.eval_points):
+            score_SP = scores_at(comparison, arm, point, Measure(k))
+            scores.append((score_SP if prompts is None else score_SP[:, prompts]).mean(1))
+            spent = [score_at(run, comparison.unit, point).cost.of(unit) for run in arm.runs]
+            costs.append(float(np.mean(np.maximum(spent, point) if unit == comparison.unit else spent)))
+        return cls(np.array(costs), np.stack(scores))
+
+
+def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
     """Draw pass@1 and pass@k of the largest k against the unit of the budget."""
-    comparison = found.comparison
-    ks = list(dict.fromkeys((1, found.largest_k)))
-    axes = part.subplots(1, len(ks), squeeze=False)[0]
-    several = max(len(arm.trajectories) for arm in comparison.arms) > 1
-    spread = f"mean of {seeds_words(comparison.arms)}, band: all of them" if several else "one seed"
-    for axis, k in zip(axes, ks, strict=True):
-        ends = _draw_lines(axis, comparison, lambda arm, k=k: curve(comparison, arm, k, comparison.unit))
+    comparison = results.comparison
+    axes = part.subplots(1, len(results.end_ks), squeeze=False)[0]
+    several = max(len(arm.runs) for arm in comparison.arms) > 1
+    spread = f"mean of {results.seeds_text}, band: all of them" if several else "one seed"
+    for axis, k in zip(axes, results.end_ks, strict=True):
+        curves = {arm.name: _Curve.of(comparison, arm, k, comparison.unit) for arm in comparison.arms}
+        _draw_lines(axis, comparison, curves)
         axis.set_title(f"pass@{k} on held-out prompts ({spread})", fontsize=10, color=INK, loc="left")
         cost_axis(axis, comparison.unit)
-        axis.set_xlim(left=0)
         axis.margins(y=0.12)
         axis.set_ylim(axis.get_ylim())
-        lowest = all(found.start[k].value <= line.mean_M[1:].min() for line in ends.values())
-        axis.axhline(found.start[k].value, color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
-        axis.annotate(
-            f"start {found.start[k].value:.3f}", (1, found.start[k].value), xycoords=("axes fraction", "data"),
-            xytext=(-2, -10 if lowest else 3), textcoords="offset points", fontsize=8, color=GREY, ha="right",
-        )  # fmt: skip
-        label_ends(
-            axis, axis.get_xlim()[1],
-            {name: (line.mean_M[-1], f"{name}  {line.mean_M[-1]:.3f}") for name, line in ends.items()},
-            arm_colours(comparison.arms),
-        )  # fmt: skip
+        start = results.start[k].value
+        draw_start(axis, start, below=all(start <= c.mean_M[1:].min() for c in curves.values()), fontsize=8)
+        ends = {name: float(curve.mean_M[-1]) for name, curve in curves.items()}
+        labels = {name: (end, f"{name}  {end:.3f}") for name, end in ends.items()}
+        label_ends(axis, axis.get_xlim()[1], labels, comparison)
 
 
-def _draw_other_units(part: SubFigure, found: Findings) -> None:
+def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
     """Draw pass@1 against the units that the budget does not count, in which the arms are not matched.
 
-    Beside them, coverage against pass@1: arms on one line differ only in how far they have come.
+    Next to them, coverage against pass@1: arms on one line differ only in how far they have come.
     """
-    comparison = found.comparison
+    comparison = results.comparison
     units: list[Unit] = [unit for unit in UNITS if unit != comparison.unit]
-    trade = found.largest_k > 1
+    trade = results.ks[-1] > 1
     grid = part.add_gridspec(1, len(units) + trade)
     first = part.add_subplot(grid[0])
     axes = [first, *(part.add_subplot(grid[i], sharey=first) for i in range(1, len(units)))]
     for axis, unit in zip(axes, units, strict=True):
-        _draw_lines(axis, comparison, lambda arm, unit=unit: curve(comparison, arm, 1, unit), small=True)
+        curves = {arm.name: _Curve.of(comparison, arm, 1, unit) for arm in comparison.arms}
+        _draw_lines(axis, comparison, curves, small=True)
         cost_axis(axis, unit, most_ticks=4)
-        axis.set_xlim(left=0)
         axis.margins(y=0.1)
         axis.tick_params(labelleft=axis is first)
     first.set_ylabel("pass@1", fontsize=9, color=INK)
-    title = f"The same runs by what else they spent: {', '.join(map(_plain, units))}"
+    labels = [axis_label(unit).removesuffix(" of training").removesuffix(", without evaluations") for unit in units]
+    title = f"The same runs in other units of cost: {', '.join(labels)}"
     if trade:
-        _draw_trade(part.add_subplot(grid[-1]), found)
+        _draw_trade(part.add_subplot(grid[-1]), results)
         title += "; and coverage against pass@1"
     part.suptitle(title, fontsize=10, color=INK, x=0.01, ha="left")
 
 
-def _draw_trade(axis: Axes, found: Findings) -> None:
-    """Draw pass@k of the largest k against pass@1: a line for every arm, from the start on, without what it cost."""
-    comparison, k = found.comparison, found.largest_k
-    colours = arm_colours(comparison.arms)
+def _draw_trade(axis: Axes, results: ComparisonResults) -> None:
+    """Draw pass@k of the largest k against pass@1, without cost: a line for every arm, from the start on."""
+    comparison, k = results.comparison, results.ks[-1]
+    colors = arm_colors(comparison)
     for arm in comparison.arms:
-        score_M, coverage_M = (curve(comparison, arm, i, comparison.unit).mean_M for i in (1, k))
+        score_M, coverage_M = (_Curve.of(comparison, arm, i, comparison.unit).mean_M for i in (1, k))
         axis.plot(
-            score_M, coverage_M, color=colours[arm.name], linewidth=1.6, marker="o", markersize=3,
+            score_M, coverage_M, color=colors[arm.name], linewidth=1.6, marker="o", markersize=3,
             markevery=slice(1, None), label=arm.name,
         )  # fmt: skip
     axis.plot(score_M[:1], coverage_M[:1], color=INK, marker="o", markersize=4, markerfacecolor="white", zorder=5)
@@ -136,48 +162,38 @@ def _draw_trade(axis: Axes, found: Findings) -> None:
     axis.set_ylabel(f"pass@{k}", fontsize=9, color=INK)
 
 
-def _plain(unit: Unit) -> str:
-    return axis_label(unit).removesuffix(" of training").removesuffix(", without evaluations")
-
-
-def _draw_tasks(part: SubFigure, found: Findings, tasks: list[str]) -> None:
-    """Draw pass@1 of each task against the unit of the budget, with the kind of trajectory in the title."""
-    comparison = found.comparison
-    names = [arm.name for arm in comparison.arms]
-    kinds = {} if found.pair is None else {t.task: kind_words(t.kind, *names) for t in found.pair.kinds}
+def _draw_tasks(part: SubFigure, results: ComparisonResults, tasks: list[str]) -> None:
+    """Draw pass@1 of each task against the unit of the budget, with the trend in the title."""
+    comparison = results.comparison
+    trends = {} if results.pair is None else {t.task: with_names(t.kind, *results.names) for t in results.pair.trends}
     rows = -(-len(tasks) // _TASKS_A_ROW)
     axes = part.subplots(rows, _TASKS_A_ROW, sharex=True, squeeze=False)
     for index, task in enumerate(tasks):
-        axis = axes.flat[index]
-        prompts = prompts_of(comparison, task)
-        _draw_lines(
-            axis, comparison, lambda arm, p=prompts: curve(comparison, arm, 1, comparison.unit, p), small=True
-        )  # fmt: skip
+        axis, prompts = axes.flat[index], comparison.prompts_of(task)
+        curves = {arm.name: _Curve.of(comparison, arm, 1, comparison.unit, prompts) for arm in comparison.arms}
+        _draw_lines(axis, comparison, curves, small=True)
         title = f"{task if len(task) <= 24 else f'{task[:21]}...'} ({len(prompts)})"
-        axis.set_title(f"{title}\n{fill(kinds[task], 32)}" if kinds else title, fontsize=8.5, color=INK, loc="left")
+        trend = f"\n{fill(trends[task], 32)}" if trends else ""
+        axis.set_title(f"{title}{trend}", fontsize=8.5, color=INK, loc="left")
         cost_axis(axis, comparison.unit, most_ticks=3)
-        axis.set_xlim(left=0)
         axis.set_xlabel("")
         axis.tick_params(labelbottom=index + _TASKS_A_ROW >= len(tasks))
     for axis in axes.flat[len(tasks) :]:
         axis.set_axis_off()
-    whole = len(task_names(comparison))
+    whole = len(comparison.task_names())
     left_out = f": the {len(tasks)} of {whole} with the most prompts" if whole > len(tasks) else ""
     part.suptitle(f"pass@1 by task (number of prompts){left_out}", fontsize=10, color=INK, x=0.01, ha="left")
 
 
-def _draw_lines(
-    axis: Axes, comparison: Comparison, make: Callable[..., Curve], *, small: bool = False
-) -> dict[str, Curve]:  # fmt: skip
-    """Draw a line with a band for every arm, from the start on."""
-    colours = arm_colours(comparison.arms)
-    curves = {arm.name: make(arm) for arm in comparison.arms}
-    for name, line in curves.items():
-        colour = colours[name]
-        if (line.high_M > line.low_M).any():
-            axis.fill_between(line.cost_M, line.low_M, line.high_M, color=colour, alpha=0.16, linewidth=0)
+def _draw_lines(axis: Axes, comparison: Comparison, curves: dict[str, _Curve], *, small: bool = False) -> None:
+    """Draw a line with a band over runs for every arm, from the start on."""
+    colors = arm_colors(comparison)
+    for name, curve in curves.items():
+        low_M, high_M = curve.score_MS.min(1), curve.score_MS.max(1)
+        if (high_M > low_M).any():
+            axis.fill_between(curve.cost_M, low_M, high_M, color=colors[name], alpha=0.16, linewidth=0)
         axis.plot(
-            line.cost_M, line.mean_M, color=colour, linewidth=1.6 if small else 2.2, marker="o",
+            curve.cost_M, curve.mean_M, color=colors[name], linewidth=1.6 if small else 2.2, marker="o",
             markersize=3 if small else 4.5, markevery=slice(1, None), label=name,
         )  # fmt: skip
     first = next(iter(curves.values()))
@@ -186,13 +202,11 @@ def _draw_lines(
                markerfacecolor="white", linestyle="none", label="start", clip_on=False, zorder=5)
     )  # fmt: skip
     style(axis)
-    return curves
 
 
-def _tasks(comparison: Comparison) -> list[str]:
-    """Return the tasks to draw, by name: none of one, else those with the most prompts."""
-    names = task_names(comparison)
+def _drawn_tasks(comparison: Comparison) -> list[str]:
+    """Return the tasks to draw, by name: none if there is one, else those with the most prompts."""
+    names = comparison.task_names()
     if len(names) < 2:
         return []
-    most = sorted(names, key=lambda name: -len(prompts_of(comparison, name)))[:_MOST_TASKS]
-    return sorted(most)
+    return sorted(sorted(names, key=lambda name: -len(comparison.prompts_of(name)))[:_MOST_TASKS])

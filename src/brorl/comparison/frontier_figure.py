@@ -1,8 +1,8 @@
-"""The frontier as a figure: which number of rollouts is best at which budget.
+"""The frontier as a figure: the best number of rollouts at each budget.
 
-In: a comparison of more than two arms. Out: a PNG with a column for pass@1, best@k (coverage) and worst@k (sharpening):
-above, each arm's score at every budget and the best of them; below, which N is best there and how surely, with the
-sigmoid where the data carry one. Arms that are not matched at a mark are crossed out there.
+In: a comparison of more than two arms. Out: a PNG with a column for pass@1, pass@k (coverage) and worst@k (sharpness).
+Above, each arm's score at every budget and the best of them; below, the best N at each budget and how sure that is,
+with the sigmoid if the data support one. A cross is an arm that is not matched at an evaluation point.
 """
 
 from __future__ import annotations
@@ -18,16 +18,25 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import NullLocator
 
-from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.curves import GREY, INK, PALE, arm_colours, key_handles, label_ends, log_cost_axis, style
-from brorl.comparison.findings import Findings, findings, ordered_by_number, start_scores, tied
+from brorl.comparison.arms import Comparison
+from brorl.comparison.drawing import (
+    GREY,
+    INK,
+    PALE,
+    arm_colors,
+    draw_start,
+    key_handles,
+    label_ends,
+    log_cost_axis,
+    style,
+)
 from brorl.comparison.frontier import Frontier, FrontierPoint
-from brorl.comparison.frontier_text import sweep_answer
-from brorl.comparison.sheet import cost_text
-from brorl.comparison.tables import measure_name
+from brorl.comparison.results import ComparisonResults, results_of
+from brorl.comparison.scores import start_scores
+from brorl.comparison.sweep_text import sweep_answer
+from brorl.cost import short_amount
 
 _LARGEST_BUBBLE = 330.0  # area in square points of a share of 1
 _LEAST_SHARE = 0.02  # of resamples, for a bubble to be drawn
@@ -37,143 +46,151 @@ def draw_frontier(comparison: Comparison, path: Path) -> None:
     """Draw the frontier of a sweep as a PNG.
 
     Raises:
-        ValueError: If there are fewer than three arms, or runs that were not evaluated at a mark.
+        ValueError: If there are fewer than three arms, or a run was not evaluated at an evaluation point.
     """
     make_frontier_figure(comparison).savefig(path, dpi=130, facecolor="white")
 
 
 def make_frontier_figure(comparison: Comparison) -> Figure:
     """Make the figure of the frontier."""
-    found = findings(comparison)
-    if not found.frontiers:
+    results = results_of(comparison)
+    if not results.frontiers:
         raise ValueError(f"a frontier needs at least three arms, not {len(comparison.arms)}")
-    columns = len(found.frontiers)
+    columns = len(results.frontiers)
     width = max(1.0 + 4.15 * columns, 8.5)
-    figure = Figure(figsize=(width, 7.9 + 0.2 * max(0, len(found.key) - 2)), layout="constrained")
+    figure = Figure(figsize=(width, 7.9 + 0.2 * max(0, len(results.key) - 2)), layout="constrained")
     FigureCanvasAgg(figure)
-    words = sweep_answer(found.frontiers[0], found)
+    words = sweep_answer(results)
     figure.suptitle(fill(words, round(10.6 * width)), fontsize=12.5, color=INK, x=0.012, ha="left")
     axes = figure.subplots(2, columns, sharex="col", squeeze=False, height_ratios=[1.25, 1])
-    for index, line in enumerate(found.frontiers):
-        _draw_scores(axes[0, index], line, found)
-        _draw_best(axes[1, index], line, found, first=index == 0)
+    for index, frontier in enumerate(results.frontiers):
+        _draw_scores(axes[0, index], frontier, results)
+        _draw_best(axes[1, index], frontier, results, first=index == 0)
     figure.legend(
-        handles=_legend(found), loc="outside lower left", ncols=2, frameon=False, fontsize=9.5, labelcolor=INK,
+        handles=_legend(results), loc="outside lower left", ncols=2, frameon=False, fontsize=9.5, labelcolor=INK,
         handletextpad=0.5, columnspacing=1.6,
     )  # fmt: skip
     return figure
 
 
-def _draw_scores(axis: Axes, line: Frontier, found: Findings) -> None:
+def _draw_scores(axis: Axes, frontier: Frontier, results: ComparisonResults) -> None:
     """Draw every arm's score against the budget, the best of each budget, and its interval."""
-    comparison = found.comparison
-    colours = arm_colours(comparison.arms)
-    points = {(p.mark, p.arm): p for p in line.points}
-    best = [points[b.mark, b.arm] for b in line.best]
-    marks = [p.mark for p in best]
+    comparison = results.comparison
+    colors = arm_colors(comparison)
+    points = {(p.eval_point, p.arm): p for p in frontier.points}
+    best = [points[b.eval_point, b.arm] for b in frontier.best]
+    eval_points = [p.eval_point for p in best]
     axis.fill_between(
-        marks, [p.score.low for p in best], [p.score.high for p in best], color=PALE, alpha=0.42, linewidth=0, zorder=1
+        eval_points,
+        [p.score.low for p in best],
+        [p.score.high for p in best],
+        color=PALE,
+        alpha=0.42,
+        linewidth=0,
+        zorder=1,
     )
-    axis.plot(marks, [p.score.value for p in best], color="#b3b8c1", linewidth=9, alpha=0.75, zorder=2,
+    axis.plot(eval_points, [p.score.value for p in best], color="#b3b8c1", linewidth=9, alpha=0.75, zorder=2,
               solid_capstyle="round", solid_joinstyle="round", gid="frontier")  # fmt: skip
     for arm in comparison.arms:
-        of_arm = [points[mark, arm.name] for mark in comparison.marks]
-        _draw_arm(axis, of_arm, colours[arm.name], adaptive=arm.num_rollouts is None)
-    for b, point in zip(line.best, best, strict=True):
-        if tied(b):
+        of_arm = [points[eval_point, arm.name] for eval_point in comparison.eval_points]
+        _draw_arm(axis, of_arm, colors[arm.name], adaptive=arm.num_rollouts is None)
+    for b, point in zip(frontier.best, best, strict=True):
+        if b.is_tied:
             continue
         axis.plot(
-            b.mark, point.score.value, "o", markersize=8.5, markeredgewidth=1.8, markeredgecolor=colours[b.arm],
-            markerfacecolor=colours[b.arm] if b.lead_shown else "white", zorder=5,
+            b.eval_point, point.score.value, "o", markersize=8.5, markeredgewidth=1.8, markeredgecolor=colors[b.arm],
+            markerfacecolor=colors[b.arm] if b.lead_shown else "white", zorder=5,
         )  # fmt: skip
-    start = float(start_scores(comparison, line.measure, line.k).mean())
-    lowest = start <= min(p.score.value for p in line.points)
-    axis.axhline(start, color=GREY, linewidth=1, linestyle=(0, (1, 2)), zorder=1)
-    axis.annotate(
-        f"start {start:.3f}", (1, start), xycoords=("axes fraction", "data"), xytext=(-2, -10 if lowest else 3),
-        textcoords="offset points", fontsize=8.5, color=GREY, ha="right",
-        zorder=6, path_effects=[withStroke(linewidth=3, foreground="white")],
-    )  # fmt: skip
+    start = float(start_scores(comparison, frontier.measure).mean())
+    draw_start(axis, start, below=start <= min(p.score.value for p in frontier.points), fontsize=8.5)
     style(axis)
-    log_cost_axis(axis, comparison.unit, comparison.marks)
+    log_cost_axis(axis, comparison.unit, comparison.eval_points)
     axis.set_xlabel("")
     axis.tick_params(labelbottom=False)
-    axis.set_title(_title(line), fontsize=11, color=INK, loc="left")
-    seen = [start, *(p.score.value for p in line.points), *(end for p in best for end in (p.score.low, p.score.high))]
+    axis.set_title(_title(frontier), fontsize=11, color=INK, loc="left")
+    seen = [
+        start,
+        *(p.score.value for p in frontier.points),
+        *(end for p in best for end in (p.score.low, p.score.high)),
+    ]
     pad = 0.07 * (max(seen) - min(seen)) or 0.05
     axis.set_ylim(min(seen) - pad, max(seen) + pad)
-    last = {arm.name: points[comparison.marks[-1], arm.name].score.value for arm in comparison.arms}
-    label_ends(axis, comparison.marks[-1], {name: (value, name) for name, value in last.items()}, colours)
+    last = {arm.name: points[comparison.eval_points[-1], arm.name].score.value for arm in comparison.arms}
+    label_ends(axis, comparison.eval_points[-1], {name: (value, name) for name, value in last.items()}, comparison)
 
 
-def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], colour: str, *, adaptive: bool) -> None:
-    """Draw an arm's line through the marks at which it is compared, and crosses where it is not."""
+def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str, *, adaptive: bool) -> None:
+    """Draw an arm's line through the evaluation points at which it is compared, and crosses where it is not."""
     compared = [p.score.value if p.why_left_out is None else np.nan for p in points]
     axis.plot(
-        [p.mark for p in points], compared, color=colour, linewidth=1.7, marker="o", markersize=3.5, zorder=4,
+        [p.eval_point for p in points], compared, color=color, linewidth=1.7, marker="o", markersize=3.5, zorder=4,
         linestyle="--" if adaptive else "-", label=points[0].arm,
     )  # fmt: skip
     left_out = [p for p in points if p.why_left_out is not None]
     if left_out:
         axis.plot(
-            [p.mark for p in left_out], [p.score.value for p in left_out], "x", color=colour, markersize=6, zorder=4
+            [p.eval_point for p in left_out],
+            [p.score.value for p in left_out],
+            "x",
+            color=color,
+            markersize=6,
+            zorder=4,
         )
 
 
-def _draw_best(axis: Axes, line: Frontier, found: Findings, *, first: bool) -> None:
+def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, first: bool) -> None:
     """Draw how often each arm is best at each budget, which is best, and the sigmoid."""
-    comparison = found.comparison
-    colours = arm_colours(comparison.arms)
-    places, names = rows_of(comparison.arms)
-    compared = {b.mark for b in line.best}
-    for point in line.points:
-        if point.mark in compared and point.best_share is not None and point.best_share >= _LEAST_SHARE:
+    comparison = results.comparison
+    colors = arm_colors(comparison)
+    places, names = rows_of(comparison)
+    compared = {b.eval_point for b in frontier.best}
+    for point in frontier.points:
+        if point.eval_point in compared and point.best_share is not None and point.best_share >= _LEAST_SHARE:
             axis.scatter(
-                point.mark, places[point.arm], s=_LARGEST_BUBBLE * point.best_share, color=colours[point.arm],
+                point.eval_point, places[point.arm], s=_LARGEST_BUBBLE * point.best_share, color=colors[point.arm],
                 alpha=0.85, linewidth=0, zorder=3,
             )  # fmt: skip
     axis.plot(
-        [b.mark for b in line.best], [np.nan if tied(b) else places[b.arm] for b in line.best],
+        [b.eval_point for b in frontier.best], [np.nan if b.is_tied else places[b.arm] for b in frontier.best],
         color="#b3b8c1", linewidth=5, alpha=0.6, zorder=2, solid_capstyle="round", solid_joinstyle="round", gid="best",
     )  # fmt: skip
-    log_cost_axis(axis, comparison.unit, comparison.marks)
-    _draw_sigmoid(axis, line, found)
+    log_cost_axis(axis, comparison.unit, comparison.eval_points)
+    _draw_sigmoid(axis, frontier, results)
     axis.set_yticks(list(places.values()), [names[arm] for arm in places])
     axis.yaxis.set_minor_locator(NullLocator())
     low, high = min(places.values()), max(places.values())
     axis.set_ylim(low - 0.13 * (high - low), high + 0.13 * (high - low))
     style(axis)
     if first:
-        axis.set_ylabel(
-            "best N (log scale)" if ordered_by_number(comparison.arms) else "best arm", fontsize=10, color=INK
-        )
+        axis.set_ylabel("best N (log scale)" if comparison.ordered_by_rollouts else "best arm", fontsize=10, color=INK)
 
 
-def _draw_sigmoid(axis: Axes, line: Frontier, found: Findings) -> None:
-    """Draw the fitted rise of the best N, or say why there is none."""
-    comparison = found.comparison
-    if not ordered_by_number(comparison.arms):
+def _draw_sigmoid(axis: Axes, frontier: Frontier, results: ComparisonResults) -> None:
+    """Draw the fitted rise of the best N, or write why there is none."""
+    comparison = results.comparison
+    if not comparison.ordered_by_rollouts:
         return
-    if line.sigmoid is None:
-        axis.set_title(fill(f"no sigmoid: {line.why_no_sigmoid}", 52), fontsize=8.5, color=GREY, loc="left")
+    if frontier.sigmoid is None:
+        axis.set_title(fill(f"no sigmoid: {frontier.why_no_sigmoid}", 52), fontsize=8.5, color=GREY, loc="left")
         return
-    budget_X = np.geomspace(comparison.marks[0], comparison.marks[-1], 200)
+    budget_X = np.geomspace(comparison.eval_points[0], comparison.eval_points[-1], 200)
     axis.plot(
-        budget_X, [log2(line.sigmoid.num_rollouts_at(budget)) for budget in budget_X], color=INK, linewidth=1.6,
+        budget_X, [log2(frontier.sigmoid.num_rollouts_at(budget)) for budget in budget_X], color=INK, linewidth=1.6,
         zorder=4, gid="sigmoid",
     )  # fmt: skip
-    middle = line.sigmoid.midpoint
+    middle = frontier.sigmoid.midpoint
     axis.axvspan(middle.low, middle.high, color=PALE, alpha=0.5, linewidth=0, zorder=0)
-    low, value, high = (cost_text(v, comparison.unit) for v in (middle.low, middle.value, middle.high))
+    low, value, high = (short_amount(v, comparison.unit) for v in (middle.low, middle.value, middle.high))
     axis.set_title(f"sigmoid: halfway up at {value} [{low}, {high}]", fontsize=9, color=INK, loc="left")
 
 
-def rows_of(arms: Sequence[Arm]) -> tuple[dict[str, float], dict[str, str]]:
-    """Return each arm's height in the lower panel, and what its tick says: log2 of N, or a row each.
+def rows_of(comparison: Comparison) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the height of each arm in the lower panel, and the text of its tick: log2 of N, or one row per arm.
 
-    Adaptive arms stand above all others, apart from them. Where arms do not all have different N, each has a row.
+    Adaptive arms stand above all others, apart from them.
     """
-    if not ordered_by_number(arms):
+    arms = comparison.arms
+    if not comparison.ordered_by_rollouts:
         return {arm.name: float(i) for i, arm in enumerate(arms)}, {arm.name: arm.name for arm in arms}
     top = max(log2(arm.num_rollouts) for arm in arms if arm.num_rollouts is not None)
     places, words = {}, {}
@@ -185,17 +202,17 @@ def rows_of(arms: Sequence[Arm]) -> tuple[dict[str, float], dict[str, str]]:
     return places, words
 
 
-def _title(line: Frontier) -> str:
-    name = measure_name(line)
-    if line.k == 1:
-        return name
-    if line.measure == "best@k":
-        return f"{name}: coverage (one of {line.k} correct)"
-    return f"{name}: sharpness (all {line.k} correct)"
+def _title(frontier: Frontier) -> str:
+    measure = frontier.measure
+    if measure.k == 1:
+        return measure.name
+    if measure.worst:
+        return f"{measure.name}: sharpness (all {measure.k} correct)"
+    return f"{measure.name}: coverage (one of {measure.k} correct)"
 
 
-def _legend(found: Findings) -> list[Line2D]:
-    """Explain the marks."""
+def _legend(results: ComparisonResults) -> list[Line2D]:
+    """Return the legend: what bands, dots and crosses mean, and what letters stand for."""
     dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": INK}
     handles = [
         Line2D([], [], color="#b3b8c1", linewidth=7, alpha=0.75, label="best at each budget (band: its 95% interval)"),
@@ -205,16 +222,13 @@ def _legend(found: Findings) -> list[Line2D]:
         ),
         Line2D([], [], **dot, markersize=11, alpha=0.85, label="below: area = share of resamples in which it is best"),
     ]
-    if any(point.why_left_out for line in found.frontiers for point in line.points):
+    if any(point.why_left_out for frontier in results.frontiers for point in frontier.points):
         handles.append(
             Line2D([], [], color=INK, marker="x", linestyle="none", label="not compared: overshot the budget")
         )
-    if not found.key:
+    if not results.key:
         return handles
-    keys = key_handles(found)
+    keys = key_handles(results)
+    empty = Line2D([], [], linestyle="none", label=" ")
     rows = max(len(handles), len(keys))  # a column each
-    return [column[i] if i < len(column) else _nothing() for column in (handles, keys) for i in range(rows)]
-
-
-def _nothing() -> Line2D:
-    return Line2D([], [], linestyle="none", label=" ")
+    return [column[i] if i < len(column) else empty for column in (handles, keys) for i in range(rows)]

@@ -1,8 +1,7 @@
-"""Compute-matched: equal on one named unit of cost, and refused that name where it is not.
+"""Whether runs are compute-matched: equal on the unit of the budget, up to the length of a step.
 
-In: what the steps of runs cost, and what the runs scored on the way. Out: where a run stood when it had spent a given
-amount, and whether runs are matched there. Evaluations are not part of any cost. It refuses marks that a run did not
-reach, unless the run ended by itself.
+In: runs with their costs. Out: what each run had spent at an evaluation point, and whether that is close enough. An
+overshoot beyond the tolerance is never called matched. Evaluations are not part of any cost.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from brorl.comparison.arms import Arm, Score, Trajectory
+from brorl.comparison.arms import Arm, RunScores
+from brorl.comparison.scores import score_at
 from brorl.cost import Cost, Unit, amount
 
-TOLERANCE = 0.05  # runs count as matched if none spent more than this beyond the mark
+TOLERANCE = 0.05  # a run is matched if it spent at most this share more than the evaluation point
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of some values, at least one."""
+        """Return the spread of one or more values."""
         if not values:
             raise ValueError("a spread needs the value of at least one run")
         return cls(sum(values) / len(values), min(values), max(values))
@@ -40,15 +40,15 @@ class Spread:
 
 @dataclass(frozen=True)
 class RunMatch:
-    """Where one run stood at a mark.
+    """What one run had spent at an evaluation point.
 
     Attributes:
         arm: Its arm's name.
         seed: Its seed.
-        spent: What it had spent when it was evaluated for the mark.
-        ended_early: Why it ended before the mark; None if it did not.
-        matched: Whether it spent at most `TOLERANCE` more than the mark.
-        words: What a reader must know: by how much it overshot and how to mend that, or that it ended early; else None.
+        spent: What it had spent when it was evaluated.
+        ended_early: Why it ended before the evaluation point; None if it did not.
+        matched: Whether it spent at most `TOLERANCE` more than the evaluation point.
+        words: A sentence if the run overshot (with the fix) or ended early; else None.
     """
 
     arm: str
@@ -61,7 +61,7 @@ class RunMatch:
 
 @dataclass(frozen=True)
 class ArmCosts:
-    """What the runs of an arm had spent at a mark, in every unit.
+    """What the runs of an arm had spent at an evaluation point, in every unit.
 
     Attributes:
         arm: The arm's name.
@@ -79,127 +79,64 @@ class ArmCosts:
     sampled_tokens: Spread
     unique_tokens: Spread
 
-
-def score_at(trajectory: Trajectory, unit: Unit, mark: float) -> Score:
-    """Return the first evaluation of a run at which it had spent a given amount.
-
-    A run that ended early by itself keeps its last score at all later marks: it could not use more.
-
-    Args:
-        trajectory: The run.
-        unit: What is counted.
-        mark: How much of it; 0 is the start.
-
-    Returns:
-        The evaluation; its cost says how much the run had really spent.
-
-    Raises:
-        ValueError: If the run was not evaluated there, and did not end by itself.
-    """
-    if not trajectory.scores:
-        raise ValueError(f"the run in {trajectory.path} has no evaluation; compare runs that were evaluated")
-    for score in trajectory.scores:
-        if score.cost.of(unit) >= mark:
-            return score
-    last = trajectory.scores[-1]
-    if trajectory.ended_early is None:
-        raise ValueError(
-            f"the run in {trajectory.path} (seed {trajectory.seed}) has no evaluation at {amount(mark, unit)} or "
-            f"later: the last is at {amount(last.cost.of(unit), unit)}; finish the run, or compare at less"
-        )
-    return last
+    def of(self, unit: Unit) -> Spread:
+        """Return the cost in one unit."""
+        spread: Spread = getattr(self, unit)
+        return spread
 
 
-def starts_by_seed(arms: Sequence[Arm]) -> list[list[Score]]:
-    """Return how the checkpoint scored in the evaluations that runs begin with, those of one seed together.
+def match_at(arms: Sequence[Arm], unit: Unit, eval_point: float) -> tuple[RunMatch, ...]:
+    """Return for every run whether it is matched at an evaluation point, in the order of arms and runs.
 
-    Runs of one seed evaluate the same model on the same prompts with the same random numbers, whatever their arm: that
-    is one evaluation made several times, and several only where runs differ in how they are evaluated.
+    A run that ended early spent less than the others and counts as matched, because it could not have spent more.
 
     Args:
         arms: The arms.
+        unit: Unit of the evaluation point.
+        eval_point: The amount.
 
     Raises:
-        ValueError: If a run was not evaluated at its start.
+        ValueError: If a run was not evaluated there and did not end early.
     """
-    starts: dict[int, list[Score]] = {}
-    for arm in arms:
-        for run in arm.trajectories:
-            starts.setdefault(run.seed, []).append(score_at(run, "steps", 0))
-    return [starts[seed] for seed in sorted(starts)]
+    return tuple(_match(arm, run, unit, eval_point) for arm in arms for run in arm.runs)
 
 
-def match_at(arms: Sequence[Arm], unit: Unit, mark: float) -> tuple[RunMatch, ...]:
-    """Return of every run whether it is matched at a mark, in the order of arms and runs.
-
-    A run that ended early spent less than the others and counts as matched, since it could not have used more; its
-    words say so.
-
-    Args:
-        arms: The arms.
-        unit: What is counted.
-        mark: How much of it.
-
-    Raises:
-        ValueError: If a run was not evaluated there, and did not end by itself.
-    """
-    return tuple(_match(arm, run, unit, mark) for arm in arms for run in arm.trajectories)
+def unmatched_runs(matches: Sequence[RunMatch]) -> tuple[str, ...]:
+    """Return a sentence for each run that overshot by more than `TOLERANCE`; none if all runs are matched."""
+    return tuple(run.words for run in matches if not run.matched and run.words)
 
 
-def mismatch(arms: Sequence[Arm], unit: Unit, mark: float) -> tuple[str, ...]:
-    """Say of each run that overshot a mark by more than `TOLERANCE` by how much, and how to mend it.
-
-    Args:
-        arms: The arms.
-        unit: What is counted.
-        mark: How much of it.
-
-    Returns:
-        A line for each such run; none if all runs are matched.
-
-    Raises:
-        ValueError: If a run was not evaluated there, and did not end by itself.
-    """
-    return tuple(run.words for run in match_at(arms, unit, mark) if not run.matched and run.words)
-
-
-def costs_at(arm: Arm, unit: Unit, mark: float) -> ArmCosts:
-    """Return what an arm's runs had spent in every unit when they were evaluated for a mark.
+def costs_at(arm: Arm, unit: Unit, eval_point: float) -> ArmCosts:
+    """Return what an arm's runs had spent in every unit.
 
     Args:
         arm: The arm, with at least one run.
-        unit: What the mark counts.
-        mark: How much of it.
+        unit: Unit of the evaluation point.
+        eval_point: The amount.
 
     Raises:
-        ValueError: If a run was not evaluated there, and did not end by itself.
+        ValueError: If a run was not evaluated there and did not end early.
     """
-    costs = [score_at(run, unit, mark).cost for run in arm.trajectories]
-    return ArmCosts(
-        arm=arm.name,
-        steps=Spread.of([c.steps for c in costs]),
-        seconds=Spread.of([c.seconds for c in costs]),
-        samples=Spread.of([c.samples for c in costs]),
-        sampled_tokens=Spread.of([c.sampled_tokens for c in costs]),
-        unique_tokens=Spread.of([c.unique_tokens for c in costs]),
+    costs = [score_at(run, unit, eval_point).cost for run in arm.runs]
+    units = ("steps", "seconds", "samples", "sampled_tokens", "unique_tokens")
+    return ArmCosts(arm.name, *(Spread.of([getattr(cost, name) for cost in costs]) for name in units))
+
+
+def _match(arm: Arm, run: RunScores, unit: Unit, eval_point: float) -> RunMatch:
+    spent = score_at(run, unit, eval_point).cost
+    used, budget = amount(spent.of(unit), unit), amount(eval_point, unit)
+    over = spent.of(unit) / eval_point - 1
+    if over < 0:
+        words = (
+            f"{arm.name}, seed {run.seed}, ended early at {used} of {budget} ({run.ended_early}); its last score "
+            "counts, because it could not spend more"
+        )
+        return RunMatch(arm.name, run.seed, spent, run.ended_early, True, words)
+    if spent.of(unit) <= eval_point * (1 + TOLERANCE):
+        return RunMatch(arm.name, run.seed, spent, None, True, None)
+    words = (
+        f"arm {arm.name}, seed {run.seed}: not matched at {budget}; the step that reached it ended at {used}, "
+        f"{over:.0%} more (at most {TOLERANCE:.0%} counts as matched): raise the budget, or lower the arm's "
+        "prompts_per_step so that its steps are smaller"
     )
-
-
-def _match(arm: Arm, run: Trajectory, unit: Unit, mark: float) -> RunMatch:
-    spent = score_at(run, unit, mark).cost
-    used = spent.of(unit)
-    matched = used <= mark * (1 + TOLERANCE)
-    ended_early = run.ended_early if used < mark else None
-    words = None
-    if ended_early is not None:
-        words = (
-            f"{arm.name}, seed {run.seed}, ended early at {amount(used, unit)} of {amount(mark, unit)} "
-            f"({ended_early}); its last score counts, since it could not use more"
-        )
-    elif not matched:
-        words = (
-            f"arm {arm.name}, seed {run.seed}: not matched at {amount(mark, unit)}; it had spent {amount(used, unit)} "
-            f"after the step that reached the mark, {used / mark - 1:.0%} more (at most {TOLERANCE:.0%} counts as "
-            "matched): raise the budget, or lower the arm's prompts_per_step so that its steps are smaller"
-        )
-    return RunMatch(arm.name, run.seed, spent, ended_early, matched, words)
+    return RunMatch(arm.name, run.seed, spent, None, False, words)

@@ -1,7 +1,7 @@
 """A comparison read from its folder: `compare.json`, and the metrics of the run directories that it names.
 
-In: the folder of `brorl compare`. Out: a `Comparison`. A run that is not complete, or whose held-out prompts or number
-of samples are not those of the others, is refused.
+In: the folder of `brorl compare`. Out: a `Comparison`. A run that is not complete is an error, and so are runs whose
+held-out prompts, samples per prompt or pass@k differ.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, Score, Trajectory, labelled
+from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labelled
 from brorl.cost import Budget, Cost, cost_of_step
 from brorl.errors import UserError
 from brorl.runs.run_directory import Record, RunDirectory
@@ -24,38 +25,42 @@ from brorl.runs.run_record import SPEC_FILE
 def read_comparison(folder: Path) -> Comparison:
     """Read a comparison.
 
-    Args:
-        folder: Where `brorl compare` wrote it.
-
     Raises:
-        UserError: If a run is not complete, or runs were not evaluated alike.
+        UserError: If a run is not complete, or runs were evaluated differently.
     """
     spec = read_spec(folder)
     budget = Budget(spec["unit"], spec["budget"], tuple(spec["marks"]))
-    arms, alike = [], _Alike()
+    arms: list[Arm] = []
+    setup: _EvaluationSetup | None = None
     labels = labelled([arm["name"] for arm in spec["arms"]])  # an earlier version wrote long names
     for (name, title), arm in zip(labels, spec["arms"], strict=True):
-        runs = [read_trajectory(Path(folder / run["path"]), run["seed"], budget, alike) for run in arm["runs"]]
-        complete = tuple(run for run in runs if run is not None)
-        if len(complete) < len(runs):
+        runs = []
+        for run in arm["runs"]:
+            found = _read_run(folder / run["path"], run["seed"], budget)
+            if found is not None:
+                runs.append(found[0])
+                setup = setup or found[1]
+                setup.require_same(found[1])
+        if len(runs) < len(arm["runs"]):
             raise UserError(
-                f"{folder}: {len(complete)} of {len(runs)} runs of {arm['name']} are complete; go on with: brorl "
+                f"{folder}: {len(runs)} of {len(arm['runs'])} runs of {arm['name']} are complete; continue with: brorl "
                 f"compare {folder}"
             )
         title = title or arm.get("title", "")
-        arms.append(Arm(name, title, arm["num_rollouts"], arm["prompts_per_step"], arm["differs"], complete))
-    prompts, num_samples, ks = alike.seen
+        arms.append(Arm(name, title, arm["num_rollouts"], arm["prompts_per_step"], arm["differs"], tuple(runs)))
+    if setup is None:
+        raise UserError(f"{folder / SPEC_FILE} has no runs; start a new comparison in another folder")
     return Comparison(
-        spec["checkpoint"], budget.unit, budget.limit, budget.marks, prompts, num_samples, ks, tuple(arms),
-        spec["machine"],
+        spec["checkpoint"], budget.unit, budget.limit, budget.eval_points, setup.prompts, setup.num_samples, setup.ks,
+        tuple(arms), spec["machine"],
     )  # fmt: skip
 
 
 def read_spec(folder: Path) -> dict[str, Any]:
-    """Read what a comparison was asked to do.
+    """Read the arms, budget and seeds of a comparison.
 
     Raises:
-        UserError: If the folder is none of a comparison.
+        UserError: If the folder holds no comparison.
     """
     file = folder / SPEC_FILE
     if not file.is_file():
@@ -69,37 +74,42 @@ def read_spec(folder: Path) -> dict[str, Any]:
     return spec
 
 
-class _Alike:
-    """Held-out prompts, samples and ks of the runs read so far, which must be the same."""
+@dataclass(frozen=True)
+class _EvaluationSetup:
+    """Held-out prompts, samples per prompt and ks of a run's evaluations."""
 
-    def __init__(self) -> None:
-        self._of: str | None = None
+    path: Path
+    prompts: tuple[HeldOutPrompt, ...]
+    num_samples: int
+    ks: tuple[int, ...]
 
-    def check(self, path: Path, prompts: tuple[HeldOutPrompt, ...], num_samples: int, ks: tuple[int, ...]) -> None:
-        if self._of is None:
-            self._of, self.seen = str(path), (prompts, num_samples, ks)
-            return
-        for what, ours, theirs in zip(
-            ("held-out prompts", "samples per prompt", "pass@k"), self.seen, (prompts, num_samples, ks), strict=True
-        ):
-            if ours != theirs:
+    def require_same(self, other: _EvaluationSetup) -> None:
+        """Raise a UserError if another run was evaluated differently."""
+        for name, attribute in (
+            ("held-out prompts", "prompts"), ("samples per prompt", "num_samples"), ("pass@k", "ks")
+        ):  # fmt: skip
+            if getattr(self, attribute) != getattr(other, attribute):
                 raise UserError(
-                    f"{path} was evaluated with other {what} than {self._of}, so that they cannot be compared"
+                    f"{other.path} was evaluated with other {name} than {self.path}, so they cannot be compared"
                 )
 
 
-def read_trajectory(path: Path, seed: int, budget: Budget, alike: _Alike | None = None) -> Trajectory | None:
-    """Read one run; None if it has not come to its end.
+def read_run_scores(path: Path, seed: int, budget: Budget) -> RunScores | None:
+    """Read one run; None if it is not complete.
 
     Args:
         path: The run directory.
         seed: Its seed.
-        budget: What it had to spend.
-        alike: What it must agree with; None for nothing.
+        budget: Its budget.
 
     Raises:
-        UserError: If the run does not tell how it did on each held-out prompt.
+        UserError: If the metrics hold no results by prompt, or the held-out prompts are missing.
     """
+    found = _read_run(path, seed, budget)
+    return None if found is None else found[0]
+
+
+def _read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, _EvaluationSetup] | None:
     records = RunDirectory(path).read_metrics()
     cost, scores = Cost(), []
     ended = records[-1].get("ended") if records else None
@@ -111,10 +121,9 @@ def read_trajectory(path: Path, seed: int, budget: Budget, alike: _Alike | None 
         return None
     last = next(r["evaluation"] for r in reversed(records) if "evaluation" in r)
     prompts = tuple(HeldOutPrompt(**prompt) for prompt in RunDirectory(path).read_held_out())
-    if alike is not None:
-        alike.check(path, prompts, last["num_samples"], tuple(sorted(int(k) for k in last["pass_at"])))
+    setup = _EvaluationSetup(path, prompts, last["num_samples"], tuple(sorted(int(k) for k in last["pass_at"])))
     steps = [r for r in records if "sampling" in r]
-    return Trajectory(
+    run = RunScores(
         seed=seed,
         scores=tuple(scores),
         cost=cost,
@@ -125,18 +134,14 @@ def read_trajectory(path: Path, seed: int, budget: Budget, alike: _Alike | None 
         ended_early=ended,
         path=str(path),
     )
+    return run, setup
 
 
 def _score(path: Path, cost: Cost, evaluation: Mapping[str, Any]) -> Score:
     if "prompts" not in evaluation:
-        raise UserError(f"{path} was made by an earlier version, which kept no results by prompt; train it again")
-    prompts = evaluation["prompts"]
-    return Score(
-        cost,
-        np.array(prompts["num_correct"], np.int64),
-        np.array(prompts["sampled_tokens"], np.int64),
-        evaluation["truncated_share"],
-    )
+        raise UserError(f"{path} was made by an earlier version, which stored no results by prompt; train it again")
+    correct, tokens = (np.array(evaluation["prompts"][name], np.int64) for name in ("num_correct", "sampled_tokens"))
+    return Score(cost, correct, tokens, evaluation["truncated_share"])
 
 
 def _phase_seconds(steps: Sequence[Record]) -> dict[str, float]:

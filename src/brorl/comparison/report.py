@@ -1,64 +1,178 @@
-"""A comparison for people: the verdict in words, tables for the console, the same as Markdown.
+"""A comparison for people and for programs: the files `comparison.json`, `comparison.md` and the figures.
 
-In: a comparison. Out: sentences, rich tables that fit 80 columns, GitHub Markdown. What answers the question comes
-before the tables, and what the answer rests on comes after them. Nothing is estimated here; `brorl.evaluation` does
-that.
+In: a comparison. Out: the answer in sentences, GitHub Markdown, a dictionary that JSON can hold, and all of them
+written to a folder. In the dictionary, numbers without a value and infinite ends are null.
 """
 
 from __future__ import annotations
 
-from rich.table import Table
+import json
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
 
-from brorl.comparison.arms import Comparison
-from brorl.comparison.findings import findings
-from brorl.comparison.frontier_text import sweep_verdict
-from brorl.comparison.sheet import markdown_table, rich_table
-from brorl.comparison.tables import sheets
-from brorl.comparison.text import VerdictWords, pair_verdict
+from brorl.comparison.arms import Arm, Comparison, RunScores
+from brorl.comparison.figure import draw_comparison
+from brorl.comparison.frontier import Frontier
+from brorl.comparison.frontier_figure import draw_frontier
+from brorl.comparison.matching import TOLERANCE
+from brorl.comparison.results import ComparisonResults, Pair, results_of
+from brorl.comparison.scores import scores_at, start_scores
+from brorl.comparison.sweep_text import sweep_text
+from brorl.comparison.tables import tables_of
+from brorl.comparison.text import ComparisonText, pair_text
 from brorl.cost import amount
+from brorl.evaluation.pass_at_k import pass_at_k
+from brorl.storage import json_ready, replace_file, storage_errors
+
+_KEYS = {  # of fields whose name in `comparison.json` is an older one
+    "conclusion": "verdict",
+    "eval_point": "mark",
+    "eval_points": "marks",
+    "first_point": "first_mark",
+    "last_point": "last_mark",
+    "leading_ranges": "reigns",
+    "mixed_share": "informative_share",
+}
 
 
-def verdict_words(comparison: Comparison) -> VerdictWords:
-    """Say what a comparison shows, in plain sentences.
-
-    Args:
-        comparison: At least two arms. Of two, the second is measured against the first; more are a sweep.
-
-    Returns:
-        The answer in one sentence, then coverage; what is matched and what is not, early endings, seeds, limits.
-
-    Raises:
-        ValueError: If there are fewer than two arms, or runs that were not evaluated at a mark.
-    """
-    found = findings(comparison)
-    return sweep_verdict(found) if found.pair is None else pair_verdict(found)
+def text_of(results: ComparisonResults) -> ComparisonText:
+    """Return a comparison in sentences. Of two arms, the second is measured against the first; more are a sweep."""
+    return sweep_text(results) if results.pair is None else pair_text(results)
 
 
-def verdict(comparison: Comparison) -> list[str]:
-    """Return all sentences of `verdict_words`, the answer first."""
-    found = verdict_words(comparison)
-    return [*found.answer, *found.remarks]
-
-
-def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Make the tables of a comparison for a console of 80 columns or more.
+def write_report(comparison: Comparison, folder: Path) -> list[Path]:
+    """Write `comparison.json`, `comparison.md`, `comparison.png` and, for more than two arms, `frontier.png`.
 
     Raises:
-        ValueError: If there are fewer than two arms, or runs that were not evaluated at a mark.
+        ValueError: If there are fewer than two arms, or a run was not evaluated at an evaluation point.
+        StorageError: If a file could not be written.
     """
-    return [rich_table(sheet) for sheet in sheets(findings(comparison))]
+    files = [folder / f"comparison.{ending}" for ending in ("json", "md", "png")]
+    with storage_errors(folder):
+        replace_file(files[0], json.dumps(comparison_record(comparison), indent=1).encode())
+        replace_file(files[1], markdown(comparison).encode())
+        draw_comparison(comparison, files[2])
+        if len(comparison.arms) > 2:
+            files.append(folder / "frontier.png")
+            draw_frontier(comparison, files[3])
+    return files
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return the verdict and the tables of a comparison as GitHub Markdown.
+    """Return the answer and the tables of a comparison as GitHub Markdown."""
+    results = results_of(comparison)
+    others = f"{', '.join(results.names[:-1])} and {results.names[-1]}"
+    title = f"# {others} from {comparison.checkpoint}, {amount(results.budget, comparison.unit)} each"
+    text = text_of(results)
+    answer, remarks = ("\n".join(f"- {line}" for line in lines) for lines in (text.answer, text.remarks))
+    tables = [table.markdown() for table in tables_of(results)]
+    return "\n\n".join([title.replace("|", "\\|"), answer, *tables, "## Basis and limits", remarks]) + "\n"
 
-    Raises:
-        ValueError: If there are fewer than two arms, or runs that were not evaluated at a mark.
-    """
-    names = [arm.name for arm in comparison.arms]
-    others = f"{', '.join(names[:-1])} and {names[-1]}"
-    title = f"# {others} from {comparison.checkpoint}, {amount(comparison.marks[-1], comparison.unit)} each"
-    found = verdict_words(comparison)
-    answer, remarks = ("\n".join(f"- {line}" for line in lines) for lines in (found.answer, found.remarks))
-    tables = [markdown_table(sheet) for sheet in sheets(findings(comparison))]
-    return "\n\n".join([title.replace("|", "\\|"), answer, *tables, "## What this rests on", remarks]) + "\n"
+
+def comparison_record(comparison: Comparison) -> dict[str, Any]:
+    """Return everything that is known of a comparison as `comparison.json` holds it."""
+    results = results_of(comparison)
+    text = text_of(results)
+    record = {
+        "verdict": [*text.answer, *text.remarks],
+        "checkpoint": comparison.checkpoint,
+        "machine": comparison.machine,
+        "unit": comparison.unit,
+        "budget": comparison.budget,
+        "marks": comparison.eval_points,
+        "tolerance": TOLERANCE,
+        "matched": not results.unmatched,
+        "mismatch": results.unmatched,
+        "num_prompts": len(comparison.prompts),
+        "num_samples": comparison.num_samples,
+        "ks": results.ks,
+        "start": {"pass_at": results.start, "efficiency": [e for e in results.efficiency if e.arm == "start"]},
+        "arms": [_arm(results, arm, index) for index, arm in enumerate(comparison.arms)],
+        "runs_at_budget": results.matches,
+        "at_equal_cost": results.equal,
+        "coverage_at_equal_pass_1": results.equal_score,
+        "tasks": results.tasks,
+        "pair": None if results.pair is None else _pair(results.pair),
+        "against_first": results.against_first,
+        "frontiers": {frontier.measure.name: _frontier(frontier) for frontier in results.frontiers},
+        "prompts": _prompts(comparison),
+    }
+    plain: dict[str, Any] = json_ready(_keyed(record))
+    return plain
+
+
+def _keyed(value: Any) -> Any:
+    """Return dataclasses as dictionaries with the keys of the file."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {_KEYS.get(name, name): _keyed(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {key: _keyed(item) for key, item in value.items()}
+    return [_keyed(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _arm(results: ComparisonResults, arm: Arm, index: int) -> dict[str, Any]:
+    num_tasks = len(results.efficiency) // (1 + len(results.comparison.arms))  # the start's come first
+    return {
+        "name": arm.name,
+        "title": arm.title,
+        "num_rollouts": arm.num_rollouts,
+        "prompts_per_step": arm.prompts_per_step,
+        "differs": arm.differs,
+        "at_marks": results.arms[arm.name],
+        "training": results.training[index],
+        "efficiency": results.efficiency[num_tasks * (index + 1) : num_tasks * (index + 2)],
+        "coverage": results.coverage[index],
+        "runs": [_run(run, results) for run in arm.runs],
+    }
+
+
+def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
+    """Return a run with all its evaluations, also those between the evaluation points."""
+    num_samples = results.comparison.num_samples
+    evaluations = [
+        {
+            "cost": score.cost,
+            "truncated_share": score.truncated_share,
+            "tokens_per_response": score.sampled_tokens_P.mean() / num_samples,
+            "pass_at": {k: pass_at_k(score.num_correct_P, num_samples, k).mean() for k in results.ks},
+        }
+        for score in run.scores
+    ]
+    fields = {name: value for name, value in _keyed(run).items() if name != "scores"}
+    return {**fields, "evaluations": evaluations}
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    """Return the differences of B less A."""
+    return {
+        "differences": pair.differences,
+        "by_mark": [{"mark": point, "differences": by_k} for point, by_k in pair.by_point.items()],
+        "worst": pair.worst,
+        "worst_at": None if pair.worst_at is None else dict(zip(("start", "a", "b"), pair.worst_at, strict=True)),
+        "tasks": pair.trends,
+        "coverage": pair.coverage,
+        "seeds_ahead": pair.seeds_ahead,
+    }
+
+
+def _frontier(frontier: Frontier) -> dict[str, Any]:
+    measure = frontier.measure
+    name = "worst@k" if measure.worst else "pass@1" if measure.k == 1 else "best@k"
+    return {**_keyed(frontier), "measure": name, "k": measure.k}
+
+
+def _prompts(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return each prompt's pass@1 at the start and with each arm at the budget, averaged over runs."""
+    arms = comparison.arms
+    start_P = start_scores(comparison).mean(0)
+    end_AP = [scores_at(comparison, arm, comparison.eval_points[-1]).mean(0) for arm in arms]
+    return [
+        {
+            "id": prompt.id,
+            "source": prompt.source,
+            "start": start_P[i],
+            "arms": {arm.name: end_P[i] for arm, end_P in zip(arms, end_AP, strict=True)},
+        }
+        for i, prompt in enumerate(comparison.prompts)
+    ]

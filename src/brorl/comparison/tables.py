@@ -1,102 +1,87 @@
-"""The tables of a comparison, laid out like those of the paper.
+"""The tables of a comparison, with the layout of the paper's.
 
-In: what a comparison shows. Out: tables of text: what the arms spent and scored, how they used their samples, pass@k,
-paired tests, scores per token, tasks with their kinds of trajectory, prompts gained and lost, differing settings; for
-more than two arms the frontier in place of the paired tests. Lengthy lists (all marks of all runs, all prompts) are
-left to the record.
+In: the results of a comparison. Out: tables of text: cost and scores of the arms, use of the samples, pass@k, paired
+tests, equal cost and equal score, scores per token, tasks with their trends, prompts gained and lost, settings that
+differ. For more than two arms the frontier replaces the paired tests. Long lists (all evaluation points of all runs,
+all prompts) are only in the record.
 
 Source: the layout of BroRL (arXiv 2510.01180), Tables 1 to 5.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from brorl.comparison.arms import Arm
-from brorl.comparison.coverage import CoverageChange
-from brorl.comparison.equal_score import EqualScore
-from brorl.comparison.findings import ArmAt, Findings, ends_of, tied
 from brorl.comparison.frontier import Frontier
-from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.paired import PairedDifference, TTest, Verdict
-from brorl.comparison.sheet import (
-    Sheet,
-    cost_text,
-    interval,
-    p_value,
-    parts,
-    short,
-    short_time,
-    signed,
-    spread,
-    three_digits,
-)
-from brorl.comparison.token_efficiency import TokenEfficiency
-from brorl.cost import UNIT_WORDS, amount
+from brorl.comparison.matching import TOLERANCE, Spread
+from brorl.comparison.paired import PairedDifference, TTest
+from brorl.comparison.results import ArmScores, ComparisonResults, with_names
+from brorl.cost import UNIT_WORDS, amount, short_amount
+from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import interval, p_value, short, short_time, signed, significant_interval
+from brorl.table import Table
 
-_MOST_MARKS = 4  # rows of an arm in the first table of two arms
-_NOT_KNOWN = "Empty: the arm was not evaluated close enough to that cost; a larger --marks adds evaluations."
+_MOST_POINTS = 4  # rows of an arm in the first table of two arms
+_NOT_KNOWN = "Empty: the arm was not evaluated close enough to that cost; a larger --marks adds evaluation points."
 _LONGEST_VALUE = 9  # characters of a setting in a column
 
 
-def sheets(found: Findings) -> list[Sheet]:
+def tables_of(results: ComparisonResults) -> list[Table]:
     """Return the tables of a comparison, in the order of reading."""
-    settings = parts(settings_sheet(found)) if any(arm.differs for arm in found.comparison.arms) else []
-    result = [*settings] if found.key else []
-    result += [cost_sheet(found), use_sheet(found)]
-    if found.pair is not None:
-        result += [pass_sheet(found), paired_sheet(found)]
-    if found.equal:
-        result += parts(equal_sheet(found))
-    if found.equal_score is not None:
-        result.append(equal_score_sheet(found.equal_score, found))
-    if found.against_first:
-        result += parts(against_first_sheet(found))
-    for line in found.frontiers:
-        result += parts(frontier_sheet(line, found))
-    if found.frontiers and found.frontiers[0].best:
-        result.append(best_sheet(found.frontiers[0], found))
-    result.append(token_sheet(found))
-    if found.tasks:
-        result += [*task_sheets(found)]
-    result.append(coverage_sheet(found))
-    return result if found.key else [*result, *settings]
+    settings = settings_table(results).parts() if any(arm.differs for arm in results.comparison.arms) else []
+    tables = [*settings] if results.key else []
+    tables += [cost_table(results), use_table(results)]
+    if results.pair is not None:
+        tables += [pass_table(results), paired_table(results)]
+    if results.equal:
+        tables += equal_table(results).parts()
+    if results.equal_score is not None:
+        tables.append(equal_score_table(results))
+    if results.against_first:
+        tables += against_first_table(results).parts()
+    for frontier in results.frontiers:
+        tables += frontier_table(frontier, results).parts()
+    if results.frontiers and results.frontiers[0].best:
+        tables.append(best_table(results.frontiers[0], results))
+    tables.append(token_table(results))
+    if results.tasks:
+        tables += task_tables(results)
+    tables.append(coverage_table(results))
+    return tables if results.key else [*tables, *settings]
 
 
-def cost_sheet(found: Findings) -> Sheet:
+def cost_table(results: ComparisonResults) -> Table:
     """Make the table of what each arm spent and scored (the paper's Table 1)."""
-    comparison = found.comparison
+    comparison = results.comparison
     columns = ("arm", "N", "prompts\n/step", "steps", "samples", "unique\ntokens", "time", "pass@1")
-    marks = shown_marks(comparison.marks) if found.pair is not None else comparison.marks[-1:]
-    rows = [
-        ("start", *[""] * 6, interval(found.start[1])),
-        *(_cost_row(arm, at) for arm in comparison.arms for at in found.arms[arm.name] if at.mark in marks),
-    ]
+    points = shown_points(comparison.eval_points) if results.pair is not None else comparison.eval_points[-1:]
+    shown = [(arm, at) for arm in comparison.arms for at in results.arms[arm.name] if at.eval_point in points]
+    rows = [("start", *[""] * 6, interval(results.start[1])), *(_cost_row(arm, at) for arm, at in shown)]
     notes = [
-        f"Means over runs ({seeds_words(comparison.arms)} an arm); brackets: 95% intervals. Samples before dynamic "
+        f"Means over runs ({results.seeds_text} an arm); brackets: 95% intervals. Samples are counted before dynamic "
         f"sampling. Evaluations are not part of any cost. Machine: {comparison.machine}."
     ]
-    if not all(at.matched for ats in found.arms.values() for at in ats if at.mark in marks):
-        notes.append(f"* a run spent over {TOLERANCE:.0%} more than the mark: not compute-matched there")
-    strong = frozenset(i for i, row in enumerate(rows) if i + 1 == len(rows) or row[0] != rows[i + 1][0]) - {0}
-    title = f"What the arms spent and scored, up to {amount(found.budget, comparison.unit)} each"
-    return Sheet(title, columns, tuple(rows), tuple(notes), strong=strong if len(marks) > 1 else frozenset())
+    if not all(at.matched for _, at in shown):
+        notes.append(f"* a run spent over {TOLERANCE:.0%} more than the evaluation point: not compute-matched there")
+    last_rows = frozenset(range(len(points), len(rows), len(points))) if len(points) > 1 else frozenset()
+    title = f"What the arms spent and scored, up to {amount(results.budget, comparison.unit)} each"
+    return Table(title, columns, tuple(rows), tuple(notes), strong=last_rows)
 
 
-def shown_marks(marks: tuple[float, ...]) -> tuple[float, ...]:
-    """Choose at most 4 marks, spread evenly over all and with the last."""
-    if len(marks) <= _MOST_MARKS:
-        return marks
-    last = len(marks) - 1
-    return tuple(marks[round(last * (i + 1) / _MOST_MARKS)] for i in range(_MOST_MARKS))
+def shown_points(eval_points: tuple[float, ...]) -> tuple[float, ...]:
+    """Choose at most 4 evaluation points, spread evenly over all and with the last."""
+    if len(eval_points) <= _MOST_POINTS:
+        return eval_points
+    last = len(eval_points) - 1
+    return tuple(eval_points[round(last * (i + 1) / _MOST_POINTS)] for i in range(_MOST_POINTS))
 
 
-def _cost_row(arm: Arm, at: ArmAt) -> tuple[str, ...]:
+def _cost_row(arm: Arm, at: ArmScores) -> tuple[str, ...]:
     costs = at.costs
     return (
         arm.name if at.matched else f"{arm.name} *",
-        rollouts(arm.num_rollouts),
+        "adapt." if arm.num_rollouts is None else f"{arm.num_rollouts:,}",
         f"{arm.prompts_per_step:,}",
         f"{costs.steps.mean:,.0f}",
         short(costs.samples.mean),
@@ -106,59 +91,56 @@ def _cost_row(arm: Arm, at: ArmAt) -> tuple[str, ...]:
     )
 
 
-def use_sheet(found: Findings) -> Sheet:
-    """Make the table of dynamic-sampling pass rates and throughput (the paper's Table 2)."""
-    columns = ("arm", "both\noutcomes", "samples\n/s", "generated\n/s", "unique\ntokens/s", "sampled per\nunique token")
-    rows = [
+def use_table(results: ComparisonResults) -> Table:
+    """Make the table of mixed groups and throughput (the paper's Table 2)."""
+    columns = ("arm", "mixed\ngroups", "samples\n/s", "generated\n/s", "unique\ntokens/s", "sampled per\nunique token")
+
+    def rate(values: Spread | None) -> str:
+        return "-" if values is None else short(values.mean)
+
+    rows = tuple(
         (
             t.arm,
-            "-" if t.informative_share is None else f"{t.informative_share.mean:.1%}",
-            *(
-                "-" if rate is None else short(rate.mean)
-                for rate in (t.samples_per_s, t.generated_per_s, t.unique_tokens_per_s)
-            ),
+            "-" if t.mixed_share is None else f"{t.mixed_share.mean:.1%}",
+            *map(rate, (t.samples_per_s, t.generated_per_s, t.unique_tokens_per_s)),
             "-" if t.tokens_per_unique is None else f"{t.tokens_per_unique.mean:,.2f}",
         )
-        for t in found.training
-    ]
-    notes = (
-        "Both outcomes: share of sampled groups with correct and incorrect rollouts, which is what dynamic sampling "
-        "keeps. Samples/s: per second of the run; generated/s: per second of generation alone. Means over whole runs.",
+        for t in results.training
     )
-    return Sheet("How the training's samples were used", columns, tuple(rows), notes)
+    notes = (
+        "Mixed groups: share of the sampled groups with correct and incorrect rollouts; dynamic sampling keeps these. "
+        "Samples/s: per second of the run; generated/s: per second of generation alone. Means over whole runs.",
+    )
+    return Table("How the training's samples were used", columns, rows, notes)
 
 
-def pass_sheet(found: Findings) -> Sheet:
+def pass_table(results: ComparisonResults) -> Table:
     """Make the table of pass@k of two arms."""
-    assert found.pair is not None
-    a, b = (arm.name for arm in found.comparison.arms)
+    assert results.pair is not None
+    a, b = results.names
+    pair, largest_k = results.pair, results.ks[-1]
     rows = []
-    for k in found.ks:
-        difference = found.pair.differences[k]
-        at_a, at_b = (found.arms[name][-1].pass_at[k] for name in (a, b))
-        values = (f"{e.value:.3f}" for e in (found.start[k], at_a, at_b))
-        rows.append((f"pass@{k}", *values, signed(difference.difference), _lead(difference, a, b)))
-    worst, worst_at = found.pair.worst, found.pair.worst_at
-    if worst is not None and worst_at is not None:
-        values = (f"{e.value:.3f}" for e in worst_at)
-        rows.append((f"worst@{found.largest_k}", *values, signed(worst.difference), _lead(worst, a, b)))
+    for k in results.ks:
+        scores = (results.start[k], *(results.arms[name][-1].pass_at[k] for name in (a, b)))
+        rows.append((f"pass@{k}", *_values(scores), *_shown(pair.differences[k], a, b)))
     notes = [
-        f"Over {len(found.comparison.prompts)} held-out prompts with {found.comparison.num_samples} responses each."
+        f"Over {len(results.comparison.prompts)} held-out prompts with {results.comparison.num_samples} responses each."
     ]
-    if worst is not None:
-        notes.append(f"worst@{found.largest_k}: the chance that all of {found.largest_k} responses are correct.")
-    title = f"{b} against {a} after {amount(found.budget, found.comparison.unit)}"
-    columns = ("score", "start", a, b, "difference", "what it shows")
-    return Sheet(title, columns, tuple(rows), tuple(notes), words=frozenset({0, 5}))
+    if pair.worst is not None and pair.worst_at is not None:
+        rows.append((f"worst@{largest_k}", *_values(pair.worst_at), *_shown(pair.worst, a, b)))
+        notes.append(f"worst@{largest_k}: the probability that all of {largest_k} responses are correct.")
+    title = f"{b} against {a} after {amount(results.budget, results.comparison.unit)}"
+    columns = ("score", "start", a, b, "difference", "conclusion")
+    return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({0, 5}))
 
 
-def paired_sheet(found: Findings) -> Sheet:
+def paired_table(results: ComparisonResults) -> Table:
     """Make the table of the paired tests."""
-    assert found.pair is not None
-    a, b = (arm.name for arm in found.comparison.arms)
+    assert results.pair is not None
+    a, b = results.names
     rows: list[tuple[str, ...]] = []
-    for k in ends_of(found.ks):
-        d = found.pair.differences[k]
+    for k in results.end_ks:
+        d = results.pair.differences[k]
         rows += [
             (f"pass@{k}", f"over {d.covers}", signed(d.difference), "", "", ""),
             ("", "bootstrap", signed(d.bootstrap), "", "", ""),
@@ -168,267 +150,234 @@ def paired_sheet(found: Findings) -> Sheet:
             seeds = d.num_seeds[0] if d.seeds_paired else f"{d.num_seeds[0]} + {d.num_seeds[1]}"
             rows.append(("", f"{seeds} seeds", signed(d.seed_interval), *_test(d.seed_test)))
     notes = (
-        f"The verdict uses the first line of each score. The test over prompts, which is the paper's, does not allow "
-        f"for other seeds, and the test over seeds does not allow for other prompts. One-tailed p: for {b} above {a}.",
+        "The conclusion uses the first line of each score. The test over prompts (the paper's) does not allow for "
+        f"other seeds, and the test over seeds does not allow for other prompts. One-tailed p: for {b} above {a}.",
     )
     columns = ("score", "test", "difference", "t (df)", "p, one-\ntailed", "p, two-\ntailed")
-    return Sheet(f"Paired tests: {b} less {a}", columns, tuple(rows), notes, words=frozenset({0, 1}))
+    return Table(f"Paired tests: {b} less {a}", columns, tuple(rows), notes, words=frozenset({0, 1}))
 
 
 def _test(test: TTest | None) -> tuple[str, str, str]:
     if test is None:
         return "-", "-", "-"
-    degrees = f"{test.degrees:,.0f}" if test.degrees == round(test.degrees) else f"{test.degrees:,.1f}"
+    degrees = f"{test.degrees:,.{0 if test.degrees == round(test.degrees) else 1}f}"
     return f"{test.t:.2f} ({degrees})", p_value(test.p_greater), p_value(test.p_two_sided)
 
 
-def _shown(verdict: Verdict, a: str, b: str) -> str:
-    return {"A leads": f"{a} leads", "B leads": f"{b} leads"}.get(verdict, verdict)
+def _values(estimates: Iterable[Estimate | None]) -> tuple[str, ...]:
+    return tuple("" if estimate is None else f"{estimate.value:.3f}" for estimate in estimates)
 
 
-def _lead(difference: PairedDifference, a: str, b: str) -> str:
-    return _shown(difference.verdict, a, b)
+def _shown(difference: PairedDifference, a: str, b: str) -> tuple[str, str]:
+    return signed(difference.difference), with_names(difference.conclusion, a, b)
 
 
-def equal_sheet(found: Findings) -> Sheet:
+def equal_table(results: ComparisonResults) -> Table:
     """Make the table of pass@1 at equal cost, in every unit."""
-    names = [arm.name for arm in found.comparison.arms]
+    names, two = results.names, results.pair is not None
     rows = []
-    for equal in found.equal:
-        row = [
-            amount(equal.amount, equal.unit),
-            *("" if score is None else f"{score.value:.3f}" for score in equal.scores),
-        ]
-        if equal.difference is not None:
-            row += [signed(equal.difference.difference), _lead(equal.difference, names[0], names[1])]
-        elif found.pair is not None:
-            row += ["", ""]
-        rows.append(tuple(row))
+    for equal in results.equal:
+        row = (amount(equal.amount, equal.unit), *_values(equal.scores))
+        shown = ("", "") if equal.difference is None else _shown(equal.difference, names[0], names[1])
+        rows.append((*row, *shown) if two else row)
     notes = ["At the largest cost that every run reached, on straight lines between its evaluations."]
-    if any(equal.not_evaluated for equal in found.equal):
+    if any(equal.not_evaluated for equal in results.equal):
         notes.append(_NOT_KNOWN)
-    more = () if found.pair is None else ("difference", "what it shows")
-    words = frozenset({0}) if found.pair is None else frozenset({0, 4})
-    return Sheet("pass@1 at equal cost", ("spent", *names, *more), tuple(rows), tuple(notes), words)
+    columns = ("spent", *names, *(("difference", "conclusion") if two else ()))
+    return Table("pass@1 at equal cost", columns, tuple(rows), tuple(notes), frozenset({0, 4} if two else {0}))
 
 
-def equal_score_sheet(equal: EqualScore, found: Findings) -> Sheet:
+def equal_score_table(results: ComparisonResults) -> Table:
     """Make the table of the coverage that each arm had where its pass@1 was the same."""
-    unit, first = found.comparison.unit, found.comparison.arms[0].name
+    equal, unit, first = results.equal_score, results.comparison.unit, results.names[0]
+    assert equal is not None
     rows = []
     for one in equal.arms:
-        spent = "" if one.spent is None else cost_text(one.spent, unit)
+        spent = "" if one.spent is None else short_amount(one.spent, unit)
         coverage = "" if one.coverage is None else interval(one.coverage)
-        if one.difference is None or one.verdict is None or one.arm == first:
-            rows.append((one.arm, spent, coverage, "", ""))
-        else:
-            rows.append((one.arm, spent, coverage, signed(one.difference), _shown(one.verdict, first, one.arm)))
+        shown = ("", "")
+        if one.difference is not None and one.conclusion is not None and one.arm != first:
+            shown = signed(one.difference), with_names(one.conclusion, first, one.arm)
+        rows.append((one.arm, spent, coverage, *shown))
     notes = [
         "Where the mean curve of an arm's runs first reached this pass@1, the highest that all of them reached, on "
         "straight lines between evaluations."
     ]
     if any(one.coverage is None for one in equal.arms):
-        notes.append("Empty: the arm had passed this pass@1 before its first evaluation. --marks adds earlier ones.")
+        notes.append(
+            "Empty: the arm had passed this pass@1 before its first evaluation; a larger --marks adds earlier "
+            "evaluation points."
+        )
     if equal.not_risen:
-        notes.append(f"Left out, since their pass@1 is not shown to have risen: {', '.join(equal.not_risen)}.")
-    columns = ("arm", UNIT_WORDS[unit], f"pass@{equal.k}", f"less {first}", "what it shows")
+        notes.append(f"Left out, because their pass@1 is not shown to have risen: {', '.join(equal.not_risen)}.")
+    columns = ("arm", UNIT_WORDS[unit], f"pass@{equal.k}", f"less {first}", "conclusion")
     title = f"pass@{equal.k} where pass@1 was {equal.level:.3f}"
-    return Sheet(title, columns, tuple(rows), tuple(notes), frozenset({0, 4}))
+    return Table(title, columns, tuple(rows), tuple(notes), frozenset({0, 4}))
 
 
-def against_first_sheet(found: Findings) -> Sheet:
+def against_first_table(results: ComparisonResults) -> Table:
     """Make the table of every later arm of a sweep less the first, at equal cost in every unit."""
-    first = found.comparison.arms[0].name
-    ends = ends_of(found.ks)
-    rows = []
-    for one in found.against_first:
-        spent, unit = cost_text(one.equal[1].amount, one.equal[1].unit), one.equal[1].unit
-        counted = {"seconds": "", "unique_tokens": " tokens"}.get(unit, f" {unit}")
-        cells = [f"{one.arm}, {spent}{counted}"]
-        for k in ends:
-            difference = one.equal[k].difference
-            shown = "" if difference is None or difference.verdict == "no difference shown" else " *"
-            cells.append("" if difference is None else f"{signed(difference.difference)}{shown}")
+    first, ks = results.names[0], results.end_ks
+    rows, filled = [], 0
+    for one in results.against_first:
+        unit = one.equal[1].unit
+        counted_in = {"seconds": "", "unique_tokens": " tokens"}.get(unit, f" {unit}")
+        cells = [f"{one.arm}, {short_amount(one.equal[1].amount, unit)}{counted_in}"]
+        for difference in (one.equal[k].difference for k in ks):
+            filled += difference is not None
+            shown = difference is not None and difference.conclusion != "no difference shown"
+            cells.append("" if difference is None else f"{signed(difference.difference)}{' *' if shown else ''}")
         rows.append(tuple(cells))
-    filled = sum(one.equal[k].difference is not None for one in found.against_first for k in ends)
     notes = [
         "At the largest cost that every run of the two arms reached, on straight lines between evaluations; tokens are "
         f"unique tokens. * the 95% interval over prompts and seeds excludes 0; of {filled} such intervals, one in 20 "
         "would by chance."
     ]
-    if any(equal.not_evaluated for one in found.against_first for equal in one.equal.values()):
+    if any(equal.not_evaluated for one in results.against_first for equal in one.equal.values()):
         notes.append(_NOT_KNOWN)
-    columns = ("arm, spent", *(f"pass@{k}" for k in ends))
-    return Sheet(f"Every arm less {first}, at equal cost", columns, tuple(rows), tuple(notes))
+    columns = ("arm, spent", *(f"pass@{k}" for k in ks))
+    return Table(f"Every arm less {first}, at equal cost", columns, tuple(rows), tuple(notes))
 
 
-def frontier_sheet(line: Frontier, found: Findings) -> Sheet:
+def frontier_table(frontier: Frontier, results: ComparisonResults) -> Table:
     """Make the table of every arm's score at every budget, the best of each marked."""
-    unit = found.comparison.unit
-    names = [arm.name for arm in found.comparison.arms]
-    best = {b.mark: b for b in line.best}
+    unit = results.comparison.unit
+    best = {b.eval_point: b for b in frontier.best if not b.is_tied}
     rows = []
-    for mark in found.comparison.marks:
-        cells = {p.arm: f"{p.score.value:.3f}" for p in line.points if p.mark == mark}
-        cells |= {p.arm: f"({cells[p.arm]})" for p in line.points if p.mark == mark and p.why_left_out}
-        if mark in best and not tied(best[mark]):
-            winner = best[mark]
-            cells[winner.arm] = f"{cells[winner.arm]}{'**' if winner.lead_shown else '*'}"
-        rows.append((cost_text(mark, unit), *(cells[name] for name in names)))
+    for eval_point in results.comparison.eval_points:
+        cells = []
+        for name, point in frontier.at(eval_point).items():
+            cell = f"({point.score.value:.3f})" if point.why_left_out else f"{point.score.value:.3f}"
+            if eval_point in best and best[eval_point].arm == name:
+                cell += "**" if best[eval_point].lead_shown else "*"
+            cells.append(cell)
+        rows.append((short_amount(eval_point, unit), *cells))
     notes = ["* best at that budget; ** and its lead over the second is shown (the 95% interval lies above 0)"]
-    if any(point.why_left_out for point in line.points):
-        notes.append(f"(in brackets): a run overshot the mark by over {TOLERANCE:.0%}: not compared there")
-    title = f"{measure_name(line)} by budget"
-    return Sheet(title, (UNIT_WORDS[unit], *names), tuple(rows), tuple(notes))
+    if any(point.why_left_out for point in frontier.points):
+        notes.append(f"(in brackets): a run overshot the budget by over {TOLERANCE:.0%}: not compared there")
+    title = f"{frontier.measure.name} by budget"
+    return Table(title, (UNIT_WORDS[unit], *results.names), tuple(rows), tuple(notes))
 
 
-def best_sheet(line: Frontier, found: Findings) -> Sheet:
+def best_table(frontier: Frontier, results: ComparisonResults) -> Table:
     """Make the table of the best arm at every budget."""
-    unit = found.comparison.unit
-    points = {(p.mark, p.arm): p.score for p in line.points}
-    rows = [
+    unit, measure = results.comparison.unit, frontier.measure.name
+    rows = tuple(
         (
-            cost_text(b.mark, unit),
+            short_amount(b.eval_point, unit),
             b.arm,
-            interval(points[b.mark, b.arm]),
+            interval(frontier.at(b.eval_point)[b.arm].score),
             f"{b.best_share:.0%}",
             b.second,
             signed(b.lead),
         )
-        for b in line.best
-    ]
+        for b in frontier.best
+    )
     notes = ("Share: of bootstrap resamples of prompts and seeds in which it is the best.",)
-    columns = (UNIT_WORDS[unit], "best", measure_name(line), "share", "second", "lead")
-    return Sheet(f"The best arm by budget, in {measure_name(line)}", columns, tuple(rows), notes, frozenset({0, 1, 4}))
+    columns = (UNIT_WORDS[unit], "best", measure, "share", "second", "lead")
+    return Table(f"The best arm by budget, in {measure}", columns, rows, notes, frozenset({0, 1, 4}))
 
 
-def measure_name(line: Frontier) -> str:
-    """Return what a frontier measures: pass@1, pass@16, worst@16."""
-    return "pass@1" if line.k == 1 else f"{'pass' if line.measure == 'best@k' else 'worst'}@{line.k}"
-
-
-def token_sheet(found: Findings) -> Sheet:
+def token_table(results: ComparisonResults) -> Table:
     """Make the table of scores and tokens (the paper's Table 3)."""
-    tasks = list(dict.fromkeys(e.task for e in found.efficiency))
-    if len(found.comparison.arms) > 2:
+    tasks = list(dict.fromkeys(e.task for e in results.efficiency))
+    if results.pair is None:
         tasks = tasks[:1]  # of a sweep all prompts together; tasks are in the record
     rows = []
     for task in tasks:
-        for e in found.efficiency:
-            if e.task == task:
-                row = (e.arm, f"{e.score.value:.3f}", three_digits(e.tokens), _per_thousand(e))
-                rows.append((task if e.arm == "start" else "", *row))
+        for e in (e for e in results.efficiency if e.task == task):
+            per_thousand = "-" if e.per_thousand is None else significant_interval(e.per_thousand)
+            name = task if e.arm == "start" else ""
+            rows.append((name, e.arm, f"{e.score.value:.3f}", significant_interval(e.tokens), per_thousand))
     columns = ("task", "arm", "pass@1", "tokens per\nresponse", "correct per\n1,000 tokens")
-    title = "Scores and tokens of the evaluations"
-    return Sheet(title, columns, tuple(rows), words=frozenset({0, 1}))
+    return Table("Scores and tokens of the evaluations", columns, tuple(rows), words=frozenset({0, 1}))
 
 
-def _per_thousand(efficiency: TokenEfficiency) -> str:
-    return "-" if efficiency.per_thousand is None else three_digits(efficiency.per_thousand)
+def task_tables(results: ComparisonResults) -> list[Table]:
+    """Make the tables of scores by task: for two arms with the trends, for more one for each measure."""
+    arms = results.names
 
+    def scores(index: int, k: int) -> tuple[str, ...]:
+        task = results.tasks[index]
+        return _values((task.start[k], *(task.arms[name][k] for name in arms)))
 
-def task_sheets(found: Findings) -> list[Sheet]:
-    """Make the tables of scores by task: of two arms with the kind of trajectory, of more one for each measure."""
-    arms = [arm.name for arm in found.comparison.arms]
-    ks = list(found.tasks[0].start)
-    if found.pair is None:
-        made = []
-        for k in ks:
-            rows = [
-                (
-                    f"{t.task} ({t.num_prompts})",
-                    *(f"{e.value:.3f}" for e in (t.start[k], *(t.arms[a][k] for a in arms))),
-                )
-                for t in found.tasks
-            ]
+    names = [f"{t.task} ({t.num_prompts})" for t in results.tasks]
+    if results.pair is None:
+        tables = []
+        for k in results.end_ks:
+            rows = tuple((name, *scores(i, k)) for i, name in enumerate(names))
             notes = ("In brackets: prompts. Intervals are in the record.",)
-            made += parts(Sheet(f"pass@{k} by task", ("task", "start", *arms), tuple(rows), notes))
-        return made
-    rows = []
-    for t in found.tasks:
-        for k in ks:
-            values = (f"{e.value:.3f}" for e in (t.start[k], *(t.arms[a][k] for a in arms)))
-            name = f"{t.task} ({t.num_prompts})" if k == ks[0] else ""
-            rows.append((name, f"pass@{k}", *values, signed(t.differences[k].difference)))
-    scores = Sheet(
-        "Scores by task", ("task", "score", "start", *arms, "difference"), tuple(rows), ("In brackets: prompts.",)
-    )  # fmt: skip
-    kinds = Sheet(
-        "Kinds of pass@1 trajectory by task",
-        ("task", f"{arms[0]}\nsince the start", f"{arms[1]}\nsince the start", "kind"),
-        tuple((t.task, signed(t.change_a), signed(t.change_b), kind_words(t.kind, *arms)) for t in found.pair.kinds),
-        words=frozenset({0, 3}),
+            tables += Table(f"pass@{k} by task", ("task", "start", *arms), rows, notes).parts()
+        return tables
+    rows = tuple(
+        (name if k == 1 else "", f"pass@{k}", *scores(i, k), signed(results.tasks[i].differences[k].difference))
+        for i, name in enumerate(names)
+        for k in results.end_ks
     )
-    return [scores, kinds]
-
-
-def coverage_sheet(found: Findings) -> Sheet:
-    """Make the table of prompts gained and lost since the start."""
-    k = found.largest_k
-    rows = [
-        (c.arm, spread(c.gained), spread(c.lost), f"{c.by_chance.mean:.1f}", f"{c.expected_end.mean:.1f}", _change(c))
-        for c in found.coverage
+    columns = ("task", "score", "start", *arms, "difference")
+    trends = tuple(
+        (t.task, signed(t.change_a), signed(t.change_b), with_names(t.kind, *arms)) for t in results.pair.trends
+    )
+    heading = ("task", *(f"{name}\nsince the start" for name in arms), "trend")
+    return [
+        Table("Scores by task", columns, rows, ("In brackets: prompts.",)),
+        Table("Trends of pass@1 by task", heading, trends, words=frozenset({0, 3})),
     ]
+
+
+def coverage_table(results: ComparisonResults) -> Table:
+    """Make the table of prompts gained and lost since the start."""
+    k, comparison = results.ks[-1], results.comparison
+    rows = tuple(
+        (
+            c.arm,
+            spread_text(c.gained),
+            spread_text(c.lost),
+            f"{c.by_chance.mean:.1f}",
+            f"{c.expected_end.mean:.1f}",
+            signed(c.expected_change, 1),
+        )
+        for c in results.coverage
+    )
     notes = [
-        f"Of {len(found.comparison.prompts)} prompts. Gained: none of {found.comparison.num_samples} responses "
-        "correct at the start and one at least now; lost: the reverse; mean over runs (least-most). By luck: as "
-        f"many gains, and as many losses, if no pass rate had changed. Expected: prompts solved in {k} "
+        f"Of {len(comparison.prompts)} prompts. Gained: none of {comparison.num_samples} responses correct at the "
+        "start and at least one now; lost: the reverse; mean over runs (smallest-largest). By luck: as many gains, and "
+        f"as many losses, if no pass rate had changed. Expected: prompts solved in {k} "
         f"{'attempts' if k > 1 else 'attempt'}, and their change since the start."
     ]
-    if found.pair is not None:
-        c = found.pair.coverage
-        a, b = (arm.name for arm in found.comparison.arms)
+    if results.pair is not None:
+        c, (a, b) = results.pair.coverage, results.names
         notes.append(
             f"Solved by most runs of {b} alone: {len(c.only_b)}; of {a} alone: {len(c.only_a)}; of both: {c.both}; of "
             f"neither: {c.neither}. Expected in {k}: {b} less {a} {signed(c.expected, 1)}."
         )
     columns = ("arm", "gained", "lost", "by luck", f"expected\nin {k}", "change")
-    return Sheet("Prompts gained and lost since the start", columns, tuple(rows), tuple(notes))
+    return Table("Prompts gained and lost since the start", columns, rows, tuple(notes))
 
 
-def _change(change: CoverageChange) -> str:
-    return signed(change.expected_change, 1)
+def spread_text(values: Spread) -> str:
+    """Return a mean over runs with its range; the number alone if all runs have the same."""
+    low, high = (f"{v:,.0f}" if v == round(v) else f"{v:,.1f}" for v in (values.least, values.most))
+    return low if values.least == values.most else f"{values.mean:,.1f} ({low}-{high})"
 
 
-def settings_sheet(found: Findings) -> Sheet:
-    """Make the table of the settings in which the arms differ; a row for each arm where the values are long."""
-    arms = found.comparison.arms
+def settings_table(results: ComparisonResults) -> Table:
+    """Make the table of the settings in which the arms differ; a row for each arm if the values are long."""
+    arms = results.comparison.arms
     title = "Settings in which the arms differ"
-    told = [_told_settings(arm) for arm in arms]
-    names = _ordered(name for of_arm in told for name in of_arm)
-    if len(arms) == 2 or max(len(value) for of_arm in told for value in of_arm.values()) <= _LONGEST_VALUE:
-        rows = tuple((name, *(of_arm.get(name, "-") for of_arm in told)) for name in names)
+    values = [_shown_settings(arm) for arm in arms]
+    if len(arms) == 2 or max(len(value) for of_arm in values for value in of_arm.values()) <= _LONGEST_VALUE:
+        names = dict.fromkeys(name for of_arm in values for name in of_arm)
+        rows = tuple((name, *(of_arm.get(name, "-") for of_arm in values)) for name in names)
         words = frozenset({0, 1, 2} if len(arms) == 2 else {0})
-        return Sheet(title, ("setting", *(arm.name for arm in arms)), rows, words=words)
-    each = tuple(
-        (arm.name, ", ".join(f"{n}: {v}" for n, v in of_arm.items())) for arm, of_arm in zip(arms, told, strict=True)
+        return Table(title, ("setting", *results.names), rows, words=words)
+    rows = tuple(
+        (arm.name, ", ".join(f"{n}: {v}" for n, v in of_arm.items())) for arm, of_arm in zip(arms, values, strict=True)
     )
-    return Sheet(title, ("arm", "settings"), each, words=frozenset({0, 1}))
+    return Table(title, ("arm", "settings"), rows, words=frozenset({0, 1}))
 
 
-def _told_settings(arm: Arm) -> dict[str, str]:
+def _shown_settings(arm: Arm) -> dict[str, str]:
     """Return the settings in which an arm differs, and its recipe unless its title repeats them all."""
     repeated = all(f"{name.rpartition('.')[2]}={value}" in arm.title for name, value in arm.differs.items())
     return {**({} if not arm.title or repeated else {"recipe": arm.title}), **arm.differs}
-
-
-def seeds_words(arms: Sequence[Arm]) -> str:
-    """Return how many seeds arms have: 5 seeds, or 3 to 5 seeds."""
-    numbers = sorted({len(arm.trajectories) for arm in arms})
-    if len(numbers) > 1:
-        return f"{numbers[0]} to {numbers[-1]} seeds"
-    return f"{numbers[0]} {'seed' if numbers[0] == 1 else 'seeds'}"
-
-
-def rollouts(number: int | None) -> str:
-    """Return N as a table holds it."""
-    return "adapt." if number is None else f"{number:,}"
-
-
-def kind_words(kind: str, a: str, b: str) -> str:
-    """Return a kind of trajectory with the names of the arms for A and B."""
-    return re.sub(r"\b[AB]\b", lambda letter: a if letter[0] == "A" else b, kind)
-
-
-def _ordered(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

@@ -1,7 +1,7 @@
-"""What kind of trajectory each task shows: both arms improve, one degrades while the other improves, neither gains.
+"""The trend of each task: both arms improve, one degrades while the other improves, neither gains.
 
-In: a comparison of two arms, and a mark. Out: for each task (source of prompts) the changes since the start and the
-difference at the mark, with intervals, and the kind that they show. Nothing is sorted by a bare sign.
+In: a comparison of two arms. Out: for each task (source of prompts) the changes of pass@1 since the start and the
+difference at the end, with intervals, and the trend that they show. A change counts only if its interval excludes 0.
 """
 
 from __future__ import annotations
@@ -9,36 +9,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.paired import (
-    Verdict,
-    difference_interval,
-    have_same_seeds,
-    mean_over_runs,
-    scores_at,
-    verdict_of,
-)
+from brorl.comparison.arms import Comparison
+from brorl.comparison.paired import Conclusion, conclusion_of, difference_interval, mean_over_runs
+from brorl.comparison.scores import have_same_seeds, scores_at
 from brorl.evaluation.pass_at_k import Estimate
 
 Movement = Literal["improves", "degrades", "no change shown"]
 
 
 @dataclass(frozen=True)
-class TaskTrajectory:
-    """How two arms fared on one task between the start and a mark.
+class TaskTrend:
+    """How the scores of two arms on one task changed since the start.
 
     Attributes:
         task: The prompts' source.
-        num_prompts: How many.
-        change_a: A's score at the mark less the start's, with a 95% interval.
+        num_prompts: Number of its prompts.
+        change_a: A's score less the start's, with a 95% interval.
         change_b: B's.
-        difference: B's score at the mark less A's.
+        difference: B's score less A's.
         movement_a: What `change_a` shows.
         movement_b: What `change_b` shows.
         lead: What `difference` shows.
-        kind: The kind in words, e.g. "both improve and B leads".
+        kind: The trend as text, e.g. "both improve and B leads".
     """
 
     task: str
@@ -48,7 +40,7 @@ class TaskTrajectory:
     difference: Estimate
     movement_a: Movement
     movement_b: Movement
-    lead: Verdict
+    lead: Conclusion
     kind: str
 
 
@@ -63,66 +55,58 @@ _KINDS: dict[tuple[Movement, Movement], str] = {
     ("no change shown", "degrades"): "only B degrades",
     ("no change shown", "no change shown"): "neither gains",
 }
+_EXPECTED_LEAD: dict[str, Conclusion] = {
+    "A degrades while B improves": "B leads",
+    "B degrades while A improves": "A leads",
+}
 
 
 def movement_of(change: Estimate) -> Movement:
     """Return what a change of a score shows: a movement if its interval excludes 0."""
-    shown: dict[Verdict, Movement] = {"B leads": "improves", "A leads": "degrades"}
-    return shown.get(verdict_of(change), "no change shown")
+    shown: dict[Conclusion, Movement] = {"B leads": "improves", "A leads": "degrades"}
+    return shown.get(conclusion_of(change), "no change shown")
 
 
-def kind_of(movement_a: Movement, movement_b: Movement, lead: Verdict) -> str:
-    """Name the kind of a task's trajectories: how the arms moved, and which leads at the end.
+def kind_of(movement_a: Movement, movement_b: Movement, lead: Conclusion) -> str:
+    """Name a task's trend: how the arms moved, and which leads at the end.
 
     The paper's three are "both improve and B leads", "A degrades while B improves" and "neither gains".
 
     Args:
-        movement_a: What A did since the start.
-        movement_b: What B did.
-        lead: Which leads at the end.
+        movement_a: A's movement since the start.
+        movement_b: B's movement since the start.
+        lead: The arm that leads at the end.
 
     Source: BroRL (arXiv 2510.01180, Figure 4), which sorts by the curves' looks; here an interval must show it.
     """
     kind = _KINDS[movement_a, movement_b]
     if lead == "no difference shown":
         return f"{kind}, no lead shown" if movement_a == movement_b != "no change shown" else kind
-    expected: dict[str, Verdict] = {"A degrades while B improves": "B leads", "B degrades while A improves": "A leads"}
-    if expected.get(kind) == lead:  # it goes without saying
-        return kind
-    return f"{kind} and {lead}"
+    return kind if _EXPECTED_LEAD.get(kind) == lead else f"{kind} and {lead}"
 
 
-def task_trajectories(comparison: Comparison, a: Arm, b: Arm, mark: float) -> tuple[TaskTrajectory, ...]:
-    """Sort the tasks of a comparison, by name, into kinds of trajectories of pass@1 between the start and a mark.
+def task_trends(comparison: Comparison, spent: float) -> tuple[TaskTrend, ...]:
+    """Return the trend of each task of a comparison of two arms, by name.
 
-    Every task is judged by itself at 95%: of tasks on which nothing changed, up to one in 20 will seem to have changed
-    in each of the three respects.
+    Every task is judged at 95%: of tasks on which nothing changed, up to one in 20 will seem to have changed in each of
+    the three respects.
 
     Args:
-        comparison: What is compared.
-        a: The arm that the other is measured against.
-        b: The other.
-        mark: How much the runs had spent, in the comparison's unit.
+        comparison: The comparison, of two arms.
+        spent: What the runs had spent, in the comparison's unit.
 
     Raises:
-        ValueError: If a run was not evaluated there and did not end by itself.
+        ValueError: If a run was not evaluated there and did not end early.
     """
-    start_a_SP, start_b_SP = (scores_at(comparison, arm, 0) for arm in (a, b))
-    end_a_SP, end_b_SP = (scores_at(comparison, arm, mark) for arm in (a, b))
-    source_P = np.array([prompt.source for prompt in comparison.prompts])
+    a, b = comparison.arms
+    end_a_SP, end_b_SP = (scores_at(comparison, arm, spent) for arm in (a, b))
+    gain_a_SP, gain_b_SP = end_a_SP - scores_at(comparison, a, 0), end_b_SP - scores_at(comparison, b, 0)
     rows = []
-    for task in sorted({prompt.source for prompt in comparison.prompts}):
-        of_task_P = source_P == task
-        change_a, change_b = (
-            mean_over_runs((end_SP - start_SP)[:, of_task_P], lowest=-1)
-            for start_SP, end_SP in ((start_a_SP, end_a_SP), (start_b_SP, end_b_SP))
-        )
-        difference = difference_interval(
-            end_a_SP[:, of_task_P], end_b_SP[:, of_task_P], seeds_paired=have_same_seeds(a, b)
-        )
-        moved_a, moved_b, lead = movement_of(change_a), movement_of(change_b), verdict_of(difference)
+    for task in comparison.task_names():
+        of_task = comparison.prompts_of(task)
+        change_a, change_b = (mean_over_runs(gain_SP[:, of_task], lowest=-1) for gain_SP in (gain_a_SP, gain_b_SP))
+        difference = difference_interval(end_a_SP[:, of_task], end_b_SP[:, of_task], seeds_paired=have_same_seeds(a, b))
+        moved_a, moved_b, lead = movement_of(change_a), movement_of(change_b), conclusion_of(difference)
         kind = kind_of(moved_a, moved_b, lead)
-        rows.append(
-            TaskTrajectory(task, int(of_task_P.sum()), change_a, change_b, difference, moved_a, moved_b, lead, kind)
-        )
+        rows.append(TaskTrend(task, len(of_task), change_a, change_b, difference, moved_a, moved_b, lead, kind))
     return tuple(rows)

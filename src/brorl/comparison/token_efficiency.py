@@ -1,7 +1,7 @@
-"""What an arm gets for its tokens and seconds: scores per token of its responses, samples per second of its training.
+"""Scores per token of the responses, and samples per second of the training.
 
-In: a comparison and a mark, or an arm's whole runs. Out: numbers with intervals over prompts and seeds, or with their
-range over runs. Ratios of which no run has the denominator are None.
+In: a comparison, or an arm's whole runs. Out: numbers with intervals over prompts and seeds, or with their range over
+runs. A ratio is None if no run has its denominator.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from math import inf
 import numpy as np
 
 from brorl.comparison.arms import Arm, Comparison, Score
-from brorl.comparison.matching import Spread, score_at, starts_by_seed
+from brorl.comparison.matching import Spread
 from brorl.comparison.paired import mean_over_runs
+from brorl.comparison.scores import score_at, starts_by_seed
 from brorl.evaluation.pass_at_k import Estimate, FloatArray
 
 ALL_TASKS = "all"
@@ -22,12 +23,12 @@ ALL_TASKS = "all"
 
 @dataclass(frozen=True)
 class TokenEfficiency:
-    """What an arm scores on a task, and with how long responses.
+    """An arm's score on a task, and the length of its responses.
 
     Attributes:
         arm: The arm's name.
         task: The prompts' source; "all" for all prompts.
-        num_prompts: How many.
+        num_prompts: Number of its prompts.
         score: pass@1.
         tokens: Mean tokens of a response.
         per_thousand: Correct responses per 1,000 tokens generated, 1,000 times the ratio of the two; None without
@@ -44,15 +45,15 @@ class TokenEfficiency:
 
 @dataclass(frozen=True)
 class TrainingEfficiency:
-    """What an arm's runs made of their time, over whole runs; None where no run has the numbers.
+    """Throughput and mixed share of an arm's whole runs; None if no run has the numbers.
 
     Attributes:
         arm: The arm's name.
         samples_per_s: Rollouts sampled per second of the run.
-        generated_per_s: Rollouts sampled per second of generation alone (what the paper calls generation throughput).
+        generated_per_s: Rollouts sampled per second of generation alone (the paper's generation throughput).
         sampled_tokens_per_s: Tokens sampled per second of the run.
         unique_tokens_per_s: Tokens computed per second of the run.
-        informative_share: Share of the sampled groups with both outcomes (the paper's dynamic-sampling pass rate).
+        mixed_share: Share of mixed groups among the sampled groups (the paper's dynamic-sampling pass rate).
         tokens_per_unique: Sampled tokens per computed token.
     """
 
@@ -61,22 +62,22 @@ class TrainingEfficiency:
     generated_per_s: Spread | None
     sampled_tokens_per_s: Spread | None
     unique_tokens_per_s: Spread | None
-    informative_share: Spread | None
+    mixed_share: Spread | None
     tokens_per_unique: Spread | None
 
 
-def token_efficiency(comparison: Comparison, arm: Arm, mark: float) -> tuple[TokenEfficiency, ...]:
-    """Return what an arm scores per token at a mark: for all prompts first, then by task where there are several.
+def token_efficiency(comparison: Comparison, arm: Arm, spent: float) -> tuple[TokenEfficiency, ...]:
+    """Return an arm's score per token: for all prompts first, then by task if there are several.
 
     Args:
-        comparison: What is compared.
+        comparison: The comparison.
         arm: One of its arms.
-        mark: How much the runs had spent, in the comparison's unit.
+        spent: What the runs had spent, in the comparison's unit.
 
     Raises:
-        ValueError: If a run was not evaluated there and did not end by itself.
+        ValueError: If a run was not evaluated there and did not end early.
     """
-    return _by_task(comparison, arm.name, [[score_at(run, comparison.unit, mark)] for run in arm.trajectories])
+    return _by_task(comparison, arm.name, [[score_at(run, comparison.unit, spent)] for run in arm.runs])
 
 
 def start_efficiency(comparison: Comparison) -> tuple[TokenEfficiency, ...]:
@@ -85,34 +86,34 @@ def start_efficiency(comparison: Comparison) -> tuple[TokenEfficiency, ...]:
 
 
 def training_efficiency(arm: Arm) -> TrainingEfficiency:
-    """Return what an arm's runs made of their time, from their starts to their ends."""
-    runs = arm.trajectories
+    """Return the throughput and the mixed share of an arm's runs, from their starts to their ends."""
+    runs = arm.runs
     return TrainingEfficiency(
         arm=arm.name,
         samples_per_s=_ratio([(r.cost.samples, r.cost.seconds) for r in runs]),
         generated_per_s=_ratio([(r.cost.samples, r.phase_seconds.get("generation", 0.0)) for r in runs]),
         sampled_tokens_per_s=_ratio([(r.cost.sampled_tokens, r.cost.seconds) for r in runs]),
         unique_tokens_per_s=_ratio([(r.cost.unique_tokens, r.cost.seconds) for r in runs]),
-        informative_share=_ratio([(r.groups_mixed, r.groups) for r in runs]),
+        mixed_share=_ratio([(r.groups_mixed, r.groups) for r in runs]),
         tokens_per_unique=_ratio([(r.cost.sampled_tokens, r.cost.unique_tokens) for r in runs]),
     )
 
 
 def _by_task(comparison: Comparison, arm: str, scores: Sequence[Sequence[Score]]) -> tuple[TokenEfficiency, ...]:
-    """Summarise by task; the evaluations of a seed are averaged."""
-    correct_SP = np.stack([np.mean([s.num_correct_P for s in of_seed], 0) for of_seed in scores])
-    tokens_SP = np.stack([np.mean([s.sampled_tokens_P for s in of_seed], 0) for of_seed in scores])
-    correct_SP, tokens_SP = correct_SP / comparison.num_samples, tokens_SP / comparison.num_samples
-    source_P = np.array([prompt.source for prompt in comparison.prompts])
-    tasks = sorted({prompt.source for prompt in comparison.prompts})
+    """Summarize by task; the evaluations of a seed are averaged."""
+    n = comparison.num_samples
+    correct_SP = np.stack([np.mean([s.num_correct_P for s in of_seed], 0) for of_seed in scores]) / n
+    tokens_SP = np.stack([np.mean([s.sampled_tokens_P for s in of_seed], 0) for of_seed in scores]) / n
     rows = [_efficiency(arm, ALL_TASKS, correct_SP, tokens_SP)]
+    tasks = comparison.task_names()
     if len(tasks) > 1:
-        rows += [_efficiency(arm, t, correct_SP[:, source_P == t], tokens_SP[:, source_P == t]) for t in tasks]
+        chosen = [(task, comparison.prompts_of(task)) for task in tasks]
+        rows += [_efficiency(arm, task, correct_SP[:, of_task], tokens_SP[:, of_task]) for task, of_task in chosen]
     return tuple(rows)
 
 
 def _efficiency(arm: str, task: str, correct_SP: FloatArray, tokens_SP: FloatArray) -> TokenEfficiency:
-    """Summarise a task; the interval of the ratio is that of its linearisation in the two means (the delta method)."""
+    """Summarize a task; the interval of the ratio is that of its linearization in the two means (the delta method)."""
     mean_tokens = float(tokens_SP.mean())
     per_thousand = None
     if mean_tokens > 0:

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from brorl.comparison.paired import Verdict, difference_interval, verdict_of
+from brorl.comparison.paired import Conclusion, conclusion_of, difference_interval
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 from brorl.runs.run_record import Record, RunRecord
 
 Direction = Literal["rose", "fell", "unclear"]
-_DIRECTIONS: dict[Verdict, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}
+_DIRECTIONS: dict[Conclusion, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _change(first: Record, last: Record, k: int) -> ScoreChange:
         Estimate(**{name: e["pass_at"][str(k)][name] for name in ("value", "low", "high")}) for e in (first, last)
     )
     difference = _difference(first, last, k)
-    shown = verdict_of(
+    shown = conclusion_of(
         difference or Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
     )
     return ScoreChange(k, before, after, difference, _DIRECTIONS[shown])
