@@ -14,11 +14,11 @@ from shutil import rmtree
 from typing import TYPE_CHECKING, Any
 
 from brorl.errors import UserError
+from brorl.runs import RUNS
 
 if TYPE_CHECKING:
     from brorl.runs.run_directory import RunDirectory
 
-RUNS = Path("runs")
 _ACTIVITY = ("config.yaml", "metrics.jsonl", "run.log")  # the files of training; a report may be written later
 _FILES = ("config.yaml", "begun.json", "env.json", "held_out.json", "run.log", "metrics.jsonl", "trackers.json")
 _TRACKERS = ("tensorboard", "wandb", "trackio")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Activity, Phase
-from brorl.api.runs_folder import RUNS, make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
+from brorl.api.runs_folder import make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
 from brorl.api.settings import ConfigOrPath, recipe_name, resolve_config
 from brorl.config.reading import dump_yaml, flat_settings
 from brorl.config.resuming import fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
+from brorl.runs import RUNS
 
 if TYPE_CHECKING:
     from brorl.api.training_result import TrainingResult
@@ -95,7 +96,7 @@ def _resume(path: str | Path | None, overrides: Mapping[str, Any], progress: boo
 def _screen(progress: bool) -> Screen:
     from brorl.console.screen import Screen
 
-    return Screen(f"brorl {brorl.__version__}", quiet=not progress)
+    return Screen(f"brorl {brorl.__version__}", silent=not progress)
 
 
 def _run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, is_new: bool) -> TrainingResult:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brorl.api.runs_folder import RUNS
 from brorl.cli.settings import Commands
+from brorl.runs import RUNS
 
 _REPORT = "report.html"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brorl.api.runs_folder import RUNS
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.cli.train import train
+from brorl.runs import RUNS
 
 
 def add_parser(commands: Commands, chosen: bool) -> None:

@@ -36,12 +36,12 @@ class Screen:
     Args:
         name: What the command says of itself before anything else, as `brorl 0.1.0`.
         every_s: Where the output is not a terminal: seconds without a line before one says what is under way.
-        quiet: Print nothing; the log file is written as usual.
+        silent: Print nothing; the log file is written as usual.
     """
 
-    def __init__(self, name: str = "", every_s: float = _EVERY_S, quiet: bool = False) -> None:
-        self.console = Console(highlight=False, quiet=quiet)
-        self.is_live = self.console.is_interactive and self.console.is_terminal and not quiet
+    def __init__(self, name: str = "", every_s: float = _EVERY_S, silent: bool = False) -> None:
+        self.console = Console(highlight=False, quiet=silent, force_jupyter=False)  # lines as one text in notebooks
+        self.is_live = self.console.is_interactive and self.console.is_terminal and not silent
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self.under_way = UnderWay(Phase("starting"))
