@@ -117,10 +117,10 @@ def test_help_of_the_program_names_the_commands() -> None:
         (["train", "--num-generations", "8"], "did you mean rollouts_per_prompt?"),
         (
             ["train", "--optimizer.learning_rate", "abc"],
-            "brorl: --optimizer.learning_rate: the value should be a number, not 'abc'\n",
+            "brorl: optimizer.learning_rate: the value should be a number, not 'abc'\n",
         ),
-        (["train", "--data.sources={pth: x}"], "data.sources[0].pth is not a setting; did you mean path? (in --data.s"),
-        (["train", "--prompts_per_step=2"], "set --optimizer.mini_batches 2\n"),
+        (["train", "--data.sources={pth: x}"], "data.sources[0].pth is not a setting; did you mean path?\n"),
+        (["train", "--prompts_per_step=2"], "set optimizer.mini_batches: 2\n"),
         (["train", "--stpes", "4"], "stpes is not a setting; did you mean steps?"),
         (["train", "--loss.clip_hihg=1"], "loss.clip_hihg is not a setting; did you mean loss.clip_high?"),
         (["train", "--clip-high=1"], "clip_high is not a setting; did you mean loss.clip_high?"),
@@ -396,7 +396,7 @@ def test_resume_without_a_run_leaves_alone_what_another_process_works_on() -> No
     with RunDirectory(Path("runs/only")).locked():
         outcome = command("resume", "--steps=2")
     assert outcome.code == 2
-    assert "the newest, runs/only, cannot go on: another process is working on runs/only" in outcome.err
+    assert "the newest, runs/only, cannot be resumed: another process is working on runs/only" in outcome.err
 
 
 def test_a_run_that_a_tracker_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

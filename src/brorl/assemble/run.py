@@ -187,7 +187,7 @@ def _parts(
         grader=ready.grader,
         sampling=source.sampling,
         fixed_size=adaptive is None,
-        certificate_every=config.diagnostics.certificate_every,
+        certificate_every=config.diagnostics.held_out_check_every,
         held_out_rollouts=config.diagnostics.held_out_rollouts,
         recompute_old_logprobs=config.recompute_old_logprobs,
         seed=config.seed,

@@ -79,9 +79,8 @@ class TrainingProgress:
             ending: Why the run ended.
             hints: What to do next, with commands to copy.
         """
-        for table in (tables.outcome_table(records), tables.coverage_table(records), tables.cost_table(records)):
-            if table.row_count:
-                self._screen.show(table)
+        for table in tables.result_tables(records):
+            self._screen.show(table)
         self._screen.say(f"\n{ending}; run directory: {run_path}")
         for line in [*tables.held_out_check_lines(records), *tables.coverage_hints(records)]:
             self._screen.say(line)

@@ -35,10 +35,12 @@ class Screen:
     Args:
         name: Name and version of the program, as `brorl 0.1.0`; the first line if the output is not a terminal.
         quiet_s: Seconds without output before the status line is printed if the output is not a terminal.
+        silent: Print nothing; the log file is written as usual.
     """
 
-    def __init__(self, name: str = "", quiet_s: float = _QUIET_S) -> None:
-        self.console = Console(highlight=False)
+    def __init__(self, name: str = "", quiet_s: float = _QUIET_S, silent: bool = False) -> None:
+        self.console = Console(highlight=False, quiet=silent, force_jupyter=False)  # lines as one text in notebooks
+        self.is_live = self.console.is_interactive and self.console.is_terminal and not silent
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self.status = StatusLine(Phase("starting"))
@@ -61,7 +63,7 @@ class Screen:
                 refresh_per_second=_REFRESHES_PER_S,
             )
             self._live.start(refresh=True)
-        else:
+        elif not self.console.quiet:
             if self._name:
                 self.say(f"{self._name}: starting")
             self._thread = threading.Thread(target=self._print_status_when_quiet, name="status line", daemon=True)

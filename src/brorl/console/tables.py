@@ -20,6 +20,12 @@ from brorl.runs.run_directory import Record
 _LAST_STEPS = 25
 
 
+def result_tables(records: Sequence[Record]) -> list[Table]:
+    """Make the tables of a run, less those without rows."""
+    tables = (outcome_table(records), coverage_table(records), cost_table(records))
+    return [table for table in tables if table.row_count]
+
+
 def outcome_table(records: Sequence[Record]) -> Table:
     """Return the held-out results before and after training, with 95% intervals; no rows without two evaluations."""
     table = _table("Held-out prompts")

@@ -7,7 +7,7 @@ on the metrics and the schedule only, and a resumed run makes the same ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 
 import numpy as np
@@ -28,26 +28,13 @@ from brorl.training.stop_request import StopNow, StopRequest
 STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
 
 
-class Reason(Enum):
+class Ending(Enum):
     """Why a run ended."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
     NO_MIXED_GROUPS = "no mixed groups"
     COLLAPSED = "collapsed"
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The end of a run.
-
-    Attributes:
-        reason: Why the run ended.
-        message: One line for the user.
-    """
-
-    reason: Reason
-    message: str
 
 
 class Journal:
@@ -63,7 +50,7 @@ class Journal:
         self._run, self._stop = run, stop
         self._start = self._step = step
         self._spent = self._spent_before = total_cost(run.outputs.directory.read_metrics())
-        self._ending: Ending | None = None
+        self._ending: tuple[Ending, str] | None = None
 
     def begin(self) -> None:
         """Write the line of step 0, with an evaluation, unless a resumed run has it already.
@@ -81,7 +68,7 @@ class Journal:
         """Yield the number of each step until the run ends."""
         while self._ending is None and not self._run.schedule.is_over(self._step, self._spent):
             if self._stop.requested and self._step > self._start:
-                self._ending = Ending(Reason.INTERRUPTED, f"stopped after step {self._step}")
+                self._ending = Ending.INTERRUPTED, f"stopped after step {self._step}"
                 return
             self._run.outputs.observe(Step(self._step + 1))
             self._run.clock.restart()
@@ -148,24 +135,24 @@ class Journal:
         if due or self._run.measurements.monitor.best_step == self._step:
             self._save(regular=due)
         if "ended" in record:
-            self._ending = Ending(Reason.COLLAPSED, f"stopped after step {self._step}: {record['ended']}")
+            self._ending = Ending.COLLAPSED, f"stopped after step {self._step}: {record['ended']}"
 
-    def end(self) -> Ending:
-        """Return why the steps ended."""
-        return self._ending or Ending(Reason.FINISHED, self._run.schedule.finish_line(self._spent))
+    def end(self) -> tuple[Ending, str]:
+        """Return why the steps ended, and one line about it."""
+        return self._ending or (Ending.FINISHED, self._run.schedule.finish_line(self._spent))
 
-    def end_early(self, reason: NoMixedGroupsError | StopNow) -> Ending:
-        """Save the state before a step that has no update, and return why the run ended."""
+    def end_early(self, reason: NoMixedGroupsError | StopNow) -> tuple[Ending, str]:
+        """Save the state before a step that has no update; return why the run ended, and one line about it."""
         if isinstance(reason, NoMixedGroupsError):
             self._store_rollouts(self._step + 1, reason.collected)
             self.write(self._record_without_update(reason))
             self._save()
-            return Ending(Reason.NO_MIXED_GROUPS, str(reason))
+            return Ending.NO_MIXED_GROUPS, str(reason)
         if not self._run.measurements.monitor.seen:
-            return Ending(Reason.INTERRUPTED, "stopped before the first step")
+            return Ending.INTERRUPTED, "stopped before the first step"
         self._run.algorithm.source.rewind()
         self._save()
-        return Ending(Reason.INTERRUPTED, f"stopped after step {self._step}")
+        return Ending.INTERRUPTED, f"stopped after step {self._step}"
 
     def _record_without_update(self, error: NoMixedGroupsError) -> Record:
         """Return the line of a step that found no mixed group: the reason, its cost, and how good the model is."""

@@ -14,7 +14,7 @@ from brorl.training.source import NoMixedGroupsError
 from brorl.training.stop_request import StopNow, StopRequest
 
 
-def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> Ending:
+def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None) -> tuple[Ending, str]:
     """Train until the schedule, a collapse, or a stop request ends the run.
 
     A stop request loses no learning. Before the update of a step it discards the samples of the step; a resumed run
@@ -26,7 +26,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
         stop: A stop request that the parts check while they work; a new one if None.
 
     Returns:
-        Why the run ended.
+        Why the run ended, and one line about it.
     """
     algorithm, diagnostics = run.algorithm, run.measurements.diagnostics
     source, learner = algorithm.source, algorithm.learner

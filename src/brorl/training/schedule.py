@@ -51,7 +51,11 @@ class Schedule:
             before: What the run had spent before it.
             spent: What the run has spent with it.
         """
-        return is_due(step, self.evaluate_every) or self.is_over(step, spent) or self.budget.passes_eval_point(before, spent)
+        return (
+            is_due(step, self.evaluate_every)
+            or self.is_over(step, spent)
+            or self.budget.passes_eval_point(before, spent)
+        )
 
     def finish_line(self, spent: Cost) -> str:
         """Return one line for a finished run: its steps, and whether the budget or the number of steps ended it."""
