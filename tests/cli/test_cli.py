@@ -330,7 +330,7 @@ def test_a_row_that_is_no_puzzle_is_named_before_the_model_is_loaded() -> None:
     )
     message = refusal("train", "--data.sources={path: rows.jsonl, domain: countdown}", "--data.held_out_share=0.5")
     assert "question rows:2" in message
-    assert "'4' is no countdown reference" in message
+    assert "which is not a countdown puzzle" in message
 
 
 def test_reference_answers_that_nothing_can_equal_are_named_before_the_model_is_loaded() -> None:

@@ -32,7 +32,7 @@ from brorl.prompts.benchmarks import BOXED_TEMPLATE
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, render
 from brorl.sampling import SamplingParams
-from brorl.verify.domains.math import MATH_DOMAIN, MathVerifier
+from brorl.verify.domains.table import unreadable_references
 from brorl.verify.verifier import Verifier
 
 _PART_TOKENS, _LEAST_PROMPTS, _MOST_PROMPTS = 2**19, 8, 64  # of a part
@@ -236,12 +236,9 @@ def _check_references(sets: Sequence[QuestionSet], verifiers: Mapping[str, Verif
     own = [question for one in sets if not one.published for question in one.questions]
     check_references(verifiers, own)
     unreadable: dict[str, list[str]] = {}
-    verifier = verifiers.get(MATH_DOMAIN)
     for one in sets:
-        if one.published and isinstance(verifier, MathVerifier):
-            bad = {*verifier.check_references([question.reference for question in one.questions])}
-            ids = [question.id for question in one.questions if question.reference in bad]
-            unreadable |= {one.name: ids} if ids else {}
+        ids = [question.id for question, _ in unreadable_references(verifiers, one.questions)] if one.published else []
+        unreadable |= {one.name: ids} if ids else {}
     return unreadable
 
 

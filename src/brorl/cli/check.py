@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from brorl.assemble.run import Ready
     from brorl.config.settings import TrainConfig
     from brorl.planning.step_forecast import StepForecast
-    from brorl.verify.trial import Judged, Trial
+    from brorl.verify.trial import Trial, Verified
 
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
@@ -106,17 +106,17 @@ def refuse_failed_trial(trial: Trial) -> None:
     from brorl.verify.verifier import TIMEOUT, is_failure
 
     prompt = trial.prompt
-    for judged in (trial.right, trial.wrong):
-        reason = judged.verdict.reason
+    for verified in (trial.right, trial.wrong):
+        reason = verified.verdict.reason
         if reason == TIMEOUT or is_failure(reason):
             raise UserError(
-                f"the verifier of the domain {prompt.domain!r} failed on the response {_short(judged.response)} to "
+                f"the verifier of the domain {prompt.domain!r} failed on the response {_short(verified.response)} to "
                 f"question {prompt.id}: {reason}; it has to return a verdict for every text"
             )
-    if not trial.right.verdict.correct and not trial.own_function:
+    if not trial.right.verdict.correct and trial.certain:
         raise UserError(
-            f"question {prompt.id}: a response with the reference answer, {_short(trial.right.response)}, is judged "
-            f"{trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
+            f"question {prompt.id}: a response with the reference answer, {_short(trial.right.response)}, has the "
+            f"verdict {trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
         )
 
 
@@ -124,8 +124,8 @@ def _trial_lines(trial: Trial) -> list[str]:
     prompt = trial.prompt
     lines = [
         f"verified as {prompt.domain}, question {prompt.id} with the reference answer {_short(prompt.reference)}:",
-        _judged_line("reference answer", trial.right),
-        _judged_line("another answer", trial.wrong),
+        _verified_line("reference answer", trial.right),
+        _verified_line("another answer", trial.wrong),
     ]
     if not trial.right.verdict.correct:
         lines.append(
@@ -136,12 +136,12 @@ def _trial_lines(trial: Trial) -> list[str]:
     return lines
 
 
-def _judged_line(name: str, judged: Judged) -> str:
-    verdict = judged.verdict
+def _verified_line(name: str, verified: Verified) -> str:
+    verdict = verified.verdict
     outcome = "correct" if verdict.correct else "incorrect"
     reason = "" if verdict.reason == outcome else f", {_short(verdict.reason, quoted=False)}"
     extracted = "no answer extracted" if verdict.extracted is None else f"extracted {_short(verdict.extracted)}"
-    return f"  {name}, as the response {_short(judged.response)}: {outcome}{reason} ({extracted})"
+    return f"  {name}, as the response {_short(verified.response)}: {outcome}{reason} ({extracted})"
 
 
 def _forecast(console: Console, config: TrainConfig, ready: Ready) -> StepForecast:

@@ -99,6 +99,7 @@ def make_starter(path: str, model: str | None, guess: Guess, questions: list[Que
     from brorl.prompts.benchmarks import BOXED_TEMPLATE
     from brorl.prompts.countdown import COUNTDOWN_DOMAIN
     from brorl.prompts.question import split_held_out
+    from brorl.verify.domains.table import DOMAINS
 
     puzzles, is_math = guess.domain == COUNTDOWN_DOMAIN, guess.domain == "math"
     asks_for_box = all("boxed" in question.asked for question in questions)
@@ -113,7 +114,7 @@ def make_starter(path: str, model: str | None, guess: Guess, questions: list[Que
         answer_after=guess.answer_after,
         domain=guess.domain,
         domain_reason=guess.domain_reason,
-        own_verifier=not (puzzles or is_math),
+        own_verifier=guess.domain not in DOMAINS,
         template=BOXED_TEMPLATE if is_math and not asks_for_box else "{prompt}",
         max_new_tokens=16 if puzzles else 256,
         num_questions=len(questions),

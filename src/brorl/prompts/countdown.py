@@ -81,6 +81,15 @@ class CountdownPuzzle:
             ) from error
 
 
+def is_countdown_reference(reference: str) -> bool:
+    """Whether `CountdownPuzzle.from_reference` reads a text."""
+    try:
+        CountdownPuzzle.from_reference(reference)
+    except ValueError:
+        return False
+    return True
+
+
 def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | None:
     """Combine two parts in every way, until one is left that has the target as its value."""
     if len(parts) == 1:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from brorl.errors import UserError
 from brorl.prompts.boxed import last_box
-from brorl.prompts.countdown import COUNTDOWN_DOMAIN, CountdownPuzzle
+from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
 from brorl.prompts.files import USUAL_NAMES
 from brorl.prompts.rows import Row, read_rows
 
@@ -123,7 +123,7 @@ def _fits(value: Any, what: str) -> bool:
 
 def _domain(path: str, column: str, texts: Sequence[str]) -> tuple[str, str]:
     """Return the domain that the answers belong to, and why."""
-    if all(_is_puzzle(text) for text in texts):
+    if all(is_countdown_reference(text) for text in texts):
         return COUNTDOWN_DOMAIN, "the answers are puzzles such as `3 5 7 -> 22`"
     solutions = [text for text in texts if len(text) > _LONGEST_ANSWER]
     if solutions and all(last_box(text) is not None for text in solutions):
@@ -139,14 +139,6 @@ def _domain(path: str, column: str, texts: Sequence[str]) -> tuple[str, str]:
         "give --domain NAME and write a verifier for it (docs/verifiers.md), --domain math if math-verify can judge "
         "them all the same, or another --answer-column"
     )
-
-
-def _is_puzzle(text: str) -> bool:
-    try:
-        CountdownPuzzle.from_reference(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _looks_mathematical(text: str) -> bool:

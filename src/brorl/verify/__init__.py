@@ -1,1 +1,1 @@
-"""Verifiers: responses in, verdicts out. One file per domain; `grade` judges whole trees."""
+"""Verifiers: responses in, verdicts out. One file per domain; `grade` verifies whole trees."""

@@ -1,18 +1,17 @@
-"""What a verifier is, and what it says.
+"""The protocol of verifiers, and their verdicts.
 
-In: prompts, each with the text of one response. Out: a `Verdict` for each. A verifier answers for every string: it
-never raises because of what the model wrote, never evaluates it as code in this process, and never runs without a
-bound on its time.
+In: prompts, each with the text of one response. Out: a `Verdict` for each. A verifier returns a verdict for every
+string: it never raises because of a response, never evaluates a response as code in this process, and bounds its time.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from brorl.prompts.prompt import Prompt
 
-# Reasons that are counted: a verdict carries exactly this text, whichever verifier gave it.
+# The metrics count these reasons; every verifier uses exactly these texts.
 CORRECT = "correct"
 WRONG = "wrong answer"
 NO_ANSWER = "no answer"
@@ -21,24 +20,24 @@ TIMEOUT = "timeout"
 OUT_OF_MEMORY = "out of memory"
 CRASHED = "verifier crashed"
 RAISED = "verifier raised"  # followed by the exception: `verifier raised ValueError: ...`
-RETURNED = "verifier returned"  # followed by what: `verifier returned list, not a bool, ...`
+RETURNED = "verifier returned"  # followed by the value: `verifier returned list, not a bool, ...`
 
 
 def is_failure(reason: str) -> bool:
-    """Whether a verdict's reason is a failure of the verifier, not of the response; a timeout is counted by itself."""
+    """Whether a verdict's reason is a failure of the verifier, not of the response; timeouts are counted separately."""
     return reason in (OUT_OF_MEMORY, CRASHED) or reason.startswith((f"{RAISED} ", f"{RETURNED} "))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement on one response.
+    """The result of verifying one response.
 
     Args:
-        correct: The raw outcome, on which dynamic sampling and pass@k are computed.
-        score: What the reward is made from; 1.0 and 0.0 where there is no partial credit. Finite.
-        extracted: The answer that was found in the response, None where there was none.
-        reason: Why, in a few words; `correct`, or what is wrong.
-        seconds: Wall time of the verification, 0 or more; 0 where an earlier verdict was used again.
+        correct: The raw outcome, from which dynamic sampling and pass@k are computed.
+        score: The number that the reward is computed from; 1.0 or 0.0 without partial credit. Finite.
+        extracted: The answer that was found in the response, None if there was none.
+        reason: `correct`, or a few words on what is wrong.
+        seconds: Wall time of the verification, 0 or more; 0 if an earlier verdict was used again.
 
     Raises:
         ValueError: If the score is not finite or the time is negative.
@@ -57,20 +56,55 @@ class Verdict:
             raise ValueError(f"a verdict's seconds must be 0 or more, got {self.seconds}")
 
 
+class TrialResponses(NamedTuple):
+    """Responses to one prompt that show whether a verifier works.
+
+    Attributes:
+        right: A response with the reference answer.
+        wrong: Responses with other answers; at least one should be incorrect.
+        certain: Whether the verifier must accept `right`. A user's function may expect another form of response.
+    """
+
+    right: str
+    wrong: Sequence[str]
+    certain: bool = True
+
+
 class Verifier(Protocol):
-    """Judges the responses of one domain."""
+    """Verifies the responses of one domain."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Judge many responses at once, so that a verifier can spread them over its workers.
+        """Verify many responses in one call; a verifier can spread them over workers.
 
         Args:
-            items: Pairs of a question, whose `reference` holds what the verifier needs, and a response's text without
-                special tokens, any string. No pair occurs twice.
+            items: Pairs of a prompt, whose `reference` the verifier reads, and a response's text without special
+                tokens, any string. No pair occurs twice.
 
         Returns:
-            One verdict per pair, in the same order. A response that took too long gets one with the reason `timeout`.
+            One verdict per pair, in the same order. A response that took too long has the reason `timeout`.
 
         Raises:
             ValueError: If a prompt's reference is malformed; never because of a response.
+        """
+        ...
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Find reference answers that no response can match.
+
+        Args:
+            references: Any number of reference answers; repeated ones are checked once.
+
+        Returns:
+            The problem of each such reference, in order of the references. It continues a sentence that begins with
+            "the reference answer ..., which": `{"4": "is not a countdown puzzle"}`.
+        """
+        ...
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Make responses for a trial of this verifier.
+
+        Args:
+            reference: The reference answer of one prompt.
+            others: Different reference answers of other prompts, possibly none.
         """
         ...

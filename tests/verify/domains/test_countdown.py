@@ -198,20 +198,8 @@ class TestBounds:
     def test_huge_and_deep_responses_are_refused(self, response: str, reason: str) -> None:
         assert CountdownVerifier().verify(prompt_of((3, 5), 8), response).reason == reason
 
-    def test_numbers_of_many_digits_are_never_converted(self) -> None:
-        """Python refuses to convert more than 4300 digits; the digits are compared as text."""
-        verifier = CountdownVerifier(max_characters=10_000)
-        assert verifier.verify(prompt_of((3, 5), 8), "9" * 9_000).reason == "numbers used do not match"
-
-    def test_bounds_are_checked(self) -> None:
-        with pytest.raises(ValueError, match="max_characters"):
-            CountdownVerifier(max_characters=0)
-        with pytest.raises(ValueError, match="max_depth"):
-            CountdownVerifier(max_depth=101)
-
     def test_deepest_allowed_nesting_works(self) -> None:
-        verifier = CountdownVerifier(max_characters=1000, max_depth=100)
-        assert verifier.verify(prompt_of((8,), 8), "(" * 100 + "8" + ")" * 100).correct
+        assert CountdownVerifier().verify(prompt_of((8,), 8), "(" * 32 + "8" + ")" * 32).correct
 
     def test_a_prompt_of_another_task_is_an_error_of_the_caller(self) -> None:
         with pytest.raises(ValueError, match="countdown reference"):

@@ -10,9 +10,9 @@ from nasty_answers import RESPONSES, boxed
 
 from brorl.prompts.prompt import Prompt
 from brorl.verify import verifier as reasons
-from brorl.verify.domains.math import TOO_LONG, MathVerifier, judge_by_form
+from brorl.verify.domains.math import TOO_LONG, MathVerifier, verify_by_form
 from brorl.verify.domains.math_extraction import extract_answer
-from brorl.verify.sandbox.pool import Job, Result, WorkerPool
+from brorl.verify.sandbox.pool import Result, VerifierCall, WorkerPool
 
 
 class CountingPool(WorkerPool):
@@ -20,11 +20,11 @@ class CountingPool(WorkerPool):
 
     def __init__(self, num_workers: int, timeout_s: float) -> None:
         super().__init__(num_workers, timeout_s)
-        self.asked: list[Job] = []
+        self.asked: list[VerifierCall] = []
 
-    def run(self, jobs: list[Job]) -> list[Result]:  # type: ignore[override]
-        self.asked += jobs
-        return super().run(jobs)
+    def run(self, calls: list[VerifierCall]) -> list[Result]:  # type: ignore[override]
+        self.asked += calls
+        return super().run(calls)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ class TestForm:
     def test_it_agrees_with_math_verify(self, rng: np.random.Generator) -> None:
         decided = {True: 0, False: 0}
         for reference, answer in self.pairs(rng):
-            verdict = judge_by_form(reference, answer)
+            verdict = verify_by_form(reference, answer)
             if verdict is None:
                 continue
             decided[verdict.correct] += 1
@@ -86,7 +86,7 @@ class TestForm:
          ("A", r"A = \pi r^2"), ("A", "A triangle"), ("F", "F(x)")],
     )  # fmt: skip
     def test_what_it_leaves_to_math_verify(self, reference: str, answer: str) -> None:
-        assert judge_by_form(reference, answer) is None
+        assert verify_by_form(reference, answer) is None
 
     @pytest.mark.parametrize(
         ("answer", "correct"),
@@ -95,7 +95,7 @@ class TestForm:
          ("D", False), ("(A) C", False), (r"\text{(E)}", False)],
     )  # fmt: skip
     def test_a_choice_may_be_followed_by_its_text(self, answer: str, correct: bool) -> None:
-        verdict = judge_by_form("C", answer)
+        verdict = verify_by_form("C", answer)
         assert verdict is not None
         assert verdict.correct is correct
 
@@ -172,16 +172,16 @@ def test_what_a_busy_machine_did_is_not_remembered(pool: CountingPool) -> None:
     class BusyOnce(WorkerPool):
         def __init__(self) -> None:
             super().__init__(1, pool.timeout_s)
-            self.calls = 0
+            self.runs = 0
 
-        def run(self, jobs: list[Job]) -> list[Result]:  # type: ignore[override]
-            self.calls += 1
-            return [Result(None, reasons.TIMEOUT, 1.0) for _ in jobs] if self.calls == 1 else pool.run(jobs)
+        def run(self, calls: list[VerifierCall]) -> list[Result]:  # type: ignore[override]
+            self.runs += 1
+            return [Result(None, reasons.TIMEOUT, 1.0) for _ in calls] if self.runs == 1 else pool.run(calls)
 
     verifier = MathVerifier(BusyOnce())
     verdicts = [verifier.verify_all([(question("1/2"), boxed("0.50"))])[0] for _ in range(2)]
     assert [(v.correct, v.reason) for v in verdicts] == [(False, reasons.TIMEOUT), (True, reasons.CORRECT)]
-    assert MathVerifier(BusyOnce()).check_references([r"\frac{1}{7}"]) == []
+    assert MathVerifier(BusyOnce()).check_references([r"\frac{1}{7}"]) == {}
 
 
 def test_each_pair_of_reference_and_answer_is_compared_once(pool: CountingPool) -> None:
@@ -220,7 +220,9 @@ def test_references_that_compare_with_nothing_are_found(pool: CountingPool) -> N
     good = ["3", "-17", "C", "1/2", r"\frac{1}{2}", r"\boxed{5}", "$x+1$", r"\text{Tuesday}", "(1, 2)", r"\{1\}",
             "[0,1)", "12 cm", r"50\%", "3:4", "x = 1 or x = 2"]  # fmt: skip
     bad = [r"\frac{1}{", "", " ", "((", r"\frac{1}{0}", r"\begin{pmatrix}1&2", "?", "1" * 3_000]
-    assert MathVerifier(pool).check_references([*good, *bad, *good, *bad[:2]]) == bad
+    problems = MathVerifier(pool).check_references([*good, *bad, *good, *bad[:2]])
+    assert list(problems) == bad
+    assert set(problems.values()) == {"math-verify cannot read as a mathematical expression"}
 
 
 def test_a_broken_reference_has_its_reason(pool: CountingPool) -> None:

@@ -173,9 +173,6 @@ def test_a_mistake_in_the_setting_is_found_before_training(pool: WorkerPool, own
         (f"{own}:four", "takes 4 arguments"),
         ("builtins:getattr", "verification.functions.sums: "),
     ):
-        verifier = FunctionVerifier(pool, function, "sums")
         with pytest.raises(UserError, match=message):
-            verifier.check()
-        with pytest.raises(UserError, match=message):
-            verifier.verify_all([(Prompt("p", "?", (1,), "4", "sums"), "4")])
-    FunctionVerifier(pool, f"{own}:same", "sums").check()
+            FunctionVerifier(pool, function, "sums")
+    FunctionVerifier(pool, f"{own}:same", "sums")

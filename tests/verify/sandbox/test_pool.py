@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brorl.verify.sandbox.pool import Job, LoadError, Result, WorkerPool
+from brorl.verify.sandbox.pool import LoadError, Result, VerifierCall, WorkerPool
 
 HERE = Path(__file__).parent
-JOBS = str(HERE / "pool_jobs.py")
+CALLS = str(HERE / "pool_calls.py")
 
 
-def job(name: str, *arguments: object) -> Job:
-    return Job(f"{JOBS}:{name}", arguments)
+def call(name: str, *arguments: object) -> VerifierCall:
+    return VerifierCall(f"{CALLS}:{name}", arguments)
 
 
 def gone(pid: int, within_s: float = 10.0) -> bool:
@@ -49,13 +49,13 @@ def pool() -> Iterator[WorkerPool]:
 
 def test_values_come_back_in_order_from_several_processes(pool: WorkerPool, rng: np.random.Generator) -> None:
     values = rng.integers(0, 1000, size=200).tolist()
-    results = pool.run([job("echo", value) for value in values])
+    results = pool.run([call("echo", value) for value in values])
     assert [result.value for result in results] == values
     assert all(result.failure is None and 0 <= result.seconds < 60 for result in results)
-    pids = {result.value for result in pool.run([job("slow_pid", 0.1)] * 4)}
+    pids = {result.value for result in pool.run([call("slow_pid", 0.1)] * 4)}
     assert len(pids) == 2
     assert os.getpid() not in pids
-    assert pids == {result.value for result in pool.run([job("slow_pid", 0.1)] * 4)}  # the same ones again
+    assert pids == {result.value for result in pool.run([call("slow_pid", 0.1)] * 4)}  # the same ones again
     assert pool.run([]) == []
 
 
@@ -65,7 +65,7 @@ def test_values_come_back_in_order_from_several_processes(pool: WorkerPool, rng:
     ids=range(9),
 )
 def test_any_json_passes_unchanged(pool: WorkerPool, value: object) -> None:
-    (result,) = pool.run([job("echo", value)])
+    (result,) = pool.run([call("echo", value)])
     assert (repr(result.value), result.failure) == (repr(value), None)
 
 
@@ -90,63 +90,63 @@ def test_any_json_passes_unchanged(pool: WorkerPool, value: object) -> None:
 def test_an_accident_has_its_reason_and_no_neighbour_notices(
     pool: WorkerPool, name: str, arguments: tuple[object, ...], reason: str
 ) -> None:
-    others = [job("echo", i) for i in range(6)]
-    results = pool.run([*others[:3], job(name, *arguments), *others[3:]])
+    others = [call("echo", i) for i in range(6)]
+    results = pool.run([*others[:3], call(name, *arguments), *others[3:]])
     assert alone(results.pop(3)) == reason
     assert [(result.value, result.failure) for result in results] == [(i, None) for i in range(6)]
 
 
 def test_an_exit_without_a_word_is_a_crash(pool: WorkerPool) -> None:
     for code in (0, 1, 255):
-        (result,) = pool.run([Job("os:_exit", (code,))])
+        (result,) = pool.run([VerifierCall("os:_exit", (code,))])
         assert alone(result) == "verifier crashed"
 
 
 def test_every_worker_may_fail_at_once(pool: WorkerPool) -> None:
     names = ["crash", "hang_in_c", "fill_memory", "hang_in_c", "crash"]
-    results = pool.run([job(name) for name in names] + [job("echo", 1)])
+    results = pool.run([call(name) for name in names] + [call("echo", 1)])
     assert [result.failure for result in results] == [
         {"crash": "verifier crashed", "hang_in_c": "timeout", "fill_memory": "out of memory"}[name] for name in names
     ] + [None]
 
 
-def test_what_a_job_prints_is_no_answer(pool: WorkerPool, capfd: pytest.CaptureFixture[str]) -> None:
-    results = pool.run([job("print_a_forgery")] * 3)
+def test_what_a_call_prints_is_no_answer(pool: WorkerPool, capfd: pytest.CaptureFixture[str]) -> None:
+    results = pool.run([call("print_a_forgery")] * 3)
     assert [result.value for result in results] == ["honest ''"] * 3
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_child_that_a_job_forks_does_not_answer(pool: WorkerPool) -> None:
-    results = pool.run([job("fork"), job("fork"), job("slow_pid", 0.2), job("slow_pid", 0.2), job("echo", 1)])
+def test_a_child_that_a_call_forks_does_not_answer(pool: WorkerPool) -> None:
+    results = pool.run([call("fork"), call("fork"), call("slow_pid", 0.2), call("slow_pid", 0.2), call("echo", 1)])
     assert [result.failure for result in results] == [None] * 5
     assert all(result.value > 0 and gone(result.value) for result in results[:2])
 
 
 def test_sets_have_the_same_order_in_every_worker(pool: WorkerPool) -> None:
-    said = {tuple(result.value) for result in pool.run([job("slow_hash", "a word")] * 4)}
+    said = {tuple(result.value) for result in pool.run([call("slow_hash", "a word")] * 4)}
     assert len({pid for pid, _ in said}) == 2
     assert len({value for _, value in said}) == 1
 
 
 def test_scalars_of_numpy_are_values(pool: WorkerPool) -> None:
-    (result,) = pool.run([job("return_numpy")])
+    (result,) = pool.run([call("return_numpy")])
     assert result.value == {"flag": True, "score": 0.5}
 
 
 def test_a_worker_that_keeps_memory_is_replaced() -> None:
-    """After 150 of 256 MiB the next job would have less than half."""
+    """After 150 of 256 MiB the next call would have less than half."""
     with WorkerPool(num_workers=1, memory_bytes=256 << 20) as one:
-        small = [result.value for result in one.run([job("keep_memory", 1 << 20)] * 3)]
+        small = [result.value for result in one.run([call("keep_memory", 1 << 20)] * 3)]
         assert len(set(small)) == 1
-        (big,) = one.run([job("keep_memory", 150 << 20)])
+        (big,) = one.run([call("keep_memory", 150 << 20)])
         assert big.value == small[0]
-        assert one.run([job("pid")])[0].value != small[0]
+        assert one.run([call("pid")])[0].value != small[0]
 
 
-def test_loading_is_not_counted_as_the_jobs_time(pool: WorkerPool, tmp_path: Path) -> None:
+def test_loading_is_not_counted_as_the_time_of_a_call(pool: WorkerPool, tmp_path: Path) -> None:
     slow = tmp_path / "slow.py"
     slow.write_text("import time; time.sleep(1.1)\ndef f(): return 1\n", "utf-8")
-    (result,) = pool.run([Job(f"{slow}:f", ())])
+    (result,) = pool.run([VerifierCall(f"{slow}:f", ())])
     assert result.value == 1
     assert result.seconds < pool.timeout_s < 1.1
 
@@ -163,44 +163,44 @@ def test_what_cannot_be_loaded_is_named(pool: WorkerPool, tmp_path: Path) -> Non
         (":f", "not of the form package.module:function"),
         (f"{tmp_path}/missing.py:f", "FileNotFoundError: no such file: .*missing.py"),
         (f"{tmp_path}/bad.py:f", "KeyError: 'at import'"),
-        (f"{tmp_path}/exits.py:f", "3 new workers ended meanwhile \\(exit code 5\\)"),
-        (f"{tmp_path}/bloated.py:f", "3 new workers ended meanwhile \\(out of memory\\)"),
+        (f"{tmp_path}/exits.py:f", "3 new workers ended while loading it \\(exit code 5\\)"),
+        (f"{tmp_path}/bloated.py:f", "3 new workers ended while loading it \\(out of memory\\)"),
     ):
         with pytest.raises(LoadError, match=message):
-            pool.load(function)
+            pool.run([VerifierCall(function, None)])
     with pytest.raises(LoadError, match=message):
-        pool.run([job("echo", 1), Job(function, ()), job("echo", 2)])
-    assert pool.run([job("echo", 3)])[0].value == 3
+        pool.run([call("echo", 1), VerifierCall(function, ()), call("echo", 2)])
+    assert pool.run([call("echo", 3)])[0].value == 3
 
 
 def test_an_import_that_does_not_end_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text("while True: pass", "utf-8")
     with WorkerPool(1, start_timeout_s=0.2) as pool, pytest.raises(LoadError, match="it took too long to start"):
-        pool.load(f"{tmp_path}/endless.py:f")
+        pool.run([VerifierCall(f"{tmp_path}/endless.py:f", None)])
 
 
-def test_load_tells_how_many_arguments_a_function_takes(pool: WorkerPool, tmp_path: Path) -> None:
+def test_a_call_without_arguments_returns_how_many_a_function_takes(pool: WorkerPool, tmp_path: Path) -> None:
     source = "def f(a, b, c=1, *, d=2): ...\ndef g(*a): ...\nclass H:\n  def __call__(self, a): ...\nh = H()\n"
     (tmp_path / "taking.py").write_text(source, "utf-8")
-    taken = [pool.load(f"{tmp_path}/taking.py:{name}") for name in "fgh"]
-    assert taken == [(2, 3), (0, None), (1, 1)]
+    results = pool.run([VerifierCall(f"{tmp_path}/taking.py:{name}", None) for name in "fgh"])
+    assert [(result.value, result.failure) for result in results] == [([2, 3], None), ([0, None], None), ([1, 1], None)]
 
 
-def test_an_alarm_that_a_job_left_does_not_strike_the_next() -> None:
+def test_an_alarm_that_a_call_left_does_not_strike_the_next() -> None:
     with WorkerPool(num_workers=1) as pool:
-        first, second = pool.run([job("set_alarms"), job("spin", 0.3)])
+        first, second = pool.run([call("set_alarms"), call("spin", 0.3)])
     assert first.value == second.value
 
 
 def test_workers_killed_while_idle_cost_nothing() -> None:
     with WorkerPool(num_workers=4) as pool:
-        for pid in {result.value for result in pool.run([job("slow_pid", 0.1)] * 4)}:
+        for pid in {result.value for result in pool.run([call("slow_pid", 0.1)] * 4)}:
             os.kill(pid, signal.SIGKILL)
-        assert [result.value for result in pool.run([job("echo", i) for i in range(5)])] == [0, 1, 2, 3, 4]
+        assert [result.value for result in pool.run([call("echo", i) for i in range(5)])] == [0, 1, 2, 3, 4]
 
 
-def test_a_timeout_kills_what_the_job_had_started(pool: WorkerPool, tmp_path: Path) -> None:
-    (result,) = pool.run([job("hang_with_child", str(tmp_path / "pids"))])
+def test_a_timeout_kills_what_the_call_had_started(pool: WorkerPool, tmp_path: Path) -> None:
+    (result,) = pool.run([call("hang_with_child", str(tmp_path / "pids"))])
     assert alone(result) == "timeout"
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text("ascii").split())
 
@@ -213,33 +213,33 @@ def test_an_interrupted_run_leaves_no_answer_to_the_next(pool: WorkerPool) -> No
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            pool.run([job("slow_pid", 0.4)] * 2)
+            pool.run([call("slow_pid", 0.4)] * 2)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert [result.value for result in pool.run([job("echo", i) for i in range(4)])] == [0, 1, 2, 3]
+    assert [result.value for result in pool.run([call("echo", i) for i in range(4)])] == [0, 1, 2, 3]
 
 
 def test_close_ends_the_workers_and_a_forgotten_pool_closes() -> None:
     pool = WorkerPool(num_workers=1)
-    (first,) = pool.run([job("pid")])
+    (first,) = pool.run([call("pid")])
     pool.close()
     pool.close()
     assert gone(first.value, 0.1)
-    (second,) = pool.run([job("pid")])
+    (second,) = pool.run([call("pid")])
     assert second.value != first.value
     del pool
     assert gone(second.value, 0.1)
 
 
 def test_a_fork_of_the_trainer_cannot_use_or_close_the_pool(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    (before,) = pool.run([job("pid")])
+    (before,) = pool.run([call("pid")])
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: 1)
         pool.close()
-        with pytest.raises(RuntimeError, match="forked"):
-            pool.run([job("pid")])
-    assert pool.run([job("pid")])[0].value == before.value
+        with pytest.raises(RuntimeError, match="in a fork"):
+            pool.run([call("pid")])
+    assert pool.run([call("pid")])[0].value == before.value
 
 
 @pytest.mark.parametrize(
@@ -260,22 +260,22 @@ def test_arguments_out_of_range_are_refused(argument: dict[str, float], message:
 # A trainer of its own: it starts its workers, tells their ids, and has them work for longer than the test.
 TRAINER = """
 import os, signal, sys, threading, time
-from brorl.verify.sandbox.pool import Job, WorkerPool
+from brorl.verify.sandbox.pool import VerifierCall, WorkerPool
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 
 def train():
     pool = WorkerPool(num_workers=2, timeout_s=600)
-    print(*{r.value for r in pool.run([Job(f"{jobs}:slow_pid", (0.2,))] * 2)}, flush=True)
+    print(*{r.value for r in pool.run([VerifierCall(f"{calls}:slow_pid", (0.2,))] * 2)}, flush=True)
     if where == "fork" and os.fork() == 0:  # it inherits the lifeline's write end
         time.sleep(60)
         os._exit(0)
     if name != "idle":
-        pool.run([Job(f"{jobs}:{name}", tuple(arguments))] * 2)
+        pool.run([VerifierCall(f"{calls}:{name}", tuple(arguments))] * 2)
     else:
         threading.Event().wait()
 
-jobs, where, name, *arguments = sys.argv[1:]
+calls, where, name, *arguments = sys.argv[1:]
 for _ in range(16):  # a killed process's threads end in any order, and its files close with the last
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 try:
@@ -292,7 +292,7 @@ except KeyboardInterrupt:
 
 def start_trainer(where: str, name: str, *arguments: str) -> tuple["subprocess.Popen[str]", list[int]]:
     trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, JOBS, where, name, *arguments],
+        [sys.executable, "-c", TRAINER, CALLS, where, name, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -346,20 +346,26 @@ def test_an_interrupt_of_the_terminal_ends_the_trainer_without_a_word_of_the_wor
     assert all(gone(pid) for pid in pids)
 
 
-def test_a_worker_started_after_its_trainer_has_gone_ends_by_itself() -> None:
-    """Between fork and the worker's request to die with its parent, the parent may die."""
+def test_a_worker_started_after_its_trainer_has_ended_exits() -> None:
+    """The trainer may die between the fork and the worker's request for the lifeline's signal."""
     worker = str(Path(__file__).parents[3] / "src" / "brorl" / "verify" / "sandbox" / "worker.py")
     lifeline, write_end = os.pipe()
-    arguments = [sys.executable, "-I", worker, str(lifeline)]
-    for parent, close_first in ((os.getpid() + 1, False), (0, True)):
-        if close_first:
-            os.close(write_end)
-        with subprocess.Popen(
-            [*arguments, str(parent), str(1 << 28)],
+
+    def start() -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-I", worker, str(lifeline), str(1 << 28)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=(lifeline,),
             start_new_session=True,
-        ) as process:
-            assert gone(process.pid)
+        )
+
+    with start() as process:
+        assert not gone(process.pid, 0.5)  # it waits for calls
+        process.kill()
+    os.close(write_end)
+    with start() as process:
+        _, errors = process.communicate(timeout=30)
+        assert (process.returncode, errors) == (0, b"")
     os.close(lifeline)

@@ -1,9 +1,8 @@
 r"""Verifier of mathematical answers, by math-verify in killable workers.
 
-In: prompts whose reference is the right answer, as LaTeX or plain text, and responses. Out: verdicts. The answer is
-extracted by `math_extraction`; equal strings, two integers and two choices are compared here, anything else by
-math-verify in a worker, once per distinct reference and answer. It refuses answers that are longer than 2,000
-characters, and judges no derivation.
+In: prompts whose reference is the right answer, as LaTeX or plain text, and responses. Out: verdicts. `math_extraction`
+extracts the answer. Equal strings, two integers and two choices are compared here. math-verify compares anything else
+in a worker, once per distinct reference and answer. Answers of more than 2,000 characters are incorrect.
 """
 
 import re
@@ -14,8 +13,8 @@ from pathlib import Path
 
 from brorl.prompts.prompt import Prompt
 from brorl.verify.domains.math_extraction import extract_answer, tidy
-from brorl.verify.sandbox.pool import Job, WorkerPool
-from brorl.verify.verifier import CORRECT, NO_ANSWER, WRONG, Verdict
+from brorl.verify.sandbox.pool import VerifierCall, WorkerPool
+from brorl.verify.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict
 
 MATH_DOMAIN = "math"
 TOO_LONG = "answer too long"
@@ -28,20 +27,20 @@ _CHOSEN = re.compile(
     r"(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol)\s*\{)?\s*"
     r"(?:\(([A-Ja-j])\)|([A-Ja-j])[.):]|([A-Ja-j]))(?:(?<=[.):])[\s\\}].*|\s*\}?)"
 )
-_JUDGE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("judge", "check"))
+_COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))
 
 
 class MathVerifier:
-    """Judges answers by mathematical equality.
+    """Accepts answers that are mathematically equal to the reference.
 
     Args:
-        pool: Where math-verify runs. Its own limit, in wall time, is for what does not stop by itself.
-        cache_size: Number of distinct pairs of reference and answer whose verdicts are remembered, 1 or more.
-        limit_s: Time of a core after which math-verify stops by itself in seconds, above 0; None for half of the
-            pool's timeout. Other than wall time it does not depend on what else the machine does.
+        pool: The workers that call math-verify, with a limit of wall time for calls that do not stop on their own.
+        cache_size: Number of distinct pairs of reference and answer whose verdicts are kept, 1 or more.
+        limit_s: CPU time after which math-verify stops on its own in seconds, above 0; None for half of the pool's
+            timeout. Unlike wall time it does not depend on the load of the machine.
 
     Raises:
-        ValueError: If there is no room for a verdict, or no time for one.
+        ValueError: If an argument is out of its range.
     """
 
     def __init__(self, pool: WorkerPool, cache_size: int = 200_000, limit_s: float | None = None) -> None:
@@ -52,79 +51,70 @@ class MathVerifier:
         if not self._limit_s > 0:
             raise ValueError(f"limit_s must be above 0, got {limit_s}")
         self._cache_size = cache_size
-        self._remembered: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], Verdict] = OrderedDict()
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Judge responses.
+        """Verify responses.
 
         Args:
             items: Pairs of a prompt, whose reference is the right answer, and a response.
 
         Returns:
             One verdict per pair, in the same order, with the reason `correct`, `wrong answer`, `no answer`, `answer too
-            long`, `not parsed`, `timeout`, `out of memory` or `verifier crashed`. What math-verify said is
-            remembered, its running out of its own time included; what a busy machine did to a worker is not.
+            long`, `not parsed`, `timeout`, `out of memory` or `verifier crashed`. The verdicts of math-verify are
+            kept, with the timeouts of its CPU time; failures of a worker are not.
         """
         verdicts: list[Verdict | None] = []
         unknown: dict[tuple[str, str], list[int]] = {}
         for place, (prompt, response) in enumerate(items):
             answer = extract_answer(response)
-            verdict = judge_by_form(prompt.reference, answer) or self._recall(prompt.reference, answer)
-            verdicts.append(verdict)
+            verdict = verify_by_form(prompt.reference, answer)
             if verdict is None and answer is not None:
-                unknown.setdefault((prompt.reference, answer), []).append(place)
-        for pair, (verdict, lasting) in zip(unknown, self._ask(list(unknown)), strict=True):
-            again = replace(verdict, seconds=0.0)
-            if lasting:
-                self._remember(pair, again)
-            for place in unknown[pair]:
-                verdicts[place] = verdict if place == unknown[pair][0] else again
-        return [verdict for verdict in verdicts if verdict is not None]
-
-    def check_references(self, references: Sequence[str]) -> list[str]:
-        """Find the references with which no answer can be compared.
-
-        Args:
-            references: Right answers, of any number; each distinct one is looked at once.
-
-        Returns:
-            Those that math-verify cannot parse, in order and without repetition.
-        """
-        doubtful = [r for r in dict.fromkeys(references) if not (_INTEGER.fullmatch(r) or _CHOICE.fullmatch(r))]
-        short = [r for r in doubtful if len(r) <= _MAX_ANSWER]
-        good: set[str] = set()
-        for _ in range(2):  # again for those that a busy machine did not let finish
-            results = self._pool.run([Job(_CHECK, (tidy(r), self._limit_s)) for r in short])
-            good |= {reference for reference, result in zip(short, results, strict=True) if result.value is True}
-            short = [reference for reference, result in zip(short, results, strict=True) if result.failure]
-        return [reference for reference in doubtful if reference not in good]
-
-    def _ask(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[Verdict, bool]]:
-        """Have workers compare references and answers; tell for each verdict whether it would be the same next time."""
-        jobs = [Job(_JUDGE, (tidy(reference), answer, self._limit_s)) for reference, answer in pairs]
-        verdicts = []
-        for (_, answer), result in zip(pairs, self._pool.run(jobs), strict=True):
+                pair = prompt.reference, answer
+                verdict = self._cache.get(pair)
+                if verdict is None:
+                    unknown.setdefault(pair, []).append(place)
+                else:
+                    self._cache.move_to_end(pair)
+            verdicts.append(verdict)
+        calls = [VerifierCall(_COMPARE, (tidy(reference), answer, self._limit_s)) for reference, answer in unknown]
+        for (pair, places), result in zip(unknown.items(), self._pool.run(calls), strict=True):
             correct = result.failure is None and bool(result.value["correct"])
             reason = result.failure or str(result.value["reason"])
-            verdict = Verdict(correct, float(correct), answer, reason, result.seconds)
-            verdicts.append((verdict, result.failure is None))
-        return verdicts
+            verdict = Verdict(correct, float(correct), pair[1], reason, result.seconds)
+            again = replace(verdict, seconds=0.0)
+            if result.failure is None:
+                self._cache[pair] = again
+                if len(self._cache) > self._cache_size:
+                    self._cache.popitem(last=False)
+            for place in places:
+                verdicts[place] = verdict if place == places[0] else again
+        return [verdict for verdict in verdicts if verdict is not None]
 
-    def _recall(self, reference: str, answer: str | None) -> Verdict | None:
-        if answer is None or (reference, answer) not in self._remembered:
-            return None
-        self._remembered.move_to_end((reference, answer))
-        return self._remembered[reference, answer]
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Find the references that math-verify cannot parse.
 
-    def _remember(self, pair: tuple[str, str], verdict: Verdict) -> None:
-        """Keep a verdict for the next time, when it costs nothing."""
-        self._remembered[pair] = verdict
-        if len(self._remembered) > self._cache_size:
-            self._remembered.popitem(last=False)
+        Args:
+            references: Right answers, of any number; each distinct one is parsed once.
+        """
+        doubtful = [r for r in dict.fromkeys(references) if not (_INTEGER.fullmatch(r) or _CHOICE.fullmatch(r))]
+        unchecked = [r for r in doubtful if len(r) <= _MAX_ANSWER]
+        good: set[str] = set()
+        for _ in range(2):  # a second time for those that failed on a busy machine
+            results = self._pool.run([VerifierCall(_CHECK, (tidy(r), self._limit_s)) for r in unchecked])
+            good |= {reference for reference, result in zip(unchecked, results, strict=True) if result.value is True}
+            unchecked = [reference for reference, result in zip(unchecked, results, strict=True) if result.failure]
+        problem = "math-verify cannot read as a mathematical expression"
+        return {reference: problem for reference in doubtful if reference not in good}
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Return the references, each in a box."""
+        right, *wrong = (text if "\\boxed" in text else f"\\boxed{{{text}}}" for text in (reference, *others))
+        return TrialResponses(right, wrong)
 
 
-def judge_by_form(reference: str, answer: str | None) -> Verdict | None:
-    """Judge what needs no mathematics, always as math-verify would.
+def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
+    """Verify an answer that needs no mathematics, always as math-verify would.
 
     Args:
         reference: The right answer.

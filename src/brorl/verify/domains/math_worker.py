@@ -1,7 +1,7 @@
-"""What a worker does with mathematical answers: asks math-verify, with a bound on its time.
+"""The functions of math-verify that a worker calls, with a bound on their CPU time.
 
-In: a reference and an answer. Out: whether they agree, or why that cannot be told. Only workers load this file: it
-needs the main thread, and math-verify may take any memory that its caller allows.
+In: a reference and an answer. Out: whether they agree, or why that is unknown. Only workers load this file: it needs
+the main thread, and math-verify may take all memory that the worker has.
 """
 
 import functools
@@ -15,7 +15,7 @@ from math_verify import parse, verify
 
 T = TypeVar("T")
 
-_REFIRE_S = 0.1  # the alarm's exception may be swallowed by a bare `except` or a destructor; it then comes again
+_REFIRE_S = 0.1  # a bare `except` or a destructor may swallow the alarm's exception; it is then raised again
 
 logging.disable(logging.CRITICAL)
 
@@ -24,14 +24,14 @@ class _OverrunError(BaseException):
     """The time is up; not an Exception, which SymPy catches in many places."""
 
 
-def judge(reference: str, answer: str, limit_s: float) -> dict[str, object]:
+def compare(reference: str, answer: str, limit_s: float) -> dict[str, object]:
     """Compare an answer with its reference.
 
     Args:
         reference: The right answer, as LaTeX or plain text.
         answer: The answer that was found in a response.
-        limit_s: Time of this process's cores for parsing and comparing in seconds, above 0: what others do on the
-            machine does not change a verdict. C code may overrun it.
+        limit_s: CPU time of this process for parsing and comparing in seconds, above 0. It does not depend on the
+            load of the machine. C code may exceed it.
 
     Returns:
         `correct`, and a `reason`: `correct`, `wrong answer`, `not parsed`, `reference not parsed` or `timeout`.
@@ -41,7 +41,7 @@ def judge(reference: str, answer: str, limit_s: float) -> dict[str, object]:
 
 
 def check(reference: str, limit_s: float) -> bool:
-    """Whether a reference can be parsed and agrees with itself, other than as text."""
+    """Whether a reference can be parsed, and its expressions (not its text) agree with themselves."""
 
     def agrees_with_itself() -> bool:
         expressions = [part for part in _parse_reference(reference) if not isinstance(part, str)]
@@ -51,7 +51,7 @@ def check(reference: str, limit_s: float) -> bool:
 
 
 def _within(limit_s: float, call: Callable[[], T]) -> T | None:
-    """Return what a call returns, None if it does not end in time."""
+    """Return the value of a call, None if it does not end in time."""
     try:
         signal.signal(signal.SIGPROF, _ring)
         signal.setitimer(signal.ITIMER_PROF, limit_s, _REFIRE_S)
@@ -60,7 +60,7 @@ def _within(limit_s: float, call: Callable[[], T]) -> T | None:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
     except _OverrunError:
-        signal.setitimer(signal.ITIMER_PROF, 0)  # it rang again before it was switched off
+        signal.setitimer(signal.ITIMER_PROF, 0)  # the alarm went off again before it was stopped
         return None
 
 
@@ -75,7 +75,7 @@ def _compare(reference: str, answer: str) -> str:
     given = _parse(answer)
     if not given:
         return "not parsed"
-    # Text before expressions, which both lists hold in the other order: equal texts need no algebra.
+    # Text before expressions (both lists have the other order): equal texts need no algebra.
     return "correct" if verify(gold[::-1], given[::-1], timeout_seconds=None) else "wrong answer"
 
 
@@ -85,9 +85,9 @@ def _parse_reference(reference: str) -> list[Any]:
 
 
 def _parse(text: str) -> list[Any]:
-    # As one formula, so that math-verify extracts nothing else; it ignores dollar signs within a formula.
+    # One formula, from which math-verify extracts nothing else; it ignores dollar signs within a formula.
     formula = " ".join(text.replace("\\$", "").replace("$", "").split())
     return list(parse(f"${formula}$", parsing_timeout=None))
 
 
-judge(r"\frac{1}{2}", "0.5", 60.0)  # what math-verify only loads at its first use is not a job's time
+compare(r"\frac{1}{2}", "0.5", 60.0)  # math-verify loads parts at its first use, outside of the time of a call

@@ -1,79 +1,80 @@
 """Verifier that calls a user's function in killable workers.
 
-In: prompts, responses, and a function by its import path. Out: verdicts. The function is called as
+In: prompts, responses, and the import path of a function. Out: verdicts. The function is called as
 `function(response, reference)`, or `function(response, reference, prompt)` if it takes three arguments, and returns a
-bool, a number from 0 to 1, or a dict. What it raises, prints or takes too long for ends in a verdict; a function that
-cannot be loaded is an error before training.
+bool, a number from 0 to 1, or a dict. An exception, a wrong return value or a timeout becomes a verdict; a function
+that cannot be loaded is an error before training.
 """
 
 from collections.abc import Sequence
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
-from brorl.verify.sandbox.pool import Job, LoadError, Result, WorkerPool
-from brorl.verify.verifier import CORRECT, RETURNED, WRONG, Verdict
+from brorl.verify.sandbox.pool import LoadError, Result, VerifierCall, WorkerPool
+from brorl.verify.verifier import CORRECT, RETURNED, WRONG, TrialResponses, Verdict
 
 _KEYS = ("correct", "score", "extracted", "reason")
 
 
 class FunctionVerifier:
-    """Judges responses with a user's function.
+    """Verifies responses with a user's function.
 
     Args:
-        pool: Where it runs.
+        pool: The workers that call it.
         function: `package.module:function`, also looked for in the current directory, or `path/to/file.py:function`.
-        domain: The domain that it judges; only named in errors.
+        domain: The domain that it verifies, for error messages.
+
+    Raises:
+        UserError: If the function cannot be loaded, or takes neither two nor three arguments.
     """
 
     def __init__(self, pool: WorkerPool, function: str, domain: str) -> None:
         self._pool = pool
         self._function = function
-        self._domain = domain
-        self._takes_prompt: bool | None = None
-
-    def check(self) -> None:
-        """Load the function in a worker, without calling it.
-
-        Raises:
-            UserError: If it cannot be loaded, or takes neither two nor three arguments.
-        """
-        setting = f"verification.functions.{self._domain}"
+        setting = f"verification.functions.{domain}"
         try:
-            least, most = self._pool.load(self._function)
+            (result,) = pool.run([VerifierCall(function, None)])
+            if result.failure:
+                raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
         except LoadError as error:
             raise UserError(
                 f"{setting}: {error}; give package.module:function, importable from the current directory, "
                 "or path/to/file.py:function"
             ) from None
+        least, most = result.value
         if least > 3 or (most is not None and most < 2):
             arguments = f"{least}" if least == most else f"{least} to {'any number' if most is None else most}"
             raise UserError(
-                f"{setting}: {self._function!r} takes {arguments} arguments; "
+                f"{setting}: {function!r} takes {arguments} arguments; "
                 "it must take two (response, reference) or three (response, reference, prompt)"
             )
         self._takes_prompt = most is None or most >= 3
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Judge responses.
+        """Verify responses.
 
         Args:
             items: Pairs of a prompt and a response.
 
         Returns:
-            One verdict per pair, in the same order. The reason is the function's own, or `correct` or `wrong answer`;
-            `verifier raised ...`, `verifier returned ...`, `timeout`, `out of memory` or `verifier crashed` where it
-            failed.
-
-        Raises:
-            UserError: If the function cannot be loaded.
+            One verdict per pair, in the same order. The reason is the function's, or `correct` or `wrong answer`, or
+            after a failure `verifier raised ...`, `verifier returned ...`, `timeout`, `out of memory` or `verifier
+            crashed`.
         """
-        if self._takes_prompt is None:
-            self.check()
-        jobs = [
-            Job(self._function, (response, prompt.reference, *([prompt.text] if self._takes_prompt else [])))
+        calls = [
+            VerifierCall(self._function, (response, prompt.reference, *([prompt.text] if self._takes_prompt else [])))
             for prompt, response in items
         ]
-        return [_verdict(result) for result in self._pool.run(jobs)]
+        return [_verdict(result) for result in self._pool.run(calls)]
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Accept every reference: only the function can read them."""
+        del references
+        return {}
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Return the references without change; the function may expect another form of response."""
+        return TrialResponses(reference, others, certain=False)
 
 
 def _verdict(result: Result) -> Verdict:
@@ -87,7 +88,7 @@ def _verdict(result: Result) -> Verdict:
 
 
 def _read(value: object) -> tuple[bool, float, str | None, str | None]:
-    """Return correct, score, extracted and reason; a ValueError says what was wrong with what was returned."""
+    """Return correct, score, extracted and reason; a ValueError names the problem of the returned value."""
     if not isinstance(value, dict):
         correct, score = _outcome(value)
         return correct, score, None, None

@@ -1,12 +1,12 @@
-"""A pool of worker processes that bounds the time and the memory of what it calls.
+"""A pool of worker processes that bounds the time and the memory of the functions it calls.
 
-In: jobs, each a function by its import path and JSON arguments. Out: for each job its value, or why there is none, in
-the same order. A job that overruns its time is killed with all processes that it started, its worker is replaced, and
-no other job notices. It contains accidents, not adversaries: a worker is an ordinary process of the same user, with
-that user's files and network.
+In: calls, each of a function by its import path with JSON arguments. Out: for each call its value or its failure, in
+the same order. A call that exceeds its time is killed with all processes that it started, its worker is replaced, and
+other calls are not affected. The pool contains accidents, not adversaries: a worker is an ordinary process of the same
+user, with that user's files and network.
 
-Workers are started when there is work, by exec, never as a copy of a process that may hold a GPU. Loading a function is
-not counted as time of a job. The pool has no threads, and serves one `run` at a time.
+Workers start when there is work, by exec, never as a fork of a process that may hold a GPU. The time to load a function
+does not count as time of a call. The pool has no threads and serves one `run` at once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from brorl.errors import UserError
 from brorl.verify.sandbox.worker import EXIT_OUT_OF_MEMORY, HEADER, MAX_REPLY_BYTES
 from brorl.verify.verifier import CRASHED, OUT_OF_MEMORY, RAISED, TIMEOUT
 
-_LIFELINES: set[int] = set()  # the ends that this process holds; its workers die when they close
+_LIFELINES: set[int] = set()  # write ends of the pipes whose closing kills the workers
 _LONGEST_WAIT_S = 1.0
-_MAX_STARTS = 3  # new workers that may die while they load a function, before it counts as impossible to load
-# One thread each, and sets in the same order in every worker of every run: SymPy's ways depend on it.
+_MAX_STARTS = 3  # new workers that may die while they load a function
+# One thread each, and the same order of sets in every worker of every run: SymPy's results depend on it.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -45,29 +45,30 @@ _ENVIRONMENT = {
 
 
 class LoadError(UserError):
-    """A function cannot be loaded in a worker; without it nothing can be verified."""
+    """A worker cannot load a function; nothing can be verified without it."""
 
 
 @dataclass(frozen=True)
-class Job:
-    """One call.
+class VerifierCall:
+    """One call of a function in a worker.
 
     Args:
         function: `package.module:function` or `path/to/file.py:function`.
-        arguments: What it is called with; anything that JSON knows.
+        arguments: Its positional arguments, any JSON values. None loads the function without calling it; the value is
+            then its least and greatest number of positional arguments, the greatest None if there is no bound.
     """
 
     function: str
-    arguments: tuple[object, ...]
+    arguments: tuple[object, ...] | None
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a job.
+    """The outcome of a call.
 
     Args:
-        value: What the function returned, as JSON tells it; None if there is a failure.
-        failure: Why there is no value: `timeout`, `out of memory`, `verifier crashed` or `verifier raised ...`.
+        value: The returned value, after a round trip through JSON; None if the call failed.
+        failure: `timeout`, `out of memory`, `verifier crashed` or `verifier raised ...`; None if there is a value.
         seconds: Wall time of the call, without starting the worker or loading the function.
     """
 
@@ -80,13 +81,13 @@ class WorkerPool:
     """Calls functions in worker processes with a bound on time and memory.
 
     Args:
-        num_workers: Most processes at a time, 1 or more; None for one less than the cores of this process.
-        timeout_s: Longest wall time of a job in seconds, above 0.
-        memory_bytes: Most private memory of a worker, libraries included, at least 64 MiB. It is enforced on Linux.
-        start_timeout_s: Longest wall time of starting a worker and importing a function in seconds, above 0.
+        num_workers: Maximum number of processes, 1 or more; None for one less than the cores of this process.
+        timeout_s: Maximum wall time of a call in seconds, above 0.
+        memory_bytes: Maximum private memory of a worker, libraries included, at least 64 MiB. Linux enforces it.
+        start_timeout_s: Maximum wall time to start a worker and import a function in seconds, above 0.
 
     Raises:
-        ValueError: If an argument is outside of its range.
+        ValueError: If an argument is out of its range.
     """
 
     def __init__(
@@ -107,9 +108,9 @@ class WorkerPool:
         self.timeout_s = timeout_s
         self.memory_bytes = memory_bytes
         self._start_timeout_s = start_timeout_s
-        self._workers = _Workers()
-        # Also at exit, and when the pool is forgotten; never in a child that was forked off this process.
-        self._finalizer = weakref.finalize(self, _Workers.close, self._workers)
+        self._idle: list[_Worker] = []
+        self._pid = os.getpid()
+        weakref.finalize(self, _kill_all, self._idle, self._pid)  # runs also at exit
 
     def __enter__(self) -> Self:
         return self
@@ -121,42 +122,21 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill the workers and wait for their end; a later `run` starts new ones."""
-        self._workers.close()
+        _kill_all(self._idle, self._pid)
 
-    def load(self, function: str) -> tuple[int, int | None]:
-        """Import a function in a worker without calling it.
-
-        Args:
-            function: Its import path.
-
-        Returns:
-            The least and the greatest number of positional arguments that it takes; None is no bound.
-
-        Raises:
-            LoadError: If it cannot be imported, is not callable, or its import does not end.
-        """
-        (result,) = self._run([(function, None)])
-        if result.failure:
-            raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
-        least, most = result.value
-        return least, most
-
-    def run(self, jobs: Sequence[Job]) -> list[Result]:
-        """Do jobs, one at a time per worker, and wait for all of them.
+    def run(self, calls: Sequence[VerifierCall]) -> list[Result]:
+        """Make calls, one at once per worker, and wait for all of them.
 
         Args:
-            jobs: Any number of jobs.
+            calls: Any number of calls.
 
         Returns:
-            One result per job, in the same order.
+            One result per call, in the same order.
 
         Raises:
             LoadError: If a function cannot be loaded.
-            TypeError: If an argument is nothing that JSON knows.
+            TypeError: If an argument is not a JSON value.
         """
-        return self._run([(job.function, job.arguments) for job in jobs])
-
-    def _run(self, calls: Sequence[tuple[str, tuple[object, ...] | None]]) -> list[Result]:
         results: dict[int, Result] = {}
         waiting = deque(range(len(calls)))
         failed_starts: dict[str, int] = {}
@@ -164,9 +144,8 @@ class WorkerPool:
         try:
             while waiting or busy:
                 while waiting and len(busy) < self.num_workers:
-                    worker = self._workers.take(self.memory_bytes)
-                    busy.append(worker)
-                    worker.assign(waiting[0], *calls[waiting[0]], time.monotonic() + self._start_timeout_s)
+                    busy.append(self._take_worker())
+                    busy[-1].assign(waiting[0], calls[waiting[0]], time.monotonic() + self._start_timeout_s)
                     waiting.popleft()
                 for worker in _exchange(busy):
                     outcome = worker.outcome(self.timeout_s)
@@ -174,15 +153,29 @@ class WorkerPool:
                         continue
                     busy.remove(worker)
                     if isinstance(outcome, Result):
-                        results[worker.job] = outcome
+                        results[worker.number] = outcome
                     else:
                         _count_failed_start(failed_starts, worker, outcome)
-                        waiting.appendleft(worker.job)
-                    self._workers.give_back(worker)
+                        waiting.appendleft(worker.number)
+                    if worker.usable:
+                        self._idle.append(worker)
+                    else:
+                        worker.kill()
         finally:
-            for worker in busy:  # an interrupt must leave no worker that still owes an answer
+            for worker in busy:  # an interrupt must not leave a worker that still owes an answer
                 worker.kill()
         return [results[i] for i in range(len(calls))]
+
+    def _take_worker(self) -> _Worker:
+        if self._pid != os.getpid():
+            raise RuntimeError("a WorkerPool cannot be used in a fork of the process that made it; make another one")
+        return self._idle.pop() if self._idle else _Worker(self.memory_bytes)
+
+
+def _kill_all(idle: list[_Worker], pid: int) -> None:
+    """Kill idle workers, unless this process is a fork of the one that started them."""
+    while idle and pid == os.getpid():
+        idle.pop().kill()
 
 
 def _num_cores() -> int:
@@ -190,22 +183,23 @@ def _num_cores() -> int:
 
 
 def _count_failed_start(failed_starts: dict[str, int], worker: _Worker, why: str) -> None:
-    """Count a worker that ended before its job began; one that had served before may have been killed by anything."""
+    """Count a new worker that ended before its call began; an older one may have been killed by anything."""
     if worker.served:
         return
-    failed_starts[worker.function] = failed_starts.get(worker.function, 0) + 1
-    if failed_starts[worker.function] == _MAX_STARTS:
-        raise LoadError(f"cannot load {worker.function!r}: {_MAX_STARTS} new workers ended meanwhile ({why})")
+    function = worker.call.function
+    failed_starts[function] = failed_starts.get(function, 0) + 1
+    if failed_starts[function] == _MAX_STARTS:
+        raise LoadError(f"cannot load {function!r}: {_MAX_STARTS} new workers ended while loading it ({why})")
 
 
 def _exchange(busy: Sequence[_Worker]) -> list[_Worker]:
-    """Wait until a worker has something to say, takes more of its job or is overdue; return those to look at."""
+    """Wait until a worker writes, accepts more input or exceeds its time; return the workers with news."""
     poller = select.poll()
     for worker in busy:
         poller.register(worker.output, select.POLLIN)
         if worker.unsent:
             poller.register(worker.input, select.POLLOUT)
-    # A signal that comes just before the wait is only handled after it: no wait is long, so that Ctrl-C always works.
+    # Python handles a signal that comes just before the wait only after it: short waits keep Ctrl-C working.
     wait_s = min(min(worker.deadline for worker in busy) - time.monotonic(), _LONGEST_WAIT_S)
     events = {descriptor for descriptor, _ in poller.poll(max(0, ceil(wait_s * 1000)))}
     now = time.monotonic()
@@ -217,51 +211,26 @@ def _exchange(busy: Sequence[_Worker]) -> list[_Worker]:
     return [w for w in busy if w.output in events or now >= w.deadline]
 
 
-class _Workers:
-    """The workers that have nothing to do."""
-
-    def __init__(self) -> None:
-        self._idle: list[_Worker] = []
-        self._pid = os.getpid()
-
-    def take(self, memory_bytes: int) -> _Worker:
-        if self._pid != os.getpid():
-            raise RuntimeError("a WorkerPool cannot be used in a process forked off the one that made it; make another")
-        return self._idle.pop() if self._idle else _Worker(memory_bytes)
-
-    def give_back(self, worker: _Worker) -> None:
-        if worker.usable:
-            self._idle.append(worker)
-        else:
-            worker.kill()
-
-    def close(self) -> None:
-        if self._pid != os.getpid():
-            return
-        while self._idle:
-            self._idle.pop().kill()
-
-
 class _Worker:
-    """One process and the job it has.
+    """One process and its current call.
 
     Attributes:
-        job: Index of its job.
-        function: The job's function.
-        deadline: When (monotonic clock) the function must have been loaded, then when the job must be done.
-        unsent: What the process has not taken yet.
-        served: Number of jobs it has done.
-        usable: Whether it can be given another job.
+        number: Index of its call.
+        call: Its call.
+        deadline: Time (monotonic clock) by which the function must be loaded, then by which the call must end.
+        unsent: Bytes that the process has not read yet.
+        served: Number of calls that it has finished.
+        usable: Whether it can get another call.
     """
 
     def __init__(self, memory_bytes: int) -> None:
-        # One pipe per worker: who is to be killed at its end is a property of the open pipe, not of its reader.
+        # One pipe per worker: the process group that gets the signal belongs to the open pipe, not to its reader.
         lifeline, self._lifeline = os.pipe()
         _LIFELINES.add(self._lifeline)
         try:
             self._process = _start(lifeline, memory_bytes)
         except OSError as error:
-            _let_go(self._lifeline)
+            _close_lifeline(self._lifeline)
             raise LoadError(f"cannot start a process for verification: {error}; free memory or processes") from None
         finally:
             os.close(lifeline)
@@ -270,20 +239,27 @@ class _Worker:
         self.input, self.output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self.input, False)
         os.set_blocking(self.output, False)
-        self.job, self.function, self.deadline, self.served = -1, "", float("inf"), 0
+        self.number, self.call, self.deadline, self.served = -1, VerifierCall("", None), float("inf"), 0
         self.usable = True
         self._received = bytearray()
         self._ended = False
         self._began: float | None = None
         self.unsent = _frame({"sys_path": [path or str(Path.cwd()) for path in sys.path]})
 
-    def assign(self, job: int, function: str, arguments: tuple[object, ...] | None, deadline: float) -> None:
-        self.unsent += _frame({"job": job, "function": function, "arguments": arguments})
-        self.job, self.function, self.deadline, self._began = job, function, deadline, None
+    def assign(self, number: int, call: VerifierCall, deadline: float) -> None:
+        """Send a call.
+
+        Args:
+            number: Index of the call.
+            call: The call.
+            deadline: Time by which its function must be loaded, in seconds of the monotonic clock.
+        """
+        self.unsent += _frame({"call": number, "function": call.function, "arguments": call.arguments})
+        self.number, self.call, self.deadline, self._began = number, call, deadline, None
         self.send()
 
     def send(self) -> None:
-        """Send what the process takes now; a broken pipe shows when its output ends."""
+        """Write as much as the pipe accepts now; a broken pipe shows when the output ends."""
         with contextlib.suppress(BlockingIOError):
             try:
                 self.unsent = self.unsent[os.write(self.input, self.unsent) :]
@@ -291,31 +267,30 @@ class _Worker:
                 self.unsent = b""
 
     def receive(self) -> None:
-        """Take what the process has written."""
+        """Read the output that is there."""
         with contextlib.suppress(BlockingIOError):
             while len(self._received) <= HEADER.size + MAX_REPLY_BYTES:
-                chunk = os.read(self.output, 1 << 16)
-                if not chunk:
+                data = os.read(self.output, 1 << 16)
+                if not data:
                     self._ended = True
                     return
-                self._received += chunk
+                self._received += data
 
     def outcome(self, timeout_s: float) -> Result | str | None:
-        """Look at what was received.
+        """Parse the received output.
 
         Returns:
-            The job's result; or why the process ended before the job began; or None while it goes on.
+            The call's result; the reason if the process ended before the call began; None while the call runs.
 
         Raises:
-            LoadError: If the process says that it cannot load the function.
+            LoadError: If the worker reports that it cannot load the function.
         """
         try:
             while (message := self._next_message()) is not None:
-                if "running" in message:
-                    self._began = time.monotonic()
-                    self.deadline = self._began + timeout_s
-                else:
+                if "running" not in message:
                     return self._finish(message)
+                self._began = time.monotonic()
+                self.deadline = self._began + timeout_s
         except (ValueError, KeyError, TypeError):  # not the protocol: something else wrote to the pipe
             self._ended = True
         if self._ended or time.monotonic() >= self.deadline:
@@ -327,20 +302,20 @@ class _Worker:
             return None
         end = HEADER.size + HEADER.unpack(self._received[: HEADER.size])[0]
         if end > HEADER.size + MAX_REPLY_BYTES:
-            raise ValueError("too long a message")
+            raise ValueError("the message is too long")
         if len(self._received) < end:
             return None
         message: dict[str, Any] = json.loads(self._received[HEADER.size : end])
         del self._received[:end]
-        if message["job"] != self.job:
-            raise ValueError("a message about another job")
+        if message["call"] != self.number:
+            raise ValueError("the message is about another call")
         return message
 
     def _finish(self, message: dict[str, Any]) -> Result:
         if "unloadable" in message:
-            raise LoadError(f"cannot load {self.function!r}: {message['unloadable']}")
+            raise LoadError(f"cannot load {self.call.function!r}: {message['unloadable']}")
         if self._began is None:
-            raise ValueError("a result before the job began")
+            raise ValueError("the result came before the call began")
         seconds = time.monotonic() - self._began
         self.usable, self.served = not (message["retire"] or self._ended), self.served + 1
         if "raised" in message:
@@ -360,37 +335,35 @@ class _Worker:
 
     def kill(self) -> int:
         """Kill the process and all that it started, and return its exit code; it may have ended before."""
-        if self._process.returncode is None:  # not reaped yet, so that its group's number is still its own
+        if self._process.returncode is None:  # not reaped yet, so the number of its group is not reused
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            _let_go(self._lifeline)
+            _close_lifeline(self._lifeline)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:
                 pipe.close()
         return self._process.wait()
 
 
-def _let_go(lifeline: int) -> None:
-    """Close this process's end of a lifeline."""
+def _close_lifeline(lifeline: int) -> None:
     _LIFELINES.discard(lifeline)
     os.close(lifeline)
 
 
-def _let_all_go() -> None:
-    """Close the ends that a forked child has inherited: they would keep the workers alive when the trainer is not."""
+def _close_all_lifelines() -> None:
+    """Close the ends that a forked child has inherited: they would keep the workers alive after the trainer."""
     while _LIFELINES:
         with contextlib.suppress(OSError):
             os.close(_LIFELINES.pop())
 
 
-os.register_at_fork(after_in_child=_let_all_go)
+os.register_at_fork(after_in_child=_close_all_lifelines)
 
 
 def _start(lifeline: int, memory_bytes: int) -> subprocess.Popen[bytes]:
-    """Start a worker as a program of its own; `worker.py` says what its arguments are for."""
-    command = [sys.executable, "-P", "-s", str(Path(__file__).with_name("worker.py"))]
+    """Start a worker as a separate program, with the arguments that `worker.main` reads."""
     return subprocess.Popen(
-        [*command, str(lifeline), str(memory_bytes)],
+        [sys.executable, "-P", "-s", str(Path(__file__).with_name("worker.py")), str(lifeline), str(memory_bytes)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **_ENVIRONMENT},

@@ -1,12 +1,12 @@
-"""A verification worker: one process that calls functions for `pool.WorkerPool`, one at a time.
+"""A verification worker: one process that calls functions for `pool.WorkerPool`, one after the other.
 
-In: jobs on standard input, as length-prefixed JSON. Out: for each job `running` once its function is loaded, then its
-value or what it raised. It is a program of its own (`python -P -s worker.py lifeline-fd parent-pid memory-bytes`),
-imports only the standard library until a job asks for more, and calls nothing but the functions that it is told.
+In: calls on standard input, as length-prefixed JSON. Out: for each call `running` once its function is loaded, then its
+value or the exception. It is a separate program (`python -P -s worker.py lifeline-fd memory-bytes`) and imports only
+the standard library and the functions of the calls.
 
-It dies with its parent, at once and even inside C code that never lets a Python thread run: the kernel sends SIGKILL to
-the worker's process group when the last write end of the lifeline pipe closes. Where that is not to be had, the end of
-standard input ends it after its job.
+It dies with its parent immediately, even inside C code that never lets a Python thread run: the kernel sends SIGKILL to
+the worker's process group when the last write end of the lifeline pipe closes. On systems without such a signal, the
+end of standard input ends it after its call.
 """
 
 import fcntl
@@ -33,13 +33,13 @@ _ERROR_CHARACTERS = 300
 
 
 def main() -> None:
-    """Serve jobs until standard input ends."""
+    """Serve calls until standard input ends."""
     lifeline, memory_bytes = map(int, sys.argv[1:])
     _die_with_parent(lifeline)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to handle
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a run of a comparison blocks SIGTERM; programs of a user's need it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a comparison blocks SIGTERM; a user's programs need it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Of private writable memory, not of address space: libraries reserve far more of that than they use.
+    # A limit of private writable memory: libraries reserve far more address space than they use.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     memory_bytes = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
@@ -49,19 +49,19 @@ def main() -> None:
         return
     sys.path[:] = start["sys_path"]
     loaded = _Loaded({}, 0)
-    while (job := _read(requests)) is not None:
-        _serve(job, loaded, replies, memory_bytes)
+    while (call := _read(requests)) is not None:
+        _serve(call, loaded, replies, memory_bytes)
 
 
 def _die_with_parent(lifeline: int) -> None:
-    """Have the kernel kill this process and its children when its parent ends, and end now if it has gone already.
+    """Have the kernel kill this process and its children when its parent ends; exit now if the parent has ended.
 
-    The parent holds the other end of the lifeline and never writes to it. A signal of the parent's death (PDEATHSIG)
-    would be no help: a thread of the parent that ends early can send it before the lifeline closes, and it kills this
-    process alone, so that nobody is left to whom the lifeline's signal would go, and the children live on.
+    The parent holds the other end of the lifeline and never writes to it. The signal of a parent's death (PDEATHSIG)
+    does not help: a thread of the parent that ends early can send it before the lifeline closes, and it kills this
+    process alone. No process would then receive the lifeline's signal, and the children would live on.
     """
     if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())  # the whole group: a verifier's children die too
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())  # the whole group, with the children of a verifier
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([lifeline], [], [], 0)[0]:  # nothing is ever written to it
@@ -69,7 +69,7 @@ def _die_with_parent(lifeline: int) -> None:
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Move the protocol away from descriptors 0 and 1, so that what a verifier prints or reads cannot reach it."""
+    """Move the protocol away from descriptors 0 and 1, out of reach of a verifier's prints and reads."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -89,7 +89,7 @@ def _read(requests: BinaryIO) -> dict[str, Any] | None:
 
 
 def _encode(message: dict[str, object]) -> bytes:
-    # Numpy's and torch's scalars have `item`; what has not is a mistake of the function's author.
+    # Scalars of numpy and torch have `item`; any other type is an error of the function's author.
     body = json.dumps(message, default=lambda value: value.item()).encode()
     if len(body) > MAX_REPLY_BYTES:
         raise ValueError(f"returned {len(body)} bytes, more than {MAX_REPLY_BYTES}")
@@ -103,15 +103,15 @@ def _write(replies: BinaryIO, body: bytes) -> None:
 
 @dataclass
 class _Loaded:
-    """The functions loaded so far, and how much memory was in use when the last of them was."""
+    """The loaded functions, and the memory in use after the last of them was loaded."""
 
     functions: dict[str, Callable[..., object]]
     data_bytes: int
 
 
-def _serve(job: dict[str, Any], loaded: _Loaded, replies: BinaryIO, memory_bytes: int) -> None:
-    """Do one job. Out of memory ends the process: its exit code needs no memory to be said."""
-    number, name, arguments = job["job"], job["function"], job["arguments"]
+def _serve(call: dict[str, Any], loaded: _Loaded, replies: BinaryIO, memory_bytes: int) -> None:
+    """Make one call. Out of memory ends the process: an exit code needs no memory."""
+    number, name, arguments = call["call"], call["function"], call["arguments"]
     pid = os.getpid()
     try:
         if name not in loaded.functions:
@@ -122,19 +122,19 @@ def _serve(job: dict[str, Any], loaded: _Loaded, replies: BinaryIO, memory_bytes
     except MemoryError:
         os._exit(EXIT_OUT_OF_MEMORY)
     except BaseException as error:
-        _write(replies, _encode({"job": number, "unloadable": describe(error)}))
+        _write(replies, _encode({"call": number, "unloadable": describe(error)}))
         return
-    _write(replies, _encode({"job": number, "running": True}))
+    _write(replies, _encode({"call": number, "running": True}))
     try:
         value = accepted if arguments is None else function(*arguments)
         retire = _retains_memory(loaded.data_bytes, memory_bytes)
-        reply = _encode({"job": number, "retire": retire, "value": value})
+        reply = _encode({"call": number, "retire": retire, "value": value})
     except MemoryError:
         os._exit(EXIT_OUT_OF_MEMORY)
     except BaseException as error:
         retire = _retains_memory(loaded.data_bytes, memory_bytes)
-        reply = _encode({"job": number, "retire": retire, "raised": describe(error)})
-    if os.getpid() != pid:  # a function that forked: its child must not answer a second time
+        reply = _encode({"call": number, "retire": retire, "raised": describe(error)})
+    if os.getpid() != pid:  # the function forked: the child must not answer too
         os._exit(0)
     for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
         signal.setitimer(timer, 0)
@@ -145,14 +145,11 @@ def load(name: str) -> Callable[..., object]:
     """Import a function by `package.module:function` or `path/to/file.py:function`.
 
     Args:
-        name: The import path; a module is also looked for in the current directory.
-
-    Returns:
-        The function.
+        name: The import path; the current directory is searched for modules too.
 
     Raises:
-        Exception: Whatever importing it raises.
-        TypeError: If it cannot be called.
+        Exception: Any exception of the import.
+        TypeError: If the imported object cannot be called.
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
@@ -178,7 +175,7 @@ def _load_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(name, path.absolute())
     if spec is None or spec.loader is None:
         raise ImportError(f"not a Python file: {path}")
-    sys.path.append(str(path.absolute().parent))  # its neighbours, as when it is run as a program
+    sys.path.append(str(path.absolute().parent))  # modules beside it, as for a program
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -186,7 +183,7 @@ def _load_file(path: Path) -> Any:
 
 
 def _accepted(function: Callable[..., object]) -> tuple[int, int | None]:
-    """Return the least and the greatest number of positional arguments that a function takes; None is no bound."""
+    """Return the least and the greatest number of positional arguments of a function; None means no bound."""
     least, most = 0, 0
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -198,7 +195,7 @@ def _accepted(function: Callable[..., object]) -> tuple[int, int | None]:
 
 
 def describe(error: BaseException) -> str:
-    """Return type and message of an exception as one line of bounded length; its own `str` may raise."""
+    """Return type and message of an exception as one short line; its `str` may raise."""
     try:
         message = " ".join(str(error).split())
     except Exception:
@@ -207,7 +204,7 @@ def describe(error: BaseException) -> str:
 
 
 def _data_bytes() -> int:
-    """Return how much of the memory limit is in use; 0 where the system does not say."""
+    """Return the memory in use that counts toward the limit; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text("ascii").split()[5]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):
@@ -215,7 +212,7 @@ def _data_bytes() -> int:
 
 
 def _retains_memory(at_start: int, memory_bytes: int) -> bool:
-    """Whether what jobs left behind takes more than half of the memory that was free after loading."""
+    """Whether finished calls left more than half of the memory in use that was free after loading."""
     bound = (at_start + memory_bytes) // 2
     if _data_bytes() <= bound:
         return False

@@ -1,4 +1,4 @@
-"""What workers are asked to do in the tests of the pool. Only the standard library."""
+"""Functions that workers call in the tests of the pool. Only the standard library."""
 
 import contextlib
 import os

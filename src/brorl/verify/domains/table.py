@@ -1,0 +1,65 @@
+"""The verifier of each domain. A new domain needs a new file beside this one and a line in `DOMAINS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from brorl.errors import UserError
+from brorl.prompts.countdown import COUNTDOWN_DOMAIN
+from brorl.prompts.question import Question
+from brorl.verify.domains.countdown import CountdownVerifier
+from brorl.verify.domains.math import MATH_DOMAIN, MathVerifier
+from brorl.verify.domains.user_function import FunctionVerifier
+from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verify.verifier import Verifier
+
+DOMAINS: dict[str, Callable[[WorkerPool], Verifier]] = {
+    COUNTDOWN_DOMAIN: lambda _pool: CountdownVerifier(),
+    MATH_DOMAIN: MathVerifier,
+}
+
+
+def make_verifiers(domains: Iterable[str], functions: Mapping[str, str], pool: WorkerPool) -> dict[str, Verifier]:
+    """Make the verifiers of some domains.
+
+    Args:
+        domains: The domains.
+        functions: Import path of the user's function by domain; it replaces a built-in verifier.
+        pool: Worker processes for the verifiers that need them.
+
+    Returns:
+        The verifier of each domain, sorted by domain.
+
+    Raises:
+        UserError: If a domain has no verifier, or a function cannot be loaded.
+    """
+    verifiers: dict[str, Verifier] = {}
+    for domain in sorted({*domains}):
+        if domain in functions:
+            verifiers[domain] = FunctionVerifier(pool, functions[domain], domain)
+        elif domain in DOMAINS:
+            verifiers[domain] = DOMAINS[domain](pool)
+        else:
+            raise UserError(
+                f"the data has questions of the domain {domain!r}, which has no verifier (domains with one: "
+                f"{', '.join(sorted({*DOMAINS, *functions}))}); set data.sources[].domain, or add your own: "
+                f"verification.functions: {{{domain}: package.module:function}}"
+            )
+    return verifiers
+
+
+def unreadable_references(
+    verifiers: Mapping[str, Verifier], questions: Sequence[Question]
+) -> list[tuple[Question, str]]:
+    """Return the questions whose reference answer no response can match, each with the problem, domain by domain.
+
+    Args:
+        verifiers: The verifier of each domain that occurs.
+        questions: Questions of any domains.
+    """
+    found: list[tuple[Question, str]] = []
+    for domain, verifier in verifiers.items():
+        own = [question for question in questions if question.domain == domain]
+        problems = verifier.check_references(sorted({question.reference for question in own}))
+        found += [(question, problems[question.reference]) for question in own if question.reference in problems]
+    return found
