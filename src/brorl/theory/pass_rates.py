@@ -217,15 +217,9 @@ def _histogram(correct_P: IntArray, num_rollouts: int) -> FloatArray:
 def _most_likely_beta(
     log_likelihood: Callable[[FloatArray], float], start_S: IntArray, num_rollouts: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Search for the Beta with the greatest likelihood, from S points of the grid.
+    """Return a and b of the Beta with the greatest likelihood, each of shape [1], searched from S points of the grid.
 
-    Args:
-        log_likelihood: A function of a Beta's log-probability of each count, shape [1, n + 1].
-        start_S: Indices of the grid's points, shape [S].
-        num_rollouts: n.
-
-    Returns:
-        a and b, each of shape [1].
+    The likelihood is a function of the Beta's log-probability of each count, shape [1, n + 1].
     """
     a_G, b_G, _ = _grid(num_rollouts)
     starts = np.stack([np.log(a_G / b_G), np.log(a_G + b_G)], axis=1)[start_S]

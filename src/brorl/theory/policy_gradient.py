@@ -252,12 +252,6 @@ def _over_draws(outcomes: Outcomes, chance_K: FloatArray, x_K: FloatArray, sprea
 
     Given k, a and b are independent means of k and N - k draws of p, from p restricted to the correct and to the
     incorrect outcomes.
-
-    Args:
-        outcomes: The policy before the step.
-        chance_K: Chance of each k, shape [N + 1].
-        x_K: k / N, shape [N + 1].
-        spread_K: `_spread` at each k times the learning rate, shape [N + 1].
     """
     mean_a, variance_a = _restricted_moments(outcomes.p_V[outcomes.correct_V])
     mean_b, variance_b = _restricted_moments(outcomes.p_V[~outcomes.correct_V])
