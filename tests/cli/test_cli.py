@@ -396,7 +396,7 @@ def test_resume_without_a_run_leaves_alone_what_another_process_works_on() -> No
     with RunDirectory(Path("runs/only")).locked():
         outcome = command("resume", "--steps=2")
     assert outcome.code == 2
-    assert "the newest, runs/only, cannot go on: another process is working on runs/only" in outcome.err
+    assert "the newest, runs/only, cannot be resumed: another process is working on runs/only" in outcome.err
 
 
 def test_a_run_that_a_tracker_refused_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from brorl.api.runs_folder import refuse_used_folder
 from brorl.cli.settings import Commands, add_settings, overrides_of
-from brorl.cli.train import refuse_used_folder
 from brorl.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brorl.cli.runs_folder import RUNS
+from brorl.api.runs_folder import RUNS
 from brorl.cli.settings import overrides_of
 from brorl.errors import UserError
 from brorl.format import exact

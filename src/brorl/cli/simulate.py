@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import brorl
-from brorl.cli.runs_folder import RUNS
+from brorl.api.runs_folder import RUNS
 from brorl.cli.settings import Commands
 from brorl.errors import StorageError, UserError
 

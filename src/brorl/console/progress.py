@@ -14,14 +14,7 @@ from rich.text import Text
 from brorl.activity import Activity, Round
 from brorl.console.screen import Screen
 from brorl.console.step_line import StepLines, StepResult
-from brorl.console.tables import (
-    certificate_lines,
-    cost_table,
-    coverage_hints,
-    coverage_table,
-    outcome_table,
-    pass_at_line,
-)
+from brorl.console.tables import certificate_lines, coverage_hints, pass_at_line, result_tables
 from brorl.cost import Budget, Cost, cost_of_step, total_cost
 from brorl.format import duration
 from brorl.runs.run_directory import Record
@@ -86,9 +79,8 @@ class Progress:
 
     def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
         """Write what the run bought, from all its metrics."""
-        for table in (outcome_table(records), coverage_table(records), cost_table(records)):
-            if table.row_count:
-                self._screen.show(table)
+        for table in result_tables(records):
+            self._screen.show(table)
         self._screen.say(f"\n{ending}; run directory: {run_path}")
         for line in [*certificate_lines(records), *coverage_hints(records)]:
             self._screen.say(line)

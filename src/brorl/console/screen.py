@@ -36,11 +36,12 @@ class Screen:
     Args:
         name: What the command says of itself before anything else, as `brorl 0.1.0`.
         every_s: Where the output is not a terminal: seconds without a line before one says what is under way.
+        quiet: Print nothing; the log file is written as usual.
     """
 
-    def __init__(self, name: str = "", every_s: float = _EVERY_S) -> None:
-        self.console = Console(highlight=False)
-        self.is_live = self.console.is_interactive and self.console.is_terminal
+    def __init__(self, name: str = "", every_s: float = _EVERY_S, quiet: bool = False) -> None:
+        self.console = Console(highlight=False, quiet=quiet)
+        self.is_live = self.console.is_interactive and self.console.is_terminal and not quiet
         if not self.console.is_terminal:
             self.console.width = WIDTH
         self.under_way = UnderWay(Phase("starting"))
@@ -63,7 +64,7 @@ class Screen:
                 refresh_per_second=_REFRESHES_PER_S,
             )
             self._live.start(refresh=True)
-        else:
+        elif not self.console.quiet:
             if self._name:
                 self.say(f"{self._name}: starting")
             self._thread = threading.Thread(target=self._say_now_and_then, name="what is under way", daemon=True)

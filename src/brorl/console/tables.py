@@ -25,6 +25,12 @@ _PHASES = {  # as they are named in the metrics, and for people
 _LAST_STEPS = 25
 
 
+def result_tables(records: Sequence[Record]) -> list[Table]:
+    """Make the tables of a run, less those without rows."""
+    tables = (outcome_table(records), coverage_table(records), cost_table(records))
+    return [table for table in tables if table.row_count]
+
+
 def outcome_table(records: Sequence[Record]) -> Table:
     """Make the table of held-out results before and after, with 95% intervals over prompts."""
     table = _table("On prompts held out from training")

@@ -1,0 +1,85 @@
+"""The lines that a run prints before its first step: model, batch, learning rate, and the run it continues from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import brorl
+
+if TYPE_CHECKING:
+    from brorl.config.settings import TrainConfig
+    from brorl.training.loop import TrainingRun
+
+
+def announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
+    """Return the lines.
+
+    Args:
+        config: The run's settings.
+        run: The parts of the run.
+        step: Steps that the run has done.
+    """
+    from brorl.assemble.settings import build_policy_loss
+
+    trained = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    parameters = sum(p.numel() for p in run.model.parameters())
+    of_all = "" if trained == parameters else f", {trained:,} of them trained"
+    loss, lineage = build_policy_loss(config), lineage_of(config.model)
+    lines = [
+        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on {run.model.device}, "
+        f"N = {_rollouts(config)} rollouts x {config.prompts_per_step} prompts a step, "
+        f"{run.collector.stream.num_prompts:,} training prompts",
+        f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
+        f"{loss.kind} clip {loss.clip_low:g}/{loss.clip_high:g}; run directory {run.directory.path}",
+    ]
+    if lineage:
+        lines.append(_stage(lineage, config.optimizer.from_checkpoint))
+    return [*lines, f"resuming after step {step}"] if step else lines
+
+
+def lineage_of(model: str) -> dict[str, Any] | None:
+    """Return the run and step that a model is a checkpoint of; None if it is not a checkpoint."""
+    from brorl.config.reading import parse_yaml
+    from brorl.runs.checkpoint import is_checkpoint, read_step
+
+    checkpoint = Path(model)
+    if not is_checkpoint(checkpoint):
+        return None
+    checkpoint = checkpoint.resolve()
+    lineage: dict[str, Any] = {"checkpoint": str(checkpoint), "step": read_step(checkpoint)}
+    parent = checkpoint.parent.parent / "config.yaml"
+    settings = parse_yaml(parent.read_text("utf-8"), str(parent)) if parent.is_file() else {}
+    known = ("rollouts_per_prompt", "prompts_per_step", "model")
+    return lineage | {name: settings[name] for name in known if name in settings}
+
+
+def _stage(lineage: dict[str, Any], from_checkpoint: bool) -> str:
+    before = ""
+    if "rollouts_per_prompt" in lineage:
+        before = f" of a run with N = {lineage['rollouts_per_prompt']} x {lineage['prompts_per_step']} prompts"
+    optimizer = "with its optimizer's state" if from_checkpoint else "with a new optimizer"
+    return f"continuing from step {lineage['step']}{before}, {optimizer}"
+
+
+def _learning_rate(config: TrainConfig) -> str:
+    """Return the learning rate, and the formula where it is scaled with the batch."""
+    from brorl.assemble.settings import build_learning_rate
+
+    optimizer, rate = config.optimizer, build_learning_rate(config)
+    if not optimizer.reference_batch:
+        return f"{rate:.2e}"
+    return (
+        f"{rate:.2e} = {optimizer.learning_rate:.2e} x sqrt({config.samples_per_step:,} / "
+        f"{optimizer.reference_batch:,} samples a step)"
+    )
+
+
+def _rollouts(config: TrainConfig) -> str:
+    adaptive = config.adaptive
+    if config.rollouts_per_prompt != "adaptive":
+        return str(config.rollouts_per_prompt)
+    return (
+        f"adaptive {adaptive.pilot_rollouts}..{adaptive.max_rollouts} "
+        f"(on average at most {adaptive.samples_per_prompt})"
+    )

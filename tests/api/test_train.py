@@ -1,0 +1,172 @@
+"""`brorl.train` is the command: the same run, the same files; and its result is what the files hold."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import brorl
+from brorl.api.training_result import TrainingResult
+from brorl.config.reading import parse_yaml
+from brorl.console.progress import Progress
+from brorl.errors import UserError
+from brorl.training.loop import Ending
+from run_support import SMALL, assert_same_run, command, metrics_without_times
+
+SETTINGS = {
+    name: parse_yaml(value, name) for name, value in (option.removeprefix("--").split("=", 1) for option in SMALL)
+}
+STEPS = 4
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def handlers_stay() -> Iterator[None]:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("reference") / "run"
+    assert command("train", *SMALL, f"--steps={STEPS}", "--output_dir", run).code == 0
+    return run
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
+    """Send SIGINT to this process when a step is shown, as a notebook's interrupt does."""
+    show = Progress.show
+
+    def showing(self: Progress, record: dict[str, Any]) -> None:
+        show(self, record)
+        if record["step"] == step:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Progress, "show", showing)
+
+
+def test_the_function_makes_the_run_of_the_command(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = brorl.train("quickstart", steps=STEPS, output_dir=Path("run"), **SETTINGS)
+    assert_same_run(result.path, reference)
+    printed = capsys.readouterr().out
+    assert f"finished {STEPS} steps; run directory: run" in printed
+    assert "compare with few rollouts" not in printed  # 16 are few
+    assert result.ending is Ending.FINISHED
+
+
+def test_the_result_holds_the_numbers_of_the_files() -> None:
+    result = brorl.train(
+        steps=STEPS, progress=False, output_dir="run", **{**SETTINGS, "report": True, "evaluation.keep_best": True}
+    )
+    records = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    assert list(result.metrics) == records
+    samples = seconds = 0.0
+    for record in records[1:]:
+        samples += record["sampling"]["samples"]
+        seconds += record["seconds"]["total"]
+    assert (result.cost.steps, result.cost.samples) == (STEPS, samples)
+    assert result.cost.seconds == pytest.approx(seconds)
+    for found, record in ((result.first_evaluation, records[0]), (result.last_evaluation, records[-1])):
+        stored = record["evaluation"]["pass_at"]
+        assert {str(k): [e.value, e.low, e.high] for k, e in found.items()} == {
+            k: [e["value"], e["low"], e["high"]] for k, e in stored.items()
+        }
+    assert result.report == Path("run/report.html")
+    assert [path.name for path in result.checkpoints][-1] == f"step-{STEPS:06d}"
+    assert all((path / "COMMIT").is_file() for path in result.checkpoints)
+    assert result.best_checkpoint is not None
+    assert result.best_checkpoint.resolve().name in {path.name for path in result.checkpoints}
+
+
+def test_the_result_shows_its_numbers_in_terminals_and_notebooks() -> None:
+    result = brorl.train("quickstart", steps=1, progress=False, output_dir="run", **SETTINGS)
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(result)
+    for shown in (captured.get(), result._repr_html_()):
+        for estimate in (*result.first_evaluation.values(), *result.last_evaluation.values()):
+            assert f"{estimate.value:.3f}" in shown
+        assert "finished 1 step; run directory: run" in shown
+    assert result._repr_html_().startswith("<pre")
+    assert repr(result) == "TrainingResult(finished 1 step; run directory: run)"
+
+
+def test_without_progress_nothing_is_printed_and_the_log_is_written(capfd: pytest.CaptureFixture[str]) -> None:
+    brorl.train("quickstart", steps=1, progress=False, output_dir="run", **SETTINGS)
+    assert capfd.readouterr() == ("", "")
+    assert "finished 1 step" in Path("run/run.log").read_text()
+
+
+def test_the_newest_run_is_resumed(reference: Path) -> None:
+    brorl.train("quickstart", steps=2, progress=False, output_dir="runs/mine", **SETTINGS)
+    result = brorl.train(resume=True, progress=False, steps=STEPS)
+    assert result.path == Path("runs/mine")
+    assert_same_run(result.path, reference)
+    with pytest.raises(UserError, match="no run in runs/ can be resumed"):
+        brorl.train(resume=True, progress=False)
+    with pytest.raises(UserError, match="none is not a run directory"):
+        brorl.train("none", resume=True)
+    with pytest.raises(UserError, match="needs a run directory as the first argument"):
+        brorl.train({}, resume=True)
+
+
+def test_an_interrupt_saves_and_returns(monkeypatch: pytest.MonkeyPatch, reference: Path) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, step=1)
+        result = brorl.train("quickstart", steps=STEPS, progress=False, output_dir="run", **SETTINGS)
+    assert result.ending is Ending.INTERRUPTED
+    assert [path.name for path in result.checkpoints] == ["step-000001"]
+    assert metrics_without_times(result.path) == metrics_without_times(reference)[:2]
+    assert brorl.train("run", resume=True, progress=False).ending is Ending.FINISHED
+    assert_same_run(result.path, reference)
+
+
+def test_a_second_interrupt_discards_the_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    interrupt_at(monkeypatch, step=1, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        brorl.train("quickstart", steps=STEPS, output_dir="run", **SETTINGS)
+    assert "stopped at once; unsaved work is discarded" in capsys.readouterr().out
+
+
+def test_other_threads_train_without_signal_handlers(monkeypatch: pytest.MonkeyPatch, reference: Path) -> None:
+    handlers: list[Any] = []
+    show = Progress.show
+
+    def showing(self: Progress, record: dict[str, Any]) -> None:
+        handlers.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
+        show(self, record)
+
+    monkeypatch.setattr(Progress, "show", showing)
+    results: list[TrainingResult] = []
+    thread = threading.Thread(
+        target=lambda: results.append(
+            brorl.train("quickstart", steps=STEPS, progress=False, output_dir="run", **SETTINGS)
+        )
+    )
+    before = {signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    thread.start()
+    thread.join()
+    assert {*handlers} == before
+    assert_same_run(results[0].path, reference)
+
+
+def test_a_refused_run_leaves_nothing_behind() -> None:
+    with pytest.raises(UserError, match="none does not exist"):
+        brorl.train("quickstart", model="./none", output_dir="run", progress=False)
+    with pytest.raises(UserError, match=r"did you mean steps\?"):
+        brorl.train("quickstart", stpes=4)
+    assert not list(Path().iterdir())
