@@ -29,10 +29,10 @@ ARMS = {
     "fixed 16": ["--rollouts_per_prompt=16"],
     "fixed 8": ["--rollouts_per_prompt=8"],
     "adaptive": [
-        "--rollouts_per_prompt=adaptive",
+        "--adaptive.enabled=true",
+        "--rollouts_per_prompt=16",
         "--adaptive.pilot_rollouts=8",
         "--adaptive.max_rollouts=128",
-        "--adaptive.samples_per_prompt=16",
     ],
 }
 PUZZLES = {
@@ -45,7 +45,7 @@ COMMON = [
     "--prompts_per_step=16",
     "--evaluation.num_prompts=96",
     "--store_rollouts_every=0",
-    "--diagnostics.certificate_every=0",
+    "--diagnostics.held_out_check_every=0",
     "--checkpoint_every=1000",
     "--keep_checkpoints=1",
     "--engine.threads=1",

@@ -24,7 +24,7 @@ COMMON = (
     "--evaluation.every=0",  # at the start and at the end
     "--evaluation.keep_best=false",
     "--store_rollouts_every=0",
-    "--diagnostics.certificate_every=0",
+    "--diagnostics.held_out_check_every=0",
     "--checkpoint_every=1000",
     "--report=false",
 )

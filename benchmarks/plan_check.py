@@ -25,7 +25,7 @@ from typing import Any
 SETTINGS = {
     "optimizer.learning_rate": 1e-15,
     "evaluation.num_prompts": 0,
-    "diagnostics.certificate_every": 0,
+    "diagnostics.held_out_check_every": 0,
     "checkpoint_every": 1_000_000,
 }
 FRESH_SEED = 987_654

@@ -27,7 +27,7 @@ MEASURED = (  # all that a run of fixed N can measure
     "--kl.coefficient=0.01",
     "--reference.reset_every=5",
     "--collapse.reference_kl=1e-12",
-    "--diagnostics.certificate_every=5",
+    "--diagnostics.held_out_check_every=5",
     "--diagnostics.held_out_rollouts=8",
     "--store_rollouts_every=0",
     "--evaluation.every=0",
@@ -36,9 +36,9 @@ MEASURED = (  # all that a run of fixed N can measure
 )
 ADAPTIVE = (
     "--steps=1",
-    "--rollouts_per_prompt=adaptive",
+    "--adaptive.enabled=true",
+    "--rollouts_per_prompt=8",
     "--adaptive.pilot_rollouts=4",
-    "--adaptive.samples_per_prompt=8",
     "--adaptive.max_rollouts=16",
     "--evaluation.num_prompts=0",
 )

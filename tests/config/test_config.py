@@ -314,7 +314,7 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
     assert message.endswith("(in my.yaml)")
     with pytest.raises(UserError) as caught:
         make_config({}, {name: value}, "my.yaml")
-    assert f"--{name}" in str(caught.value)  # the recipe is not at fault
+    assert str(caught.value).startswith(name)
     assert "my.yaml" not in str(caught.value)
     if value != []:
         shown = str(tuple(value)) if name == "evaluation.ks" and isinstance(value, list) else repr(value)
@@ -326,7 +326,7 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
     [
         (
             {"prompts_per_step": 4, "optimizer.mini_batches": 5},
-            ["optimizer.mini_batches = 5", "prompts_per_step = 4", "--optimizer.mini_batches 4"],
+            ["optimizer.mini_batches = 5", "prompts_per_step = 4", "optimizer.mini_batches: 4"],
         ),
         (
             {"data.sources": {"task": "countdown", "min_target": 9, "max_target": 8}},
@@ -382,7 +382,7 @@ def test_values_that_do_not_fit_together(settings: dict[str, Any], parts: list[s
     ],
 )
 def test_impossible_number_is_found_before_torch_finds_it(name: str, value: Any) -> None:
-    with pytest.raises(UserError, match=f"^--{name}: "):
+    with pytest.raises(UserError, match=f"^{name}: "):
         make_config({}, {name: value}, "my.yaml")
 
 

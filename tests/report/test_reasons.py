@@ -43,7 +43,7 @@ def complete_steps(rng: np.random.Generator, number: int) -> Records:
 
 
 def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Generator) -> None:
-    settings = {"evaluation.num_prompts": "8", "sampling.top_p": "1.0", "diagnostics.certificate_every": "25"}
+    settings = {"evaluation.num_prompts": "8", "sampling.top_p": "1.0"}
     settings |= {"store_rollouts_every": "1"}
     run = run_of([{"step": 0, "evaluation": evaluation(rng)}, fruitless_record(rng, 1)], **settings)
     why = "No update was made: no group had both correct and incorrect rollouts. No rollout was correct."
@@ -113,17 +113,19 @@ def test_what_cannot_be_estimated(rng: np.random.Generator) -> None:
         record["sampling"]["adaptive"] = True
     empty = reasons(run_of(records))
     assert empty["informative-n"] == empty["unsampled-n"]
-    assert empty["unsampled-n"] == "Not estimated: N depended on the outcomes (rollouts_per_prompt: adaptive)."
+    assert empty["unsampled-n"] == "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
 
 
 def test_why_no_update_was_checked(rng: np.random.Generator) -> None:
     records = complete_steps(rng, 3)
-    every = "diagnostics.certificate_every"
-    off = "No update was checked (diagnostics.certificate_every: 0)."
-    later = "The first check is due at step 25 (diagnostics.certificate_every), and the run is at step 3."
+    every = "diagnostics.held_out_check_every"
+    off = "No update was checked (diagnostics.held_out_check_every: 0)."
+    later = "The first check is due at step 25 (diagnostics.held_out_check_every), and the run is at step 3."
     for value, said in (("0", off), ("25", later), ("2", "The metrics hold no check of an update.")):
         empty = reasons(run_of(records, **{every: value}))
         assert empty["certificate"] == empty["improved"] == said
+    earlier = reasons(run_of(records, **{"diagnostics.certificate_every": "0"}))
+    assert earlier["certificate"] == "No update was checked (diagnostics.certificate_every: 0)."
     certificate = {"change": 0.1, "change_low": 0.0, "change_high": 0.2, "share_improved": None, "num_correct": 0}
     records[1]["certificate"] = certificate
     empty = reasons(run_of(records, **{every: "2"}))

@@ -1,7 +1,6 @@
 """Adaptive rollouts: who gets more, what becomes of the draws, and that a killed run goes on bitwise."""
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -245,12 +244,12 @@ def config(**overrides: Any) -> TrainConfig:
 
 
 def test_settings_of_adaptive_rollouts() -> None:
-    given = {"adaptive.pilot_rollouts": 8, "adaptive.samples_per_prompt": 24, "adaptive.max_rollouts": 96}
-    adaptive = config(rollouts_per_prompt="adaptive", prompts_per_step=10, **given)
+    given = {"adaptive.pilot_rollouts": 8, "adaptive.max_rollouts": 96}
+    adaptive = config(**adaptive_keys(given))
     assert build_rollouts_per_prompt(adaptive) == (8, AdaptiveAllocation(max_rollouts=96, samples_per_prompt=24))
     assert adaptive.samples_per_step == 240
     assert make_config(parse_yaml(dump_yaml(adaptive), "dump"), {}, "dump") == adaptive
-    fixed = config(rollouts_per_prompt=5, prompts_per_step=10, **given)
+    fixed = config(rollouts_per_prompt=5, prompts_per_step=10, **given)  # the other keys have no effect
     assert build_rollouts_per_prompt(fixed) == (5, None)
     assert fixed.samples_per_step == 50
     assert config(rollouts_per_prompt=1e2).rollouts_per_prompt == 100
@@ -262,21 +261,22 @@ def test_settings_of_adaptive_rollouts() -> None:
 
 
 def adaptive_keys(given: dict[str, Any]) -> dict[str, Any]:
-    return {"rollouts_per_prompt": "adaptive", "prompts_per_step": 10, **given}
+    return {"adaptive.enabled": True, "rollouts_per_prompt": 24, "prompts_per_step": 10, **given}
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"rollouts_per_prompt": "adaptiv"},
-            "rollouts_per_prompt: .*whole number of at least 2, or adaptive, not 'adaptiv'",
-        ),
+        ({"rollouts_per_prompt": "adaptiv"}, "rollouts_per_prompt: .*whole number, not 'adaptiv'"),
+        ({"rollouts_per_prompt": 1}, "rollouts_per_prompt: .*greater than or equal to 2, not 1"),
         ({"rollouts_per_prompt": True}, "rollouts_per_prompt: .*not True"),
         ({"rollouts_per_prompt": 2.5}, "rollouts_per_prompt: .*not 2.5"),
         ({"adaptive.pilot_rollouts": 1}, "adaptive.pilot_rollouts: .*greater than or equal to 2, not 1"),
-        ({"adaptive.pilot_rollouts": 64}, "adaptive.pilot_rollouts = 64, adaptive.samples_per_prompt = 64 and"),
-        ({"adaptive.max_rollouts": 63}, "adaptive.max_rollouts = 63 must be in ascending order"),
+        (
+            {"adaptive.enabled": True, "rollouts_per_prompt": 64, "adaptive.pilot_rollouts": 64},
+            "adaptive.pilot_rollouts = 64, rollouts_per_prompt = 64 and",
+        ),
+        ({"adaptive.enabled": True, "adaptive.max_rollouts": 511}, "adaptive.max_rollouts = 511 must ascend"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -287,8 +287,8 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], message: str) -> No
 STEPS, EVERY = 4, 2  # a run of 4 steps, and one that ends after 2 and goes on
 ADAPTIVE = (
     *(s for s in SMALL if not s.startswith("--rollouts_per_prompt")),
-    *("--rollouts-per-prompt", "adaptive", "--adaptive.pilot_rollouts=4", "--adaptive.max_rollouts=32"),
-    *("--adaptive.samples_per_prompt=10", f"--checkpoint_every={EVERY}", "--keep_checkpoints=1"),
+    *("--adaptive.enabled=true", "--rollouts_per_prompt=10", "--adaptive.pilot_rollouts=4"),
+    *("--adaptive.max_rollouts=32", f"--checkpoint_every={EVERY}", "--keep_checkpoints=1"),
 )
 
 
@@ -311,6 +311,26 @@ def test_a_run_that_is_resumed_is_bitwise_the_uninterrupted_one(tmp_path: Path) 
     assert command("resume", run, f"--steps={STEPS}").code == 0
     assert_same_run(run, reference)
 
+    old = [s for s in settings if not s.startswith(("--rollouts_per_prompt", "--adaptive.enabled"))]
+    old += ["--rollouts-per-prompt=adaptive", "--adaptive.samples_per_prompt=10"]  # as it was written earlier
+    earlier = tmp_path / "earlier"
+    assert command("train", *old, f"--steps={EVERY}", "--output_dir", earlier).code == 0
+    write_old_form(earlier)
+    outcome = command("resume", earlier, f"--steps={STEPS}")
+    assert outcome.code == 0, outcome.err
+    assert_same_run(earlier, reference)
+    written = parse_yaml((earlier / "config.yaml").read_text(), "config.yaml")
+    assert (written["rollouts_per_prompt"], written["adaptive"]["enabled"]) == (10, True)
 
-def test_help_names_both_kinds() -> None:
-    assert re.search(r"--rollouts_per_prompt INT\|adaptive\b", command("train", "--help").said)
+
+def write_old_form(run: Path) -> None:
+    """Rewrite the settings of a run as they were before adaptive rollouts had a switch."""
+    config = parse_yaml((run / "config.yaml").read_text(), "config.yaml")
+    del config["adaptive"]["enabled"]
+    config["adaptive"]["samples_per_prompt"] = config["rollouts_per_prompt"]
+    config["rollouts_per_prompt"] = "adaptive"
+    (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
+    begun = json.loads((run / "begun.json").read_text())
+    del begun["settings"]["adaptive.enabled"]
+    begun["settings"] |= {"rollouts_per_prompt": "adaptive", "adaptive.samples_per_prompt": 10}
+    (run / "begun.json").write_text(json.dumps(begun))

@@ -11,7 +11,7 @@ import pytest
 from brorl.cost import Budget, Cost, cost_of_step, total_cost
 from run_support import SMALL, command
 
-QUIET = ("--evaluation.every=0", "--diagnostics.certificate_every=0", "--checkpoint_every=2", "--steps=50")
+QUIET = ("--evaluation.every=0", "--diagnostics.held_out_check_every=0", "--checkpoint_every=2", "--steps=50")
 
 
 def records_of(path: Path) -> list[dict[str, Any]]:

@@ -263,7 +263,7 @@ def test_training_is_the_same_bit_by_bit_whether_it_is_certified_or_not(tmp_path
     for every in (0, 1):
         path = tmp_path / str(every)
         outcome = command(
-            "train", *SMALL, "--steps=3", f"--diagnostics.certificate_every={every}", "--output_dir", path
+            "train", *SMALL, "--steps=3", f"--diagnostics.held_out_check_every={every}", "--output_dir", path
         )
         assert outcome.code == 0, outcome.err
         records = metrics_without_times(path)

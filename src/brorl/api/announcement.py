@@ -76,10 +76,7 @@ def _learning_rate(config: TrainConfig) -> str:
 
 
 def _rollouts(config: TrainConfig) -> str:
-    adaptive = config.adaptive
-    if config.rollouts_per_prompt != "adaptive":
-        return str(config.rollouts_per_prompt)
-    return (
-        f"adaptive {adaptive.pilot_rollouts}..{adaptive.max_rollouts} "
-        f"(on average at most {adaptive.samples_per_prompt})"
-    )
+    adaptive, number = config.adaptive, config.rollouts_per_prompt
+    if not adaptive.enabled:
+        return str(number)
+    return f"adaptive {adaptive.pilot_rollouts}..{adaptive.max_rollouts} (on average at most {number})"

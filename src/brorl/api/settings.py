@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from brorl.config.reading import make_config, read_recipe, settings_of
+from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 
@@ -24,11 +24,11 @@ def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -
     Raises:
         UserError: If there is no such recipe, or a setting is wrong.
     """
-    replaced = flat_settings(overrides)
+    replaced = _plain(overrides)
     if isinstance(config_or_path, TrainConfig):
         if not replaced:
             return config_or_path
-        return make_config(config_or_path.model_dump(mode="json"), replaced, recipe_name(config_or_path))
+        config_or_path = config_or_path.model_dump(mode="json")
     if isinstance(config_or_path, Mapping):
         return make_config(_plain(config_or_path), replaced, recipe_name(config_or_path))
     if isinstance(config_or_path, str | Path):
@@ -42,20 +42,6 @@ def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -
 def recipe_name(config_or_path: ConfigOrPath) -> str:
     """Return the name of a recipe for messages and folders: as given, or `settings` where Python gave the values."""
     return str(config_or_path) if isinstance(config_or_path, str | Path) else "settings"
-
-
-def flat_settings(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings by dotted name; a setting that is itself a mapping keeps its value."""
-    return dict(_flat(overrides, {name for name, _ in settings_of(TrainConfig)}))
-
-
-def _flat(settings: Mapping[str, Any], known: set[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name not in known and any(n.startswith(f"{name}.") for n in known):
-            yield from _flat(value, known, f"{name}.")
-        else:
-            yield name, _plain(value)
 
 
 def _plain(value: Any) -> Any:

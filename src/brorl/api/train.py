@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Activity, Phase
 from brorl.api.runs_folder import RUNS, make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
-from brorl.api.settings import ConfigOrPath, flat_settings, recipe_name, resolve_config
-from brorl.config.reading import dump_yaml
+from brorl.api.settings import ConfigOrPath, recipe_name, resolve_config
+from brorl.config.reading import dump_yaml, flat_settings
 from brorl.config.resuming import fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -221,7 +221,7 @@ def _hints(config: TrainConfig, path: Path, ending: Ending, is_new: bool) -> lis
     longer = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
     longer += [] if steps is None else [f"--steps {2 * steps}"]
     hints = [f"train longer: {resume} {' '.join(longer)}"]
-    if is_new and isinstance(config.rollouts_per_prompt, int) and config.rollouts_per_prompt > _FEW:
+    if is_new and not config.adaptive.enabled and config.rollouts_per_prompt > _FEW:
         again = f"{path / 'config.yaml'} --output_dir null --rollouts_per_prompt {_FEW}"
         hints.append(f"compare with few rollouts: brorl train {again}")
     return hints

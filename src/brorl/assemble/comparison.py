@@ -140,7 +140,7 @@ def sweep_arms(
 
 def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:
     """Call arms by their N if each has its own, else by recipe or swept values if all are short, else A, B, C, ..."""
-    rollouts = [plan.config.rollouts_per_prompt for plan in plans]
+    rollouts = ["adaptive" if plan.config.adaptive.enabled else plan.config.rollouts_per_prompt for plan in plans]
     names = [plan.name for plan in plans]
     if len({*map(str, rollouts)}) == len(plans):
         names = [f"N={n}" for n in rollouts]

@@ -27,10 +27,10 @@ from brorl.verify.response_format import ResponseFormat
 
 def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, AdaptiveAllocation | None]:
     """Return the rollouts that every prompt gets, and how prompts may be widened after them, if at all."""
-    if isinstance(config.rollouts_per_prompt, int):
-        return config.rollouts_per_prompt, None
-    adaptive = config.adaptive
-    return adaptive.pilot_rollouts, AdaptiveAllocation(adaptive.max_rollouts, adaptive.samples_per_prompt)
+    adaptive, number = config.adaptive, config.rollouts_per_prompt
+    if not adaptive.enabled:
+        return number, None
+    return adaptive.pilot_rollouts, AdaptiveAllocation(adaptive.max_rollouts, samples_per_prompt=number)
 
 
 def build_budget(config: TrainConfig) -> Budget:

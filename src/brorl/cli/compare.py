@@ -164,10 +164,10 @@ def _spec(plan: Plan, machine: str) -> dict[str, Any]:
     folders = _folders(plan.arms)
     arms = []
     for arm, different in zip(plan.arms, differences([arm.config for arm in plan.arms]), strict=True):
-        n = arm.config.rollouts_per_prompt
+        n = None if arm.config.adaptive.enabled else arm.config.rollouts_per_prompt
         runs = [{"seed": seed, "path": f"{folders[arm.name]}/seed-{seed}"} for seed in range(plan.seeds)]
         arms.append({
-            "name": arm.name, "title": arm.title, "num_rollouts": n if isinstance(n, int) else None,
+            "name": arm.name, "title": arm.title, "num_rollouts": n,
             "prompts_per_step": arm.config.prompts_per_step, "differs": different,
             "run": str(arm.run) if arm.run else None,
             "runs": [{"seed": arm.config.seed, "path": str(arm.run)}] if arm.run else runs,

@@ -155,11 +155,8 @@ def config_of(parsed: argparse.Namespace) -> tuple[TrainConfig, int]:
             raise UserError(f"{parsed.checkpoint} and --model both name a model; give one of them")
         overrides["model"] = model
     source = parsed.recipe or (str(run_config) if run_config else _RECIPE)
-    config = make_config(read_recipe(source), overrides, source)
-    if isinstance(config.rollouts_per_prompt, int):
-        return config, config.rollouts_per_prompt
-    fixed: int = type(config).model_fields["rollouts_per_prompt"].default
-    return make_config(read_recipe(source), {**overrides, "rollouts_per_prompt": fixed}, source), fixed
+    config = make_config(read_recipe(source), {**overrides, "adaptive.enabled": False}, source)
+    return config, config.rollouts_per_prompt
 
 
 def _make_folder(output: Path) -> None:

@@ -11,21 +11,26 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] | None = None) -> None:
-    """Add an option for every setting; its help is the setting's description."""
+    """Add an option for every setting, or for some; its help is the setting's description."""
     from brorl.config.reading import settings_of
+    from brorl.config.renamed import OLD_NAMES
     from brorl.config.settings import TrainConfig
 
     group = parser.add_argument_group("settings", "every key of a recipe; the command line takes precedence")
-    for name, info in settings_of(TrainConfig):
-        if only is not None and name not in only:
-            continue
+    fields = {name: info for name, info in settings_of(TrainConfig) if only is None or name in only}
+    helps = {
+        name: f"{info.description} (default: {_shown(info.default)})".replace("%", "%%")
+        for name, info in fields.items()
+    }
+    current = {name: name for name in fields} | {old: new for old, new in OLD_NAMES.items() if new in fields}
+    for name, new in current.items():
         names = {f"--{name}", f"--{name.replace('_', '-')}"}
         group.add_argument(
             *sorted(names, reverse=True),
             dest=f"setting:{name}",
-            metavar=_type_name(info.annotation),
+            metavar=_type_name(fields[new].annotation),
             default=argparse.SUPPRESS,
-            help=f"{info.description} (default: {_shown(info.default)})".replace("%", "%%"),
+            help=helps.get(name, argparse.SUPPRESS),
         )
 
 
@@ -55,7 +60,7 @@ def unknown_option(option: str, command: str | None) -> str:
 
 
 def _shown(default: Any) -> str:
-    """Return a default as it would stand in YAML."""
+    """Return a default as YAML."""
     if isinstance(default, tuple):
         return f"[{', '.join(map(_shown, default))}]"
     if default is None or isinstance(default, bool):

@@ -23,7 +23,7 @@ from brorl.cost import UNIT_WORDS, UNITS, Unit, amount
 _ROLLOUTS = "rollouts_per_prompt"
 _SLOW = 0.7  # a run with fewer steps than this share of its siblings' in the same seconds was disturbed
 _FEWEST_SIBLINGS = 3  # runs of an arm from which "usual" means something
-_EXPECTED = {_ROLLOUTS, "prompts_per_step"}  # what a comparison of N is expected to change
+_EXPECTED = {_ROLLOUTS, "adaptive.enabled", "prompts_per_step"}  # what a comparison of N is expected to change
 
 
 @dataclass(frozen=True)

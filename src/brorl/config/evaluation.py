@@ -1,4 +1,4 @@
-"""Settings for what is measured during a run, and for when it ends: evaluation, budget, collapse."""
+"""Settings of measuring and ending a run: evaluation, held-out checks, trackers, budget, collapse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from brorl.config.sources import FileConfig, Section, as_sources
+from brorl.config.section import Listed, Section
+from brorl.config.sources import FileConfig, as_sources
 
 
 class EvaluationConfig(Section):
@@ -29,7 +30,7 @@ class EvaluationConfig(Section):
     keep_best: bool = Field(True, description="keep the checkpoint with the best held-out pass@k, for the smallest k")
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _samples_suffice(self) -> Self:
         if not self.ks or min(self.ks) < 1 or max(self.ks) > self.num_samples:
             raise ValueError(
                 f"evaluation.ks must be between 1 and evaluation.num_samples = {self.num_samples}, not {self.ks}"
@@ -38,22 +39,22 @@ class EvaluationConfig(Section):
 
 
 class BudgetConfig(Section):
-    """What a run may cost. Evaluations cost nothing. A run with a budget and `steps` ends at the first of the two."""
+    """Limit on the cost of a run, without evaluations. With a budget and `steps`, the first of the two ends the run."""
 
     unit: Literal["steps", "seconds", "samples", "unique_tokens"] = Field(
         "samples",
-        description="unit of the budget: steps | wall seconds | rollouts | tokens computed, a shared prefix once",
+        description="unit of the budget: steps | wall seconds | rollouts | unique tokens (a shared prefix counts once)",
     )
     limit: float | None = Field(
-        None, gt=0, description="the run ends with the step that reaches this; on the command line it also replaces "
-        "the recipe's `steps`, unless --steps is given too; null sets no budget",
+        None, gt=0, description="the run ends with the step that reaches this; as an override it also replaces the "
+        "recipe's `steps`, unless `steps` is overridden too; null sets no budget",
     )  # fmt: skip
     marks: Annotated[tuple[float, ...], Field(strict=False)] = Field(
         (), description="amounts of the budget at which the run is also evaluated"
     )
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _marks_are_within(self) -> Self:
         wrong = [m for m in self.marks if self.limit is None or not 0 < m <= self.limit]
         if wrong:
             raise ValueError(
@@ -63,20 +64,36 @@ class BudgetConfig(Section):
 
 
 class CollapseConfig(Section):
-    """When to warn that the model collapses; `training/collapse.py` explains the numbers."""
+    """Warnings of a collapse of the model; `training/collapse.py` explains the numbers."""
 
     entropy_share: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="warn when the entropy is below this share of its value in the first steps; 0 switches it off",
+        0.1, ge=0, lt=1, description="warn when the entropy is below this share of its first values; 0 switches it off"
     )
     reference_kl: float | None = Field(
-        1.0,
-        gt=0,
-        description="warn when the KL divergence from the reference exceeds this, in nats per token; null for never",
+        1.0, gt=0, description="warn when the KL from the reference exceeds this, in nats per token; null for never"
     )
     patience: int = Field(
         3, ge=1, description="warn after this many evaluations in a row with lower pass@k and no higher pass@1"
     )
     stop: bool = Field(False, description="end the run at the first warning, with a checkpoint")
+
+
+class DiagnosticsConfig(Section):
+    """Measurements in addition to the sampled and unsampled mass of every step."""
+
+    held_out_check_every: int = Field(
+        25, ge=0, description="steps between held-out checks of an update, on rollouts not trained on; 0 for none"
+    )
+    held_out_rollouts: int = Field(32, ge=2, description="extra rollouts per prompt for a held-out check")
+
+
+class TrackingConfig(Section):
+    """Trackers that get the metrics in addition to metrics.jsonl."""
+
+    to: Annotated[tuple[Literal["wandb", "tensorboard", "trackio"], ...], Listed, Field(strict=False)] = Field(
+        (), description="wandb, tensorboard or trackio (each an extra of the package), or a list"
+    )
+    project: str = Field("brorl", min_length=1, description="project of the run in the tracker")
+    run_name: str | None = Field(
+        None, description="name of the run in the tracker; null uses the name of the run directory"
+    )

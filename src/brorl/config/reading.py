@@ -1,13 +1,12 @@
-"""Recipes: read from YAML and the command line, checked, and turned into a `TrainConfig`.
+"""Recipes: read from YAML, checked, and turned into a `TrainConfig`.
 
-In: a YAML recipe (a file or a built-in name) and overrides from the command line. Out: a frozen `TrainConfig`. A key
-that does not exist, a value of the wrong type and a combination that cannot work are `UserError`s of one line that
-name the fix.
+In: a YAML recipe (a file or a built-in name) and overrides from the command line or Python. Out: a frozen
+`TrainConfig`. An unknown key, a value of the wrong type and settings that do not fit together are `UserError`s of one
+line that name the fix.
 """
 
 from __future__ import annotations
 
-import copy
 import difflib
 import io
 import re
@@ -19,6 +18,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from brorl.config.other_trainers import SETTING_OF
+from brorl.config.renamed import with_adaptive_switch, with_current_names
 from brorl.config.settings import TrainConfig
 from brorl.config.sources import CountdownConfig, FileConfig
 from brorl.errors import UserError
@@ -92,37 +92,52 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     """Check settings and make a config.
 
     Args:
-        settings: Nested settings of a recipe.
-        overrides: Settings by dotted name (`loss.clip_high`) that take precedence; `budget.limit` without `steps` also
-            takes the place of the recipe's `steps`.
+        settings: Settings of a recipe, nested or by dotted name (`loss.clip_high`).
+        overrides: Settings that take precedence; `budget.limit` without `steps` also replaces the recipe's `steps`.
         source: Name of the recipe, for messages.
 
-    Returns:
-        The config.
-
     Raises:
-        UserError: On the first thing that is wrong.
+        UserError: On the first setting that is wrong.
     """
-    merged = copy.deepcopy({str(name): value for name, value in settings.items()})
-    dotted = {name: merged.pop(name) for name in list(merged) if "." in name}
-    if overrides.get("budget.limit") is not None and "steps" not in overrides:
-        merged.pop("steps", None)  # the budget of the command line replaces the recipe's number of steps
-    whole = {name for name, info in settings_of(TrainConfig) if int in (info.annotation, *get_args(info.annotation))}
-    for name, value in {**dotted, **overrides}.items():
+    given, replacing = (with_current_names(flat_settings(layer)) for layer in (settings, overrides))
+    if replacing.get("budget.limit") is not None and "steps" not in replacing:
+        given.pop("steps", None)
+    merged = with_adaptive_switch({**given, **replacing})
+    try:
+        return TrainConfig.model_validate(_nested(merged, source))
+    except ValidationError as error:
+        problems = error.errors()  # a mistyped key explains the missing value of the setting that was meant
+        first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+        raise UserError(_explain(first, source, replacing)) from None
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings by dotted name; a setting that is itself a mapping keeps its value."""
+    return dict(_flat(settings, ""))
+
+
+def _flat(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and name in _SECTIONS:
+            yield from _flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _nested(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return settings by dotted name as nested ones, with whole numbers such as 1e3 as integers."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
         *sections, key = name.split(".")
-        target: Any = merged
+        target: Any = nested
         for depth, section in enumerate(sections, 1):
             target = target.setdefault(section, {})
             if not isinstance(target, dict):
                 raise UserError(f"{'.'.join(sections[:depth])} in {source} must be a group of settings, not {target!r}")
-        is_whole = name in whole and isinstance(value, float) and value.is_integer()  # such as 1e3
+        is_whole = name in _WHOLE and isinstance(value, float) and value.is_integer()
         target[key] = int(value) if is_whole else value
-    try:
-        return TrainConfig.model_validate(merged)
-    except ValidationError as error:
-        problems = error.errors()  # a mistyped key says more than the missing value that it was meant to give
-        first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
-        raise UserError(_explain(first, source, overrides)) from None
+    return nested
 
 
 def settings_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -134,25 +149,28 @@ def settings_of(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[st
             yield f"{prefix}{name}", info
 
 
+_FIELDS = dict(settings_of(TrainConfig))
+_SECTIONS = sorted({".".join(name.split(".")[:depth]) for name in _FIELDS for depth in range(1, name.count(".") + 1)})
+_WHOLE = {name for name, info in _FIELDS.items() if int in (info.annotation, *get_args(info.annotation))}
+
+
 def unknown_setting(name: str) -> str:
     """Return the message for a setting that does not exist.
 
     Args:
-        name: Its dotted name. One that another trainer uses, alone or below that trainer's sections, is recognized.
+        name: Its dotted name. Names that other trainers use are recognized, with or without their sections.
     """
-    names = [n for n, _ in settings_of(TrainConfig)]
-    sections = sorted({n.rpartition(".")[0] for n in names} - {""})
-    if name in sections:
-        return f"{name} is a group of settings; use one of {', '.join(n for n in names if n.startswith(f'{name}.'))}"
+    if name in _SECTIONS:
+        return f"{name} is a group of settings; use one of {', '.join(n for n in _FIELDS if n.startswith(f'{name}.'))}"
     first, _, key = name.rpartition(".")
     elsewhere = SETTING_OF.get(key)
-    if elsewhere and (first not in sections or elsewhere.startswith(f"{first}.")):
+    if elsewhere and (first not in _SECTIONS or elsewhere.startswith(f"{first}.")):
         return f"{name} is not a setting; did you mean {elsewhere}?"
     if "." not in name:  # the right key without its section, such as clip_high
-        same_key = [n for n in names if n.rpartition(".")[2] == name]
+        same_key = [n for n in _FIELDS if n.rpartition(".")[2] == name]
         if same_key:
             return f"{name} is not a setting; did you mean {same_key[0]}?"
-    return f"{name} is not a setting{_nearest(name, [*names, *sections])}"
+    return f"{name} is not a setting{_nearest(name, [*_FIELDS, *_SECTIONS])}"
 
 
 def _nearest(word: str, candidates: list[str]) -> str:
@@ -166,29 +184,27 @@ def _nearest_of_source(key: str, section: type[BaseModel]) -> str:
 
 
 def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
-    """Turn pydantic's first complaint into a line of ours, which names the option or the recipe that is wrong."""
+    """Return pydantic's first error as one line; it names the recipe unless an override is wrong."""
     name, section = _place(problem["loc"])
     if problem["type"] == "value_error":
-        text = str(problem["ctx"]["error"])
-        option = next((option for option in overrides if re.search(rf"\b{re.escape(option)}\b", text)), None)
-        if option is None:
-            return f"{text} (in {source})"
-        return f"--{text}" if text.startswith(option) else text
-    option = next((option for option in overrides if re.match(rf"{re.escape(option)}\b", name)), None)
-    where = f"(in {source})" if option is None else f"(in --{option})"
+        concerned = text = str(problem["ctx"]["error"])
+    else:
+        concerned, text = name, f"{name}: {_expectation(problem)}, not {problem['input']!r}"
     if problem["type"] == "extra_forbidden":
-        if section is None:
-            return f"{unknown_setting(name)} {where}"
-        return f"{name} is not a setting{_nearest_of_source(name.rpartition('.')[2], section)} {where}"
-    text = f"{_expectation(problem)}, not {problem['input']!r}"
-    return f"--{name}: {text}" if name == option else f"{name}: {text} {where}"
+        nearest = "" if section is None else _nearest_of_source(name.rpartition(".")[2], section)
+        text = unknown_setting(name) if section is None else f"{name} is not a setting{nearest}"
+    is_overridden = any(
+        re.search(rf"(?<![\w.]){re.escape(option)}\b", concerned) or option.startswith(f"{concerned}.")
+        for option in overrides
+    )
+    return text if is_overridden else f"{text} (in {source})"
 
 
 def _expectation(problem: Any) -> str:
     """Return what pydantic expected."""
     plain = {
         "tuple_type": "the value should be a list like [1, 16]",
-        "model_type": "expected a group of settings",
+        "model_type": "the value should be a group of settings",
         "missing": "a value is missing",
         "string_pattern_mismatch": "the value should be auto, cpu, cuda or cuda:N",
         "int_type": "the value should be a whole number",
@@ -204,7 +220,7 @@ def _expectation(problem: Any) -> str:
 
 
 def _place(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:
-    """Return the name of what is complained about, and its section if that stands in a list of sources."""
+    """Return the name of the wrong setting, and its section if it belongs to a list of sources."""
     sections: dict[str, type[BaseModel]] = {"countdown": CountdownConfig, "file": FileConfig}
     if "sources" not in location:
         return ".".join(str(part) for part in location if not isinstance(part, int)), None

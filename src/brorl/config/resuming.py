@@ -1,6 +1,6 @@
-"""What may change when a run is resumed, and what may not.
+"""The settings that can change when a run is resumed, and those that cannot.
 
-In: the settings when a run began, and those now. Out: the first setting that may not change, and did.
+In: the settings when a run began, and the current ones. Out: the first setting that must not change and did.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from brorl.config.reading import settings_of
+from brorl.config.reading import flat_settings
+from brorl.config.renamed import with_adaptive_switch, with_current_names
 from brorl.config.settings import TrainConfig
 
 CHANGEABLE_ON_RESUME = (
@@ -33,7 +34,7 @@ _SOURCES = ("data.sources", "evaluation.sources")
 
 
 class Change(NamedTuple):
-    """A setting that may not change, and did.
+    """A setting that must not change and did.
 
     Attributes:
         name: Its dotted name.
@@ -47,30 +48,25 @@ class Change(NamedTuple):
 
 
 def fixed_settings(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that may not change, by dotted name, as JSON holds them.
+    """Return the settings that must not change, by dotted name, as JSON holds them.
 
-    The run directory and the files of prompts may have moved: a checkpoint recognizes its prompts by their content.
+    The run directory and the files of prompts can move: a checkpoint compares its prompts by their content.
     """
-    settings = config.model_dump(mode="json")
-    fixed = {}
-    for name, _ in settings_of(TrainConfig):
-        if name in (*CHANGEABLE_ON_RESUME, "output_dir"):
-            continue
-        value: Any = settings
-        for key in name.split("."):
-            value = value[key]
-        if name in _SOURCES:
-            value = [{key: item for key, item in source.items() if key != "path"} for source in value]
-        fixed[name] = value
-    return fixed
+    settings = flat_settings(config.model_dump(mode="json"))
+    for name in (*CHANGEABLE_ON_RESUME, "output_dir"):
+        del settings[name]
+    for name in _SOURCES:
+        settings[name] = [{key: item for key, item in source.items() if key != "path"} for source in settings[name]]
+    return settings
 
 
 def first_change(before: Mapping[str, Any], config: TrainConfig) -> Change | None:
-    """Return the first setting that may not change and did.
+    """Return the first setting that must not change and did.
 
     Args:
-        before: What `fixed_settings` returned when the run began; settings that came later are not compared.
-        config: The settings now.
+        before: The result of `fixed_settings` when the run began; settings that it lacks are not compared.
+        config: The current settings.
     """
+    before = with_adaptive_switch(with_current_names(before))
     changes = (Change(name, before.get(name, now), now) for name, now in fixed_settings(config).items())
     return next((change for change in changes if change.before != change.now), None)

@@ -5,19 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-
-class Section(BaseModel):
-    """A group of settings: frozen, strictly typed, without unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+from brorl.config.section import Section, listed
 
 
 class CountdownConfig(Section):
-    """Built-in puzzles: reach a target from some numbers with + - * /. Equal numbers are held out together."""
+    """Built-in puzzles: combine numbers with + - * / to a target. Puzzles of the same numbers are held out together."""
 
-    task: Literal["countdown"] = Field("countdown", description="which built-in puzzle")
+    task: Literal["countdown"] = Field("countdown", description="the built-in puzzle")
     name: str | None = Field(None, description="name of the source in tables")
     num_numbers: int = Field(3, ge=2, le=5, description="numbers per puzzle")
     max_number: int = Field(9, ge=2, description="largest number of a puzzle")
@@ -26,7 +22,7 @@ class CountdownConfig(Section):
     weight: float = Field(1.0, gt=0, description="weight among the training prompts, relative to other sources")
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _targets_ascend(self) -> Self:
         if self.min_target > self.max_target:
             raise ValueError(
                 f"data.sources: min_target = {self.min_target} is above max_target = {self.max_target}; swap the two"
@@ -35,12 +31,12 @@ class CountdownConfig(Section):
 
     @property
     def label(self) -> str:
-        """What the source is called in tables."""
+        """Name of the source in tables."""
         return self.name or "countdown"
 
 
 class FileConfig(Section):
-    """Questions with checkable answers, one a row: JSONL, JSON, Parquet, or a Hugging Face data set."""
+    """Questions with reference answers, one per row: JSONL, JSON, Parquet, or a Hugging Face data set."""
 
     path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a data set")
     name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
@@ -60,14 +56,14 @@ class FileConfig(Section):
     @field_validator("path")
     @classmethod
     def _absolute(cls, path: str) -> str:
-        """Make a local path absolute, so that a run goes on from any folder."""
+        """Make a local path absolute, so that a run can be resumed from any folder."""
         local = Path(path).expanduser()
         is_pattern = not {*"*?["}.isdisjoint(path)
         return str(local.absolute()) if local.exists() or is_pattern else path
 
     @property
     def label(self) -> str:
-        """What the source is called in tables."""
+        """Name of the source in tables."""
         return self.name or Path(self.path).stem
 
 
@@ -81,15 +77,10 @@ SourceConfig = Annotated[
 ]
 
 
-def listed(value: Any) -> Any:
-    """Take one value for a list of one."""
-    return value if isinstance(value, list | tuple) else [value]
-
-
 def as_sources(value: Any) -> Any:
-    """Take one source for a list of one, and mere text for a built-in puzzle or a path."""
-    tasks = ("countdown",)
-    named = {
-        item: {"task": item} if item in tasks else {"path": item} for item in listed(value) if isinstance(item, str)
-    }
-    return [named[item] if isinstance(item, str) else item for item in listed(value)]
+    """Turn one source into a list of one, and text into a built-in puzzle or a path."""
+    sources = []
+    for item in listed(value):
+        key = "task" if item == "countdown" else "path"
+        sources.append({key: item} if isinstance(item, str) else item)
+    return sources

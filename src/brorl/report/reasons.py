@@ -52,7 +52,7 @@ def why_no_estimate(run: RunRecord) -> str:
     if not pooled:
         return why_no_coverage(run)
     if _is_adaptive(run):
-        return "Not estimated: N depended on the outcomes (rollouts_per_prompt: adaptive)."
+        return "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
     if all(p.get("groups_all_unique") == r["sampling"]["groups"] for r, p in pooled):
         return "Not estimated: every response was unique, so the rollouts do not show how much they missed."
     return "The metrics hold no such estimate."
@@ -63,7 +63,7 @@ def why_no_smaller_n(run: RunRecord) -> str:
     if not _pooled(run):
         return why_no_coverage(run)
     if _is_adaptive(run):
-        return "Not estimated: N depended on the outcomes (rollouts_per_prompt: adaptive)."
+        return "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
     if run.settings.get("sampling.scheme") == "systematic":
         return "Not estimated: a part of systematic rollouts is not a sample with a smaller N (sampling.scheme)."
     return "The metrics hold no such estimate."
@@ -78,14 +78,17 @@ def why_no_certificate(run: RunRecord, name: str = "change") -> str:
         return "No checked update has a finite number here."
     if not run.updates:
         return why_no_update(run)
-    every = run.settings.get("diagnostics.certificate_every")
+    setting = "diagnostics.held_out_check_every"
+    if setting not in run.settings:
+        setting = "diagnostics.certificate_every"  # its name in earlier runs
+    every = run.settings.get(setting)
     if every == "0":
-        return "No update was checked (diagnostics.certificate_every: 0)."
+        return f"No update was checked ({setting}: 0)."
     if hidden := _hidden_probabilities(run):
         return hidden
     done = run.updates[-1]["step"]
     if every is not None and every.isdecimal() and done < int(every):
-        return f"The first check is due at step {every} (diagnostics.certificate_every), and the run is at step {done}."
+        return f"The first check is due at step {every} ({setting}), and the run is at step {done}."
     return "The metrics hold no check of an update."
 
 

@@ -70,7 +70,7 @@ def _format_cause(every: Sequence[Verdict]) -> str | None:
 def _difficulty(solved: int, num_groups: int, widened: bool) -> str:
     if solved == num_groups:
         return "there is nothing left to learn from these prompts; choose harder ones"
-    more = "adaptive.max_rollouts and adaptive.samples_per_prompt" if widened else "rollouts_per_prompt"
+    more = "adaptive.max_rollouts and rollouts_per_prompt" if widened else "rollouts_per_prompt"
     help_ = (
         f"try more {more}, a higher sampling.temperature, or other prompts (or a lower optimizer.learning_rate, if "
         "they were solved before)"

@@ -1,0 +1,62 @@
+"""Settings of the prompts and of their verification."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from brorl.config.section import Section
+from brorl.config.sources import CountdownConfig, SourceConfig, as_sources
+
+
+class DataConfig(Section):
+    """The prompts."""
+
+    sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
+        (CountdownConfig(),), min_length=1, description="training data: files, Hugging Face data sets or "
+        "built-in puzzles; one, or a list with weights (docs/data.md)",
+    )  # fmt: skip
+    held_out_share: float = Field(0.1, ge=0, lt=1, description="share of the prompts held out for evaluation")
+    split_seed: int = Field(0, ge=0, lt=2**63, description="random seed of the held-out split")
+    max_prompt_tokens: int = Field(0, ge=0, description="drop prompts with more tokens than this; 0 keeps all")
+
+
+class PromptConfig(Section):
+    """The text around a question."""
+
+    template: str = Field("{prompt}", description="text around the question; {prompt} marks its place")
+    system_prompt: str | None = Field(None, description="system prompt before every question; null for none")
+    chat: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="use the tokenizer's chat template: auto, if it has one | always, an error if it has none | never",
+    )
+    chat_template_options: dict[str, Any] = Field(
+        {}, description="variables for the chat template, such as {enable_thinking: false}"
+    )
+
+
+class VerificationConfig(Section):
+    """Worker processes for verifiers that can hang or crash, and your own verifiers."""
+
+    workers: int = Field(0, ge=0, le=1024, description="worker processes; 0 for one less than the number of cores")
+    timeout_s: float = Field(
+        4.0,
+        gt=0,
+        description="time limit of one verification, in seconds; a longer one is stopped and counted as timed out",
+    )
+    memory_mib: int = Field(1024, ge=256, description="memory limit of a worker process, in MiB")
+    functions: dict[str, str] = Field(
+        {}, description="your verifiers by domain: {my_domain: package.module:function} (docs/verifiers.md)"
+    )
+
+    @field_validator("functions")
+    @classmethod
+    def _absolute(cls, functions: dict[str, str]) -> dict[str, str]:
+        """Make the path of a local file absolute, so that a run can be resumed from any folder."""
+        files = {domain: Path(path.rpartition(":")[0]).expanduser() for domain, path in functions.items()}
+        return {
+            domain: f"{files[domain].absolute()}:{path.rpartition(':')[2]}" if files[domain].is_file() else path
+            for domain, path in functions.items()
+        }

@@ -1,0 +1,59 @@
+"""Settings of the update and of the machine: optimizer, adapters, memory and threads."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from brorl.config.section import Names, Section
+
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimizerConfig(Section):
+    """AdamW and the mini-batches of a step."""
+
+    learning_rate: float = Field(
+        2e-6, gt=0, description="learning rate; scaled with the batch if reference_batch is set"
+    )
+    reference_batch: int | None = Field(
+        None, ge=1, description="rollouts per step at which learning_rate was tuned; the rate used is "
+        "learning_rate * sqrt(rollouts per step / reference_batch); null uses learning_rate as it is",
+    )  # fmt: skip
+    mini_batches: int = Field(4, ge=1, description="mini-batches per step, one update each")
+    betas: Annotated[tuple[DecayRate, DecayRate], Field(strict=False)] = Field(
+        (0.9, 0.95), description="AdamW's decay rates"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
+    max_grad_norm: float = Field(1.0, gt=0, description="clip the gradient to this norm")
+    warmup_updates: int = Field(0, ge=0, description="updates of linear learning-rate warmup")
+    responses_per_verdict: int = Field(
+        0, ge=0, description="train on at most this many correct and this many incorrect distinct responses per group, "
+        "weighted to stay unbiased; 0 for all",
+    )  # fmt: skip
+    old_logprobs: Literal["engine", "recompute"] = Field(
+        "engine", description="old-policy log-probs: from sampling | from a forward pass of the learner"
+    )
+    from_checkpoint: bool = Field(False, description="start with the optimizer state of the checkpoint in `model`")
+
+
+class LoraConfig(Section):
+    """Train low-rank adapters instead of all weights (needs the extra `peft`)."""
+
+    rank: int = Field(0, ge=0, description="rank of the adapters; 0 trains all weights instead")
+    alpha: float = Field(32.0, gt=0, description="the adapters are scaled by alpha / rank")
+    target_modules: Names = Field(("all-linear",), min_length=1, description="names of the layers that get an adapter")
+
+
+class EngineConfig(Section):
+    """Memory and threads of the engine and the learner; results stay the same up to rounding."""
+
+    memory_gib: float = Field(
+        4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait for space"
+    )
+    nodes_per_pass: int | None = Field(
+        None, ge=16, description="tree nodes per forward pass of the learner; null chooses automatically"
+    )
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass to save memory")
+    threads: int = Field(0, ge=0, le=1024, description="number of CPU threads; 0 for the default of torch")
