@@ -70,12 +70,11 @@ def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
     from brorl.assemble.run import build_pilot
     from brorl.config.reading import make_config, read_recipe
     from brorl.planning.pilot import sample
-    from brorl.training.stopwatch import Stopwatch
 
     parts = build_pilot(make_config(read_recipe("quickstart"), {"seed": FRESH_SEED}, "quickstart"))
     mixed = tokens = 0
     for start in range(0, num_prompts, 16):
-        groups = sample(parts, parts.stream.take(16), num_rollouts, FRESH_SEED + start, Stopwatch()).groups
+        groups = sample(parts, parts.stream.take(16), num_rollouts, FRESH_SEED + start).groups
         mixed += sum(0 < g.num_correct < num_rollouts for g in groups)
         tokens += sum(g.tree.num_unique_tokens for g in groups)
     return {"informative": mixed / num_prompts, "unique_tokens": tokens / num_prompts}

@@ -149,7 +149,7 @@ def test_a_diverging_simulation_ends_in_one_line() -> None:
         "--reward-correct=1e10",
     )  # fmt: skip
     assert outcome.code == 1
-    assert outcome.err.startswith("brorl: the logits are not finite any more after step ")
+    assert outcome.err.startswith("brorl: the logits are no longer finite after step ")
     assert outcome.err.count("\n") == 1
     assert list(Path().iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""The pilot: gradients against autograd and enumeration, probes, memory, and a model that stays as it was."""
+"""The pilot: gradients against autograd and enumeration, timings, memory, and a model that does not change."""
 
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
@@ -11,17 +11,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import brorl.planning.pilot as pilot_module
-import brorl.planning.step_timing as probe_module
+import brorl.planning.pilot_gradients as gradients_module
+import brorl.planning.step_timing as timing_module
 from brorl.algorithms import advantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.rewards import RewardShaping
 from brorl.model.next_token import NextToken
 from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
 from brorl.planning.gradient_noise import NoiseMoments, noise_moments
-from brorl.planning.pilot import PilotParts, count_pilot, gradient_products, prompt_gradient, sample
+from brorl.planning.pilot import PilotParts, sample
+from brorl.planning.pilot_counts import PilotCounts
+from brorl.planning.pilot_gradients import gradient_products, prompt_gradient
 from brorl.planning.step_cost import mean_rounds
-from brorl.planning.step_timing import UninformativePilotError, measure, timing_sizes
+from brorl.planning.step_timing import NoMixedGroupError, measure, timing_sizes
 from brorl.planning.tree_growth import tree_growth
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
@@ -104,15 +106,15 @@ def test_a_prompts_gradient_by_autograd_over_rollouts(rng: np.random.Generator) 
 
 
 def test_a_projection_keeps_inner_products(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pilot_module, "_SKETCH", 256)
-    monkeypatch.setattr(pilot_module, "_AT_ONCE", 1024)
+    monkeypatch.setattr(gradients_module, "_SKETCH", 256)
+    monkeypatch.setattr(gradients_module, "_PIECE", 1024)
     shapes = [(37, 20), (900,), (11, 300), (5,)]
 
     def project(vectors: Sequence[np.ndarray]) -> np.ndarray:
         parameters = [torch.nn.Parameter(torch.zeros(v.shape, dtype=torch.float64)) for v in vectors]
         for parameter, vector in zip(parameters, vectors, strict=True):
             parameter.grad = torch.from_numpy(vector)
-        return pilot_module._sketch(parameters)
+        return gradients_module._sketch(parameters)
 
     errors = []
     for _ in range(200):
@@ -178,7 +180,7 @@ def test_moments_are_those_of_all_responses_there_are(rng: np.random.Generator) 
     found = []
     scratch = deepcopy(model)
     for _ in range(30):
-        groups = sample(parts, some, 10, int(rng.integers(1 << 30)), Stopwatch()).groups
+        groups = sample(parts, some, 10, int(rng.integers(1 << 30))).groups
         found.append(noise_moments(gradient_products(scratch, groups, parts, rng)))
     for name in ("mean_squared", "prompt_squared", "within"):
         values = np.array([float(getattr(m, name)) for m in found])
@@ -237,12 +239,12 @@ def test_what_is_measured(measured: tuple) -> None:
     assert found.rows_JD.shape == (4, LENGTH)
     assert set(found.cost.costs) == {"generation", "verification", "training", "diagnostics", "storing"}
     assert found.cost.per_step["storing"] == 0.5
-    assert {p.num_rollouts for p in found.probes} >= {8, 32, 64}
-    for probe in found.probes:
-        assert all(seconds > 0 for seconds in probe.seconds.values())
-        assert set(probe.seconds) == set(found.cost.costs)
-        assert probe.work.updates == 2
-        assert probe.work.trained_nodes >= probe.work.unique_tokens
+    assert {p.num_rollouts for p in found.timings} >= {8, 32, 64}
+    for timing in found.timings:
+        assert all(seconds > 0 for seconds in timing.seconds.values())
+        assert set(timing.seconds) == set(found.cost.costs)
+        assert timing.work.updates == 2
+        assert timing.work.trained_nodes >= timing.work.unique_tokens
     summary = found.summary
     assert summary.num_prompts == 10
     assert summary.num_rollouts == 8
@@ -255,10 +257,10 @@ def test_what_is_measured(measured: tuple) -> None:
 def test_memory_is_the_larger_of_sampling_and_training(measured: tuple) -> None:
     memory = measured[0].memory
     if memory is None:
-        pytest.skip("this machine does not tell its memory")
+        pytest.skip("this machine does not report its memory")
     rows = measured[0].rows_JD[3]
     small, large = (memory.predict(rows, n, 4, 100.0) for n in (64, 1 << 20))
-    assert small >= memory.resident_bytes + memory.account(rows, 64, 4)
+    assert small >= memory.resident_bytes + memory.rows(rows, 64, 4)
     assert large >= small
     training = replace(memory, sampling=replace(memory.sampling, coefficients=(0.0, 0.0, 0.0)))
     training = replace(training, training=replace(memory.training, coefficients=(1e9, 2.0)))
@@ -267,7 +269,7 @@ def test_memory_is_the_larger_of_sampling_and_training(measured: tuple) -> None:
 
 
 def test_the_same_seed_gives_the_same_pilot(measured: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_module, "_REPEATS", 1)
+    monkeypatch.setattr(timing_module, "_REPEATS", 1)
     again = make_parts(small_model(vocab_size=5, seed=3, dtype=torch.float32))
     wanted = np.array([4, 8, 16, 64])
     counts = measured[0].counts
@@ -279,10 +281,10 @@ def test_the_same_seed_gives_the_same_pilot(measured: tuple, tmp_path: Path, mon
     assert len(seeds) == 12
 
 
-def test_a_pilot_without_both_outcomes_is_refused(tmp_path: Path) -> None:
+def test_a_pilot_without_a_mixed_group_is_rejected(tmp_path: Path) -> None:
     parts = make_parts(small_model(vocab_size=5))
     parts = replace(parts, grader=replace(parts.grader, verifiers={"token": NeverVerifier()}))
-    with pytest.raises(UninformativePilotError, match="all were in 0 and none in 8") as caught:
+    with pytest.raises(NoMixedGroupError, match="all correct: 0, all incorrect: 8") as caught:
         measure(parts, 8, 4, np.array([4]), tmp_path, SILENT)
     assert caught.value.exit_code == 1
 
@@ -295,7 +297,7 @@ class NeverVerifier:
         return Verdict(False, 0.0, None, "wrong", 0.0)
 
 
-def test_probes_are_no_larger_than_the_pilot() -> None:
+def test_timed_steps_are_no_larger_than_the_pilot() -> None:
     for num_prompts, num_rollouts, per_step, most in product((8, 64, 300), (4, 64), (1, 16, 512), (16, 2048)):
         for quick in (True, False):
             sizes = timing_sizes(num_prompts, num_rollouts, per_step, most, quick)
@@ -309,7 +311,7 @@ def test_probes_are_no_larger_than_the_pilot() -> None:
 
 
 def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
-    """The real Collector on an engine whose groups are informative by the toss of a coin."""
+    """The real Collector on an engine whose groups are mixed by the toss of a coin."""
     share, per_step, steps = 0.35, 6, 300
 
     class Coins:
@@ -339,17 +341,17 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
 def test_nodes_of_a_limited_number_of_responses(rng: np.random.Generator) -> None:
     parts = make_parts(small_model(vocab_size=5))
     some = prompts(6)
-    groups = sample(parts, some, 40, 5, Stopwatch()).groups
+    groups = sample(parts, some, 40, 5).groups
     wanted = np.array([8, 40, 400])
     growth = [tree_growth(g.tree, wanted, LENGTH) for g in groups]
     products = gradient_products(deepcopy(parts.model), groups, parts, rng)
     few = replace(parts, learner_settings=replace(SETTINGS, responses_per_verdict=2))
-    counts = count_pilot(few, groups, growth, wanted, products)
+    counts = PilotCounts.of(few, groups, growth, wanted, products)
     assert (counts.trained_PJ <= counts.nodes_PJ).all()
     assert (counts.trained_PJ <= 4 * LENGTH + 1e-9).all()
     assert (counts.trained_PJ > 0).all()
     assert (np.diff(counts.trained_PJ, axis=1) >= -1e-9).all()
-    np.testing.assert_array_equal(count_pilot(parts, groups, growth, wanted, products).trained_PJ, counts.nodes_PJ)
+    np.testing.assert_array_equal(PilotCounts.of(parts, groups, growth, wanted, products).trained_PJ, counts.nodes_PJ)
 
 
 def test_peak_memory_sees_what_comes_and_goes() -> None:
@@ -357,7 +359,7 @@ def test_peak_memory_sees_what_comes_and_goes() -> None:
     before = bytes_in_use(device)
     reset_peak(device)
     if before is None or peak_bytes(device) is None:
-        pytest.skip("this machine does not tell its memory")
+        pytest.skip("this machine does not report its memory")
     block = np.ones(8 << 20)  # 64 MiB
     del block
     peak = peak_bytes(device)

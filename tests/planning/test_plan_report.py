@@ -11,11 +11,12 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
+from brorl.evaluation.pass_at_k import Estimate
 from brorl.planning.figure import draw_plan
 from brorl.planning.gradient_noise import GradientProducts, NoiseMoments
 from brorl.planning.pilot import PilotSummary
-from brorl.planning.pilot_counts import Estimate, PilotCounts
-from brorl.planning.recommendation import Plan, PlanRow, StepSettings
+from brorl.planning.pilot_counts import PilotCounts
+from brorl.planning.recommendation import PlanRow, RolloutPlan, StepSettings
 from brorl.planning.report import (
     PlanReport,
     advice,
@@ -24,7 +25,6 @@ from brorl.planning.report import (
     noise,
     pilot_line,
     plan_record,
-    predict_memory,
     share_table,
     step_table,
 )
@@ -42,7 +42,7 @@ def row(num_rollouts: int, prompts: int, to_best: float) -> PlanRow:
     return PlanRow(
         num_rollouts=num_rollouts,
         extrapolated=num_rollouts > 32,
-        informative=Estimate(share, share - 0.05, share + 0.02),
+        mixed=Estimate(share, share - 0.05, share + 0.02),
         solved=Estimate(share + 0.01, share - 0.04, share + 0.03),
         unique_tokens=Estimate(10 * num_rollouts**0.5, 9 * num_rollouts**0.5, 11 * num_rollouts**0.5),
         unique_share=1.2 / num_rollouts**0.5,
@@ -57,7 +57,7 @@ def row(num_rollouts: int, prompts: int, to_best: float) -> PlanRow:
 
 
 def report(**changes: object) -> PlanReport:
-    plan = Plan(
+    plan = RolloutPlan(
         rows=[row(16, 40, 1.5), row(64, 20, 1.0), row(256, 10, 1.04), row(1024, 0, nan)],
         budget=1.0,
         recipe=1,
@@ -79,7 +79,7 @@ def report(**changes: object) -> PlanReport:
         ),
         summary=PilotSummary(8, 32, 0.2, 0.5, 7.0, 0.01, 0.3, 12_345.0),
         cost=StepCost({"generation": AffineCost((0.1, 0.2, 0.3), 0.01)}, {"generation": 1.0}, 0.01),
-        probes=[StepTiming(16, Work(1, 2, 3, 4, 5, 6, 7), {"generation": 0.5})],
+        timings=[StepTiming(16, Work(1, 2, 3, 4, 5, 6, 7), {"generation": 0.5})],
         memory=None,
         rows_JD=np.ones((4, 3)),
     )  # fmt: skip
@@ -124,30 +124,30 @@ def test_sentences_say_what_the_numbers_say() -> None:
     assert 3 <= len(lines) <= 5
     assert "N = 256 with 10 prompts per step" in lines[0]
     assert "1.04 times the gradient noise of the recipe's N = 64 with 20 prompts" in lines[0]
-    assert "N = 64 and 256 cannot be told apart" in lines[1]
-    assert "within 8%" in lines[1]
-    assert "From N = 256, 4 times the rollouts take informative groups from 0.94 to 0.97" in lines[2]
+    assert "cannot distinguish N = 64 and 256" in lines[1]
+    assert "taken as 8%" in lines[1]
+    assert "From N = 256, 4 times the rollouts raise the share of mixed groups from 0.94 to 0.97" in lines[2]
     assert "--pilot-prompts 32" in lines[3]
     assert "not the final performance" in lines[4]
     assert "docs/theory.md" in lines[4]
 
     alone = advice(report(tied=[1], chosen=1))
     assert "the recipe's own N" in alone[0]
-    assert "the next is N = 256 with 1.04 [0.94, 1.25] times" in alone[1]
+    assert "The next is N = 256 with 1.04 [0.94, 1.25] times" in alone[1]
     last = advice(report(tied=[1, 3], chosen=3, rows=[*report().plan.rows[:3], row(1024, 4, 1.0)]))
-    assert "No N above 1024 was asked for" in last[2]
+    assert "No N above 1024 was compared" in last[2]
     small = advice(report(tied=[0], chosen=0, best=0))
     assert "From N = 16, 4 times the rollouts" in small[2]  # the recipe's
 
 
 def test_what_is_uncertain_is_said() -> None:
     unseen = report(p_value=0.3)
-    assert "Uncertain: the mean gradient of 8 prompts cannot be told from 0" in advice(unseen)[3]
+    assert "Uncertain: the mean gradient of 8 prompts is not significantly different from 0" in advice(unseen)[3]
     assert "--pilot-prompts 32" in advice(unseen)[3]
     assert "3 numbers of rollouts are tied" in advice(report(tied=[0, 1, 2]))[3]
     rows = report().plan.rows
-    wide = replace(rows[2], informative=Estimate(0.7, 0.5, 0.9))
-    assert "informative groups at N = 256 is 0.70 [0.50, 0.90]" in advice(report(rows=[*rows[:2], wide, rows[3]]))[3]
+    wide = replace(rows[2], mixed=Estimate(0.7, 0.5, 0.9))
+    assert "mixed groups at N = 256 is 0.70 [0.50, 0.90]" in advice(report(rows=[*rows[:2], wide, rows[3]]))[3]
 
 
 def test_nothing_fits() -> None:
@@ -193,10 +193,11 @@ def test_memory_of_steps_that_do_not_fit_is_unknown() -> None:
             return num_rollouts * num_prompts
 
     measured = replace(full.measured, memory=Memory())  # type: ignore[arg-type]
-    at_recipe, at_budget = predict_memory(measured, full.plan, SETTINGS)
-    assert at_recipe == [256, 1024, 4096, 16384]
-    assert at_budget == [640, 1280, 2560, None]
-    assert predict_memory(full.measured, full.plan, SETTINGS) == ([None] * 4, [None] * 4)
+    known = PlanReport.of(full.plan, measured, SETTINGS, "quickstart", "cpu")
+    assert known.memory_bytes == [256, 1024, 4096, 16384]
+    assert known.budget_memory_bytes == [640, 1280, 2560, None]
+    unknown = PlanReport.of(full.plan, full.measured, SETTINGS, "quickstart", "cpu")
+    assert unknown.memory_bytes == unknown.budget_memory_bytes == [None] * 4
 
 
 def test_a_long_path_does_not_leave_the_figure(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from brorl.theory.pass_rates import (
     PassRates,
     fit_pass_rates,
     fit_without_spikes,
-    informative_in_subset,
+    mixed_in_subset,
     shares_of_any_shape,
 )
 
@@ -74,9 +74,9 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
         for b, w in enumerate(weights):
             for j, n in enumerate(WANTED.tolist()):
                 chance = (
-                    informative_in_subset(counts.correct_P, N, n)
+                    mixed_in_subset(counts.correct_P, N, n)
                     if n <= N
-                    else np.array([fit.informative_after(counts.correct_P[p : p + 1], N, n)[0] for p in range(40)])
+                    else np.array([fit.mixed_after(counts.correct_P[p : p + 1], N, n)[0] for p in range(40)])
                 )
                 kept = sum(w[p] * chance[p] for p in range(40))
                 trained = sum(w[p] * chance[p] * counts.trained_PJ[p, j] for p in range(40)) / kept
@@ -85,8 +85,8 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
                 assert found.responses[b, j] == pytest.approx(sum(w * counts.responses_PJ[:, j]) / 40)
                 assert found.tokens[b, j] == pytest.approx(n * sum(w * counts.length_P) / 40)
                 if n <= N:
-                    assert found.informative[b, j] == pytest.approx(kept / 40)
-    assert point.informative[0, 3] == pytest.approx(fit.informative(256))
+                    assert found.mixed[b, j] == pytest.approx(kept / 40)
+    assert point.mixed[0, 3] == pytest.approx(fit.mixed(256))
     assert point.solved[0, 3] == pytest.approx(fit.solved(256))
 
 
@@ -105,7 +105,7 @@ def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
         weight = rng.multinomial(48, np.full(48, 1 / 48), 60).astype(float)
         fit = fit_pass_rates(counts.correct_P, N)
         estimates = share_estimates(counts, expect(counts, fit), expect(counts, fit, weight))
-        for row, (found, share) in enumerate(zip(estimates, (truth.informative, truth.solved), strict=True)):
+        for row, (found, share) in enumerate(zip(estimates, (truth.mixed, truth.solved), strict=True)):
             covered[row] += [e.low <= share(int(n)) <= e.high for e, n in zip(found, WANTED, strict=True)]
     assert (covered >= 0.5 * repeats).all(), covered
 
@@ -113,13 +113,13 @@ def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
 def test_beyond_the_pilot_intervals_hold_every_reading(rng: np.random.Generator) -> None:
     counts = replace(pilot(rng), correct_P=np.array([0] * 15 + [1, 2, 3, 5, 8] * 5))
     fit = fit_pass_rates(counts.correct_P, N)
-    informative, _ = share_estimates(counts, expect(counts, fit), expect(counts, fit, np.ones((2, 40))))
+    mixed, _ = share_estimates(counts, expect(counts, fit), expect(counts, fit, np.ones((2, 40))))
     readings = shares_of_any_shape(counts.correct_P, N, WANTED)[0]
-    assert informative[3].low <= readings[3] <= informative[3].high
-    assert informative[3].low <= 25 / 40  # prompts without a success never have one
-    assert informative[3].high >= fit_without_spikes(counts.correct_P, N).informative(256)  # all have one some day
-    assert informative[1].low > 0.5
-    assert informative[1].high < 0.7  # at n itself the data decide
+    assert mixed[3].low <= readings[3] <= mixed[3].high
+    assert mixed[3].low <= 25 / 40  # prompts without a success never have one
+    assert mixed[3].high >= fit_without_spikes(counts.correct_P, N).mixed(256)  # all have one some day
+    assert mixed[1].low > 0.5
+    assert mixed[1].high < 0.7  # at n itself the data decide
 
 
 @pytest.mark.parametrize("seed_step", [1, 3, 7])
@@ -198,7 +198,7 @@ def test_a_row_by_its_formulas(rng: np.random.Generator) -> None:
     assert plan.recipe == 1
     moments = plan.moments
     for row in plan.rows:
-        share = row.informative.value
+        share = row.mixed.value
         groups = 8 / share
         generation = 0.01 * mean_rounds(round(share, 3), 8) + groups * row.unique_tokens.value * 1e-3
         generation += groups * row.num_rollouts * counts.length_P.mean() * 1e-5

@@ -44,15 +44,15 @@ def test_a_step_adds_up_its_phases(rng: np.random.Generator) -> None:
         "diagnostics": lambda w: 0.05 + 0.001 * w.unique_tokens,
         "storing": lambda w: 0.07 + 0.002 * w.responses,
     }
-    probes = [StepTiming(16, w, {n: f(w) for n, f in truth.items()}) for w in (work(rng) for _ in range(6))]
-    cost = StepCost.fit(probes, per_step)
+    timings = [StepTiming(16, w, {n: f(w) for n, f in truth.items()}) for w in (work(rng) for _ in range(6))]
+    cost = StepCost.fit(timings, per_step)
     assert cost.worst_error < 1e-6
     step = work(rng)
     seconds = cost.seconds(step)
     for name, value in truth.items():
         assert seconds[name] == pytest.approx(value(step) * per_step[name], rel=1e-6)
     assert seconds["total"] == pytest.approx(sum(seconds[n] for n in per_step))
-    with pytest.raises(ValueError, match="no phase"):
+    with pytest.raises(ValueError, match="not a phase"):
         step.features("sleeping")
 
 

@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from brorl.theory.mass_balance import (
+    GradientStep,
+    MassBalance,
+    Outcomes,
     expected_unsampled_square,
     mass_balance,
     pooled_change,
     sufficient_num_rollouts,
-    surrogate_logit_step,
 )
 
 
@@ -26,6 +28,19 @@ class Case(NamedTuple):
     correct: np.ndarray
     sampled: np.ndarray
     settings: dict[str, Any]
+
+
+def balance_of(p: Any, correct: Any, sampled: Any, num_rollouts: Any, **rewards: float) -> MassBalance:
+    return mass_balance(Outcomes.of(p, correct), sampled, num_rollouts, GradientStep(**rewards))
+
+
+def surrogate_step(
+    p: np.ndarray, correct: np.ndarray, sampled: np.ndarray, num_rollouts: int, **rewards: float
+) -> np.ndarray:
+    """dz_j = (eta / N) p_j (R_j - S_R), with R_j = 0 where nothing was sampled; autograd gives the same (below)."""
+    step = GradientStep(**rewards)
+    reward = np.where(sampled, np.where(correct, step.reward_correct, step.reward_wrong), 0.0)
+    return step.learning_rate / num_rollouts * p / p.sum() * (reward - reward @ p / p.sum())
 
 
 def random_case(rng: np.random.Generator, skew: tuple[float, ...] = (0.03, 0.3, 1.0, 10.0)) -> Case:
@@ -68,7 +83,7 @@ def test_terms_are_the_shares_of_an_autograd_step(rng: np.random.Generator) -> N
         case = random_case(rng)
         p, correct, sampled, settings = case
         step, gradient = autograd_step(case)
-        balance = mass_balance(p, correct, sampled, **settings)
+        balance = balance_of(p, correct, sampled, **settings)
         scale = settings["learning_rate"] / settings["num_rollouts"]
         # Autograd itself rounds at the scale of the largest outcome, which a nearly certain outcome shows.
         floor = 1e-14 * scale * p.max() * (settings["reward_correct"] - settings["reward_wrong"])
@@ -77,8 +92,8 @@ def test_terms_are_the_shares_of_an_autograd_step(rng: np.random.Generator) -> N
         assert balance.sampled_wrong_term == pytest.approx((gradient * step)[sampled & ~correct].sum(), **close)
         assert balance.unsampled_term == pytest.approx((gradient * step)[~sampled].sum(), **close)
         assert balance.total == pytest.approx(gradient @ step, **close)
-        np.testing.assert_allclose(surrogate_logit_step(p, correct, sampled, **settings), step, rtol=1e-9, atol=floor)
-        assert pooled_change(p, correct, step).first_order == pytest.approx(balance.total, **close)
+        np.testing.assert_allclose(surrogate_step(p, correct, sampled, **settings), step, rtol=1e-9, atol=floor)
+        assert pooled_change(Outcomes.of(p, correct), step).first_order == pytest.approx(balance.total, **close)
 
 
 def test_ratio_to_autograd_is_one_where_autograd_is_accurate(rng: np.random.Generator) -> None:
@@ -87,7 +102,7 @@ def test_ratio_to_autograd_is_one_where_autograd_is_accurate(rng: np.random.Gene
         case = random_case(rng, skew=(1.0, 10.0))
         step, gradient = autograd_step(case)
         if abs(gradient @ step) > 1e-5 * np.abs(case.p * step).sum() > 0:
-            ratios.append(mass_balance(case.p, case.correct, case.sampled, **case.settings).total / (gradient @ step))
+            ratios.append(balance_of(case.p, case.correct, case.sampled, **case.settings).total / (gradient @ step))
     assert len(ratios) > 50
     np.testing.assert_allclose(ratios, 1, rtol=1e-9)
 
@@ -118,7 +133,7 @@ def test_fields_and_total_equal_exact_fractions_however_skewed(rng: np.random.Ge
     """Here nothing rounds in the reference, so a nearly certain outcome is held to the same digits."""
     for _ in range(100):
         case = random_case(rng)
-        balance, exact = mass_balance(case.p, case.correct, case.sampled, **case.settings), exact_parts(case)
+        balance, exact = balance_of(case.p, case.correct, case.sampled, **case.settings), exact_parts(case)
         terms = (balance.sampled_correct_term, balance.sampled_wrong_term, balance.unsampled_term)
         assert balance.total == pytest.approx(float(exact.pop("total")), rel=1e-9, abs=1e-13 * np.abs(terms).sum())
         assert balance.s_r == pytest.approx(float(exact.pop("s_r")), rel=1e-12, abs=1e-14)
@@ -134,15 +149,15 @@ def test_residual_of_the_finite_step_falls_with_the_square_of_the_learning_rate(
     ratios: dict[float, list[float]] = {1e-2: [], 1e-3: []}
     for _ in range(300):
         p, correct, sampled, settings = random_case(rng, skew=(0.3, 1.0, 10.0))
-        reach = np.ptp(surrogate_logit_step(p, correct, sampled, **settings)) / settings["learning_rate"]
+        reach = np.ptp(surrogate_step(p, correct, sampled, **settings)) / settings["learning_rate"]
         if reach == 0:
             continue
         for size, found in ratios.items():
             residual = []
             for learning_rate in (size / reach, size / reach / 2):
                 settings["learning_rate"] = learning_rate
-                step = surrogate_logit_step(p, correct, sampled, **settings)
-                total = mass_balance(p, correct, sampled, **settings).total
+                step = surrogate_step(p, correct, sampled, **settings)
+                total = balance_of(p, correct, sampled, **settings).total
                 residual.append(correct_mass_change(p, correct, step) - total)
             assert abs(residual[0] - 4 * residual[1]) <= size**3 / 2 + 1e-14
             if abs(residual[0]) > 0.005 * size**2:
@@ -157,14 +172,14 @@ def test_bounds_hold_at_any_step_size(rng: np.random.Generator) -> None:
     for _ in range(1000):
         p, correct, sampled, settings = random_case(rng)
         settings["learning_rate"] = float(10 ** rng.uniform(-3, 4))
-        balance = mass_balance(p, correct, sampled, **settings)
-        step = surrogate_logit_step(p, correct, sampled, **settings)
+        balance = balance_of(p, correct, sampled, **settings)
+        step = surrogate_step(p, correct, sampled, **settings)
         error = abs(correct_mass_change(p, correct, step) - balance.total)
         assert error <= balance.remainder_bound + 1e-13 * (1 + abs(balance.total))
-        change = pooled_change(p, correct, step)
+        change = pooled_change(Outcomes.of(p, correct), step)
         assert change.remainder_bound <= balance.remainder_bound * (1 + 1e-12) + 1e-300
         step = rng.normal(size=p.size) * 10 ** rng.uniform(-3, 1)
-        change = pooled_change(p, correct, step)
+        change = pooled_change(Outcomes.of(p, correct), step)
         error = abs(correct_mass_change(p, correct, step) - change.first_order)
         assert error <= change.remainder_bound + 1e-13
         tightest = max(tightest, error / change.remainder_bound)
@@ -177,16 +192,16 @@ def test_bounds_are_the_stated_formulas(rng: np.random.Generator) -> None:
         eta, count = settings["learning_rate"], settings["num_rollouts"]
         spread = settings["reward_correct"] - settings["reward_wrong"]
         bound = eta**2 * max(p) ** 2 * spread**2 / (8 * count**2)
-        assert mass_balance(p, correct, sampled, **settings).remainder_bound == pytest.approx(bound, rel=1e-12, abs=0)
+        assert balance_of(p, correct, sampled, **settings).remainder_bound == pytest.approx(bound, rel=1e-12, abs=0)
         step = rng.normal(size=p.size)
         bound = (max(step) - min(step)) ** 2 / 8
-        assert pooled_change(p, correct, step).remainder_bound == pytest.approx(bound, rel=1e-12, abs=0)
+        assert pooled_change(Outcomes.of(p, correct), step).remainder_bound == pytest.approx(bound, rel=1e-12, abs=0)
 
 
 def test_a_constant_added_to_the_logits_changes_nothing(rng: np.random.Generator) -> None:
     p, correct, *_ = random_case(rng, skew=(1.0,))
     step = np.round(rng.normal(size=p.size), 3)
-    plain, lifted = pooled_change(p, correct, step), pooled_change(p, correct, step + 1e6)
+    plain, lifted = pooled_change(Outcomes.of(p, correct), step), pooled_change(Outcomes.of(p, correct), step + 1e6)
     np.testing.assert_allclose(astuple(lifted), astuple(plain), rtol=1e-8, atol=1e-9)
 
 
@@ -194,7 +209,7 @@ def test_sampled_terms_are_never_negative_and_the_unsampled_one_can_be(rng: np.r
     unsampled = []
     for _ in range(1000):
         case = random_case(rng)
-        balance = mass_balance(case.p, case.correct, case.sampled, **case.settings)
+        balance = balance_of(case.p, case.correct, case.sampled, **case.settings)
         assert balance.sampled_correct_term >= 0
         assert balance.sampled_wrong_term >= 0
         unsampled.append(balance.unsampled_term)
@@ -205,7 +220,7 @@ def test_sampled_terms_are_never_negative_and_the_unsampled_one_can_be(rng: np.r
 def test_a_mass_far_below_rounding_keeps_its_digits(sampled_is_correct: bool) -> None:
     """By hand, with q the other mass, unsampled: |R - S_R| = q, so either part is q q 1^2."""
     q, sampled = 1e-20, np.array([True, False])
-    balance = mass_balance(np.array([1.0, q]), sampled == sampled_is_correct, sampled, num_rollouts=1)
+    balance = balance_of(np.array([1.0, q]), sampled == sampled_is_correct, sampled, num_rollouts=1)
     terms = {True: balance.sampled_correct_term, False: balance.sampled_wrong_term}
     assert terms[sampled_is_correct] == pytest.approx(q**2, rel=1e-12, abs=0)
     assert terms[not sampled_is_correct] == 0
@@ -216,8 +231,8 @@ def test_the_order_of_outcomes_does_not_matter(rng: np.random.Generator) -> None
     for _ in range(50):
         p, correct, sampled, settings = random_case(rng)
         order = rng.permutation(p.size)
-        plain = asdict(mass_balance(p, correct, sampled, **settings))
-        mixed = asdict(mass_balance(p[order], correct[order], sampled[order], **settings))
+        plain = asdict(balance_of(p, correct, sampled, **settings))
+        mixed = asdict(balance_of(p[order], correct[order], sampled[order], **settings))
         floor = 1e-13 * (plain["sampled_correct_term"] + plain["sampled_wrong_term"] + abs(plain["unsampled_term"]))
         for name in plain:
             assert mixed[name] == pytest.approx(plain[name], rel=1e-11, abs=max(floor, 1e-15)), name
@@ -228,24 +243,22 @@ def test_no_incorrect_outcome_sampled(rng: np.random.Generator) -> None:
     for _ in range(50):
         p, correct, _, settings = random_case(rng)
         correct[0] = True
-        balance = mass_balance(p, correct, correct, **settings)
+        balance = balance_of(p, correct, correct, **settings)
         assert (balance.p_neg, balance.b_2, balance.sampled_wrong_term, balance.u_pos_2) == (0, 0, 0, 0)
         assert balance.p_pos == balance.q_pos
         assert balance.total >= 0  # nothing correct is unsampled
     half = np.array([0.45, 0.05, 0.5])
-    draw = mass_balance(half, np.array([True, True, False]), np.array([False, True, False]), num_rollouts=1)
+    draw = balance_of(half, np.array([True, True, False]), np.array([False, True, False]), num_rollouts=1)
     # by hand: S = .05, (1 - .05) .5 .0025 + .05 (.5 .25 - .5 .2025)
     assert draw.total == pytest.approx(0.0011875 + 0.0011875, rel=1e-12)
-    heavy = mass_balance(
-        np.array([0.48, 0.02] + [0.005] * 100), np.arange(102) < 2, np.arange(102) == 1, num_rollouts=1
-    )
+    heavy = balance_of(np.array([0.48, 0.02] + [0.005] * 100), np.arange(102) < 2, np.arange(102) == 1, num_rollouts=1)
     assert heavy.total < 0
 
 
 def test_everything_sampled_leaves_no_coupling(rng: np.random.Generator) -> None:
     for _ in range(50):
         p, correct, _, settings = random_case(rng)
-        balance = mass_balance(p, correct, np.ones(p.size, bool), **settings)
+        balance = balance_of(p, correct, np.ones(p.size, bool), **settings)
         assert (balance.unsampled_term, balance.u_pos_2, balance.u_neg_2) == (0, 0, 0)
         assert balance.total >= 0
         assert balance.cannot_fall
@@ -255,7 +268,7 @@ def test_everything_sampled_leaves_no_coupling(rng: np.random.Generator) -> None
 def test_no_change_where_all_or_nothing_is_correct(rng: np.random.Generator, all_correct: bool) -> None:
     for _ in range(20):
         p, _, sampled, settings = random_case(rng)
-        balance = mass_balance(p, np.full(p.size, all_correct), sampled, **settings)
+        balance = balance_of(p, np.full(p.size, all_correct), sampled, **settings)
         assert balance.total == 0
         assert (balance.q_pos, balance.q_neg) == pytest.approx((float(all_correct), float(not all_correct)), abs=1e-14)
 
@@ -268,7 +281,7 @@ def test_a_draw_that_cannot_fall_does_not(rng: np.random.Generator) -> None:
         if rng.random() < 0.5:  # sets that no likely draw would give
             case = case._replace(sampled=rng.random(case.p.size) < rng.random())
         p, correct, sampled, settings = case
-        balance = mass_balance(p, correct, sampled, **settings)
+        balance = balance_of(p, correct, sampled, **settings)
         gap_pos = sum(p[~correct]) * sum(p[correct] ** 2) - sum(p[correct & ~sampled] ** 2)
         gap_neg = sum(p[correct]) * sum(p[~correct] ** 2) - sum(p[~correct & ~sampled] ** 2)
         if min(abs(gap_pos), abs(gap_neg)) > 1e-12:
@@ -296,20 +309,20 @@ def test_expected_unsampled_square_equals_enumeration(rng: np.random.Generator, 
     for skew in (0.2, 1.0):
         p, correct = rng.dirichlet(np.full(size, skew)), np.arange(size) < rng.integers(0, size + 1)
         draws = enumerate_draws(p, num_rollouts)
-        found = expected_unsampled_square(p, correct, num_rollouts)
+        found = expected_unsampled_square(Outcomes.of(p, correct), num_rollouts)
         expected = sum(chance * sum(p[~sampled & correct] ** 2) for chance, sampled in draws)
         assert found.correct == pytest.approx(expected, rel=1e-11, abs=1e-15)
         expected = sum(chance * sum(p[~sampled & ~correct] ** 2) for chance, sampled in draws)
         assert found.wrong == pytest.approx(expected, rel=1e-11, abs=1e-15)
         assert found.total == found.correct + found.wrong
-        totals = [mass_balance(p, correct, sampled, num_rollouts=num_rollouts).total for _, sampled in draws]
+        totals = [balance_of(p, correct, sampled, num_rollouts=num_rollouts).total for _, sampled in draws]
         assert sum(chance * total for (chance, _), total in zip(draws, totals, strict=True)) >= -1e-16
 
 
 def test_expected_unsampled_square_equals_monte_carlo(rng: np.random.Generator) -> None:
     p, correct = rng.dirichlet(np.full(30, 0.7)), np.arange(30) < 15
     missed_RV = rng.multinomial(24, p, size=40_000) == 0
-    found = expected_unsampled_square(p, correct, 24)
+    found = expected_unsampled_square(Outcomes.of(p, correct), 24)
     for mask, value in ((correct, found.correct), (~correct, found.wrong)):
         squares_R = missed_RV @ (p**2 * mask)
         assert value == pytest.approx(squares_R.mean(), abs=6 * squares_R.std() / np.sqrt(squares_R.size))
@@ -320,9 +333,9 @@ def test_expected_unsampled_square_keeps_its_digits_where_p_is_tiny_and_N_huge()
     with localcontext(prec=60):
         small = Decimal(float(p[1])) / sum(Decimal(float(x)) for x in p)
         expected = float(small**2 * (1 - small) ** num_rollouts)
-    found = expected_unsampled_square(p, np.array([False, True]), num_rollouts)
+    found = expected_unsampled_square(Outcomes.of(p, np.array([False, True])), num_rollouts)
     assert found.correct == pytest.approx(expected, rel=1e-9, abs=0)
-    assert expected_unsampled_square([1.0, 0.0], np.array([True, False]), 7).total == 0
+    assert expected_unsampled_square(Outcomes.of([1.0, 0.0], np.array([True, False])), 7).total == 0
 
 
 def test_sufficient_number_is_the_stated_one_and_is_sufficient_in_the_mean(rng: np.random.Generator) -> None:
@@ -333,7 +346,7 @@ def test_sufficient_number_is_the_stated_one_and_is_sufficient_in_the_mean(rng: 
         if not (1e-9 < q_pos < 1 - 1e-9):
             continue
         room = (q_neg * sum(p[correct] ** 2), q_pos * sum(p[~correct] ** 2))
-        found = sufficient_num_rollouts(p, correct)
+        found = sufficient_num_rollouts(Outcomes.of(p, correct))
         stated = max(q_pos / (e * room[0]), q_neg / (e * room[1]))
         assert isinstance(found, int)
         assert stated * (1 - 1e-9) <= found < (stated + 1) * (1 + 1e-9)
@@ -343,12 +356,12 @@ def test_sufficient_number_is_the_stated_one_and_is_sufficient_in_the_mean(rng: 
             assert sum((p**2 * missed)[~correct]) <= room[1] * (1 + 1e-9)
         checked += 1
     assert checked > 100
-    assert sufficient_num_rollouts([0.5, 0.5], np.array([True, False])) == 2  # 4 / e, the least there is
+    assert sufficient_num_rollouts(Outcomes.of([0.5, 0.5], np.array([True, False]))) == 2  # 4 / e, the least there is
 
 
 @pytest.mark.parametrize(("p", "correct"), [([0.4, 0.6], [True, True]), ([0.4, 0.6], [False] * 2), ([1, 0], [1, 0])])
 def test_no_number_is_sufficient_where_all_or_nothing_is_correct(p: list[float], correct: list[int]) -> None:
-    found = sufficient_num_rollouts(np.array(p, float), np.array(correct, bool))
+    found = sufficient_num_rollouts(Outcomes.of(np.array(p, float), np.array(correct, bool)))
     assert found == inf
     assert not isfinite(found)
 
@@ -360,23 +373,23 @@ def test_tensors_of_any_type_are_taken(rng: np.random.Generator, dtype: torch.dt
     p = torch.softmax(logits, 0).to(dtype).requires_grad_()
     correct, sampled = torch.arange(40) % 3 == 0, torch.arange(40) % 2 == 0
     exact = p.detach().double().numpy()
-    expected = mass_balance(exact / exact.sum(), correct.numpy(), sampled.numpy(), **settings)
-    found = mass_balance(p, correct, sampled, **settings)
+    expected = balance_of(exact / exact.sum(), correct.numpy(), sampled.numpy(), **settings)
+    found = balance_of(p, correct, sampled, **settings)
     np.testing.assert_allclose(astuple(found), astuple(expected), rtol=1e-9, atol=1e-14 * settings["learning_rate"])
     assert found.q_pos + found.q_neg == pytest.approx(1, abs=1e-14)
     assert all(type(value) is float for value in astuple(found))
-    step = surrogate_logit_step(p, correct, sampled, **settings)
-    assert pooled_change(p, correct, torch.tensor(step)) == pooled_change(p, correct, step)
+    step = surrogate_step(exact, correct.numpy(), sampled.numpy(), **settings)
+    assert pooled_change(Outcomes.of(p, correct), torch.tensor(step)) == pooled_change(Outcomes.of(p, correct), step)
 
 
 def test_the_sum_may_miss_one_by_what_its_type_rounds() -> None:
     off = np.array([0.5, 0.5 + 1e-6])
     correct = np.array([True, False])
-    assert sufficient_num_rollouts(off.astype(np.float32), correct) == 2
+    assert sufficient_num_rollouts(Outcomes.of(off.astype(np.float32), correct)) == 2
     with pytest.raises(ValueError, match=r"p must add up to 1 within 1e-08 \(float64\), got 1.000001; divide it by"):
-        sufficient_num_rollouts(off, correct)
+        sufficient_num_rollouts(Outcomes.of(off, correct))
     with pytest.raises(ValueError, match=r"add up to 1 within 0.0003 \(float32\)"):
-        sufficient_num_rollouts(np.array([0.5, 0.501], np.float32), correct)
+        sufficient_num_rollouts(Outcomes.of(np.array([0.5, 0.501], np.float32), correct))
 
 
 HALF, ONE = np.array([0.5, 0.5]), np.array([True, False])
@@ -385,28 +398,34 @@ HALF, ONE = np.array([0.5, 0.5]), np.array([True, False])
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: mass_balance([1.5, -0.5], ONE, ONE, num_rollouts=1), "probabilities >= 0; apply softmax"),
-        (lambda: mass_balance([np.nan, 1.0], ONE, ONE, num_rollouts=1), "finite probabilities"),
-        (lambda: mass_balance([inf, 1.0], ONE, ONE, num_rollouts=1), "finite probabilities"),
-        (lambda: mass_balance([[0.5, 0.5]], ONE, ONE, num_rollouts=1), r"shape \[V\], got shape \(1, 2\)"),
-        (lambda: mass_balance(np.zeros(0), ONE, ONE, num_rollouts=1), r"got shape \(0,\)"),
-        (lambda: mass_balance([1, 0], ONE, ONE, num_rollouts=1), "p must hold floats .* got int64; convert"),
-        (lambda: mass_balance(HALF, [0], ONE, num_rollouts=1), "correct must be .* got int64 .* indices are not taken"),
-        (lambda: mass_balance(HALF, ONE, np.array([1]), num_rollouts=1), "sampled must be a boolean mask of shape"),
-        (lambda: mass_balance(HALF, ONE, np.array([True] * 3), num_rollouts=1), r"\(2,\), got bool of shape \(3,\)"),
-        (lambda: surrogate_logit_step(HALF, ONE, torch.tensor([1, 0]), num_rollouts=1), "sampled must .* got int64"),
-        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=0), "num_rollouts must be a whole number >= 1, got 0"),
-        (lambda: surrogate_logit_step(HALF, ONE, ONE, num_rollouts=1.5), "whole number >= 1, got 1.5"),
-        (lambda: expected_unsampled_square(HALF, ONE, 0), "num_rollouts must be"),
-        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, reward_correct=-0.1), "reward_correct >= 0 >= reward_wr"),
-        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, reward_wrong=0.1), "got 1.0 and 0.1; subtract a base"),
-        (lambda: surrogate_logit_step(HALF, ONE, ONE, num_rollouts=1, reward_wrong=np.nan), "rewards must be finite"),
-        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, reward_correct=inf), "rewards must be finite"),
-        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, learning_rate=0), "learning_rate must be positive"),
-        (lambda: mass_balance(HALF, ONE, ONE, num_rollouts=1, learning_rate=np.nan), "learning_rate must be positive"),
-        (lambda: pooled_change(HALF, ONE, [0.0, 0.0, 1.0]), r"logit_step must hold 2 finite .* got shape \(3,\)"),
-        (lambda: pooled_change(HALF, ONE, [0.0, np.nan]), "logit_step must hold 2 finite numbers"),
-        (lambda: pooled_change(HALF, ONE, ONE), "got shape .* of bool"),
+        (lambda: balance_of([1.5, -0.5], ONE, ONE, num_rollouts=1), "probabilities >= 0; apply softmax"),
+        (lambda: balance_of([np.nan, 1.0], ONE, ONE, num_rollouts=1), "finite probabilities"),
+        (lambda: balance_of([inf, 1.0], ONE, ONE, num_rollouts=1), "finite probabilities"),
+        (lambda: balance_of([[0.5, 0.5]], ONE, ONE, num_rollouts=1), r"shape \[V\], got shape \(1, 2\)"),
+        (lambda: balance_of(np.zeros(0), ONE, ONE, num_rollouts=1), r"got shape \(0,\)"),
+        (lambda: balance_of([1, 0], ONE, ONE, num_rollouts=1), "p must hold floats .* got int64; convert"),
+        (
+            lambda: balance_of(HALF, [0], ONE, num_rollouts=1),
+            "correct must be .* got int64 .* indices are not accepted",
+        ),
+        (lambda: balance_of(HALF, ONE, np.array([1]), num_rollouts=1), "sampled must be a boolean mask of shape"),
+        (lambda: balance_of(HALF, ONE, np.array([True] * 3), num_rollouts=1), r"\(2,\), got bool of shape \(3,\)"),
+        (lambda: balance_of(HALF, ONE, torch.tensor([1, 0]), num_rollouts=1), "sampled must .* got int64"),
+        (lambda: balance_of(HALF, ONE, ONE, num_rollouts=0), "num_rollouts must be a whole number >= 1, got 0"),
+        (lambda: balance_of(HALF, ONE, ONE, num_rollouts=1.5), "whole number >= 1, got 1.5"),
+        (lambda: expected_unsampled_square(Outcomes.of(HALF, ONE), 0), "num_rollouts must be"),
+        (lambda: balance_of(HALF, ONE, ONE, num_rollouts=1, reward_correct=-0.1), "reward_correct >= 0 >= reward_wr"),
+        (lambda: balance_of(HALF, ONE, ONE, num_rollouts=1, reward_wrong=0.1), "got 1.0 and 0.1; subtract a base"),
+        (lambda: balance_of(HALF, ONE, ONE, num_rollouts=1, reward_wrong=np.nan), "rewards must be finite"),
+        (lambda: balance_of(HALF, ONE, ONE, num_rollouts=1, reward_correct=inf), "rewards must be finite"),
+        (lambda: balance_of(HALF, ONE, ONE, num_rollouts=1, learning_rate=0), "learning_rate must be positive"),
+        (lambda: balance_of(HALF, ONE, ONE, num_rollouts=1, learning_rate=np.nan), "learning_rate must be positive"),
+        (
+            lambda: pooled_change(Outcomes.of(HALF, ONE), [0.0, 0.0, 1.0]),
+            r"logit_step must hold 2 finite .* got shape \(3,\)",
+        ),
+        (lambda: pooled_change(Outcomes.of(HALF, ONE), [0.0, np.nan]), "logit_step must hold 2 finite numbers"),
+        (lambda: pooled_change(Outcomes.of(HALF, ONE), ONE), "got shape .* of bool"),
     ],
 )
 def test_refuses_in_one_line_what_it_cannot_use(call: Callable[[], object], message: str) -> None:

@@ -12,8 +12,8 @@ from brorl.theory.pass_rates import (
     PassRates,
     fit_pass_rates,
     fit_without_spikes,
-    informative_in_subset,
-    refit_informative,
+    mixed_in_subset,
+    refit_shares,
     shares_of_any_shape,
     solved_in_subset,
 )
@@ -56,7 +56,7 @@ def test_the_fit_recovers_what_drew_the_counts(rng: np.random.Generator, truth: 
     assert fit.never == pytest.approx(truth.never, abs=0.05)
     assert fit.always == pytest.approx(truth.always, abs=0.05)
     for n in (16, 512):
-        assert fit.informative(n) == pytest.approx(truth.informative(n), abs=0.03)
+        assert fit.mixed(n) == pytest.approx(truth.mixed(n), abs=0.03)
 
 
 def test_no_neighbour_of_the_fit_is_more_likely(rng: np.random.Generator) -> None:
@@ -81,19 +81,19 @@ def test_shares_are_integrals_over_pass_rates(rng: np.random.Generator) -> None:
         rates = PassRates(rng.uniform(0.2, 3), rng.uniform(0.2, 3), never, always)
         for n in (2, 16, 300):
             informative = integral(rates, lambda p, n=n: 1 - p**n - (1 - p) ** n)
-            assert rates.informative(n) == pytest.approx(informative, abs=1e-6)
+            assert rates.mixed(n) == pytest.approx(informative, abs=1e-6)
             assert rates.solved(n) == pytest.approx(integral(rates, lambda p, n=n: 1 - (1 - p) ** n), abs=1e-6)
 
 
 def test_the_published_shares_need_a_spike() -> None:
-    assert PUBLISHED.informative(16) == pytest.approx(0.41, abs=0.005)
-    assert PUBLISHED.informative(512) == pytest.approx(0.62, abs=0.005)
+    assert PUBLISHED.mixed(16) == pytest.approx(0.41, abs=0.005)
+    assert PUBLISHED.mixed(512) == pytest.approx(0.62, abs=0.005)
     found = []
     for logit in np.linspace(-7, 7, 57):
         mean = 1 / (1 + np.exp(-logit))
 
         def share(log_size: float, n: int = 16, mean: float = mean) -> float:
-            return PassRates(mean * np.exp(log_size), (1 - mean) * np.exp(log_size)).informative(n)
+            return PassRates(mean * np.exp(log_size), (1 - mean) * np.exp(log_size)).mixed(n)
 
         if share(-6) < 0.41 < share(6):
             found.append(share(brentq(lambda s, share=share: share(s) - 0.41, -6, 6), 512))
@@ -109,16 +109,16 @@ def test_subsets_by_enumeration() -> None:
                 subsets = list(combinations(outcomes, size))
                 mixed = sum(0 < sum(s) < size for s in subsets) / len(subsets)
                 some = sum(any(s) for s in subsets) / len(subsets)
-                assert informative_in_subset(np.array([correct]), n, size)[0] == pytest.approx(mixed, abs=1e-12)
+                assert mixed_in_subset(np.array([correct]), n, size)[0] == pytest.approx(mixed, abs=1e-12)
                 assert solved_in_subset(np.array([correct]), n, size)[0] == pytest.approx(some, abs=1e-12)
     with pytest.raises(ValueError, match="subset of 8"):
-        informative_in_subset(np.array([3]), 7, 8)
+        mixed_in_subset(np.array([3]), 7, 8)
 
 
 def test_a_prompts_chance_after_its_pilot_is_bayes(rng: np.random.Generator) -> None:
     rates = PassRates(rng.uniform(0.8, 2), rng.uniform(0.8, 2), 0.25, 0.1)
     correct = np.array([0, 1, 5, 8])
-    found = rates.informative_after(correct, 8, 40)
+    found = rates.mixed_after(correct, 8, 40)
     for place, k in enumerate(correct.tolist()):
         seen = stats.binom(8, [0.0, 1.0]).pmf(k)
 
@@ -143,8 +143,8 @@ def test_the_distribution_of_any_shape_follows_rates_that_no_beta_does(rng: np.r
     np.testing.assert_allclose(
         informative, [1 - ((1 - rates) ** n + rates**n).mean() for n in wanted.tolist()], atol=0.02
     )
-    np.testing.assert_allclose(informative[1], informative_in_subset(correct, 64, 64).mean(), atol=0.005)
-    assert fit_pass_rates(correct, 64).informative(128) < 0.98 < informative[2]
+    np.testing.assert_allclose(informative[1], mixed_in_subset(correct, 64, 64).mean(), atol=0.005)
+    assert fit_pass_rates(correct, 64).mixed(128) < 0.98 < informative[2]
 
 
 def test_weights_are_repeated_prompts(rng: np.random.Generator) -> None:
@@ -152,14 +152,14 @@ def test_weights_are_repeated_prompts(rng: np.random.Generator) -> None:
     correct = draw(rng, PassRates(0.5, 1.5, 0.2, 0.05), 60, 32)
     weight = rng.multinomial(60, np.full(60, 1 / 60), 3).astype(float)
     wanted = np.array([64, 512])
-    informative, solved = refit_informative(correct, 32, weight, wanted)
+    informative, solved = refit_shares(correct, 32, weight, wanted)
     for row in range(3):
         repeated = np.repeat(correct, weight[row].astype(int))
-        again = refit_informative(repeated, 32, np.ones((1, 60)), wanted)
+        again = refit_shares(repeated, 32, np.ones((1, 60)), wanted)
         np.testing.assert_array_equal(informative[row], again[0][0])
         np.testing.assert_array_equal(solved[row], again[1][0])
         fit = fit_pass_rates(repeated, 32)
-        np.testing.assert_allclose(informative[row], [fit.informative(int(n)) for n in wanted], atol=0.25)
+        np.testing.assert_allclose(informative[row], [fit.mixed(int(n)) for n in wanted], atol=0.25)
         np.testing.assert_allclose(solved[row], [fit.solved(int(n)) for n in wanted], atol=0.25)
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from brorl.theory.mass_balance import GradientStep, Outcomes
 from brorl.theory.policy_gradient import (
     Estimator,
     lowered_by_exact_gradient,
     mass_change,
     mass_change_of_draw,
     shrinkage_of_unsampled,
-    squared_gradient,
 )
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
@@ -24,6 +24,14 @@ class Case(NamedTuple):
     p: np.ndarray
     correct: np.ndarray
     rewards: dict[str, Any]
+
+    @property
+    def outcomes(self) -> Outcomes:
+        return Outcomes.of(self.p, self.correct)
+
+    @property
+    def step(self) -> GradientStep:
+        return GradientStep(**self.rewards)
 
 
 def random_case(
@@ -75,7 +83,7 @@ def test_change_of_a_draw_equals_autograd_of_the_trainers_loss(rng: np.random.Ge
         step, logits = trainer_step(case, draw_N, estimator)
         gradient = correct_mass_gradient(case, logits)
         count = np.bincount(draw_N, minlength=case.p.size)
-        found = mass_change_of_draw(case.p, case.correct, count, estimator, **case.rewards)
+        found = mass_change_of_draw(case.outcomes, count, estimator, case.step)
         floor = 1e-14 * case.rewards["learning_rate"] * 3  # autograd's rounding where one outcome is nearly certain
         assert found == pytest.approx(gradient @ step, rel=1e-9, abs=floor)
 
@@ -114,7 +122,7 @@ def test_mean_and_variance_equal_enumeration(rng: np.random.Generator, estimator
                 chance.append(ways * prod(float(x) ** n for x, n in zip(case.p, count, strict=True)))
                 change.append(change_by_loops(case, count, estimator))
             mean = np.dot(chance, change)
-            found = mass_change(case.p, case.correct, num_rollouts, estimator, **case.rewards)
+            found = mass_change(case.outcomes, num_rollouts, estimator, case.step)
             unit = case.rewards["learning_rate"]
             assert found.expectation == pytest.approx(mean, rel=1e-10, abs=1e-15 * unit)
             variance = np.dot(chance, (np.array(change) - mean) ** 2)
@@ -127,8 +135,8 @@ def test_mean_and_variance_equal_monte_carlo(rng: np.random.Generator, estimator
     case.correct[:20], case.correct[20:] = True, False
     case.rewards.update(reward_correct=1.0, reward_wrong=-0.5)
     counts = rng.multinomial(48, case.p, size=5000)
-    changes = [mass_change_of_draw(case.p, case.correct, count, estimator, **case.rewards) for count in counts]
-    found = mass_change(case.p, case.correct, 48, estimator, **case.rewards)
+    changes = [mass_change_of_draw(case.outcomes, count, estimator, case.step) for count in counts]
+    found = mass_change(case.outcomes, 48, estimator, case.step)
     squares = (np.array(changes) - np.mean(changes)) ** 2
     assert found.expectation == pytest.approx(np.mean(changes), abs=6 * np.std(changes) / sqrt(len(changes)))
     assert found.variance == pytest.approx(squares.mean(), abs=7 * squares.std() / sqrt(len(changes)))
@@ -147,7 +155,7 @@ def test_large_groups_equal_the_moments_of_a_sample_covariance(rng: np.random.Ge
         n = num_rollouts
         variance = mu22 / n - (n - 2) / (n * (n - 1)) * mu11**2 + mu20 * mu02 / (n * (n - 1))
         unit = case.rewards["learning_rate"] * (case.rewards["reward_correct"] - case.rewards["reward_wrong"])
-        found = mass_change(case.p, case.correct, n, "group_mean", **case.rewards)
+        found = mass_change(case.outcomes, n, "group_mean", case.step)
         assert found.expectation == pytest.approx(unit * (1 - 1 / n) * (h @ h), rel=1e-9, abs=1e-15 * unit)
         expected = unit**2 * ((n - 1) / n) ** 2 * variance
         assert found.variance == pytest.approx(expected, rel=1e-7, abs=1e-14 * unit**2 * mu22 / n)
@@ -156,7 +164,7 @@ def test_large_groups_equal_the_moments_of_a_sample_covariance(rng: np.random.Ge
 def test_the_mean_without_a_baseline_does_not_depend_on_the_number_of_rollouts(rng: np.random.Generator) -> None:
     case = random_case(rng, 20)
     case.correct[:2] = [True, False]
-    few, many = (mass_change(case.p, case.correct, n, "reinforce", **case.rewards) for n in (1, 4096))
+    few, many = (mass_change(case.outcomes, n, "reinforce", case.step) for n in (1, 4096))
     assert few.expectation == many.expectation
     assert few.variance == pytest.approx(4096 * many.variance, rel=1e-12, abs=0)
 
@@ -170,8 +178,8 @@ def test_no_draw_lowers_the_correct_mass_with_a_baseline(rng: np.random.Generato
         count = rng.multinomial(int(rng.integers(1, 100)), case.p)
         if rng.random() < 0.3:  # draws that are next to impossible
             count = rng.integers(0, 3, case.p.size) + (np.arange(case.p.size) == 0)
-        assert mass_change_of_draw(case.p, case.correct, count, estimator, **case.rewards) >= 0
-        without.append(mass_change_of_draw(case.p, case.correct, count, "reinforce", **case.rewards))
+        assert mass_change_of_draw(case.outcomes, count, estimator, case.step) >= 0
+        without.append(mass_change_of_draw(case.outcomes, count, "reinforce", case.step))
     assert min(without) < 0
 
 
@@ -179,16 +187,19 @@ def test_no_draw_lowers_the_correct_mass_with_a_baseline(rng: np.random.Generato
 def test_equal_rollouts_and_equal_rewards_change_nothing(rng: np.random.Generator, estimator: Estimator) -> None:
     p, correct = rng.dirichlet(np.ones(6)), np.arange(6) < 3
     for count in ([1, 2, 3, 0, 0, 0], [0, 0, 0, 4, 0, 1]):
-        assert mass_change_of_draw(p, correct, count, estimator) == 0
+        assert mass_change_of_draw(Outcomes.of(p, correct), count, estimator) == 0
         assert shrinkage_of_unsampled(p, correct, count, estimator) == 0
     nothing = {"reward_correct": 0.0, "reward_wrong": 0.0}
-    assert mass_change_of_draw(p, correct, [1] * 6, estimator, **nothing) == 0
-    assert shrinkage_of_unsampled(p, correct, [1] * 6, estimator, **nothing) == 0
-    for found in (mass_change(p, correct, 8, estimator, **nothing), mass_change(p, correct, 1, estimator)):
+    assert mass_change_of_draw(Outcomes.of(p, correct), [1] * 6, estimator, GradientStep(**nothing)) == 0
+    assert shrinkage_of_unsampled(p, correct, [1] * 6, estimator, step=GradientStep(**nothing)) == 0
+    for found in (
+        mass_change(Outcomes.of(p, correct), 8, estimator, GradientStep(**nothing)),
+        mass_change(Outcomes.of(p, correct), 1, estimator),
+    ):
         assert (found.expectation, found.variance) == (0, 0)
     p[0] = 0.0  # a correct outcome of no probability, the only one or not, makes no difference
     for all_or_nothing in (np.ones(6, bool), np.zeros(6, bool), np.arange(6) == 0, np.arange(6) != 0):
-        found = mass_change(p / p.sum(), all_or_nothing, 8, estimator)
+        found = mass_change(Outcomes.of(p / p.sum(), all_or_nothing), 8, estimator)
         assert (found.expectation, found.variance) == (0, 0)
 
 
@@ -200,7 +211,7 @@ def test_a_mass_far_below_rounding_still_counts(estimator: Estimator, swap: bool
     x = 1 / n
     spread = sqrt(x * (1 - x)) if estimator == "grpo" else 2 * x * (1 - x)
     change = spread * 2 * q  # Q_neg a + Q_pos b = (1 - q) q + q 1
-    found = mass_change(np.array([1.0, q]), np.array([not swap, swap]), n, estimator)
+    found = mass_change(Outcomes.of(np.array([1.0, q]), np.array([not swap, swap])), n, estimator)
     assert found.expectation == pytest.approx(n * q * change, rel=1e-9, abs=0)
     assert found.variance == pytest.approx(n * q * change**2, rel=1e-9, abs=0)
 
@@ -209,10 +220,10 @@ def test_squared_gradient_equals_autograd(rng: np.random.Generator) -> None:
     for _ in range(100):
         case = random_case(rng)
         gradient = correct_mass_gradient(case, torch.tensor(case.p).log().requires_grad_())
-        found = squared_gradient(case.p, case.correct)
+        found = case.outcomes.squared_gradient
         assert sqrt(found) == pytest.approx(np.linalg.norm(gradient), rel=1e-9, abs=1e-14)
         assert 0 <= found <= 0.125 + 1e-15
-    assert squared_gradient([0.5, 0.5], np.array([True, False])) == 0.125
+    assert Outcomes.of([0.5, 0.5], np.array([True, False])).squared_gradient == 0.125
 
 
 def test_lowered_outcomes_are_those_that_autograd_lowers(rng: np.random.Generator) -> None:
@@ -223,7 +234,7 @@ def test_lowered_outcomes_are_those_that_autograd_lowers(rng: np.random.Generato
         step = torch.tensor(correct_mass_gradient(case, logits.requires_grad_()))
         change_V = torch.func.jvp(lambda z: torch.softmax(z, 0), (logits.detach(),), (step,))[1].numpy()
         clear_V = np.abs(change_V) > 1e-12 * case.p
-        lowered_V = lowered_by_exact_gradient(case.p, case.correct)
+        lowered_V = lowered_by_exact_gradient(case.outcomes)
         np.testing.assert_array_equal(lowered_V[clear_V], (case.correct & (change_V < 0))[clear_V])
         assert not (lowered_V & (~case.correct | (case.p == 0))).any()
         num_lowered += lowered_V.sum()
@@ -235,9 +246,11 @@ def test_lowered_outcomes_are_those_that_autograd_lowers(rng: np.random.Generato
 def test_nothing_is_lowered_where_all_or_nothing_is_correct_and_zero_stays_zero() -> None:
     p = np.array([0.7, 0.3, 0.0])
     for correct in (np.ones(3, bool), np.zeros(3, bool)):
-        assert not lowered_by_exact_gradient(p, correct).any()
+        assert not lowered_by_exact_gradient(Outcomes.of(p, correct)).any()
     # by hand: P_2 - (Q_pos / Q_neg) N_2 = .37 - 4 .04 = .21 for probabilities .6, .1, .1, 0 (correct) and .2
-    lowered = lowered_by_exact_gradient([0.6, 0.1, 0.1, 0.0, 0.2], np.array([True, True, True, True, False]))
+    lowered = lowered_by_exact_gradient(
+        Outcomes.of([0.6, 0.1, 0.1, 0.0, 0.2], np.array([True, True, True, True, False]))
+    )
     assert lowered.tolist() == [False, True, True, False, False]
 
 
@@ -251,13 +264,13 @@ def test_shrinkage_is_what_autograd_takes_from_every_unsampled_outcome(
         draw_N = rng.choice(case.p.size, int(rng.integers(2, 30)), p=case.p)
         count = np.bincount(draw_N, minlength=case.p.size)
         step, _ = trainer_step(case, draw_N, estimator)
-        found = shrinkage_of_unsampled(case.p, case.correct, count, estimator, **case.rewards)
+        found = shrinkage_of_unsampled(case.p, case.correct, count, estimator, step=case.step)
         log_change_V = step - case.p @ step
         unsampled_V = (count == 0) & (case.p > 0)
         floor = 1e-14 * case.rewards["learning_rate"] * 3
         np.testing.assert_allclose(log_change_V[unsampled_V], found, rtol=1e-9, atol=floor)
         drawn = count > 0
-        alone = shrinkage_of_unsampled(case.p[drawn], case.correct[drawn], count[drawn], estimator, **case.rewards)
+        alone = shrinkage_of_unsampled(case.p[drawn], case.correct[drawn], count[drawn], estimator, step=case.step)
         assert alone == pytest.approx(found, rel=1e-10, abs=floor)
         num_checked += unsampled_V.sum()
         signs.add(np.sign(found))
@@ -269,37 +282,60 @@ def test_tensors_are_taken(rng: np.random.Generator) -> None:
     p, correct, count = rng.dirichlet(np.ones(9)), np.arange(9) % 2 == 0, rng.integers(1, 5, 9)
     tensors = torch.tensor(p, requires_grad=True), torch.tensor(correct), torch.tensor(count)
     for estimator in ESTIMATORS:
-        assert mass_change_of_draw(*tensors, estimator) == mass_change_of_draw(p, correct, count, estimator)
-        assert mass_change(*tensors[:2], 8, estimator) == mass_change(p, correct, 8, estimator)
+        assert mass_change_of_draw(Outcomes.of(*tensors[:2]), tensors[2], estimator) == mass_change_of_draw(
+            Outcomes.of(p, correct), count, estimator
+        )
+        assert mass_change(Outcomes.of(*tensors[:2]), 8, estimator) == mass_change(
+            Outcomes.of(p, correct), 8, estimator
+        )
     assert shrinkage_of_unsampled(*tensors) == shrinkage_of_unsampled(p, correct, count)
-    assert squared_gradient(*tensors[:2]) == squared_gradient(p, correct)
+    assert Outcomes.of(*tensors[:2]).squared_gradient == Outcomes.of(p, correct).squared_gradient
 
 
 HALF, ONE = np.array([0.5, 0.5]), np.array([True, False])
+EVEN = Outcomes.of(HALF, ONE)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: mass_change_of_draw(HALF, ONE, [1, 1], "ppo"), "one of reinforce, group_mean, grpo, got 'ppo'"),
-        (lambda: mass_change(HALF, ONE, 4, "ppo"), "estimator must be one of reinforce"),
+        (
+            lambda: mass_change_of_draw(EVEN, [1, 1], "ppo"),
+            "one of reinforce, group_mean, grpo, got 'ppo'",
+        ),
+        (lambda: mass_change(EVEN, 4, "ppo"), "estimator must be one of reinforce"),
         (lambda: shrinkage_of_unsampled(HALF, ONE, [1, 1], "reinforce"), "one of group_mean, grpo, got 'reinforce'"),
-        (lambda: mass_change(HALF, ONE, 0, "grpo"), "num_rollouts must be"),
-        (lambda: mass_change([0.5, 0.6], ONE, 4, "grpo"), "add up to 1"),
-        (lambda: mass_change(HALF, ONE, 4, "grpo", reward_correct=-1), "reward_correct >= 0 >= reward_wrong"),
-        (lambda: mass_change_of_draw(HALF, ONE, [1, 1], "grpo", learning_rate=-1), "learning_rate must be positive"),
-        (lambda: shrinkage_of_unsampled(HALF, ONE, [1, 1], reward_wrong=1), "reward_correct >= 0 >= reward_wrong"),
-        (lambda: mass_change_of_draw(HALF, ONE, [1, 1, 1], "grpo"), r"count must hold 2 whole .* shape \(3,\)"),
-        (lambda: mass_change_of_draw(HALF, ONE, ONE, "grpo"), "count must hold 2 whole numbers.* got bool"),
-        (lambda: mass_change_of_draw(HALF, ONE, [0.5, 1], "grpo"), "count must hold whole numbers >= 0"),
-        (lambda: mass_change_of_draw(HALF, ONE, [-1, 3], "grpo"), "count must hold whole numbers >= 0"),
-        (lambda: mass_change_of_draw(HALF, ONE, [0, 0], "grpo"), "not all 0"),
-        (lambda: mass_change_of_draw(HALF, ONE, [1, np.inf], "grpo"), "count must hold whole numbers"),
+        (lambda: mass_change(EVEN, 0, "grpo"), "num_rollouts must be"),
+        (lambda: mass_change(Outcomes.of([0.5, 0.6], ONE), 4, "grpo"), "add up to 1"),
+        (
+            lambda: mass_change(EVEN, 4, "grpo", GradientStep(reward_correct=-1)),
+            "reward_correct >= 0 >= reward_wrong",
+        ),
+        (
+            lambda: mass_change_of_draw(EVEN, [1, 1], "grpo", GradientStep(learning_rate=-1)),
+            "learning_rate must be positive",
+        ),
+        (
+            lambda: shrinkage_of_unsampled(HALF, ONE, [1, 1], step=GradientStep(reward_wrong=1)),
+            "reward_correct >= 0 >= reward_wrong",
+        ),
+        (
+            lambda: mass_change_of_draw(EVEN, [1, 1, 1], "grpo"),
+            r"count must hold 2 whole .* shape \(3,\)",
+        ),
+        (
+            lambda: mass_change_of_draw(EVEN, ONE, "grpo"),
+            "count must hold 2 whole numbers.* got bool",
+        ),
+        (lambda: mass_change_of_draw(EVEN, [0.5, 1], "grpo"), "count must hold whole numbers >= 0"),
+        (lambda: mass_change_of_draw(EVEN, [-1, 3], "grpo"), "count must hold whole numbers >= 0"),
+        (lambda: mass_change_of_draw(EVEN, [0, 0], "grpo"), "not all 0"),
+        (lambda: mass_change_of_draw(EVEN, [1, np.inf], "grpo"), "count must hold whole numbers"),
         (lambda: shrinkage_of_unsampled([0.5, 1.5], ONE, [1, 1]), "p must be .* between 0 and 1"),
         (lambda: shrinkage_of_unsampled([0.5, np.nan], ONE, [1, 1]), "apply exp to log-probs"),
         (lambda: shrinkage_of_unsampled([[0.5, 0.5]], ONE, [1, 1]), "one row of probabilities"),
         (lambda: shrinkage_of_unsampled(HALF, [0, 1], [1, 1]), "correct must be a boolean mask"),
-        (lambda: lowered_by_exact_gradient(HALF, [0]), "correct must be a boolean mask"),
+        (lambda: lowered_by_exact_gradient(Outcomes.of(HALF, [0])), "correct must be a boolean mask"),
     ],
 )
 def test_refuses_in_one_line_what_it_cannot_use(call: Callable[[], object], message: str) -> None:

@@ -371,7 +371,7 @@ def test_logits_beyond_the_range_of_exp(rng: np.random.Generator) -> None:
 
 def test_logits_that_overflow_stop_the_run_in_one_line() -> None:
     settings = replace(SMALL, optimizer="sgd", surrogate="ratio", learning_rate=1e300, reward_correct=1e10)
-    with pytest.raises(DivergedError, match=r"not finite any more after step \d+; set a lower learning_rate"):
+    with pytest.raises(DivergedError, match=r"no longer finite after step \d+; set a lower learning_rate"):
         simulate(settings)
 
 

@@ -224,7 +224,7 @@ def _measure_and_report(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, style="dim")
 
-    with TemporaryDirectory(dir=output, prefix=".probe-") as scratch:
+    with TemporaryDirectory(dir=output, prefix=".pilot-") as scratch:
         measured = measure(parts, parsed.pilot_prompts, parsed.pilot_rollouts, np.array(wanted), Path(scratch), say)
     settings = StepSettings(
         num_rollouts=num_rollouts,
@@ -234,8 +234,7 @@ def _measure_and_report(
         most_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
     )
     found = make_plan(measured.counts, measured.cost, settings, parsed.seconds_per_step, parts.generator(3))
-    memory = report_plan.predict_memory(measured, found, settings)
-    report = report_plan.PlanReport(found, measured, settings, config.model, str(parts.model.device), *memory)
+    report = report_plan.PlanReport.of(found, measured, settings, config.model, str(parts.model.device))
     with storage_errors(output):
         replace_file(output / "plan.json", json.dumps(report_plan.plan_record(report), indent=2).encode())
         draw_plan(report, output / "plan.png")

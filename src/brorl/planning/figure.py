@@ -1,6 +1,6 @@
 """A plan as a figure: shares, tokens, seconds and noise against the number of rollouts.
 
-In: a plan with what belongs beside it. Out: a PNG.
+In: a plan with its measurements. Out: a PNG.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, PercentFormatter
 
+from brorl.evaluation.pass_at_k import Estimate
 from brorl.planning.report import PlanReport, seconds_text
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#1f5fa8", "#d9822b", "#3a8f5c", "#b3382c", "#8a8f98"
 _LONGEST_NAME = 80  # characters that fit into the title
-_PHASE_COLOURS = {
+_PHASE_COLORS = {
     "generation": _BLUE,
     "verification": _GREEN,
     "training": _ORANGE,
@@ -47,7 +48,7 @@ def draw_plan(report: PlanReport, path: Path) -> None:
 
 
 def _shortened(model: str) -> str:
-    """Return a model's name without the first folders of a path that is too long for the figure."""
+    """Return a model's name; of a path that is too long for the figure, the last folders."""
     if len(model) <= _LONGEST_NAME:
         return model
     end = model[-_LONGEST_NAME:]
@@ -56,14 +57,8 @@ def _shortened(model: str) -> str:
 
 def _draw_shares(axis: Axes, report: PlanReport) -> None:
     numbers = _log_axis(axis, report)
-    for name, label, colour in (
-        ("informative", "groups with both outcomes", _BLUE),
-        ("solved", "prompts with a success", _GREEN),
-    ):
-        estimates = [getattr(r, name) for r in report.plan.rows]
-        axis.fill_between(numbers, [e.low for e in estimates], [e.high for e in estimates], color=colour, alpha=0.15)
-        style = "-o" if name == "informative" else "--s"
-        axis.plot(numbers, [e.value for e in estimates], style, color=colour, label=label, markersize=4)
+    _draw_estimates(axis, numbers, [r.mixed for r in report.plan.rows], "-o", _BLUE, "mixed groups")
+    _draw_estimates(axis, numbers, [r.solved for r in report.plan.rows], "--s", _GREEN, "solved prompts")
     beyond = [n for n, r in zip(numbers, report.plan.rows, strict=True) if r.extrapolated]
     if beyond:
         axis.axvline(report.measured.summary.num_rollouts, color=_GREY, linewidth=1, linestyle=":")
@@ -79,11 +74,9 @@ def _draw_shares(axis: Axes, report: PlanReport) -> None:
 def _draw_tokens(axis: Axes, report: PlanReport) -> None:
     numbers = _log_axis(axis, report)
     axis.set_yscale("log")
-    estimates = [r.unique_tokens for r in report.plan.rows]
     sampled = [r.unique_tokens.value / r.unique_share for r in report.plan.rows]
     axis.plot(numbers, sampled, "--", color=_GREY, label="sampled")
-    axis.fill_between(numbers, [e.low for e in estimates], [e.high for e in estimates], color=_BLUE, alpha=0.15)
-    axis.plot(numbers, [e.value for e in estimates], "-o", color=_BLUE, label="unique: computed", markersize=4)
+    _draw_estimates(axis, numbers, [r.unique_tokens for r in report.plan.rows], "-o", _BLUE, "unique: computed")
     for number, row in zip(numbers, report.plan.rows, strict=True):
         axis.annotate(
             f"{row.unique_share:.0%}" if row.unique_share >= 0.01 else f"{row.unique_share:.1%}",
@@ -98,9 +91,9 @@ def _draw_seconds(axis: Axes, report: PlanReport) -> None:
     rows = [r for r in report.plan.rows if isfinite(r.seconds["total"])]
     position = range(len(rows))
     bottom = [0.0] * len(rows)
-    for phase, colour in _PHASE_COLOURS.items():
+    for phase, color in _PHASE_COLORS.items():
         heights = [r.seconds.get(phase, 0.0) for r in rows]
-        axis.bar(position, heights, 0.65, bottom, color=colour, label=phase)
+        axis.bar(position, heights, 0.65, bottom, color=color, label=phase)
         bottom = [b + h for b, h in zip(bottom, heights, strict=True)]
     axis.axhline(report.plan.budget, color=_RED, linewidth=1, linestyle="--")
     axis.set_xticks(position, [str(r.num_rollouts) for r in rows])
@@ -113,19 +106,27 @@ def _draw_noise(axis: Axes, report: PlanReport) -> None:
     rows = [(i, r) for i, r in enumerate(plan.rows) if r.budget_prompts and isfinite(r.to_best.value)]
     _log_axis(axis, report)
     for index, row in rows:
-        colour = _GREEN if index == plan.chosen else _BLUE if index in plan.tied else _GREY
+        color = _GREEN if index == plan.chosen else _BLUE if index in plan.tied else _GREY
         low, value = row.to_best.low, row.to_best.value
         high = row.to_best.high if isfinite(row.to_best.high) else value
-        axis.errorbar(row.num_rollouts, value, [[value - low], [high - value]], fmt="o", color=colour, capsize=3)
+        axis.errorbar(row.num_rollouts, value, [[value - low], [high - value]], fmt="o", color=color, capsize=3)
         axis.annotate(
             f"{row.budget_prompts}", (row.num_rollouts, high), xytext=(0, 6), textcoords="offset points",
-            ha="center", fontsize=8, color=colour,
+            ha="center", fontsize=8, color=color,
         )  # fmt: skip
     axis.axhline(1, color=_GREY, linewidth=1, linestyle=":")
-    title = f"Gradient noise for {seconds_text(plan.budget)} s a step, times the least"
+    title = f"Gradient noise for {seconds_text(plan.budget)} s per step, times the least"
     axis.set_title(f"{title}\n(with the prompts that fit; green: recommended)")
     axis.margins(y=0.15)
     axis.set_ylim(bottom=0)
+
+
+def _draw_estimates(
+    axis: Axes, numbers: list[int], estimates: list[Estimate], style: str, color: str, label: str
+) -> None:
+    """Draw a line with a band of intervals."""
+    axis.fill_between(numbers, [e.low for e in estimates], [e.high for e in estimates], color=color, alpha=0.15)
+    axis.plot(numbers, [e.value for e in estimates], style, color=color, label=label, markersize=4)
 
 
 def _log_axis(axis: Axes, report: PlanReport) -> list[int]:

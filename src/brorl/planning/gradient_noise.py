@@ -1,9 +1,8 @@
 """The noise of a batch gradient at any number of rollouts and prompts, from one pilot.
 
 In: inner products of per-prompt policy gradients, each estimated twice from independent halves of the pilot's
-rollouts. Out: the squared length of the mean gradient, its variance between prompts and within them, and from these
-the relative noise of a batch of N rollouts of each of P prompts. It refuses to call a mean gradient different from 0
-when flipping the prompts' signs at random gives as much.
+rollouts. Out: the squared length of the mean gradient, its variance between prompts and within them, from these the
+relative noise of a batch of N rollouts of each of P prompts, and a p value for a mean gradient of 0.
 
 With g_p the leave-one-out policy gradient of prompt p, E[g_p] = G_p does not depend on N, and
 
@@ -13,8 +12,8 @@ With g_p the leave-one-out policy gradient of prompt p, E[g_p] = G_p does not de
     s_b^2 = M - |G|^2                                       variance between prompts
 
 A mean over P prompts has the relative noise (s_b^2 + s_w^2 / N) / (P |G|^2). Dynamic sampling keeps a share s of the
-prompts, those whose gradient is not 0 by construction, so that the P kept ones are draws from that part: mean G / s,
-second moment (M + s_w^2 / N) / s, and the relative noise is (s (M + s_w^2 / N) - |G|^2) / (P |G|^2).
+prompts, those whose gradient is not 0 by construction. The P kept ones are draws from that part: mean G / s, second
+moment (M + s_w^2 / N) / s, and the relative noise is (s (M + s_w^2 / N) - |G|^2) / (P |G|^2).
 
 Source: the simple noise scale of arXiv 1812.06162 (its tr(S) / |G|^2), split here into its two levels.
 """
@@ -61,10 +60,10 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class NoiseMoments:
-    """What the noise of any batch follows from; scalars, or one number for each of B replicates.
+    """The moments that determine the noise of any batch; scalars, or one number for each of B replicates.
 
     Attributes:
-        mean_squared: |G|^2, unbiased, so it can come out below 0.
+        mean_squared: |G|^2, unbiased, so it can be negative.
         prompt_squared: M, the mean of |G_p|^2, unbiased.
         within: s_w^2, variance within a prompt for one rollout.
     """
@@ -75,15 +74,15 @@ class NoiseMoments:
 
     @property
     def between(self) -> FloatArray:
-        """s_b^2, variance between prompts; 0 where it comes out below."""
+        """s_b^2, variance between prompts; 0 where the estimate is negative."""
         return np.maximum(self.prompt_squared - self.mean_squared, 0.0)
 
     def excess(self, num_rollouts: FloatArray | float, kept_share: FloatArray | float) -> FloatArray:
-        """Return P |G|^2 times the relative noise of P kept prompts: what their number must divide.
+        """Return the relative noise of P kept prompts times P |G|^2, which does not depend on P.
 
         Args:
-            num_rollouts: N.
-            kept_share: Share of prompts that dynamic sampling keeps at this N; 1 without it.
+            num_rollouts: N >= 1.
+            kept_share: Share of prompts that dynamic sampling keeps at this N, in (0, 1]; 1 without it.
         """
         signal = np.maximum(self.mean_squared, 0.0)
         second = np.maximum(self.prompt_squared, signal) + self.within / num_rollouts
@@ -91,15 +90,18 @@ class NoiseMoments:
 
 
 def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = None) -> NoiseMoments:
-    """Estimate the moments, for all prompts alike or reweighted many times.
+    """Estimate the moments, with equal weights or with many sets of weights.
 
     Args:
         products: Inner products of P >= 2 prompts.
-        weight_BP: Weights of the prompts in B replicates, shape [B, P]. A prompt is never paired with itself, whatever
-            its weight.
+        weight_BP: Weights >= 0 of the prompts in B replicates, shape [B, P]. A prompt is never paired with itself,
+            whatever its weight.
 
     Returns:
         The moments: of shape [B], or scalars without weights.
+
+    Raises:
+        ValueError: If there are fewer than 2 prompts.
     """
     if products.across_P.size < 2:
         raise ValueError("the noise between prompts needs at least 2 prompts")
@@ -116,10 +118,10 @@ def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = Non
 
 
 def mean_gradient_p_value(products: GradientProducts, generator: np.random.Generator) -> float:
-    """Return how often random signs of the prompts' gradients give at least the measured |G|^2.
+    """Return the share of random signs of the prompts' gradients that give at least the measured |G|^2.
 
-    If the gradients had a mean of 0 and were as likely to point one way as the other, this would be uniform on [0, 1].
+    If the gradients were distributed symmetrically around 0, this would be uniform on [0, 1].
     """
     sign_FP = generator.choice([-1.0, 1.0], (_FLIPS, products.across_P.size))
-    flipped_F = np.einsum("fp,fp->f", sign_FP @ products.gram_PP, sign_FP)  # a prompt with itself adds the same to all
+    flipped_F = np.einsum("fp,fp->f", sign_FP @ products.gram_PP, sign_FP)  # the diagonal adds the same to each
     return float((1 + np.count_nonzero(flipped_F >= products.gram_PP.sum())) / (1 + _FLIPS))

@@ -1,23 +1,29 @@
-"""What a pilot found, prompt by prompt, and what it makes one expect of any group at another N.
+"""The pilot's counts, prompt by prompt, and the expected shares and sizes of groups at other N.
 
-In: counts of correct rollouts, expected tree sizes and gradients of P prompts, at J numbers of rollouts in question.
-Out: means over prompts, for all of them alike or in B replicates that weight them at random, so that what one prompt
-does to pass rates and sizes stays together.
+In: counts of correct rollouts, expected tree sizes and gradients of P prompts, at J numbers of rollouts. Out: means
+over prompts, with equal weights or in B replicates with random weights. A replicate uses the same weights for pass
+rates and sizes, which keeps their dependence.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from brorl.algorithms.groups import Group
+from brorl.algorithms.response_subset import choose_responses
+from brorl.evaluation.pass_at_k import Estimate
 from brorl.planning.gradient_noise import GradientProducts
+from brorl.planning.pilot import PilotParts
+from brorl.planning.tree_growth import TreeGrowth, growth_ratios
 from brorl.theory.pass_rates import (
     PassRates,
     fit_without_spikes,
-    informative_in_subset,
-    refit_informative,
+    mixed_in_subset,
+    refit_shares,
     shares_of_any_shape,
     solved_in_subset,
 )
@@ -27,32 +33,17 @@ FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A number and its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, value: float, replicates_B: FloatArray) -> Estimate:
-        """Take the interval from replicates; it always holds the value."""
-        low, high = np.quantile(replicates_B, [0.025, 0.975])
-        return cls(float(value), float(min(low, value)), float(max(high, value)))
-
-
-@dataclass(frozen=True)
 class PilotCounts:
-    """What the pilot found, prompt by prompt (P prompts, J numbers of rollouts in question).
+    """The pilot, prompt by prompt (P prompts, J numbers of rollouts to compare).
 
     Attributes:
-        num_rollouts: n, rollouts of each prompt in the pilot.
+        num_rollouts: Rollouts of each prompt in the pilot, n.
         correct_P: Correct ones, shape [P].
         length_P: Mean length of a rollout in tokens, shape [P].
-        wanted_J: Numbers of rollouts in question, ascending, shape [J].
+        wanted_J: Numbers of rollouts to compare, ascending, shape [J].
         nodes_PJ: Expected nodes of the prompt's tree, shape [P, J].
         responses_PJ: Expected distinct responses, shape [P, J].
-        trained_PJ: Nodes that would go through the loss if the group were kept, shape [P, J].
+        trained_PJ: Nodes in the loss if the group is kept, shape [P, J].
         products: Inner products of the prompts' gradients.
     """
 
@@ -65,21 +56,53 @@ class PilotCounts:
     trained_PJ: FloatArray
     products: GradientProducts
 
+    @classmethod
+    def of(
+        cls,
+        parts: PilotParts,
+        groups: Sequence[Group],
+        growth: Sequence[TreeGrowth],
+        wanted_J: IntArray,
+        products: GradientProducts,
+    ) -> PilotCounts:
+        """Count the groups of a pilot.
+
+        Args:
+            parts: The parts of the run.
+            groups: P groups of n rollouts each.
+            growth: Expected sizes of their trees at the numbers of rollouts to compare.
+            wanted_J: These numbers, ascending, shape [J].
+            products: Inner products of the groups' gradients.
+        """
+        nodes_PJ = np.stack([g.nodes_J for g in growth])
+        size, generator = parts.learner_settings.responses_per_verdict, parts.generator(2)
+        trained = [_trained_nodes(g, n, wanted_J, size, generator) for g, n in zip(groups, nodes_PJ, strict=True)]
+        return cls(
+            num_rollouts=groups[0].tree.num_rollouts,
+            correct_P=np.array([g.num_correct for g in groups]),
+            length_P=np.array([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]),
+            wanted_J=wanted_J,
+            nodes_PJ=nodes_PJ,
+            responses_PJ=np.stack([g.responses_J for g in growth]),
+            trained_PJ=np.stack(trained),
+            products=products,
+        )
+
 
 @dataclass(frozen=True)
 class Expected:
-    """Means over prompts at each N, for all prompts alike (B = 1) or in B replicates; each of shape [B, J].
+    """Means over prompts at each N, with equal weights (B = 1) or in B replicates; each of shape [B, J].
 
     Attributes:
-        informative: Share of groups with both outcomes.
+        mixed: Share of mixed groups.
         solved: Share of prompts with a success.
         nodes: Tree nodes of a sampled group.
         responses: Distinct responses of a sampled group.
         tokens: Sampled tokens of a group, duplicates counted.
-        trained: Nodes of a kept group that go through the loss: every prompt counts by its chance to be kept.
+        trained: Nodes of a kept group in the loss: each prompt is weighted by its chance to be kept.
     """
 
-    informative: FloatArray
+    mixed: FloatArray
     solved: FloatArray
     nodes: FloatArray
     responses: FloatArray
@@ -88,12 +111,12 @@ class Expected:
 
 
 def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> Expected:
-    """Average over the pilot's prompts; beyond its rollouts shares follow from the fit, refitted in each replicate.
+    """Average over the pilot's prompts; beyond its rollouts, shares follow from the fit, refitted per replicate.
 
     Args:
         counts: The pilot.
         fit: Fit to its pass rates.
-        weight_BP: Weights of the prompts in B replicates, shape [B, P]; None for all alike.
+        weight_BP: Weights >= 0 of the prompts in B replicates, shape [B, P]; None for equal weights.
     """
     wanted_J, n, correct_P = counts.wanted_J, counts.num_rollouts, counts.correct_P
     weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP
@@ -101,20 +124,18 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
     kept_PJ, solved_PJ = np.empty((2, correct_P.size, wanted_J.size))
     for j, wanted in enumerate(wanted_J.tolist()):
         within = wanted <= n
-        kept_PJ[:, j] = (
-            informative_in_subset(correct_P, n, wanted) if within else fit.informative_after(correct_P, n, wanted)
-        )
+        kept_PJ[:, j] = mixed_in_subset(correct_P, n, wanted) if within else fit.mixed_after(correct_P, n, wanted)
         solved_PJ[:, j] = solved_in_subset(correct_P, n, wanted) if within else np.nan
     kept_BJ = share_BP @ kept_PJ
-    informative_BJ, solved_BJ = kept_BJ.copy(), share_BP @ solved_PJ
+    mixed_BJ, solved_BJ = kept_BJ.copy(), share_BP @ solved_PJ
     beyond = wanted_J > n
     if beyond.any() and weight_BP is not None:
-        informative_BJ[:, beyond], solved_BJ[:, beyond] = refit_informative(correct_P, n, weight, wanted_J[beyond])
+        mixed_BJ[:, beyond], solved_BJ[:, beyond] = refit_shares(correct_P, n, weight, wanted_J[beyond])
     elif beyond.any():
-        informative_BJ[:, beyond] = [fit.informative(wanted) for wanted in wanted_J[beyond].tolist()]
+        mixed_BJ[:, beyond] = [fit.mixed(wanted) for wanted in wanted_J[beyond].tolist()]
         solved_BJ[:, beyond] = [fit.solved(wanted) for wanted in wanted_J[beyond].tolist()]
     return Expected(
-        informative=informative_BJ,
+        mixed=mixed_BJ,
         solved=solved_BJ,
         nodes=share_BP @ counts.nodes_PJ,
         responses=share_BP @ counts.responses_PJ,
@@ -123,29 +144,59 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
     )
 
 
-def share_estimates(counts: PilotCounts, point: Expected, drawn: Expected) -> tuple[list[Estimate], list[Estimate]]:
-    """Return the shares of informative groups and of prompts with a success, with intervals.
+def with_interval(value: float, replicates_B: FloatArray) -> Estimate:
+    """Return a value with the 95% interval of its replicates, extended to include the value."""
+    low, high = np.quantile(replicates_B, [0.025, 0.975])
+    return Estimate(float(value), float(min(low, value)), float(max(high, value)))
 
-    Beyond the pilot the intervals hold three readings of the prompts that gave a single outcome: that they never give
-    the other one, so that the shares stay what they are at n; that they are the tail of a plain Beta; and that of the
-    most likely distribution of any shape.
+
+def share_estimates(counts: PilotCounts, point: Expected, drawn: Expected) -> tuple[list[Estimate], list[Estimate]]:
+    """Return the shares of mixed groups and of prompts with a success at each N, with intervals.
+
+    Beyond the pilot the intervals include three readings of the prompts with a single outcome: that outcome is certain,
+    so that the shares stay as they are at n; they are the tail of a plain Beta; they follow the most likely
+    distribution of any shape.
+
+    Args:
+        counts: The pilot.
+        point: Means with equal weights.
+        drawn: Means in B replicates.
     """
-    n = counts.num_rollouts
-    tail = fit_without_spikes(counts.correct_P, n)
-    free = shares_of_any_shape(counts.correct_P, n, counts.wanted_J)
-    never = (
-        float(informative_in_subset(counts.correct_P, n, n).mean()),
-        float(solved_in_subset(counts.correct_P, n, n).mean()),
-    )
-    informative: list[Estimate] = []
-    solved: list[Estimate] = []
-    for j, wanted in enumerate(counts.wanted_J.tolist()):
-        for found, at_n, in_tail, of_any_shape, expected, replicates in (
-            (informative, never[0], tail.informative(wanted), free[0][j], point.informative, drawn.informative),
-            (solved, never[1], tail.solved(wanted), free[1][j], point.solved, drawn.solved),
-        ):
-            estimate = Estimate.of(expected[0, j], replicates[:, j])
-            readings = (at_n, in_tail, float(of_any_shape)) if wanted > n else ()
+    n, correct_P = counts.num_rollouts, counts.correct_P
+    tail = fit_without_spikes(correct_P, n)
+    free = shares_of_any_shape(correct_P, n, counts.wanted_J)
+    found: list[list[Estimate]] = []
+    for expected, replicates, in_subset, in_tail, of_any_shape in (
+        (point.mixed, drawn.mixed, mixed_in_subset, tail.mixed, free[0]),
+        (point.solved, drawn.solved, solved_in_subset, tail.solved, free[1]),
+    ):
+        estimates = []
+        for j, wanted in enumerate(counts.wanted_J.tolist()):
+            estimate = with_interval(expected[0, j], replicates[:, j])
+            readings = (in_subset(correct_P, n, n).mean(), in_tail(wanted), of_any_shape[j]) if wanted > n else ()
             low, high = min(estimate.low, *readings, 1.0), max(estimate.high, *readings, 0.0)
-            found.append(Estimate(estimate.value, low, high))
-    return informative, solved
+            estimates.append(Estimate(estimate.value, float(low), float(high)))
+        found.append(estimates)
+    return found[0], found[1]
+
+
+def _trained_nodes(
+    group: Group, nodes_J: FloatArray, wanted: IntArray, size: int, generator: np.random.Generator
+) -> FloatArray:
+    """Return the nodes in the loss at each N: all, or those of at most `size` responses of each verdict.
+
+    The number of nodes per chosen response is that of a choice among the pilot's responses: an approximation.
+    """
+    tree = group.tree
+    if not size:
+        return nodes_J
+    advantage_L = group.reward_L - np.average(group.reward_L, weights=tree.leaf_count)
+    chosen, _ = choose_responses(tree.leaf_count * advantage_L, group.correct_L, size, generator)
+    part = tree.select(chosen)[0] if chosen.size else tree
+    per_response = part.num_unique_tokens / part.num_responses
+    ratio_JL = growth_ratios(tree.sum_along_paths(tree.logprob)[tree.leaf], tree.num_rollouts, wanted)
+    kept_J = np.zeros(nodes_J.size)
+    for verdict in (False, True):
+        kept_J += np.minimum(ratio_JL[:, group.correct_L == verdict].sum(1), size)
+    trained_J: FloatArray = np.minimum(nodes_J, kept_J * per_response)
+    return trained_J

@@ -1,12 +1,11 @@
-"""What another factor of N would buy, and the N for a time budget, from what a pilot measured.
+"""The recommendation: N and number of prompts for a time budget, from the measurements of a pilot.
 
-In: the pilot's counts of correct rollouts, the expected sizes of its trees at every N in question, inner products of
-its gradients, and the costs of this machine. Out: one row for each N, and the N and number of prompts whose batch
-gradient has the least relative noise for the same seconds per step, with every N that the pilot cannot tell from it.
-All intervals come from resampling the pilot's prompts.
+In: the pilot's counts of correct rollouts, the expected sizes of its trees at every N to compare, inner products of its
+gradients, and the costs of this machine. Out: one row for each N; the N and number of prompts whose batch gradient has
+the least relative noise for the same seconds per step; and every N that the pilot cannot distinguish from it. All
+intervals come from resampling the pilot's prompts.
 
-It plans for the policy as it is. Noise and the share of informative groups are means to an end: neither is the final
-performance of a run.
+The plan holds for the current policy. It does not predict the final performance of a run.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from brorl.evaluation.pass_at_k import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
-from brorl.planning.pilot_counts import Estimate, Expected, PilotCounts, expect, share_estimates
+from brorl.planning.pilot_counts import Expected, PilotCounts, expect, share_estimates, with_interval
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates
 
@@ -27,23 +27,23 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 _REPLICATES = 400
-_LEAST_TIME_ERROR = 0.05  # no pilot knows its machine better than this
+_LEAST_TIME_ERROR = 0.05  # the seconds of a step are never known better than this
 _SIGNIFICANT = 0.025
-NEARLY_BEST = 1.1  # a pilot that can tell little must not argue for the largest N
-_LEAST_SHARE = 1e-9  # in a replicate; a step that never fills takes as good as forever
-_NOTHING = Estimate(np.nan, np.nan, np.nan)
+NEARLY_BEST = 1.1  # an uncertain pilot must not recommend the largest N
+_LEAST_SHARE = 1e-9  # in a replicate; a step without mixed groups then takes practically forever
+_MISSING = Estimate(np.nan, np.nan, np.nan)
 
 
 @dataclass(frozen=True)
 class StepSettings:
-    """How the recipe makes a step.
+    """The recipe's settings of a step.
 
     Attributes:
-        num_rollouts: The recipe's own N; one of the numbers in question.
+        num_rollouts: The recipe's own N; one of the numbers to compare.
         prompts_per_step: The recipe's own number of groups.
-        mini_batches: Updates per step; no step has fewer groups.
-        dynamic_sampling: Whether only groups with both outcomes are kept, and the batch refilled.
-        most_prompts: A step cannot have more groups than this.
+        mini_batches: Updates per step, and the least number of groups in a step.
+        dynamic_sampling: Whether only mixed groups are kept, and the batch is refilled.
+        most_prompts: Largest number of groups in a step.
     """
 
     num_rollouts: int
@@ -55,27 +55,27 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """What N rollouts per prompt give.
+    """The expected shares, costs and noise at N rollouts per prompt.
 
     Attributes:
         num_rollouts: N.
-        extrapolated: Whether N is beyond the pilot's rollouts, so that shares follow from the fit.
-        informative: Share of groups with both outcomes.
+        extrapolated: Whether N is beyond the pilot's rollouts, where shares follow from the fit.
+        mixed: Share of mixed groups.
         solved: Share of prompts with at least one success.
         unique_tokens: Tree nodes of a sampled group.
         unique_share: The same as a share of its sampled tokens.
-        trained_nodes: Tree nodes of a kept group that go through the loss.
-        seconds: Seconds of a step with the recipe's number of prompts, by phase and in all.
+        trained_nodes: Tree nodes of a kept group in the loss.
+        seconds: Seconds of a step with the recipe's number of prompts, by phase and in total.
         noise: Relative gradient noise of that step; the upper end is infinite where |G|^2 may be 0.
-        budget_prompts: Prompts per step that fit in the time budget; 0 if too few do.
-        budget_seconds: What they take.
+        budget_prompts: Prompts per step that fit in the time budget; 0 if too few fit.
+        budget_seconds: Seconds of a step with these prompts.
         budget_noise: Relative gradient noise of that step.
         to_best: Its noise divided by that of the best N.
     """
 
     num_rollouts: int
     extrapolated: bool
-    informative: Estimate
+    mixed: Estimate
     solved: Estimate
     unique_tokens: Estimate
     unique_share: float
@@ -89,7 +89,7 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RolloutPlan:
     """The table and the recommendation.
 
     Attributes:
@@ -97,13 +97,13 @@ class Plan:
         budget: Seconds per step.
         recipe: Index of the recipe's own N.
         best: Index of the N with the least noise at the budget; None if no N fits.
-        tied: Indices that cannot be told from the best, itself included.
+        tied: Indices that the pilot cannot distinguish from the best, including the best.
         chosen: The largest of them with at most `NEARLY_BEST` times the least noise, since coverage of rare successes
             grows with N; None if no N fits.
-        pass_rates: The fit that shares beyond the pilot follow from.
+        pass_rates: The fit of the shares beyond the pilot.
         moments: Squared length and variances of the gradient.
         p_value: Chance of a |G|^2 like this if the mean gradient were 0.
-        time_error: Relative error that is allowed for when noises at equal time are compared.
+        time_error: Relative error of the seconds, for comparisons of noise at equal time.
     """
 
     rows: list[PlanRow]
@@ -118,6 +118,11 @@ class Plan:
     time_error: float
 
     @property
+    def recommended(self) -> PlanRow | None:
+        """The row of the chosen N; None if no N fits."""
+        return None if self.chosen is None else self.rows[self.chosen]
+
+    @property
     def gradient_seen(self) -> bool:
         """Whether the pilot's mean gradient differs significantly from 0."""
         return self.p_value <= _SIGNIFICANT
@@ -125,7 +130,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Steps:
-    """What steps work on and take, by column of the numbers in question."""
+    """Work and seconds of steps, by column of the numbers to compare."""
 
     cost: StepCost
     settings: StepSettings
@@ -135,12 +140,12 @@ class _Steps:
         """Return the calls of the engine in a step."""
         if not self.settings.dynamic_sampling:
             return 1.0
-        share = float(self.point.informative[0, column])
+        share = float(self.point.mixed[0, column])
         return mean_rounds(round(share, 3) or share, num_prompts)
 
     def work(self, expected: Expected, row: int, column: int, num_prompts: float, rounds: float) -> Work:
-        """Return what a step works on."""
-        share = expected.informative[row, column] if self.settings.dynamic_sampling else 1.0
+        """Return the work of a step that trains on `num_prompts` groups."""
+        share = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
         groups = num_prompts / max(share, _LEAST_SHARE)
         return Work(
             groups=groups,
@@ -154,32 +159,29 @@ class _Steps:
         )
 
     def seconds(self, column: int, num_prompts: int) -> dict[str, float]:
-        """Return the seconds of a step by phase; infinite where no group is ever kept."""
-        if self.settings.dynamic_sampling and self.point.informative[0, column] <= 0:
-            return dict.fromkeys((*self.cost.costs, "total"), np.inf)
+        """Return the seconds of a step by phase, and their total."""
         rounds = self.rounds(column, num_prompts)
         return self.cost.seconds(self.work(self.point, 0, column, num_prompts, rounds))
 
     def total(self, column: int, num_prompts: int) -> float:
-        """Return all seconds of a step."""
+        """Return the total seconds of a step."""
         return self.seconds(column, num_prompts)["total"]
 
     def redrawn_prompts(self, drawn: Expected, column: int, num_prompts: int) -> FloatArray:
-        """Return how many prompts take as long in each replicate as `num_prompts` do in the mean, shape [B].
+        """Return the number of prompts that takes the same time in each replicate, not rounded, shape [B].
 
-        At a given number of rounds the cost is affine in the number of prompts. It is not rounded.
+        At a given number of rounds the cost is affine in the number of prompts. Where no prompts fit, return ones.
         """
-        rounds = self.rounds(column, num_prompts)
-        total = self.total(column, num_prompts)
-        fixed = self.cost.seconds(Work(0, 0, 0, 0, 0, 0, self.settings.mini_batches, rounds))["total"]
         replicates = range(drawn.nodes.shape[0])
+        if not num_prompts:
+            return np.ones(len(replicates))
+        rounds, total = self.rounds(column, num_prompts), self.total(column, num_prompts)
+        fixed = self.cost.seconds(Work(0, 0, 0, 0, 0, 0, self.settings.mini_batches, rounds))["total"]
         works = [self.work(drawn, b, column, num_prompts, rounds) for b in replicates]
         variable_B = np.array([self.cost.seconds(work)["total"] - fixed for work in works])
-        rises_B = variable_B > 1e-9 * total  # where the probes saw no cost per prompt, nothing limits their number
-        redrawn_B: FloatArray = num_prompts * np.where(
-            rises_B, (total - fixed) / np.where(rises_B, variable_B, 1.0), 1.0
-        )
-        return redrawn_B
+        rises_B = variable_B > 1e-9 * total  # without a cost per prompt, nothing limits their number
+        factor_B: FloatArray = np.where(rises_B, (total - fixed) / np.where(rises_B, variable_B, 1.0), 1.0)
+        return num_prompts * factor_B
 
 
 @dataclass(frozen=True)
@@ -193,34 +195,30 @@ class _Noise:
     seen: bool
 
     def of(self, column: int, prompts: float, prompts_B: FloatArray | float) -> Estimate:
-        """Divide by |G|^2: no upper end where it may be 0, and a lower end alone where it was not seen."""
+        """Divide by |G|^2. There is no upper end where |G|^2 may be 0, and only a lower end where it was not seen."""
         signal, signal_B = float(self.moments.mean_squared), self.moments_B.mean_squared
         above_B = np.where(signal_B > 0, signal_B, 1.0)
-        noise_B = np.where(signal_B > 0, self.excess_BJ[:, column] / prompts_B / above_B, np.inf)
-        low, high = np.quantile(noise_B, 0.025, method="lower"), np.quantile(noise_B, 0.975, method="higher")
+        low, high = _ends(np.where(signal_B > 0, self.excess_BJ[:, column] / prompts_B / above_B, np.inf))
         if not self.seen:
-            return Estimate(np.inf, float(low), np.inf)
+            return Estimate(np.inf, low, np.inf)
         value = float(self.excess_J[column] / prompts / signal)
-        return Estimate(value, min(float(low), value), max(float(high), value))
+        return Estimate(value, min(low, value), max(high, value))
 
 
 def make_plan(
     counts: PilotCounts, cost: StepCost, settings: StepSettings, budget: float | None, generator: np.random.Generator
-) -> Plan:
-    """Compare the numbers of rollouts in question.
+) -> RolloutPlan:
+    """Compare numbers of rollouts.
 
     Args:
-        counts: What the pilot found.
-        cost: What a step costs.
-        settings: How the recipe makes a step.
-        budget: Seconds per step; None for what the recipe's own N and number of prompts take.
+        counts: The pilot's counts.
+        cost: Seconds of a step.
+        settings: The recipe's settings of a step.
+        budget: Seconds per step, > 0; None for the seconds of the recipe's own N and number of prompts.
         generator: Source of the replicates.
 
-    Returns:
-        The plan.
-
     Raises:
-        ValueError: If no prompt of the pilot had both outcomes, or the recipe's own N is not in question.
+        ValueError: If no group of the pilot is mixed, or the recipe's own N is not one of the numbers to compare.
     """
     if settings.num_rollouts not in counts.wanted_J:
         raise ValueError(f"the recipe's own N = {settings.num_rollouts} must be one of {counts.wanted_J.tolist()}")
@@ -234,46 +232,44 @@ def make_plan(
     noise = _noise(counts, settings, point, drawn, weight_BP, seen=p_value <= _SIGNIFICANT)
 
     steps = _Steps(cost, settings, point)
-    table = [steps.seconds(j, settings.prompts_per_step) for j in columns]
-    budget = table[recipe]["total"] if budget is None else budget
-    prompts = [
-        prompts_that_fit(partial(steps.total, j), budget, settings.mini_batches, settings.most_prompts) for j in columns
-    ]
-    redrawn_BJ = np.ones((_REPLICATES, len(prompts)))
-    for j in columns:
-        if prompts[j]:
-            redrawn_BJ[:, j] = steps.redrawn_prompts(drawn, j, prompts[j])
+    budget = steps.total(recipe, settings.prompts_per_step) if budget is None else budget
+    least, most = settings.mini_batches, settings.most_prompts
+    prompts = [prompts_that_fit(partial(steps.total, j), budget, least, most) for j in columns]
+    redrawn_BJ = np.stack([steps.redrawn_prompts(drawn, j, prompts[j]) for j in columns], axis=1)
     time_error = max(cost.worst_error, _LEAST_TIME_ERROR)
     best, tied, ratio_BJ = compare(noise.excess_J, np.array(prompts), noise.excess_BJ / redrawn_BJ, time_error)
-    informative, solved = share_estimates(counts, point, drawn)
+    mixed, solved = share_estimates(counts, point, drawn)
     rows = [
         PlanRow(
             num_rollouts=int(counts.wanted_J[j]),
             extrapolated=bool(counts.wanted_J[j] > counts.num_rollouts),
-            informative=informative[j],
+            mixed=mixed[j],
             solved=solved[j],
-            unique_tokens=Estimate.of(point.nodes[0, j], drawn.nodes[:, j]),
+            unique_tokens=with_interval(point.nodes[0, j], drawn.nodes[:, j]),
             unique_share=float(point.nodes[0, j] / point.tokens[0, j]),
             trained_nodes=float(point.trained[0, j]),
-            seconds=table[j],
+            seconds=steps.seconds(j, settings.prompts_per_step),
             noise=noise.of(j, settings.prompts_per_step, settings.prompts_per_step),
             budget_prompts=prompts[j],
             budget_seconds=steps.total(j, prompts[j]) if prompts[j] else np.inf,
-            budget_noise=noise.of(j, prompts[j], redrawn_BJ[:, j]) if prompts[j] else _NOTHING,
+            budget_noise=noise.of(j, prompts[j], redrawn_BJ[:, j]) if prompts[j] else _MISSING,
             to_best=_to_best(noise.excess_J, prompts, ratio_BJ, j, best),
         )
         for j in columns
     ]
-    noise_J = [excess / max(fit, 1) for excess, fit in zip(noise.excess_J.tolist(), prompts, strict=True)]
-    nearly = [j for j in tied if best is not None and noise_J[j] <= NEARLY_BEST * noise_J[best]]
-    chosen = max(nearly) if nearly else None
-    return Plan(rows, budget, recipe, best, tied, chosen, fit, noise.moments, p_value, time_error)
+    noise_J = noise.excess_J / np.maximum(prompts, 1)
+    chosen = max((j for j in tied if noise_J[j] <= NEARLY_BEST * noise_J[best]), default=None)
+    return RolloutPlan(rows, budget, recipe, best, tied, chosen, fit, noise.moments, p_value, time_error)
 
 
 def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, least: int, most: int) -> int:
-    """Return the largest number of prompts between two bounds that takes at most `budget` seconds; 0 if none does.
+    """Return the largest number of prompts that takes at most `budget` seconds; 0 if none does.
 
-    The seconds must rise with the number of prompts.
+    Args:
+        seconds_of: Seconds of a step, increasing with its number of prompts.
+        budget: Seconds, > 0.
+        least: Least number of prompts, >= 1.
+        most: Largest number of prompts.
     """
     if most < least or seconds_of(least) > budget:
         return 0
@@ -291,16 +287,16 @@ def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, least: i
 def compare(
     excess_J: FloatArray, prompts_J: IntArray, noise_BJ: FloatArray, time_error: float
 ) -> tuple[int | None, list[int], FloatArray]:
-    """Find the least noise, and which are within the uncertainty of it.
+    """Find the least noise, and the numbers of rollouts whose noise is within its uncertainty.
 
-    A number of rollouts is tied with the best when the 95% interval of its noise divided by the best's reaches down to
-    1 + `time_error`.
+    A number of rollouts is tied with the best if the lower end of the 95% interval of its noise divided by the best's
+    is at most 1 + `time_error`.
 
     Args:
-        excess_J: Noise times number of prompts, shape [J]; any common factor is left out.
+        excess_J: Noise times number of prompts, up to a common factor, shape [J].
         prompts_J: Number of prompts that fit, 0 for none, shape [J].
         noise_BJ: Noise in B replicates, shape [B, J].
-        time_error: Relative error of the seconds that the prompts' numbers follow from.
+        time_error: Relative error of the seconds that determine the numbers of prompts.
 
     Returns:
         The best (None if nothing fits), those tied with it, and the replicates of noise divided by the best's.
@@ -310,11 +306,10 @@ def compare(
         return None, [], noise_BJ
     noise_J = np.where(fits_J, excess_J / np.maximum(prompts_J, 1), np.inf)
     best = int(np.argmin(noise_J))
-    least_B1 = noise_BJ[:, best : best + 1]  # 0 in a replicate that saw no noise in the best at all
+    least_B1 = noise_BJ[:, best : best + 1]  # 0 in a replicate without noise in the best
     seen_BJ = noise_BJ / np.where(least_B1 > 0, least_B1, 1.0)
     ratio_BJ = np.where(least_B1 > 0, seen_BJ, np.where(noise_BJ > 0, np.inf, 1.0))
-    low_J = np.quantile(ratio_BJ, 0.025, axis=0, method="lower")
-    tied = [j for j in np.flatnonzero(fits_J).tolist() if j == best or low_J[j] <= 1 + time_error]
+    tied = [j for j in np.flatnonzero(fits_J).tolist() if j == best or _ends(ratio_BJ[:, j])[0] <= 1 + time_error]
     return best, tied, ratio_BJ
 
 
@@ -325,15 +320,20 @@ def _noise(
     columns_B = NoiseMoments(*(m[:, None] for m in vars(moments_B).values()))
     wanted_J = counts.wanted_J.astype(np.float64)
     kept = settings.dynamic_sampling
-    excess_J = moments.excess(wanted_J, point.informative[0] if kept else 1.0)
-    excess_BJ = columns_B.excess(wanted_J, drawn.informative if kept else 1.0)
+    excess_J = moments.excess(wanted_J, point.mixed[0] if kept else 1.0)
+    excess_BJ = columns_B.excess(wanted_J, drawn.mixed if kept else 1.0)
     return _Noise(moments, moments_B, excess_J, excess_BJ, seen)
 
 
 def _to_best(excess_J: FloatArray, prompts: list[int], ratio_BJ: FloatArray, column: int, best: int | None) -> Estimate:
     if best is None or not prompts[column] or excess_J[best] <= 0:
-        return _NOTHING
+        return _MISSING
     value = float(excess_J[column] / prompts[column] * prompts[best] / excess_J[best])
-    low = float(np.quantile(ratio_BJ[:, column], 0.025, method="lower"))
-    high = float(np.quantile(ratio_BJ[:, column], 0.975, method="higher"))
+    low, high = _ends(ratio_BJ[:, column])
     return Estimate(value, min(low, value), max(high, value))
+
+
+def _ends(values_B: FloatArray) -> tuple[float, float]:
+    """Return the ends of the 95% interval of some replicates, each one of the replicates: some may be infinite."""
+    low, high = np.quantile(values_B, 0.025, method="lower"), np.quantile(values_B, 0.975, method="higher")
+    return float(low), float(high)

@@ -1,41 +1,43 @@
-"""A plan for people and for programs: tables, a few plain sentences, JSON.
+"""A plan as tables, sentences and JSON.
 
-In: a plan, what it was made from, and the memory it predicts. Out: rich tables, lines of text, a dictionary. Nothing is
-computed here but ratios of what is in the plan.
+In: a plan, its measurements, and the predicted memory. Out: rich tables, lines of text, a dictionary. Nothing is
+computed here except ratios of numbers in the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, isinf, isnan
 from typing import Any
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
+from brorl.evaluation.pass_at_k import Estimate
 from brorl.format import plain
-from brorl.planning.pilot_counts import Estimate
-from brorl.planning.recommendation import NEARLY_BEST, Plan, PlanRow, StepSettings
+from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_timing import Measured
 from brorl.storage import json_ready
 
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan with what belongs beside it.
+    """A plan with its measurements and the memory that it predicts.
 
     Attributes:
         plan: The plan.
-        measured: What it was made from.
-        settings: How the recipe makes a step.
+        measured: Its measurements.
+        settings: The recipe's settings of a step.
         model: Name of the model.
-        device: Where it ran.
+        device: Device of the measurements.
         memory_bytes: Memory of a step above the loaded model with the recipe's prompts, per row; None if unknown.
         budget_memory_bytes: The same with the prompts that fit in the budget.
     """
 
-    plan: Plan
+    plan: RolloutPlan
     measured: Measured
     settings: StepSettings
     model: str
@@ -43,44 +45,52 @@ class PlanReport:
     memory_bytes: Sequence[int | None]
     budget_memory_bytes: Sequence[int | None]
 
+    @classmethod
+    def of(cls, plan: RolloutPlan, measured: Measured, settings: StepSettings, model: str, device: str) -> PlanReport:
+        """Predict the memory of each row's step, and put everything together.
 
-def predict_memory(measured: Measured, plan: Plan, settings: StepSettings) -> tuple[list[int | None], list[int | None]]:
-    """Return the memory of each row's step, with the recipe's prompts and with those that fit in the budget."""
-    at_recipe: list[int | None] = []
-    at_budget: list[int | None] = []
-    for row, rows_D in zip(plan.rows, measured.rows_JD, strict=True):
-        for found, num_prompts in ((at_recipe, settings.prompts_per_step), (at_budget, row.budget_prompts)):
-            nodes = row.trained_nodes * num_prompts / settings.mini_batches
-            known = measured.memory is not None and num_prompts > 0
-            found.append(
-                measured.memory.predict(rows_D, row.num_rollouts, num_prompts, nodes)
-                if known and measured.memory
-                else None
-            )
-    return at_recipe, at_budget
+        Args:
+            plan: The plan.
+            measured: Its measurements.
+            settings: The recipe's settings of a step.
+            model: Name of the model.
+            device: Device of the measurements.
+        """
+
+        def memory(index: int, num_prompts: int) -> int | None:
+            if measured.memory is None or not num_prompts:
+                return None
+            row, rows_D = plan.rows[index], measured.rows_JD[index]
+            nodes_per_update = row.trained_nodes * num_prompts / settings.mini_batches
+            return measured.memory.predict(rows_D, row.num_rollouts, num_prompts, nodes_per_update)
+
+        at_recipe = [memory(i, settings.prompts_per_step) for i in range(len(plan.rows))]
+        at_budget = [memory(i, row.budget_prompts) for i, row in enumerate(plan.rows)]
+        return cls(plan, measured, settings, model, device, at_recipe, at_budget)
+
+    def __rich__(self) -> Group:
+        """Return the pilot, the tables and the advice."""
+        tables = (table(self) for table in (share_table, step_table, budget_table))
+        parts = [Text(pilot_line(self)), *(part for table in tables for part in (Text(), table))]
+        return Group(*parts, *(Text(f"- {line}") for line in advice(self)))
 
 
 def pilot_line(report: PlanReport) -> str:
-    """Return what the pilot's rollouts look like, on one line."""
+    """Return the summary of the pilot on one line."""
     pilot = report.measured.summary
     return (
-        f"the pilot: pass@1 {pilot.share_correct:.3f}, {pilot.mean_length:.1f} tokens a rollout, "
-        f"{pilot.entropy:.2f} nats a token, {pilot.share_truncated:.1%} cut off, "
+        f"the pilot: pass@1 {pilot.share_correct:.3f}, {pilot.mean_length:.1f} tokens per rollout, "
+        f"{pilot.entropy:.2f} nats per token, {pilot.share_truncated:.1%} cut off, "
         f"{pilot.share_duplicate:.1%} duplicates, {pilot.tokens_per_second:,.0f} sampled tokens/s"
     )
 
 
 def share_table(report: PlanReport) -> Table:
-    """Make the table of what N rollouts of a prompt give."""
-    table = _table("What N rollouts of a prompt give", "N", "both outcomes", "a success", "unique tokens", "of sampled")
+    """Return the table of shares and tokens of N rollouts of a prompt."""
+    table = _table("N rollouts of a prompt", "N", "mixed groups", "solved prompts", "unique tokens", "of sampled")
     for row in report.plan.rows:
-        table.add_row(
-            _number(row),
-            interval(row.informative),
-            interval(row.solved),
-            f"{row.unique_tokens.value:,.0f}",
-            f"{row.unique_share:.3f}",
-        )
+        tokens = f"{row.unique_tokens.value:,.0f}", f"{row.unique_share:.3f}"
+        table.add_row(_number(row), interval(row.mixed), interval(row.solved), *tokens)
     if any(row.extrapolated for row in report.plan.rows):
         table.caption = f"* beyond the pilot's {report.measured.summary.num_rollouts} rollouts: shares from a fit"
         table.caption_justify = "left"
@@ -88,141 +98,139 @@ def share_table(report: PlanReport) -> Table:
 
 
 def step_table(report: PlanReport) -> Table:
-    """Make the table of what a step with the recipe's number of prompts costs, and the noise of its gradient."""
-    title = f"What a step with {report.settings.prompts_per_step} prompts takes"
+    """Return the table of the costs of a step with the recipe's number of prompts, and the noise of its gradient."""
+    title = f"A step with {report.settings.prompts_per_step} prompts"
     table = _table(title, "N", "seconds", "sample/verify/train/rest", "memory", "gradient noise")
     for row, memory in zip(report.plan.rows, report.memory_bytes, strict=True):
+        total = row.seconds["total"]
         main = [row.seconds[p] for p in ("generation", "verification", "training")]
-        known = isfinite(row.seconds["total"])
-        table.add_row(
-            _number(row),
-            seconds_text(row.seconds["total"]),
-            "/".join(f"{s:.2f}" for s in (*main, row.seconds["total"] - sum(main))) if known else "never full",
-            _memory(memory),
-            noise(row.noise),
-        )
+        phases = "/".join(f"{s:.2f}" for s in (*main, total - sum(main))) if isfinite(total) else "never full"
+        table.add_row(_number(row), seconds_text(total), phases, _memory(memory), noise(row.noise))
     return table
 
 
 def budget_table(report: PlanReport) -> Table:
-    """Make the table of what fits in the time budget."""
+    """Return the table of the steps that fit in the time budget."""
     plan = report.plan
-    title = f"What fits in {seconds_text(plan.budget)} s a step"
+    title = f"Steps of {seconds_text(plan.budget)} s"
     table = _table(title, "N", "prompts", "gradient noise", "times the least", "")
     for index, row in enumerate(plan.rows):
         if not row.budget_prompts:
             table.add_row(_number(row), f"< {report.settings.mini_batches}", "", "", "does not fit")
             continue
-        remarks = [
-            *(["recommended"] if index == plan.chosen else []),
-            *(["tied"] if index in plan.tied and len(plan.tied) > 1 else []),
-            *(["the recipe's N"] if index == plan.recipe else []),
-        ]
+        remarks = {
+            "recommended": index == plan.chosen,
+            "tied": index in plan.tied and len(plan.tied) > 1,
+            "the recipe's N": index == plan.recipe,
+        }
         table.add_row(
             _number(row),
             f"{row.budget_prompts:,}",
             noise(row.budget_noise),
             interval(row.to_best),
-            ", ".join(remarks),
+            ", ".join(remark for remark, holds in remarks.items() if holds),
             style="bold green" if index == plan.chosen else None,
         )
     return table
 
 
 def advice(report: PlanReport) -> list[str]:
-    """Return the recommendation with its reasons, and what would sharpen it, in plain sentences."""
+    """Return the recommendation with its reasons, and its limits, as sentences."""
     plan, settings = report.plan, report.settings
-    if plan.chosen is None or plan.best is None:
+    budget = f"{seconds_text(plan.budget)} s per step"
+    if plan.recommended is None:
         return [
-            f"no N fits in {seconds_text(plan.budget)} s a step with {settings.mini_batches} prompts, one for each "
-            "mini-batch; raise --seconds-per-step, or lower optimizer.mini_batches"
+            f"no N fits in {budget} with {settings.mini_batches} prompts, one for each mini-batch; raise "
+            "--seconds-per-step, or lower optimizer.mini_batches"
         ]
-    chosen = plan.rows[plan.chosen]
-    lines = [
-        f"For {seconds_text(plan.budget)} s a step on this machine: N = {chosen.num_rollouts} with "
-        f"{chosen.budget_prompts} prompts per step{_against_recipe(plan, settings)}."
+    return [
+        f"For {budget} on this machine: N = {plan.recommended.num_rollouts} with {plan.recommended.budget_prompts} "
+        f"prompts per step{_against_recipe(plan, plan.recommended, settings)}.",
+        *_alternatives(plan, plan.recommended),
+        _next_factor(plan, plan.recommended),
+        _limits(report, plan.recommended),
+        "The noise of one step's gradient and the share of mixed groups are not the final performance: rare successes, "
+        "later policies and the optimizer count too (docs/theory.md).",
     ]
-    if len(plan.tied) > 1:
-        tied = [str(plan.rows[i].num_rollouts) for i in plan.tied]
-        lines.append(
-            f"N = {', '.join(tied[:-1])} and {tied[-1]} cannot be told apart by this pilot (times count as known "
-            f"within {plan.time_error:.0%}); the largest of them with at most {NEARLY_BEST - 1:.0%} more noise than "
-            "the least is recommended, since it covers more rare successes."
-        )
-    else:
-        others = [r for r in plan.rows if r is not chosen and r.budget_prompts]
-        if others:
-            nearest = min(others, key=lambda r: r.to_best.value)
-            lines.append(
-                f"Its gradient noise is the least; the next is N = {nearest.num_rollouts} with "
-                f"{interval(nearest.to_best)} times as much."
-            )
-    lines.append(_next_factor(plan, plan.chosen))
-    lines.append(_limits(report))
-    lines.append(
-        "Noise of one step's gradient and the share of informative groups are not the final performance: rare "
-        "successes, changed policies and the optimizer count too (docs/theory.md)."
-    )
-    return lines
 
 
-def _against_recipe(plan: Plan, settings: StepSettings) -> str:
+def _against_recipe(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) -> str:
     """Compare the chosen N with the recipe's own."""
-    assert plan.chosen is not None
-    chosen, recipe = plan.rows[plan.chosen], plan.rows[plan.recipe]
-    if plan.chosen == plan.recipe:
+    recipe = plan.rows[plan.recipe]
+    if chosen is recipe:
         return f", the recipe's own N (it has {settings.prompts_per_step} prompts per step)"
     if not recipe.budget_prompts:
         return f"; the recipe's own N = {recipe.num_rollouts} does not fit"
     ratio = chosen.to_best.value / recipe.to_best.value
     return (
-        f", which has {ratio:.2f} times the gradient noise of the recipe's N = {recipe.num_rollouts} with "
+        f", with {ratio:.2f} times the gradient noise of the recipe's N = {recipe.num_rollouts} with "
         f"{recipe.budget_prompts} prompts in the same time"
     )
 
 
-def _next_factor(plan: Plan, column: int) -> str:
-    """Say what the recipe's N, or else a larger one, would buy and cost at the recipe's number of prompts."""
-    row = plan.rows[column]
-    larger = plan.rows[column + 1 :]
+def _alternatives(plan: RolloutPlan, chosen: PlanRow) -> Iterator[str]:
+    """Name the numbers of rollouts that are tied with the best, or the second best."""
+    others = [r for r in plan.rows if r is not chosen and r.budget_prompts]
+    if len(plan.tied) > 1:
+        *tied, last = [str(plan.rows[i].num_rollouts) for i in plan.tied]
+        yield (
+            f"This pilot cannot distinguish N = {', '.join(tied)} and {last} (the error of times is taken as "
+            f"{plan.time_error:.0%}). The plan recommends the largest of them with at most {NEARLY_BEST - 1:.0%} more "
+            "noise than the least, since it covers more rare successes."
+        )
+    elif others:
+        nearest = min(others, key=lambda r: r.to_best.value)
+        yield (
+            f"Its gradient noise is the least. The next is N = {nearest.num_rollouts} with "
+            f"{interval(nearest.to_best)} times as much."
+        )
+
+
+def _next_factor(plan: RolloutPlan, chosen: PlanRow) -> str:
+    """Return the gain and the cost of the recipe's N, or else of a larger one, at the recipe's number of prompts."""
+    larger = [row for row in plan.rows if row.num_rollouts > chosen.num_rollouts]
     if not larger:
-        return f"No N above {row.num_rollouts} was asked for; --rollouts takes larger ones."
-    other = plan.rows[plan.recipe] if plan.recipe > column else larger[min(1, len(larger) - 1)]
-    factor = other.num_rollouts / row.num_rollouts
+        return f"No N above {chosen.num_rollouts} was compared; --rollouts sets the numbers."
+    recipe = plan.rows[plan.recipe]
+    other = recipe if recipe in larger else larger[min(1, len(larger) - 1)]
+    factor = plain(other.num_rollouts / chosen.num_rollouts)
+    seconds = other.seconds["total"] / chosen.seconds["total"]
     return (
-        f"From N = {row.num_rollouts}, {plain(factor)} times the rollouts take informative groups from "
-        f"{row.informative.value:.2f} to {other.informative.value:.2f} and prompts with a success from "
-        f"{row.solved.value:.2f} to {other.solved.value:.2f}, for "
-        f"{other.seconds['total'] / row.seconds['total']:.1f} times the seconds at the same number of prompts."
+        f"From N = {chosen.num_rollouts}, {factor} times the rollouts raise the share of mixed groups from "
+        f"{chosen.mixed.value:.2f} to {other.mixed.value:.2f} and that of solved prompts from "
+        f"{chosen.solved.value:.2f} to {other.solved.value:.2f}, for {seconds:.1f} times the seconds at the same "
+        "number of prompts."
     )
 
 
-def _limits(report: PlanReport) -> str:
-    """Say how certain the plan is, and what would make it more so."""
+def _limits(report: PlanReport, chosen: PlanRow) -> str:
+    """Return how certain the plan is, and how to make it more certain."""
     plan, summary = report.plan, report.measured.summary
-    wider = 4 * summary.num_prompts
+    more = f"--pilot-prompts {4 * summary.num_prompts}"
     reasons = []
     if not plan.gradient_seen:
         reasons.append(
-            f"the mean gradient of {summary.num_prompts} prompts cannot be told from 0, so noise has a lower bound "
-            "alone (comparisons at equal time hold)"
+            f"the mean gradient of {summary.num_prompts} prompts is not significantly different from 0, so noise has "
+            "only a lower bound (comparisons at equal time hold)"
         )
     if len(plan.tied) >= 3:
         reasons.append(f"{len(plan.tied)} numbers of rollouts are tied")
-    chosen = plan.rows[plan.chosen if plan.chosen is not None else plan.recipe]
-    if chosen.informative.high - chosen.informative.low > 0.2:
-        share = interval(chosen.informative)
-        reasons.append(f"the share of informative groups at N = {chosen.num_rollouts} is {share}")
+    if chosen.mixed.high - chosen.mixed.low > 0.2:
+        reasons.append(f"the share of mixed groups at N = {chosen.num_rollouts} is {interval(chosen.mixed)}")
     if reasons:
-        return f"Uncertain: {'; '.join(reasons)}. Sharpen it with --pilot-prompts {wider}."
-    return f"Intervals are 95%, over {summary.num_prompts} prompts; --pilot-prompts {wider} would about halve them."
+        return f"Uncertain: {'; '.join(reasons)}. {more} makes it more certain."
+    return f"Intervals are 95%, over {summary.num_prompts} prompts; {more} would about halve them."
 
 
 def plan_record(report: PlanReport) -> dict[str, Any]:
-    """Return everything as JSON can hold it; numbers without a value or without an end are null."""
+    """Return the content of `plan.json`; a missing value or end of an interval is null."""
     plan = report.plan
     rows = [
-        {**asdict(row), "memory_bytes": memory, "budget_memory_bytes": at_budget}
+        {
+            **{"informative" if name == "mixed" else name: value for name, value in asdict(row).items()},
+            "memory_bytes": memory,
+            "budget_memory_bytes": at_budget,
+        }
         for row, memory, at_budget in zip(plan.rows, report.memory_bytes, report.budget_memory_bytes, strict=True)
     ]
     numbers = [row.num_rollouts for row in plan.rows]
@@ -233,8 +241,8 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
         "pilot": asdict(report.measured.summary),
         "recommendation": {
             "seconds_per_step": plan.budget,
-            "rollouts_per_prompt": None if plan.chosen is None else numbers[plan.chosen],
-            "prompts_per_step": None if plan.chosen is None else plan.rows[plan.chosen].budget_prompts,
+            "rollouts_per_prompt": plan.recommended and plan.recommended.num_rollouts,
+            "prompts_per_step": plan.recommended and plan.recommended.budget_prompts,
             "least_noise": None if plan.best is None else numbers[plan.best],
             "tied": [numbers[i] for i in plan.tied],
             "lines": advice(report),
@@ -247,7 +255,7 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
             "within_prompt_per_rollout": float(plan.moments.within),
             "p_value": plan.p_value,
         },
-        "probes": [asdict(probe) for probe in report.measured.probes],
+        "probes": [asdict(timing) for timing in report.measured.timings],
         "cost": asdict(report.measured.cost),
         "time_error": plan.time_error,
     }
@@ -256,7 +264,7 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:
-    """Return a number with its interval."""
+    """Return a number with its interval; "" if it is missing."""
     if isnan(estimate.value):
         return ""
     high = "no end" if isinf(estimate.high) else f"{estimate.high:.{digits}f}"
@@ -264,7 +272,7 @@ def interval(estimate: Estimate, digits: int = 2) -> str:
 
 
 def noise(estimate: Estimate) -> str:
-    """Return a relative noise with its interval; where the mean gradient was not seen, its lower end alone."""
+    """Return a relative noise with its interval; only its lower end where the mean gradient was not seen."""
     if isnan(estimate.value) or isnan(estimate.low):
         return ""
     if isinf(estimate.value):
@@ -285,7 +293,7 @@ def _number(row: PlanRow) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Return seconds with as many digits as they deserve."""
+    """Return seconds with 3 decimals below 0.1, 2 below 10, and none above."""
     if isinf(seconds):
         return "-"
     return f"{seconds:.3f}" if seconds < 0.1 else f"{seconds:.2f}" if seconds < 10 else f"{seconds:,.0f}"

@@ -1,8 +1,8 @@
-"""Seconds of a training step at any number of rollouts and prompts, from a few timed probes of the real phases.
+"""Seconds of a training step at any number of rollouts and prompts, from a few timings of the real phases.
 
-In: probes, each with what it worked on and how long each phase took; the share of groups that dynamic sampling keeps.
-Out: the expected seconds by phase of a step. The models are affine with coefficients that are never negative: a fixed
-cost per call, and a cost per unit of what a phase works on. They interpolate; far beyond the probes they are a guess.
+In: timings, each with its amounts of work and the seconds of each phase; the share of groups that dynamic sampling
+keeps. Out: the expected seconds by phase of a step. The models are affine with nonnegative coefficients: a fixed cost
+per call, and a cost per unit of work. They interpolate; far beyond the timed sizes they are a guess.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _CHAINS, _STEPS, _WARM_UP, _MOST_ROUNDS = 64, 24, 4, 2000
 
 @dataclass(frozen=True)
 class Work:
-    """What one call of every phase works on (F features are made from these).
+    """Amounts of work in one call of every phase.
 
     Attributes:
-        groups: Groups that are sampled, verified and stored.
+        groups: Groups to sample, verify and store.
         unique_tokens: Their tree nodes.
         sampled_tokens: Their tokens, duplicates counted.
         responses: Their distinct responses.
-        trained_groups: Groups that are trained on.
-        trained_nodes: Tree nodes that go through the loss.
+        trained_groups: Groups to train on.
+        trained_nodes: Tree nodes in the loss.
         updates: Mini-batches.
         rounds: Calls of the engine.
     """
@@ -46,7 +46,7 @@ class Work:
     rounds: float = 1.0
 
     def features(self, phase: str) -> tuple[float, ...]:
-        """Return what a phase's seconds are affine in."""
+        """Return the F numbers that a phase's seconds are affine in."""
         match phase:
             case "generation":
                 return self.rounds, self.unique_tokens, self.sampled_tokens
@@ -59,7 +59,7 @@ class Work:
             case "diagnostics":
                 return 1.0, self.unique_tokens
             case _:
-                raise ValueError(f"{phase!r} is no phase of a step; the phases are {', '.join(PHASES)}")
+                raise ValueError(f"{phase!r} is not a phase of a step; the phases are {', '.join(PHASES)}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class AffineCost:
 
     Attributes:
         coefficients: One per feature.
-        worst_error: Largest error at the probes, relative to what was measured there.
+        worst_error: Largest error of the fit, relative to the measured cost.
     """
 
     coefficients: tuple[float, ...]
@@ -83,18 +83,15 @@ def fit_affine(feature_KF: FloatArray, cost_K: FloatArray, known_K: FloatArray |
     """Fit non-negative coefficients with the least sum of squared relative errors.
 
     Args:
-        feature_KF: Features of K probes, shape [K, F].
-        cost_K: What each probe cost, > 0, shape [K].
-        known_K: The part of each cost that is known already; the coefficients explain the rest.
-
-    Returns:
-        The fit.
+        feature_KF: Features of K measurements, >= 0, shape [K, F].
+        cost_K: Cost of each, > 0, shape [K].
+        known_K: The known part of each cost; the coefficients explain the rest.
 
     Raises:
         ValueError: If a cost is not positive.
     """
     if not (cost_K > 0).all():
-        raise ValueError(f"costs of probes must be positive, not {cost_K.min()}")
+        raise ValueError(f"measured costs must be positive, not {cost_K.min()}")
     relative_KF = feature_KF / cost_K[:, None]
     scale_F = np.maximum(relative_KF.max(0), np.finfo(np.float64).tiny)
     rest_K = 1 - known_K / cost_K
@@ -105,7 +102,7 @@ def fit_affine(feature_KF: FloatArray, cost_K: FloatArray, known_K: FloatArray |
 
 @dataclass(frozen=True)
 class StepTiming:
-    """One size of work, with the median seconds of each phase over some repeats."""
+    """One amount of work, with the median seconds of each phase over some repeats."""
 
     num_rollouts: int
     work: Work
@@ -114,12 +111,12 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds by phase.
+    """Seconds of a step by phase.
 
     Attributes:
-        costs: Affine cost of each phase that was probed.
-        per_step: How often a step does each of them: 1 / k for what is done every k steps.
-        worst_error: Largest relative error of a probe's total.
+        costs: Affine cost of each timed phase.
+        per_step: How often a step runs each phase: 1 / k for a phase of every k-th step.
+        worst_error: Largest relative error of a timing's total.
     """
 
     costs: dict[str, AffineCost]
@@ -127,14 +124,14 @@ class StepCost:
     worst_error: float
 
     @classmethod
-    def fit(cls, probes: Sequence[StepTiming], per_step: dict[str, float]) -> StepCost:
-        """Fit each phase to the probes, which all timed the same phases."""
+    def fit(cls, timings: Sequence[StepTiming], per_step: dict[str, float]) -> StepCost:
+        """Fit each phase to the timings, all of the same phases."""
         costs = {}
         for phase in per_step:
-            features = np.array([p.work.features(phase) for p in probes], np.float64)
-            costs[phase] = fit_affine(features, np.array([p.seconds[phase] for p in probes]))
+            features = np.array([t.work.features(phase) for t in timings], np.float64)
+            costs[phase] = fit_affine(features, np.array([t.seconds[phase] for t in timings]))
         once = cls(costs, dict.fromkeys(per_step, 1.0), 0.0)
-        errors = [abs(once.seconds(p.work)["total"] / sum(p.seconds[n] for n in per_step) - 1) for p in probes]
+        errors = [abs(once.seconds(t.work)["total"] / sum(t.seconds[n] for n in per_step) - 1) for t in timings]
         return cls(costs, per_step, max(errors))
 
     def seconds(self, work: Work) -> dict[str, float]:
@@ -145,21 +142,21 @@ class StepCost:
 
 @lru_cache(maxsize=4096)
 def mean_rounds(kept_share: float, num_prompts: int) -> float:
-    """Return how many calls of the engine a step takes on average, by simulating dynamic sampling with refill.
+    """Return the mean number of engine calls per step, by a simulation of dynamic sampling with refill.
 
-    A round samples as many prompts as should fill what is missing, going by the share kept in this step so far, and at
-    most P; what is left over serves the next step. `Collector` does the same. Groups sampled per step are P / share on
+    A round samples the number of prompts that should fill the batch at the kept share of this step so far, at most P.
+    Surplus groups are carried to the next step. `Collector` uses the same rule. A step samples P / share groups on
     average.
 
     Args:
         kept_share: Chance that a group is kept, in (0, 1].
-        num_prompts: P, groups that a step trains on.
+        num_prompts: Groups that a step trains on, P >= 1.
 
     Raises:
-        ValueError: If nothing is ever kept.
+        ValueError: If the share is outside (0, 1].
     """
     if not 0 < kept_share <= 1:
-        raise ValueError(f"the share of groups that are kept must lie in (0, 1], not {kept_share}")
+        raise ValueError(f"the share of kept groups must lie in (0, 1], not {kept_share}")
     generator = np.random.default_rng(0)
     carried_C = np.zeros(_CHAINS, np.int64)
     counted = 0
@@ -169,7 +166,7 @@ def mean_rounds(kept_share: float, num_prompts: int) -> float:
             missing_C = np.maximum(num_prompts - kept_C, 0)
             if not missing_C.any():
                 break
-            # The guard keeps a quotient that should be whole, such as 3 / (3 / 4), from being rounded up past it.
+            # Without the guard a quotient that should be whole, such as 3 / (3 / 4), could be rounded up past it.
             wanted_C = np.ceil(missing_C / ((found_C + 1) / (sampled_C + 1)) - 1e-9).astype(np.int64)
             size_C = np.minimum(num_prompts, wanted_C)
             new_C = generator.binomial(size_C, kept_share)

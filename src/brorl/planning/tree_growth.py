@@ -1,4 +1,4 @@
-"""How large a rollout tree grows at another number of rollouts, from one tree with known log-probs.
+"""The expected size of a rollout tree at another number of rollouts, from one tree with known log-probs.
 
 In: a tree of n independent rollouts, with the log-prob of every node under untruncated sampling. Out: the expected
 number of nodes, of distinct responses and of live rows at each depth for N' rollouts of the same prompt. A prefix of
@@ -7,7 +7,7 @@ pilot's tree by
 
     (1 - (1 - p)^N') / (1 - (1 - p)^n)
 
-(Horvitz and Thompson 1952) is exactly unbiased for every N', below n and above. It refuses trees without log-probs.
+(Horvitz and Thompson 1952) is exactly unbiased for every N', below n and above. Trees without log-probs are rejected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from brorl.tree import RolloutTree
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-_SMALLEST = -690.0  # exp() of it is a normal number; below it the chances are proportional to the number of rollouts
+_SMALLEST = -690.0  # exp() of it is a normal number; below it a chance is proportional to the number of rollouts
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class TreeGrowth:
     """Expected size of one prompt's tree at J numbers of rollouts.
 
     Attributes:
-        nodes_J: Nodes: tokens that are computed, shape [J].
+        nodes_J: Nodes, which are the computed tokens, shape [J].
         responses_J: Distinct responses, shape [J].
         rows_JD: Distinct live prefixes of d + 1 tokens, which are the rows of one decoding step, shape [J, D].
     """
@@ -46,11 +46,8 @@ def tree_growth(tree: RolloutTree, wanted: IntArray, max_depth: int) -> TreeGrow
 
     Args:
         tree: n rollouts that were drawn independently, without top-p or top-k.
-        wanted: Numbers of rollouts N', shape [J].
-        max_depth: D, length limit of a response; at least the length of the longest.
-
-    Returns:
-        The expected sizes.
+        wanted: Numbers of rollouts N', each >= 1, shape [J].
+        max_depth: Length limit of a response, D; at least the length of the longest.
 
     Raises:
         ValueError: If log-probs are missing, or a response is longer than `max_depth`.
@@ -70,15 +67,15 @@ def tree_growth(tree: RolloutTree, wanted: IntArray, max_depth: int) -> TreeGrow
 
 
 def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntArray) -> FloatArray:
-    """Return how many times more likely prefixes are to appear among N' rollouts than among n.
+    """Return the chance of each prefix to appear among N' rollouts, divided by its chance among n.
 
     Args:
         path_logprob_K: Log-probabilities (nats) of K prefixes.
-        pilot_rollouts: n.
-        wanted: Numbers of rollouts N', shape [J].
+        pilot_rollouts: n >= 1.
+        wanted: Numbers of rollouts N', each >= 1, shape [J].
 
     Returns:
-        Ratios, shape [J, K]; from N' / n for the rarest to 1 for the certain.
+        Ratios, shape [J, K]: N' / n for a prefix of probability near 0, 1 for a certain one.
     """
     p_K = np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0))
     _, seen_JK = missed_and_seen(p_K, np.asarray(wanted)[:, None])

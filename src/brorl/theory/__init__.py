@@ -1,1 +1,1 @@
-"""What N does, in formulas that are tested: mass balance, simulator, coverage, certificate, planning."""
+"""The effect of N in tested formulas: mass balance, simulator, coverage, held-out check, pass rates, allocation."""

@@ -1,14 +1,14 @@
-"""How to spend a fixed number of rollouts over prompts: more of them where a pilot found only one outcome.
+"""Adaptive allocation: a fixed number of rollouts over prompts, with extra rollouts for groups that are not mixed.
 
-In: rollouts and successes of each group of a pilot (G groups). Out: a prior of the pass rates, the chance that more
-rollouts make a group informative (some correct, some not), and how many more each group should get. Numbers in,
-numbers out: nothing is sampled here. It refuses outcomes that cannot be and priors that are no distribution.
+In: rollouts and successes of each group of a pilot (G groups). Out: a prior of the pass rates, the chance that extra
+rollouts make a group mixed (some correct, some not), and the number of extra rollouts for each group. Nothing is
+sampled here. Impossible outcomes are rejected.
 
-Pass rates are Beta(a, b) a priori, with spikes at 0 and at 1: a plain Beta cannot give the shares of informative
-groups that are seen at several N at once. A mixed group has no chance left to win and never gets more.
+Pass rates are Beta(a, b) a priori, with spikes at 0 and at 1: a plain Beta cannot fit the shares of mixed groups at
+several N at once. A group that is already mixed never gets extra rollouts.
 
 The chances hold for independent rollouts. Allocation that depends on outcomes makes successes / rollouts a biased
-estimate of a widened group's pass rate; docs/adaptive_rollouts.md says by how much.
+estimate of an extended group's pass rate; docs/adaptive_rollouts.md gives the bias.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from brorl.theory.pass_rates import PassRates
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-_PSEUDO_GROUPS = np.array([1.0, 1.0, 4.0])  # spike at 0, spike at 1, Beta: what a fit leans on while groups are few
-_PSEUDO_SHAPE = (0.5, 1.5)  # centre of a log-normal (unit deviation) on each of the Beta's parameters
+_PSEUDO_GROUPS = np.array([1.0, 1.0, 4.0])  # spike at 0, spike at 1, Beta: the weak prior of a fit
+_PSEUDO_SHAPE = (0.5, 1.5)  # center of a log-normal (unit deviation) on each of the Beta's parameters
 
 
 @dataclass(frozen=True)
 class AdaptiveAllocation:
-    """How far prompts may be widened after a pilot.
+    """Limits on the extra rollouts after a pilot.
 
     Attributes:
-        max_rollouts: No prompt gets more rollouts than this, its pilot included.
-        samples_per_prompt: Rollouts that a round may spend, pilots included, for each of its prompts.
+        max_rollouts: Largest number of rollouts of a prompt, including its pilot.
+        samples_per_prompt: Mean number of rollouts per prompt that a round may spend, including the pilots.
     """
 
     max_rollouts: int
@@ -51,25 +51,25 @@ class AdaptiveAllocation:
 
 
 def next_rollout_gains(num_rollouts: int, num_correct: int, num_more: int, prior: PassRates) -> FloatArray:
-    """Return the chance of each further rollout to be the one that makes the group informative.
+    """Return the chance of each extra rollout to be the one that makes the group mixed.
 
         k = 0:  w B(a + 1, b + n + j) / B(a, b + n),   w the posterior probability that the pass rate is not 0;
         k = n:  the same with the outcomes exchanged;   otherwise 0.
 
-    Summed over j < m they are the chance that m more rollouts make it informative: 1 - E[(1 - p)^m | no success in n],
-    or 1 - E[p^m | only successes].
+    Their sum over j < m is the chance that m extra rollouts make it mixed: 1 - E[(1 - p)^m | no success in n], or
+    1 - E[p^m | only successes].
 
     Args:
-        num_rollouts: n, rollouts so far, at least 1.
-        num_correct: k, how many of them were correct.
-        num_more: How many further rollouts to look at, j = 0 .. num_more - 1.
-        prior: What is known of pass rates.
+        num_rollouts: Rollouts so far, n >= 1.
+        num_correct: Correct ones among them, k in 0 to n.
+        num_more: Number of extra rollouts to consider, j = 0 .. num_more - 1.
+        prior: Distribution of the pass rates before the pilot.
 
     Returns:
-        Chances, shape [num_more]; they never rise.
+        Chances, nonincreasing, shape [num_more].
 
     Raises:
-        ValueError: If the outcome cannot be.
+        ValueError: If the outcome is impossible.
     """
     if not 0 <= num_correct <= num_rollouts or num_rollouts < 1:
         raise ValueError(f"successes must lie between 0 and the rollouts, at least 1, got {num_correct}/{num_rollouts}")
@@ -78,34 +78,34 @@ def next_rollout_gains(num_rollouts: int, num_correct: int, num_more: int, prior
     hit, miss, spike = prior.a, prior.b, prior.never
     if num_correct:
         hit, miss, spike = prior.b, prior.a, prior.always
-    # The chance of a pass rate from the Beta with only misses so far; the spike gives only misses for certain.
+    # The chance that the pass rate is from the Beta and all rollouts missed; under the spike all miss for certain.
     unseen = prior.between * np.exp(betaln(hit, miss + num_rollouts) - betaln(hit, miss))
     if unseen == 0:
         return np.zeros(num_more)
     misses = miss + num_rollouts + np.arange(num_more)
     first = unseen / (unseen + spike) * hit / (hit + misses[0])
-    # Every factor is below 1, so that gains never rise, rounding included: the greatest ones are the first ones.
+    # Every factor is below 1, so gains never rise, even after rounding: the greatest ones are the first ones.
     return np.asarray(first * np.cumprod(np.append(1.0, misses[:-1] / (hit + misses[1:]))))
 
 
 def allocate_rollouts(
     num_rollouts_G: Sequence[int], num_correct_G: Sequence[int], budget: int, max_rollouts: int, prior: PassRates
 ) -> list[tuple[int, int]]:
-    """Give further rollouts to groups: each one where its chance to make a group informative is greatest.
+    """Give each extra rollout to the group where its chance to make the group mixed is greatest.
 
-    No group more than doubles, so that outcomes are looked at before a group gets much. The chances of a group fall
-    with every rollout, so that this greedy choice maximises the expected number of groups that become informative,
-    among all choices within the budget in which no group more than doubles. Groups with the same outcome share.
+    No group more than doubles: its outcomes are checked before it gets many rollouts. The chances of a group fall with
+    every rollout. Therefore this greedy choice maximizes the expected number of groups that become mixed, among all
+    choices within the budget in which no group more than doubles. Groups with the same outcome share.
 
     Args:
-        num_rollouts_G: Rollouts of each group so far, shape [G].
-        num_correct_G: How many of them were correct, shape [G].
-        budget: Rollouts to give at most.
-        max_rollouts: A group never has more than this, those so far included.
-        prior: What is known of pass rates.
+        num_rollouts_G: Rollouts of each group so far, each >= 1, shape [G].
+        num_correct_G: Correct ones among them, shape [G].
+        budget: Largest number of extra rollouts over all groups.
+        max_rollouts: Largest number of rollouts of a group, including those so far.
+        prior: Distribution of the pass rates before the pilot.
 
     Returns:
-        (group, further rollouts, at least 1), ascending by group; together at most `budget`.
+        (group, extra rollouts >= 1), ascending by group; their sum is at most `budget`.
     """
     gains_G = []
     for n, k in zip(num_rollouts_G, num_correct_G, strict=True):
@@ -120,17 +120,17 @@ def allocate_rollouts(
 
 
 def fit_prior(num_rollouts: int, num_correct_G: Sequence[int]) -> PassRates:
-    """Fit the prior of pass rates to pilots of equal size, by penalised maximum likelihood.
+    """Fit the prior of pass rates to pilots of equal size, by penalized maximum likelihood.
 
-    The penalty is a weak prior of its own (Dirichlet on the three weights, log-normal on the Beta's parameters), so
-    that one pilot is enough for a proper answer and a few hundred override it.
+    The penalty is a weak prior (Dirichlet on the three weights, log-normal on the Beta's parameters): one pilot is
+    enough for a proper fit, and a few hundred override the penalty.
 
     Args:
         num_rollouts: Rollouts of each pilot, n.
-        num_correct_G: Successes of each pilot, shape [G]; none gives the weak prior.
+        num_correct_G: Successes of each pilot, 0 to n, shape [G]; with G = 0 the fit is the weak prior.
 
     Returns:
-        The prior; the same for the same numbers in any order.
+        The prior. It does not depend on the order of the pilots.
 
     Raises:
         ValueError: If a pilot has more successes than rollouts, or fewer than none.
@@ -138,9 +138,9 @@ def fit_prior(num_rollouts: int, num_correct_G: Sequence[int]) -> PassRates:
     times_K = np.bincount(np.asarray(num_correct_G, np.int64), minlength=num_rollouts + 1)
     if times_K.size != num_rollouts + 1:
         raise ValueError(f"a pilot of {num_rollouts} rollouts cannot have {times_K.size - 1} successes")
-    centre = np.log([*_PSEUDO_SHAPE, *(_PSEUDO_GROUPS[:2] / _PSEUDO_GROUPS[2])])
+    center = np.log([*_PSEUDO_SHAPE, *(_PSEUDO_GROUPS[:2] / _PSEUDO_GROUPS[2])])
     found = minimize(
-        _negative_log_posterior, centre, args=(times_K, centre), method="L-BFGS-B", bounds=[(-5.0, 5.0)] * 4
+        _negative_log_posterior, center, args=(times_K, center), method="L-BFGS-B", bounds=[(-5.0, 5.0)] * 4
     )
     alpha, beta = np.exp(found.x[:2]).tolist()
     never, always, _ = np.exp(_log_weights(found.x)).tolist()
@@ -153,8 +153,8 @@ def _log_weights(theta: FloatArray) -> FloatArray:
     return np.asarray(logits - logsumexp(logits))
 
 
-def _negative_log_posterior(theta: FloatArray, times_K: IntArray, centre: FloatArray) -> float:
-    """Return minus the penalised log-likelihood; binomial coefficients are constant and left out."""
+def _negative_log_posterior(theta: FloatArray, times_K: IntArray, center: FloatArray) -> float:
+    """Return minus the penalized log-likelihood, without the constant binomial coefficients."""
     n = times_K.size - 1
     k = np.arange(n + 1)
     log_never, log_always, log_slab = _log_weights(theta)
@@ -162,5 +162,5 @@ def _negative_log_posterior(theta: FloatArray, times_K: IntArray, centre: FloatA
     log_chance_K = log_slab + betaln(alpha + k, beta + n - k) - betaln(alpha, beta)
     log_chance_K[0] = np.logaddexp(log_chance_K[0], log_never)
     log_chance_K[n] = np.logaddexp(log_chance_K[n], log_always)
-    penalty = ((theta[:2] - centre[:2]) ** 2).sum() / 2 - _PSEUDO_GROUPS @ _log_weights(theta)
+    penalty = ((theta[:2] - center[:2]) ** 2).sum() / 2 - _PSEUDO_GROUPS @ _log_weights(theta)
     return float(penalty - times_K @ log_chance_K)

@@ -1,10 +1,10 @@
-"""What N rollouts saw and what they missed, per prompt: sampled and unsampled mass, coverage at other N.
+"""Coverage of one prompt by N rollouts: sampled and unsampled mass, and the same at other N.
 
 In: the tree of a prompt, whose log-probs are those of the policy that sampled it, and the verdicts of its distinct
 responses. Out: probabilities of sets of responses. The outcome space is the set of whole responses (finished, or cut
 at the length limit), so sampled masses are exact. What is unsampled is estimated from the probability pi that a
 response is among the N: 1 - (1-p)^N for independent rollouts, min(1, N p) for systematic ones, both without top-p or
-top-k. Where every response is unique these numbers say nothing about what was missed; `Coverage.all_unique` tells.
+top-k. Where every response is unique (`Coverage.all_unique`) these numbers carry no information about missed responses.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Coverage:
         num_rollouts: N.
         num_correct: Number of correct rollouts.
         num_distinct: L.
-        p_pos: Probability of the sampled correct responses together.
-        p_neg: Probability of the sampled incorrect ones.
+        p_pos: Sum of the probabilities of the sampled correct responses.
+        p_neg: The same of the sampled incorrect ones.
         a_2: Sum of squared probabilities of the sampled correct ones.
         b_2: The same of the sampled incorrect ones.
-        s_r: R_c P_pos + R_w P_neg with the rewards centred on the group mean x: R_c = 1 - x, R_w = -x.
+        s_r: R_c P_pos + R_w P_neg with the rewards minus the group mean x: R_c = 1 - x, R_w = -x.
         q_pos: Estimate of the probability of a correct response, sum of p / pi over the sampled correct ones.
         unsampled_correct: Estimate of the probability of the correct responses that were not sampled.
         u_pos_2: Estimate of their sum of squares.
@@ -63,18 +63,19 @@ class Coverage:
 
     @property
     def duplicate_share(self) -> float:
-        """Share of the rollouts that repeat another one."""
+        """Share of the rollouts that repeat another rollout."""
         return 1.0 - self.num_distinct / self.num_rollouts
 
     @property
     def all_unique(self) -> bool:
-        """Whether no two rollouts agree, so that this level says nothing about what was not sampled."""
+        """Whether no two rollouts are equal."""
         return self.num_distinct == self.num_rollouts
 
 
 def response_masses(tree: RolloutTree) -> FloatArray:
     """Return the probability of each distinct response under the policy that sampled it, in (0, 1], shape [L]."""
-    return _mass(tree.prefix_logprob[tree.leaf])
+    # Long responses underflow, and rounding may exceed 1.
+    return np.clip(np.exp(tree.prefix_logprob[tree.leaf]), np.finfo(np.float64).tiny, 1.0)
 
 
 def missed_and_seen(
@@ -85,8 +86,8 @@ def missed_and_seen(
     Args:
         p_L: Probability of each outcome (a response, or any prefix), in (0, 1], shape [L].
         num_rollouts: N, or several, shape [K, 1].
-        scheme: How they are drawn. Independent rollouts miss it with (1-p)^N. Systematic ones give every prefix N p
-            rollouts, rounded up or down, so they hold it with min(1, N p).
+        scheme: Sampling scheme. Independent rollouts miss the outcome with (1-p)^N. Systematic ones give every prefix
+            N p rollouts, rounded up or down, so they include it with min(1, N p).
 
     Returns:
         1 - pi and pi, each without loss of precision where it is small, shape [L] or [K, L].
@@ -100,12 +101,12 @@ def missed_and_seen(
 
 
 def measure_coverage(tree: RolloutTree, correct_L: BoolArray, scheme: Scheme = "iid") -> Coverage:
-    """Measure what the rollouts of a prompt saw, and estimate what they missed.
+    """Measure the sampled masses of a prompt, and estimate the unsampled ones.
 
     Args:
         tree: N rollouts with known log-probs (nats).
         correct_L: Verdict of each distinct response, shape [L].
-        scheme: How the N were drawn.
+        scheme: Sampling scheme of the N.
 
     Returns:
         The masses. The estimates are unbiased over draws of the N rollouts.
@@ -144,8 +145,8 @@ def unsampled_correct_at(
     Args:
         tree: N rollouts with known log-probs (nats).
         correct_L: Verdict of each distinct response, shape [L].
-        num_rollouts: The other numbers N', K of them, each >= 1 and below or above N.
-        scheme: How the N were drawn, and the N' would be.
+        num_rollouts: K other numbers N', each >= 1, below or above N.
+        scheme: Sampling scheme of the N and of the N'.
 
     Returns:
         Unbiased estimates of the expected unsampled correct mass, shape [K].
@@ -160,12 +161,12 @@ def unsampled_correct_at(
 
 
 def leaving_mass(tree: RolloutTree) -> FloatArray:
-    """Say where a fresh rollout would leave the tree: the unsampled next-token mass, weighted by reach, by position.
+    """Return, by position, the chance that a fresh rollout leaves the tree there.
 
     A node's unsampled next-token mass is 1 minus the probabilities of its children; weighted by the probability of
     reaching the node and summed over the nodes of one depth, it is the chance that a fresh rollout's first token
-    outside the tree stands at that position. The sum over all positions is the unsampled mass M. It is exact, and it
-    has something to say where every response is unique.
+    outside the tree is at that position. The sum over all positions is the unsampled mass M. It is exact, also where
+    every response is unique.
 
     Args:
         tree: Rollouts with known log-probs (nats).
@@ -178,10 +179,5 @@ def leaving_mass(tree: RolloutTree) -> FloatArray:
     level_T = np.bincount(tree.depth, mass_M, length)
     ended = np.unique(tree.leaf)
     ended_T = np.bincount(tree.depth[ended], mass_M[ended], length)
-    going_on_T = np.append(1.0, (level_T - ended_T)[:-1])
-    return np.maximum(going_on_T - level_T, 0.0)
-
-
-def _mass(logprob_K: FloatArray) -> FloatArray:
-    """exp, kept within (0, 1]: long responses underflow, and rounding may exceed 1."""
-    return np.clip(np.exp(logprob_K), np.finfo(np.float64).tiny, 1.0)
+    unfinished_T = np.append(1.0, (level_T - ended_T)[:-1])
+    return np.maximum(unfinished_T - level_T, 0.0)

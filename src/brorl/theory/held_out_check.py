@@ -1,8 +1,8 @@
-"""The held-out certificate: did an update raise the probability of correct responses? Any network, any length.
+"""The held-out check: did an update raise the probability of correct responses? For any network and any length.
 
-In: rollouts that were drawn before an update and kept out of it, and how much more probable each became. Out: an
-unbiased estimate of the real, finite change of Q_pos with an interval, and the share of correct mass that rose. It must
-never be given rollouts that the update was trained on: those flatter it.
+In: rollouts that were drawn before an update and kept out of it, with their log-probs before and after. Out: an
+unbiased estimate of the real, finite change of Q_pos with an interval, and the share of correct mass that rose. Never
+pass rollouts that the update was trained on: they overestimate the change.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NORMAL_95 = 1.959963984540054
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Held-out rollouts of one prompt (L distinct ones among H) and what an update did to them.
+    """Held-out rollouts of one prompt (L distinct ones among H) before and after an update.
 
     Attributes:
         count_L: Number of rollouts that gave each distinct response, shape [L]; they add up to H >= 2.
@@ -39,7 +39,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class HeldOutCheck:
-    """What an update did to the probability of correct responses; intervals are 95%.
+    """The effect of an update on the probability of correct responses; intervals are 95%.
 
     Attributes:
         change: Estimate of the change of Q_pos, mean over the prompts; None where a weight is too large for a float.
@@ -52,9 +52,9 @@ class HeldOutCheck:
         worst_log_ratio: Smallest log(new / old probability) of a correct held-out response; None without one.
         num_prompts: Number of prompts.
         num_rollouts: Number of held-out rollouts over all prompts.
-        num_correct: How many of them were correct.
+        num_correct: Number of correct ones among them.
         effective_share: (sum w)^2 / (H sum w^2) of the weights w = new / old over all held-out rollouts. Far below 1,
-            few rollouts carry the estimate, and its interval is not to be trusted.
+            a few rollouts dominate the estimate, and its interval is not reliable.
     """
 
     change: float | None
@@ -72,7 +72,7 @@ class HeldOutCheck:
 
 
 def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
-    """Estimate the change of Q_pos that an update made, from rollouts that it did not see.
+    """Estimate the change of Q_pos by an update from rollouts that were not part of it.
 
         w = pi_new(y) / pi_old(y),   dQ_hat = mean over held-out rollouts of (r - b)(w - 1)
 
@@ -84,13 +84,13 @@ def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
         held_out: One entry per prompt, at least one.
 
     Returns:
-        The certificate, pooled over the prompts.
+        The check, pooled over the prompts.
 
     Raises:
         ValueError: If there is no prompt, or one has fewer than 2 rollouts.
     """
     if not held_out or any(h.count_L.sum() < 2 for h in held_out):
-        raise ValueError("a certificate needs at least one prompt, and at least 2 held-out rollouts of each")
+        raise ValueError("a held-out check needs at least one prompt and at least 2 held-out rollouts of each")
     with np.errstate(over="ignore", invalid="ignore"):  # a long response may become e^709 times as probable
         moments = np.array([_mean_and_variance(h) for h in held_out])
         change = float(moments[:, 0].mean())
@@ -104,7 +104,7 @@ def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
     log_ratio_A, count_A = (new - old)[correct], count[correct]
     num_correct, num_risen = int(count_A.sum()), int(count_A[log_ratio_A > 0].sum())
     low, high = binomial_interval(num_risen, num_correct)
-    weight = np.exp(new - old - (new - old).max())  # up to a factor, which the effective share does not depend on
+    weight = np.exp(new - old - (new - old).max())  # up to a factor that cancels in the effective share
     return HeldOutCheck(
         change=change if finite else None,
         change_low=change - half_width if finite else None,
@@ -122,7 +122,7 @@ def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
 
 
 def binomial_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the exact 95% interval of a probability, which holds it at least 95% of the time; (0, 1) without trials.
+    """Return the exact 95% interval of a probability, with a coverage of at least 95%; (0, 1) without trials.
 
     Source: Clopper and Pearson, Biometrika 26 (1934).
     """
@@ -132,7 +132,7 @@ def binomial_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def _mean_and_variance(held_out: HeldOut) -> tuple[float, float]:
-    """Mean of (r - b)(w - 1) over one prompt's rollouts, and the estimated variance of that mean."""
+    """Return the mean of (r - b)(w - 1) over one prompt's rollouts, and the estimated variance of that mean."""
     value_L = (held_out.correct_L - held_out.baseline) * np.expm1(held_out.new_logprob_L - held_out.old_logprob_L)
     size = int(held_out.count_L.sum())
     mean = float(held_out.count_L @ value_L) / size

@@ -1,13 +1,13 @@
-"""Mass balance: what one policy-gradient step does to the total probability of the correct outcomes.
+"""Mass balance: the change of the total probability of the correct outcomes in one policy-gradient step.
 
-In: a softmax policy over V outcomes (tokens, or whole responses) as probabilities, which outcomes are correct, and
-which were sampled, as numpy arrays or torch tensors. Out: the change of the correct mass Q_pos to first order in the
-learning rate, split into its sources, with a bound on everything beyond first order. It refuses probabilities that do
-not add up to 1, and indices where it expects masks.
+In: a softmax policy over V outcomes (tokens, or whole responses) as probabilities, the correct outcomes, and the
+sampled ones, as numpy arrays or torch tensors. Out: the change of the correct mass Q_pos to first order in the learning
+rate, split into its sources, with a bound on the higher orders. Probabilities that do not add up to 1 are rejected, and
+so are indices in place of masks.
 
-Theorem 1 is about a surrogate that sums over the distinct sampled outcomes. What trainers do instead, with counts and
-baselines, is in `brorl.theory.policy_gradient`. All of it is for a tabular softmax, one free logit per outcome, and
-samples drawn independently from the policy itself at temperature 1.
+Theorem 1 is about a surrogate that sums over the distinct sampled outcomes. The estimators that trainers use, with
+counts and baselines, are in `brorl.theory.policy_gradient`. All of it holds for a tabular softmax, one free logit per
+outcome, and samples drawn independently from the policy at temperature 1.
 
 The surrogate's 1/N is part of its step: at a fixed learning rate the whole change vanishes as N grows. Compare numbers
 of rollouts by the sign and the shares of the terms, not by the size of the total.
@@ -31,16 +31,16 @@ from scipy.special import xlog1py
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
-# Distance from 1 to the next number, of the types that hold probabilities.
+# Distance from 1 to the next number, for the types that hold probabilities.
 _EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """A policy over V outcomes and which of them are correct, checked; made by `Outcomes.of`.
+    """A policy over V outcomes with their verdicts, checked; made by `Outcomes.of`.
 
     Attributes:
-        p_V: Probabilities in float64, scaled to add up to 1 beyond the precision that they came with, shape [V].
+        p_V: Probabilities in float64, divided by their sum, shape [V].
         correct_V: Whether each outcome is correct, shape [V].
     """
 
@@ -56,11 +56,8 @@ class Outcomes:
                 bfloat16. Their sum may differ from 1 by the square root of their type's precision.
             correct: Boolean mask, shape [V].
 
-        Returns:
-            The outcomes.
-
         Raises:
-            ValueError: If p is no probability vector, or the mask is not boolean or not of its shape.
+            ValueError: If p is not a probability vector, or the mask is not boolean or has another shape.
         """
         p_V, dtype = as_numpy(p)
         if dtype not in _EPSILON:
@@ -84,7 +81,7 @@ class Outcomes:
 
     @cached_property
     def q_neg(self) -> float:
-        """Mass of the incorrect outcomes, Q_neg; a sum of its own, so exact however small."""
+        """Mass of the incorrect outcomes, Q_neg; summed, not 1 - Q_pos, so a small one is exact."""
         return _mass(self.p_V, ~self.correct_V)
 
     @cached_property
@@ -97,16 +94,54 @@ class Outcomes:
         """Second moment of the incorrect outcomes, N_2."""
         return _mass(self.p_V**2, ~self.correct_V)
 
+    @property
+    def squared_gradient(self) -> float:
+        """Squared norm of the gradient of Q_pos in the logits, |h|^2 = Q_neg^2 P_2 + Q_pos^2 N_2, in [0, 1/8]."""
+        return self.q_neg**2 * self.p_2 + self.q_pos**2 * self.n_2
+
+
+@dataclass(frozen=True)
+class GradientStep:
+    """Rewards and size of one gradient step on the logits.
+
+    Attributes:
+        reward_correct: Reward of a correct rollout, R_c >= 0.
+        reward_wrong: Reward of an incorrect rollout, R_w <= 0.
+        learning_rate: Step size eta, > 0.
+    """
+
+    reward_correct: float = 1.0
+    reward_wrong: float = -1.0
+    learning_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (inf > self.reward_correct >= 0 >= self.reward_wrong > -inf):
+            raise ValueError(
+                f"rewards must be finite with reward_correct >= 0 >= reward_wrong, "
+                f"got {self.reward_correct} and {self.reward_wrong}; subtract a baseline between them first"
+            )
+        if not 0 < self.learning_rate < inf:
+            raise ValueError(
+                f"learning_rate must be positive and finite, got {self.learning_rate}; give the step on the logits"
+            )
+
+    @property
+    def reward_range(self) -> float:
+        """R_c - R_w."""
+        return self.reward_correct - self.reward_wrong
+
+
+UNIT_STEP = GradientStep()
+
 
 @dataclass(frozen=True)
 class MassBalance:
-    """The first-order change of the correct mass in one step of Theorem 1's surrogate, and what it is made of.
+    """The first-order change of the correct mass in one step of Theorem 1's surrogate, and its parts.
 
     Attributes:
-        sampled_correct_term: What sampling correct outcomes adds, >= 0.
-        sampled_wrong_term: What sampling incorrect outcomes adds, >= 0.
-        unsampled_term: What the outcomes that were not sampled add, of either sign: the unsampled coupling.
-        total: Sum of the three.
+        sampled_correct_term: Contribution of the sampled correct outcomes, >= 0.
+        sampled_wrong_term: Contribution of the sampled incorrect outcomes, >= 0.
+        unsampled_term: Contribution of the outcomes that were not sampled, of either sign: the unsampled coupling.
         q_pos: Mass of the correct outcomes.
         q_neg: Mass of the incorrect outcomes.
         s_r: Mean reward under the policy, 0 for unsampled outcomes, S_R.
@@ -116,13 +151,12 @@ class MassBalance:
         b_2: Second moment of the sampled incorrect outcomes.
         u_pos_2: Second moment of the unsampled correct outcomes.
         u_neg_2: Second moment of the unsampled incorrect outcomes.
-        remainder_bound: The real change of the finite step is within this of `total`.
+        remainder_bound: Largest distance between the real change of the finite step and `total`.
     """
 
     sampled_correct_term: float
     sampled_wrong_term: float
     unsampled_term: float
-    total: float
     q_pos: float
     q_neg: float
     s_r: float
@@ -135,8 +169,13 @@ class MassBalance:
     remainder_bound: float
 
     @property
+    def total(self) -> float:
+        """The first-order change: the sum of the three terms."""
+        return self.sampled_correct_term + self.sampled_wrong_term + self.unsampled_term
+
+    @property
     def cannot_fall(self) -> bool:
-        """Whether this draw guarantees total >= 0 whatever the rewards: U_pos,2 <= Q_neg P_2 and U_neg,2 <= Q_pos N_2.
+        """Whether total >= 0 is certain for any rewards: U_pos,2 <= Q_neg P_2 and U_neg,2 <= Q_pos N_2.
 
         Sufficient, not necessary.
         """
@@ -150,7 +189,7 @@ class PooledChange:
 
     Attributes:
         first_order: The change to first order.
-        remainder_bound: The real change is within this of `first_order`.
+        remainder_bound: Largest distance between the real change and `first_order`.
     """
 
     first_order: float
@@ -162,8 +201,8 @@ class UnsampledSquare:
     """Expected second moment of the outcomes that N independent draws miss.
 
     Attributes:
-        correct: Of the correct outcomes, E[U_pos,2].
-        wrong: Of the incorrect outcomes, E[U_neg,2].
+        correct: Part of the correct outcomes, E[U_pos,2].
+        wrong: Part of the incorrect outcomes, E[U_neg,2].
     """
 
     correct: float
@@ -171,69 +210,54 @@ class UnsampledSquare:
 
     @property
     def total(self) -> float:
-        """Of all outcomes, E[U_2]."""
+        """Sum over all outcomes, E[U_2]."""
         return self.correct + self.wrong
 
 
 def mass_balance(
-    p: ArrayLike,
-    correct: ArrayLike,
-    sampled: ArrayLike,
-    *,
-    num_rollouts: int,
-    reward_correct: float = 1.0,
-    reward_wrong: float = -1.0,
-    learning_rate: float = 1.0,
+    outcomes: Outcomes, sampled: ArrayLike, num_rollouts: int, step: GradientStep = UNIT_STEP
 ) -> MassBalance:
     """Split the first-order change of the correct mass into sampled correct, sampled wrong and unsampled outcomes.
 
         dQ_pos = (eta / N) [(R_c - S_R) Q_neg A_2 + (S_R - R_w) Q_pos B_2 + S_R (Q_pos U_neg,2 - Q_neg U_pos,2)]
 
-    The step is the one of `surrogate_logit_step`: an outcome counts once, however often it was drawn.
+    The step is dz_j = (eta / N) p_j (R_j - S_R), one gradient step on L = -(1/N) sum_j R_j p_j, where R_j is 0 for
+    unsampled outcomes: an outcome counts once, however often it was drawn.
 
     Args:
-        p: Probabilities, shape [V]; see `Outcomes.of`.
-        correct: Boolean mask of the correct outcomes, shape [V].
+        outcomes: The policy before the step.
         sampled: Boolean mask of the outcomes that were drawn at least once, shape [V].
         num_rollouts: Number of rollouts N, duplicates counted, >= 1.
-        reward_correct: Reward of a sampled correct outcome, R_c >= 0.
-        reward_wrong: Reward of a sampled incorrect outcome, R_w <= 0.
-        learning_rate: Step size eta on the logits, > 0.
+        step: Rewards and learning rate.
 
     Returns:
-        The terms, what they are made of, and the bound eta^2 p_max^2 (R_c - R_w)^2 / (8 N^2) on the remainder.
+        The terms, their factors, and the bound eta^2 p_max^2 (R_c - R_w)^2 / (8 N^2) on the remainder.
 
     Raises:
-        ValueError: If an argument is outside what is stated above.
+        ValueError: If the mask or the number of rollouts is invalid.
 
-    Source: BroRL (arXiv 2510.01180), Theorem 1 and Eq. 1. The remainder's bound is not in the paper: it follows from
-        `pooled_change`, as the step's range is at most (eta / N) p_max (R_c - R_w).
+    Source: BroRL (arXiv 2510.01180), Theorem 1, Eq. 1 and Eq. C.1. The remainder's bound is not in the paper: it
+        follows from `pooled_change`, as the step's range is at most (eta / N) p_max (R_c - R_w).
     """
-    outcomes = Outcomes.of(p, correct)
     sampled_V = boolean_mask(sampled, "sampled", outcomes.p_V.size)
-    check_step(reward_correct, reward_wrong, learning_rate)
     check_num_rollouts(num_rollouts)
-    scale = learning_rate / num_rollouts
-    p_V, square_V = outcomes.p_V, outcomes.p_V**2
+    scale = step.learning_rate / num_rollouts
+    p_V, square_V, q_pos, q_neg = outcomes.p_V, outcomes.p_V**2, outcomes.q_pos, outcomes.q_neg
     hit_V, wrong_hit_V = sampled_V & outcomes.correct_V, sampled_V & ~outcomes.correct_V
     p_pos, p_neg = _mass(p_V, hit_V), _mass(p_V, wrong_hit_V)
     a_2, b_2 = _mass(square_V, hit_V), _mass(square_V, wrong_hit_V)
     u_pos_2 = _mass(square_V, ~sampled_V & outcomes.correct_V)
     u_neg_2 = _mass(square_V, ~sampled_V & ~outcomes.correct_V)
-    s_r = reward_correct * p_pos + reward_wrong * p_neg
-    # R_c - S_R and S_R - R_w as sums of what is not negative: no cancellation, and no wrong sign by rounding.
-    above = reward_correct * _mass(p_V, ~hit_V) - reward_wrong * p_neg
-    below = reward_correct * p_pos - reward_wrong * _mass(p_V, ~wrong_hit_V)
-    sampled_correct = scale * above * outcomes.q_neg * a_2
-    sampled_wrong = scale * below * outcomes.q_pos * b_2
-    unsampled = scale * s_r * (outcomes.q_pos * u_neg_2 - outcomes.q_neg * u_pos_2)
+    s_r = step.reward_correct * p_pos + step.reward_wrong * p_neg
+    # R_c - S_R and S_R - R_w as sums of nonnegative numbers: no cancellation, and no wrong sign by rounding.
+    above = step.reward_correct * _mass(p_V, ~hit_V) - step.reward_wrong * p_neg
+    below = step.reward_correct * p_pos - step.reward_wrong * _mass(p_V, ~wrong_hit_V)
     return MassBalance(
-        sampled_correct_term=sampled_correct,
-        sampled_wrong_term=sampled_wrong,
-        unsampled_term=unsampled,
-        total=sampled_correct + sampled_wrong + unsampled,
-        q_pos=outcomes.q_pos,
-        q_neg=outcomes.q_neg,
+        sampled_correct_term=scale * above * q_neg * a_2,
+        sampled_wrong_term=scale * below * q_pos * b_2,
+        unsampled_term=scale * s_r * (q_pos * u_neg_2 - q_neg * u_pos_2),
+        q_pos=q_pos,
+        q_neg=q_neg,
         s_r=s_r,
         p_pos=p_pos,
         p_neg=p_neg,
@@ -241,128 +265,66 @@ def mass_balance(
         b_2=b_2,
         u_pos_2=u_pos_2,
         u_neg_2=u_neg_2,
-        remainder_bound=(scale * float(p_V.max()) * (reward_correct - reward_wrong)) ** 2 / 8,
+        remainder_bound=(scale * float(p_V.max()) * step.reward_range) ** 2 / 8,
     )
 
 
-def surrogate_logit_step(
-    p: ArrayLike,
-    correct: ArrayLike,
-    sampled: ArrayLike,
-    *,
-    num_rollouts: int,
-    reward_correct: float = 1.0,
-    reward_wrong: float = -1.0,
-    learning_rate: float = 1.0,
-) -> FloatArray:
-    """Return the logit step of Theorem 1's surrogate, dz_j = (eta / N) p_j (R_j - S_R).
-
-    It is one gradient step on L = -(1/N) sum_j R_j p_j, where R_j is 0 for what was not sampled.
-
-    Args:
-        p: Probabilities, shape [V]; see `Outcomes.of`.
-        correct: Boolean mask of the correct outcomes, shape [V].
-        sampled: Boolean mask of the outcomes that were drawn at least once, shape [V].
-        num_rollouts: Number of rollouts N, duplicates counted, >= 1.
-        reward_correct: Reward of a sampled correct outcome, R_c >= 0.
-        reward_wrong: Reward of a sampled incorrect outcome, R_w <= 0.
-        learning_rate: Step size eta, > 0.
-
-    Returns:
-        dz, shape [V].
-
-    Raises:
-        ValueError: If an argument is outside what is stated above.
-
-    Source: BroRL (arXiv 2510.01180), appendix C, Eq. C.1.
-    """
-    outcomes = Outcomes.of(p, correct)
-    sampled_V = boolean_mask(sampled, "sampled", outcomes.p_V.size)
-    check_step(reward_correct, reward_wrong, learning_rate)
-    check_num_rollouts(num_rollouts)
-    reward_V = np.where(sampled_V, np.where(outcomes.correct_V, reward_correct, reward_wrong), 0.0)
-    step_V: FloatArray = (learning_rate / num_rollouts) * outcomes.p_V * (reward_V - reward_V @ outcomes.p_V)
-    return step_V
-
-
-def pooled_change(p: ArrayLike, correct: ArrayLike, logit_step: ArrayLike) -> PooledChange:
+def pooled_change(outcomes: Outcomes, logit_step: ArrayLike) -> PooledChange:
     """Return the change of the correct mass under any step of the logits, to first order and with its error.
 
         dQ_pos = Q_neg sum_{i in P} p_i dz_i - Q_pos sum_{j not in P} p_j dz_j + r,   |r| <= (max dz - min dz)^2 / 8
 
     Args:
-        p: Probabilities before the step, shape [V]; see `Outcomes.of`.
-        correct: Boolean mask of the correct outcomes, shape [V].
+        outcomes: The policy before the step.
         logit_step: dz, finite, shape [V]; adding a constant to it changes nothing.
 
-    Returns:
-        The first-order change and the bound on |r|.
-
     Raises:
-        ValueError: If an argument is outside what is stated above.
+        ValueError: If the step is not V finite numbers.
 
     Source: BroRL (arXiv 2510.01180), appendix C. The bound is not in the paper: along the step, the second derivative
         of Q_pos is the mean of (1[in P] - Q_pos)(dz - mean dz)^2, at most the variance of dz, at most its range^2 / 4.
     """
-    outcomes = Outcomes.of(p, correct)
     step_V = as_numpy(logit_step)[0]
     if step_V.shape != outcomes.p_V.shape or step_V.dtype.kind not in "fiu" or not np.isfinite(step_V).all():
         raise ValueError(
             f"logit_step must hold {outcomes.p_V.size} finite numbers, one per outcome, got shape {step_V.shape} of "
             f"{step_V.dtype}; pass the change of each logit"
         )
-    step_V = step_V - step_V.min()  # not negative, so that a large common offset does not cancel
+    step_V = step_V - step_V.min()  # nonnegative, so that a large common offset does not cancel
     pull_V = outcomes.p_V * step_V
     lifted, pressed = _mass(pull_V, outcomes.correct_V), _mass(pull_V, ~outcomes.correct_V)
     first_order = outcomes.q_neg * lifted - outcomes.q_pos * pressed
     return PooledChange(first_order, float(step_V.max()) ** 2 / 8)
 
 
-def expected_unsampled_square(p: ArrayLike, correct: ArrayLike, num_rollouts: int) -> UnsampledSquare:
-    """Return the expected second moment of the unsampled outcomes, sum_i p_i^2 (1 - p_i)^N.
-
-    Args:
-        p: Probabilities, shape [V]; see `Outcomes.of`.
-        correct: Boolean mask of the correct outcomes, shape [V].
-        num_rollouts: Number of independent draws N, >= 1.
-
-    Returns:
-        The sum, split into correct and incorrect outcomes.
+def expected_unsampled_square(outcomes: Outcomes, num_rollouts: int) -> UnsampledSquare:
+    """Return the expected second moment of the outcomes that N independent draws miss, sum_i p_i^2 (1 - p_i)^N.
 
     Raises:
-        ValueError: If an argument is outside what is stated above.
+        ValueError: If the number of rollouts is not a whole number >= 1.
 
     Source: BroRL (arXiv 2510.01180), Lemma 2 and Corollary 3.
     """
-    outcomes = Outcomes.of(p, correct)
     check_num_rollouts(num_rollouts)
     missed_V = np.exp(xlog1py(num_rollouts, -outcomes.p_V))  # (1 - p)^N; a plain power loses small p times large N
     value_V = outcomes.p_V**2 * missed_V
     return UnsampledSquare(_mass(value_V, outcomes.correct_V), _mass(value_V, ~outcomes.correct_V))
 
 
-def sufficient_num_rollouts(p: ArrayLike, correct: ArrayLike) -> int | float:
+def sufficient_num_rollouts(outcomes: Outcomes) -> int | float:
     """Return a number of rollouts from which the guarantee of `MassBalance.cannot_fall` holds in the mean.
 
         N = max(Q_pos / (e Q_neg P_2), Q_neg / (e Q_pos N_2)), rounded up
 
     From this N on, E[U_pos,2] <= Q_neg P_2 and E[U_neg,2] <= Q_pos N_2. That bounds averages, so a single draw of this
-    size may still lower the correct mass; and it is sufficient only: the expected change is not negative at any N.
-
-    Args:
-        p: Probabilities, shape [V]; see `Outcomes.of`.
-        correct: Boolean mask of the correct outcomes, shape [V].
+    size may still lower the correct mass. It is sufficient only: the expected change is not negative at any N.
 
     Returns:
-        An int, at least 2 (the maximum is never below 4 / e); or infinity where there is no such N: if all of the mass
-        is correct, or none of it.
-
-    Raises:
-        ValueError: If an argument is outside what is stated above.
+        An int, at least 2 (the maximum is never below 4 / e). Infinity if all of the mass is correct, or none of it:
+        then no N is enough.
 
     Source: derived here from Corollary 3 of BroRL (arXiv 2510.01180) by p (1 - p)^N <= 1 / (e N).
     """
-    outcomes = Outcomes.of(p, correct)
     needed = [
         outcomes.q_pos / (e * room) if (room := outcomes.q_neg * outcomes.p_2) else inf,
         outcomes.q_neg / (e * room) if (room := outcomes.q_pos * outcomes.n_2) else inf,
@@ -375,53 +337,34 @@ def boolean_mask(mask: ArrayLike, name: str, num_outcomes: int) -> BoolArray:
 
     Args:
         mask: Boolean array or tensor, shape [V].
-        name: What to call it in the error.
+        name: Its name in the error.
         num_outcomes: V.
 
     Raises:
-        ValueError: If it is not boolean or not of shape [V].
+        ValueError: If it is not boolean or has another shape.
     """
     mask_V, dtype = as_numpy(mask)
     if dtype != "bool" or mask_V.shape != (num_outcomes,):
         raise ValueError(
             f"{name} must be a boolean mask of shape ({num_outcomes},), got {dtype} of shape {mask_V.shape}; "
-            f"indices are not taken: set those entries of an all-False mask to True"
+            "indices are not accepted: set those entries of an all-False mask to True"
         )
     return mask_V
 
 
-def check_step(reward_correct: float, reward_wrong: float, learning_rate: float) -> None:
-    """Refuse rewards or a learning rate that the formulas do not cover.
-
-    Raises:
-        ValueError: If not reward_correct >= 0 >= reward_wrong, learning_rate > 0, all finite.
-    """
-    if not (inf > reward_correct >= 0 >= reward_wrong > -inf):
-        raise ValueError(
-            f"rewards must be finite with reward_correct >= 0 >= reward_wrong, "
-            f"got {reward_correct} and {reward_wrong}; subtract a baseline between them first"
-        )
-    if not 0 < learning_rate < inf:
-        raise ValueError(f"learning_rate must be positive and finite, got {learning_rate}; give the step on the logits")
-
-
 def check_num_rollouts(num_rollouts: object) -> None:
-    """Refuse what is no number of rollouts.
-
-    Raises:
-        ValueError: If it is not a whole number >= 1.
-    """
+    """Raise a ValueError unless the number is whole and at least 1."""
     if not (isinstance(num_rollouts, Integral) and int(num_rollouts) >= 1):
         raise ValueError(f"num_rollouts must be a whole number >= 1, got {num_rollouts!r}; count duplicates too")
 
 
 def _mass(value_V: FloatArray, mask_V: BoolArray) -> float:
-    """Sum over the outcomes of a mask."""
+    """Return the sum over the outcomes of a mask."""
     return float(value_V[mask_V].sum())
 
 
 def as_numpy(values: Any) -> tuple[NDArray[Any], str]:
-    """Return an array, or a torch tensor told by its `detach`, as numpy with the name of the type it came in."""
+    """Return an array or a torch tensor (recognized by its `detach`) as numpy, with the name of its original type."""
     if not hasattr(values, "detach"):
         array = np.asarray(values)
         return array, array.dtype.name

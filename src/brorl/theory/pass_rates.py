@@ -1,15 +1,17 @@
-"""Pass rates of prompts from a pilot: which share of groups will carry a signal at another N.
+"""Pass rates of prompts from a pilot: the share of groups that will be mixed at another N.
 
-In: how many of n rollouts of each of P prompts were correct. Out: for any N the chance that a group has both
-outcomes, and that it has a success. Up to n rollouts these are unbiased counts, with no model. Beyond n they follow
-from a fit: pass rates are Beta(a, b), with a share of prompts at exactly 0 and another at exactly 1. Counts of n cannot
-tell a prompt at exactly 0 from one far below 1 / n; whoever reports a share beyond n should report both readings.
+In: how many of n rollouts of each of P prompts were correct. Out: for any N the chance that a group is mixed (correct
+and incorrect rollouts), and the chance that it has a success. Up to n rollouts these are unbiased counts without a
+model. Beyond n they follow from a fit: pass rates are Beta(a, b), with a share of prompts at exactly 0 and another at
+exactly 1. Counts of n cannot distinguish a pass rate of 0 from one far below 1 / n: report both readings beyond n.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ from scipy.stats import binom
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+Numbers = NDArray[np.floating[Any]] | float
 
 _LOGIT_MEANS = np.linspace(-9.0, 9.0, 49)
 _LOG_SIZES = np.linspace(np.log(0.03), np.log(1000.0), 29)
@@ -54,104 +57,83 @@ class PassRates:
         """Share of prompts whose pass rate follows the Beta."""
         return max(0.0, 1.0 - self.never - self.always)
 
-    def informative(self, num_rollouts: int) -> float:
-        """Return the chance that a group of N rollouts has both outcomes."""
-        return float(_informative(np.array([[self.a, self.b, self.between]]), num_rollouts)[0])
+    def mixed(self, num_rollouts: int) -> float:
+        """Return the chance that a group of N rollouts is mixed."""
+        return float(_mixed(self.a, self.b, self.between, num_rollouts))
 
     def solved(self, num_rollouts: int) -> float:
         """Return the chance that at least one of N rollouts is correct."""
-        none = np.exp(betaln(self.a, self.b + num_rollouts) - betaln(self.a, self.b))
-        return float(1.0 - self.never - self.between * none)
+        return float(_solved(self.a, self.b, self.never, self.between, num_rollouts))
 
-    def informative_after(self, correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
-        """Return each prompt's chance that N fresh rollouts have both outcomes, given what its pilot gave.
+    def mixed_after(self, correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
+        """Return each prompt's chance that N fresh rollouts are mixed, given its pilot.
 
         Args:
-            correct_P: Number of correct rollouts of each prompt, shape [P].
-            pilot_rollouts: n, out of so many.
-            num_rollouts: N.
+            correct_P: Number of correct rollouts of each prompt in the pilot, 0 to n, shape [P].
+            pilot_rollouts: Rollouts of each prompt in the pilot, n >= 1.
+            num_rollouts: N >= 1.
 
         Returns:
-            Chances, shape [P].
+            Chances in [0, 1], shape [P].
         """
-        a_P, b_P = self.a + correct_P, self.b + pilot_rollouts - correct_P
         from_beta_P = np.ones(correct_P.shape)
+        log_K = _log_beta_binomial(np.array([self.a]), np.array([self.b]), pilot_rollouts)[0]
         for outcome, spike in ((0, self.never), (pilot_rollouts, self.always)):
-            logprob = _log_beta_binomial(np.array([self.a]), np.array([self.b]), pilot_rollouts)[0, outcome]
-            beta = self.between * np.exp(logprob)
+            beta = self.between * np.exp(log_K[outcome])
             from_beta_P[correct_P == outcome] = beta / (beta + spike) if beta + spike > 0 else 0.0
-        return _informative(np.stack([a_P, b_P, from_beta_P], axis=1), num_rollouts)
+        return _mixed(self.a + correct_P, self.b + pilot_rollouts - correct_P, from_beta_P, num_rollouts)
 
 
 def fit_pass_rates(correct_P: IntArray, num_rollouts: int) -> PassRates:
     """Fit a Beta with spikes at 0 and 1 to the pilot's counts by maximum likelihood.
 
-    Given a and b the best spikes have a closed form, so that the search is over the mean and the size a + b alone, from
-    the best points of a grid.
+    Given a and b, the best spikes have a closed form. The search is over the mean and the size a + b alone, from the
+    best points of a grid.
 
     Args:
-        correct_P: Number of correct rollouts of each prompt, shape [P].
-        num_rollouts: n, out of so many.
+        correct_P: Number of correct rollouts of each prompt, 0 to n, shape [P].
+        num_rollouts: Rollouts of each prompt, n.
 
     Returns:
         The fit.
 
     Raises:
-        ValueError: If no prompt has both outcomes: nothing then tells the Beta from the spikes.
+        ValueError: If no prompt is mixed: then nothing distinguishes the Beta from the spikes.
     """
-    histogram = _histogram(correct_P, num_rollouts)
-    if not histogram[1:-1].any():
+    histogram_1K = _histogram(correct_P, num_rollouts)[None]
+    if not histogram_1K[0, 1:-1].any():
         raise ValueError(
-            f"no prompt had both correct and incorrect outcomes in {num_rollouts} rollouts, so no pass rate can be "
-            "fitted; take more rollouts or other prompts"
+            f"no prompt had both correct and incorrect rollouts among {num_rollouts}, so no pass rate can be fitted; "
+            "take more rollouts or other prompts"
         )
-    a_G, b_G, log_GK = _grid(num_rollouts)
-    value_G, _ = _profile(log_GK, histogram[None])
-    best = np.argsort(-value_G[:, 0])[: 8 * _STARTS : 8]
-
-    def loss(point: FloatArray) -> float:
-        a, b = _parameters(*np.clip(point, [-12.0, -5.0], [12.0, 9.0]))
-        value, _ = _profile(_log_beta_binomial(np.array([a]), np.array([b]), num_rollouts), histogram[None])
-        return float(-value[0, 0])
-
-    starts = [np.array([np.log(a_G[g] / b_G[g]), np.log(a_G[g] + b_G[g])]) for g in best]
-    found = [minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-8}) for start in starts]
-    point = min(found, key=lambda result: float(result.fun)).x
-    a, b = _parameters(*np.clip(point, [-12.0, -5.0], [12.0, 9.0]))
-    _, weights = _profile(_log_beta_binomial(np.array([a]), np.array([b]), num_rollouts), histogram[None])
-    never, always = weights[0, 0]
-    return PassRates(float(a), float(b), float(never), float(always))
+    value_G, _ = _profile(_grid(num_rollouts)[2], histogram_1K)
+    best_G = np.argsort(-value_G[:, 0])[: 8 * _STARTS : 8]
+    a, b = _most_likely_beta(lambda log_1K: float(_profile(log_1K, histogram_1K)[0][0, 0]), best_G, num_rollouts)
+    _, spikes = _profile(_log_beta_binomial(a, b, num_rollouts), histogram_1K)
+    return PassRates(float(a[0]), float(b[0]), *spikes[0, 0].tolist())
 
 
 def fit_without_spikes(correct_P: IntArray, num_rollouts: int) -> PassRates:
     """Fit a plain Beta: the reading in which every prompt without a success only has a small pass rate."""
-    histogram = _histogram(correct_P, num_rollouts)
-    a_G, b_G, log_GK = _grid(num_rollouts)
-    start = int(np.argmax(log_GK @ histogram))
-
-    def loss(point: FloatArray) -> float:
-        a, b = _parameters(*np.clip(point, [-12.0, -5.0], [12.0, 9.0]))
-        return float(-(_log_beta_binomial(np.array([a]), np.array([b]), num_rollouts)[0] @ histogram))
-
-    point = np.array([np.log(a_G[start] / b_G[start]), np.log(a_G[start] + b_G[start])])
-    found = minimize(loss, point, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-8})
-    a, b = _parameters(*np.clip(found.x, [-12.0, -5.0], [12.0, 9.0]))
-    return PassRates(float(a), float(b))
+    histogram_K = _histogram(correct_P, num_rollouts)
+    best = np.argmax(_grid(num_rollouts)[2] @ histogram_K)
+    a, b = _most_likely_beta(lambda log_1K: float(log_1K[0] @ histogram_K), np.array([best]), num_rollouts)
+    return PassRates(float(a[0]), float(b[0]))
 
 
 def shares_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
     """Predict shares from the most likely distribution of pass rates of any shape: weights on a grid, 0 and 1 included.
 
-    Where pass rates keep away from 0 without being 0, a Beta promises too little; this one does not, but what it says
-    far beyond n hangs on a few prompts.
+    Where pass rates are far from 0 without being 0, a Beta predicts too few mixed groups; this one does not. Its
+    predictions far beyond n depend on a few prompts.
 
     Args:
-        correct_P: Number of correct rollouts of each prompt, shape [P].
-        num_rollouts: n, out of so many.
-        wanted: Numbers of rollouts N to predict for, shape [J].
+        correct_P: Number of correct rollouts of each prompt, 0 to n, shape [P].
+        num_rollouts: Rollouts of each prompt, n.
+        wanted: Numbers of rollouts N to predict for, each >= 1, shape [J].
 
     Returns:
-        The shares of informative groups and of prompts with a success, each of shape [J].
+        The shares of mixed groups and of prompts with a success, each of shape [J].
 
     Source: Kiefer and Wolfowitz, Annals of Mathematical Statistics 27 (1956); by EM.
     """
@@ -165,58 +147,59 @@ def shares_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray
     return weight_G @ (1 - none_GJ - all_GJ), weight_G @ (1 - none_GJ)
 
 
-def refit_informative(
+def refit_shares(
     correct_P: IntArray, num_rollouts: int, weight_BP: FloatArray, wanted: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Refit on reweighted prompts, many times at once, on the grid alone.
+    """Predict shares from refits to B reweighted sets of the prompts, each on the grid alone.
 
     Args:
-        correct_P: Number of correct rollouts of each prompt, shape [P].
-        num_rollouts: n, out of so many.
-        weight_BP: Weight of each prompt in each of B replicates, shape [B, P].
-        wanted: Numbers of rollouts to predict for, shape [J].
+        correct_P: Number of correct rollouts of each prompt, 0 to n, shape [P].
+        num_rollouts: Rollouts of each prompt, n.
+        weight_BP: Weight >= 0 of each prompt in each of B replicates, shape [B, P].
+        wanted: Numbers of rollouts N to predict for, each >= 1, shape [J].
 
     Returns:
-        The shares of informative groups and of prompts with a success, each of shape [B, J].
+        The shares of mixed groups and of prompts with a success, each of shape [B, J].
     """
-    histogram_BK = np.zeros((len(weight_BP), num_rollouts + 1))
-    for histogram_K, weight_P in zip(histogram_BK, weight_BP, strict=True):
-        histogram_K[:] = np.bincount(correct_P, weights=weight_P, minlength=num_rollouts + 1)
+    histogram_BK = np.array([np.bincount(correct_P, weight_P, num_rollouts + 1) for weight_P in weight_BP], np.float64)
     a_G, b_G, log_GK = _grid(num_rollouts)
-    value_GB, weight_GB2 = _profile(log_GK, histogram_BK)
+    value_GB, spikes_GB2 = _profile(log_GK, histogram_BK)
     best_B = value_GB.argmax(0)
-    never_B, always_B = weight_GB2[best_B, np.arange(best_B.size)].T
-    a_B, b_B, between_B = a_G[best_B], b_G[best_B], 1.0 - never_B - always_B
-    parameters_B3 = np.stack([a_B, b_B, between_B], axis=1)
-    informative_BJ = np.stack([_informative(parameters_B3, int(n)) for n in wanted], axis=1)
-    none_BJ = np.exp(betaln(a_B[:, None], b_B[:, None] + wanted) - betaln(a_B, b_B)[:, None])
-    return informative_BJ, 1.0 - never_B[:, None] - between_B[:, None] * none_BJ
+    never_B1, always_B1 = spikes_GB2[best_B, np.arange(best_B.size)].T[..., None]
+    a_B1, b_B1, between_B1 = a_G[best_B, None], b_G[best_B, None], 1.0 - never_B1 - always_B1
+    return _mixed(a_B1, b_B1, between_B1, wanted), _solved(a_B1, b_B1, never_B1, between_B1, wanted)
 
 
-def informative_in_subset(correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
-    """Return the chance that N of each prompt's n pilot rollouts, drawn without replacement, have both outcomes.
+def mixed_in_subset(correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
+    """Return the chance that N of each prompt's n pilot rollouts, drawn without replacement, are mixed.
 
     1 - [C(n - k, N) + C(k, N)] / C(n, N): the unbiased estimate of a fresh group's chance, for N <= n.
 
     Args:
-        correct_P: k, number of correct rollouts of each prompt, shape [P].
-        pilot_rollouts: n.
-        num_rollouts: N <= n.
+        correct_P: Number of correct rollouts of each prompt, k in 0 to n, shape [P].
+        pilot_rollouts: Rollouts of each prompt, n.
+        num_rollouts: N, 1 to n.
 
     Returns:
-        Chances, shape [P].
+        Chances in [0, 1], shape [P].
+
+    Raises:
+        ValueError: If N is above n.
     """
-    none_P = _drawn_from(pilot_rollouts - correct_P, pilot_rollouts, num_rollouts)
-    return 1.0 - none_P - _drawn_from(correct_P, pilot_rollouts, num_rollouts)
+    all_correct_P = _drawn_from(correct_P, pilot_rollouts, num_rollouts)
+    return solved_in_subset(correct_P, pilot_rollouts, num_rollouts) - all_correct_P
 
 
 def solved_in_subset(correct_P: IntArray, pilot_rollouts: int, num_rollouts: int) -> FloatArray:
-    """Return the chance that N of each prompt's n pilot rollouts hold a success: the unbiased estimate of pass@N."""
+    """Return the chance that N of each prompt's n pilot rollouts hold a success: the unbiased estimate of pass@N.
+
+    Args, Returns and Raises are those of `mixed_in_subset`.
+    """
     return 1.0 - _drawn_from(pilot_rollouts - correct_P, pilot_rollouts, num_rollouts)
 
 
 def _drawn_from(part_P: IntArray, total: int, drawn: int) -> FloatArray:
-    """Return C(part, drawn) / C(total, drawn): the chance that all that is drawn comes from a part of the total."""
+    """Return C(part, drawn) / C(total, drawn): the chance that all `drawn` rollouts come from a part of the total."""
     if drawn > total:
         raise ValueError(f"a subset of {drawn} rollouts cannot be drawn from {total}; use the fit beyond the pilot")
     enough_P = part_P >= drawn
@@ -231,16 +214,36 @@ def _histogram(correct_P: IntArray, num_rollouts: int) -> FloatArray:
     return np.bincount(correct_P, minlength=num_rollouts + 1).astype(np.float64)
 
 
-def _parameters(logit_mean: float, log_size: float) -> tuple[float, float]:
-    """Return a and b of a Beta from the logit of its mean and the logarithm of a + b."""
-    return float(np.exp(log_size) / (1 + np.exp(-logit_mean))), float(np.exp(log_size) / (1 + np.exp(logit_mean)))
+def _most_likely_beta(
+    log_likelihood: Callable[[FloatArray], float], start_S: IntArray, num_rollouts: int
+) -> tuple[FloatArray, FloatArray]:
+    """Return a and b of the Beta with the greatest likelihood, each of shape [1], searched from S points of the grid.
+
+    The likelihood is a function of the Beta's log-probability of each count, shape [1, n + 1].
+    """
+    a_G, b_G, _ = _grid(num_rollouts)
+    starts = np.stack([np.log(a_G / b_G), np.log(a_G + b_G)], axis=1)[start_S]
+
+    def beta_at(point: FloatArray) -> tuple[FloatArray, FloatArray]:
+        return _beta_parameters(*np.clip(point, [-12.0, -5.0], [12.0, 9.0])[:, None])
+
+    def loss(point: FloatArray) -> float:
+        return -log_likelihood(_log_beta_binomial(*beta_at(point), num_rollouts))
+
+    found = [minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-8}) for start in starts]
+    return beta_at(min(found, key=lambda result: float(result.fun)).x)
+
+
+def _beta_parameters(logit_mean_G: FloatArray, log_size_G: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return a and b of Betas from the logits of their means and the logarithms of a + b."""
+    size_G = np.exp(log_size_G)
+    return size_G / (1 + np.exp(-logit_mean_G)), size_G / (1 + np.exp(logit_mean_G))
 
 
 @lru_cache(maxsize=4)
 def _grid(num_rollouts: int) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return a and b of G Betas, shape [G], and their beta-binomial log-probabilities, shape [G, n + 1]."""
-    mean, size = (x.ravel() for x in np.meshgrid(_LOGIT_MEANS, _LOG_SIZES))
-    a_G, b_G = np.exp(size) / (1 + np.exp(-mean)), np.exp(size) / (1 + np.exp(mean))
+    a_G, b_G = _beta_parameters(*(x.ravel() for x in np.meshgrid(_LOGIT_MEANS, _LOG_SIZES)))
     return a_G, b_G, _log_beta_binomial(a_G, b_G, num_rollouts)
 
 
@@ -256,9 +259,9 @@ def _log_beta_binomial(a_G: FloatArray, b_G: FloatArray, num_rollouts: int) -> F
 def _profile(log_GK: FloatArray, histogram_BK: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Maximise the likelihood over the two spikes, for G Betas and B histograms.
 
-    With r the observed and q the Beta's shares of the outcomes 0 and n, the unconstrained best is a Beta of weight
-    (1 - r_0 - r_n) / (1 - q_0 - q_n), and spikes for the rest. Where a spike would be negative it is 0, and the other
-    one is the best that is left.
+    With r the observed and q the Beta's shares of the outcomes 0 and n, the unconstrained optimum is a Beta of weight
+    (1 - r_0 - r_n) / (1 - q_0 - q_n), and spikes for the rest. A spike that would be negative is 0; the other spike is
+    then the best one given that.
 
     Returns:
         Log-likelihoods, shape [G, B], and the spikes at 0 and at 1, shape [G, B, 2].
@@ -295,10 +298,14 @@ def _log(x: FloatArray) -> FloatArray:
     return np.log(safe)
 
 
-def _informative(parameters_B3: FloatArray, num_rollouts: int) -> FloatArray:
-    """Chance of both outcomes among N under Betas (a, b) of weight w, shape [B]."""
-    a, b, weight = parameters_B3.T
+def _mixed(a: Numbers, b: Numbers, weight: Numbers, num_rollouts: IntArray | int) -> FloatArray:
+    """Return the chance that N rollouts are mixed under Betas (a, b) of some weight; the arguments broadcast."""
     all_correct = np.exp(betaln(a + num_rollouts, b) - betaln(a, b))
     none_correct = np.exp(betaln(a, b + num_rollouts) - betaln(a, b))
-    chance_B: FloatArray = np.maximum(weight * (1.0 - all_correct - none_correct), 0.0)
-    return chance_B
+    chance: FloatArray = np.maximum(weight * (1.0 - all_correct - none_correct), 0.0)
+    return chance
+
+
+def _solved(a: Numbers, b: Numbers, never: Numbers, weight: Numbers, num_rollouts: IntArray | int) -> FloatArray:
+    """Return the chance of a success among N rollouts, under Betas and a spike at 0; the arguments broadcast."""
+    return np.asarray(1.0 - never - weight * np.exp(betaln(a, b + num_rollouts) - betaln(a, b)))

@@ -1,11 +1,11 @@
 """The token-level simulator: one softmax over a vocabulary, N draws a step, a trainer's gradient step on the logits.
 
-In: `SimulationSettings`. Out: a `SimulationResult`, the course of the correct tokens' probabilities over the steps.
-There is no model and no prompt: a token is a whole response, and the correct tokens are those with index < num_correct.
-It refuses settings that cannot be meant, and it stops where the logits are no longer finite.
+In: `SimulationSettings`. Out: a `SimulationResult`, the probabilities of the correct tokens over the steps. There is no
+model and no prompt: a token is a whole response, and the correct tokens are those with index < num_correct. Invalid
+settings are rejected, and the simulation stops when the logits are no longer finite.
 
-The settings that the paper leaves open (optimizer constants, duplicates, whether the anchor is correct) default to what
-reproduces its Figure 3; docs/simulator.md has the numbers for the alternatives.
+The settings that the paper leaves open (optimizer constants, duplicates, whether the anchor is correct) default to the
+values that reproduce its Figure 3; docs/simulator.md has the numbers for the alternatives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DEFAULT_WEIGHT_DECAY = {"adamw": 0.01, "adam": 0.0, "sgd": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationSettings:
-    """What is simulated; the defaults are the paper's settings, and where it is silent those that give its Figure 3.
+    """Settings of a simulation: the paper's by default, and where the paper leaves one open, the value of its Figure 3.
 
     Attributes:
         rollouts: Draws per step, N.
@@ -40,13 +40,13 @@ class SimulationSettings:
         steps: Gradient steps, T.
         init: Initial logits: "seeded" (0, correct tokens 3, anchor 5) or "normal" (the same plus normal noise).
         init_spread: Standard deviation of that noise, in nats; > 0 with "normal", 0 with "seeded".
-        anchor: Whether the one token with logit 5 is "wrong" or "correct", or there is "none". The paper does not say;
-            "wrong" gives its start of 0.6296.
-        surrogate: What multiplies each drawn token's advantage in the loss: its "probability" p, or the "ratio"
+        anchor: Whether the one token with logit 5 is "wrong" or "correct", or there is "none". The paper leaves it
+            open; "wrong" gives its start of 0.6296.
+        surrogate: The factor of each drawn token's advantage in the loss: its "probability" p, or the "ratio"
             p / p_old, which at p = p_old has the gradient of log p (REINFORCE, and PPO before any clipping).
         duplicates: Whether a token drawn c times enters the loss c times ("counted", the sum over draws) or once
             ("distinct", the sum over sampled outcomes of Theorem 1). The 1/N in front and the mean over draws stay.
-        baseline: "mean" subtracts the mean reward of the N draws from each reward; "none" leaves rewards as they are.
+        baseline: "mean" subtracts the mean reward of the N draws from each reward; "none" subtracts nothing.
         reward_correct: Reward of a correct token.
         reward_wrong: Reward of any other token; below reward_correct.
         optimizer: "adamw", "adam" or "sgd", as in torch with its default betas and without momentum.
@@ -93,7 +93,7 @@ class SimulationSettings:
             raise ValueError(f"seed must be below 2**64, not {self.seed}")
         if self.num_correct >= self.vocabulary_size:
             raise ValueError(
-                f"num_correct must be below vocabulary_size {self.vocabulary_size} (one token has to be wrong), "
+                f"num_correct must be below vocabulary_size {self.vocabulary_size} (one token must be wrong), "
                 f"not {self.num_correct}"
             )
         for name in ("learning_rate", "epsilon"):
@@ -111,20 +111,20 @@ class SimulationSettings:
 
     @property
     def decay(self) -> float:
-        """The weight decay, torch's default filled in."""
+        """The weight decay, with torch's default in place of None."""
         return _DEFAULT_WEIGHT_DECAY[self.optimizer] if self.weight_decay is None else self.weight_decay
 
 
 @dataclass(frozen=True, eq=False)
 class SimulationResult:
-    """The course of a simulation over its S recorded steps.
+    """A simulation at its S recorded steps.
 
     Attributes:
-        settings: What was simulated.
+        settings: Its settings.
         step: Gradient steps taken before each record, shape [S]; the first is 0.
         correct_mass: Total probability of the correct tokens, Q_pos, shape [S].
         share_improved: Share of the correct tokens whose probability is above that of step 0, shape [S], 0 to 1.
-        worst_drop: Largest fall of a correct token's probability below that of step 0, shape [S]; at most 0.
+        worst_drop: Largest fall of a correct token's probability below that of step 0, shape [S]; <= 0.
     """
 
     settings: SimulationSettings
@@ -138,14 +138,14 @@ def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | No
     """Simulate T steps: draw N tokens i.i.d. from p = softmax(z), and step the logits on the surrogate's gradient.
 
     Args:
-        settings: What to simulate.
-        on_record: Called with the number of steps taken after each record, so that a caller can show progress.
+        settings: Settings of the simulation.
+        on_record: Called after each record with the number of steps taken, to show progress.
 
     Returns:
-        The recorded course; the same settings give the same bits on the same machine.
+        The records. The same settings give the same bits on the same machine.
 
     Raises:
-        DivergedError: If a logit is not finite any more (a learning rate far too high).
+        DivergedError: If a logit is no longer finite (a learning rate far too high).
 
     Source: BroRL (arXiv 2510.01180), section 4.1.
     """
@@ -160,7 +160,7 @@ def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | No
         if step:
             token_K, count_K = draw(rng, p_V, settings.rollouts)
             surrogate_gradient(p_V, token_K, count_K, settings, out=gradient_V)
-            with np.errstate(over="ignore", invalid="ignore"):  # the check of the logits says it in words
+            with np.errstate(over="ignore", invalid="ignore"):  # _softmax checks the logits
                 optimizer.update(logit_V, gradient_V)
             _softmax(logit_V, step, out=p_V)
         if step % settings.record_every == 0 or step == settings.steps:
@@ -190,21 +190,21 @@ def draw(rng: np.random.Generator, p_V: FloatArray, num_draws: int) -> tuple[Int
     Args:
         rng: Source of randomness.
         p_V: Probabilities, shape [V].
-        num_draws: Number of draws, N.
+        num_draws: Number of draws, N >= 1.
 
     Returns:
-        The K distinct tokens drawn, ascending, shape [K], and how often each was, shape [K], summing to N.
+        The K distinct tokens drawn, ascending, shape [K], and the count of each, shape [K]; the counts sum to N.
     """
     if num_draws > p_V.size:  # memory and time in V, not in N
         count_V = rng.multinomial(num_draws, p_V)
         token_K = np.flatnonzero(count_V)
         return token_K, count_V[token_K]
     cumulative_V = np.cumsum(p_V)
-    # Sums of exponentials over their total are N sorted uniforms: no sorting, and the search walks in order.
+    # Sums of exponentials over their total are N sorted uniforms, without a sort.
     arrival = np.cumsum(rng.standard_exponential(num_draws + 1))
     quantile_N = arrival[:-1] * (cumulative_V[-1] / arrival[-1])
     token_N = np.searchsorted(cumulative_V, quantile_N, side="right")
-    last = np.searchsorted(cumulative_V, cumulative_V[-1])  # a quantile rounded up to the total is the last token's
+    last = np.searchsorted(cumulative_V, cumulative_V[-1])  # of a quantile that was rounded up to the total
     np.minimum(token_N, last, out=token_N)
     starts_K = np.flatnonzero(np.append(True, token_N[1:] != token_N[:-1]))
     return token_N[starts_K], np.diff(np.append(starts_K, num_draws))
@@ -223,7 +223,7 @@ def surrogate_gradient(
     Args:
         p_V: Probabilities, shape [V].
         token_K: Distinct tokens drawn, shape [K].
-        count_K: How often each was drawn, shape [K].
+        count_K: Count of each, >= 1, shape [K].
         settings: Surrogate, duplicates, baseline and rewards.
         out: Receives the gradient, shape [V].
 
@@ -305,7 +305,7 @@ def make_optimizer(settings: SimulationSettings) -> Adam | SGD:
 def _softmax(logit_V: FloatArray, step: int, out: FloatArray) -> None:
     highest = logit_V.max()
     if not np.isfinite(highest):
-        raise DivergedError(f"the logits are not finite any more after step {step}; set a lower learning_rate")
+        raise DivergedError(f"the logits are no longer finite after step {step}; set a lower learning_rate")
     np.subtract(logit_V, highest, out=out)
     np.exp(out, out=out)
     out /= out.sum()
@@ -318,7 +318,7 @@ def _measure(p_C: FloatArray, start_C: FloatArray) -> tuple[float, float, float]
 
 
 def _check_type(name: str, value: object, hint: object) -> None:
-    """Refuse a value of another kind than its annotation, and numbers that are not finite."""
+    """Raise a ValueError for a value of another type than its annotation, or a number that is not finite."""
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
             raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, not {value}")

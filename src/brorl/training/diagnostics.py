@@ -20,7 +20,7 @@ from brorl.sampling import SamplingParams, Scheme
 from brorl.seeds import derived_seed
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.theory.held_out_check import HeldOut, check_on_held_out
-from brorl.theory.pass_rates import informative_in_subset
+from brorl.theory.pass_rates import mixed_in_subset
 from brorl.training.learner import Learner
 from brorl.training.schedule import is_due
 from brorl.training.stopwatch import Stopwatch
@@ -183,7 +183,7 @@ def _informative_share_at(measured: Sequence[Coverage]) -> dict[int, float]:
     size = min(m.num_rollouts for m in measured)
     correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])
     smaller = [*(n for n in OTHER_N if n < size), size]
-    return {n: float(informative_in_subset(correct, size, n).mean()) for n in smaller}
+    return {n: float(mixed_in_subset(correct, size, n).mean()) for n in smaller}
 
 
 def _leaving(groups: Sequence[Group]) -> dict[int, FloatArray]:
