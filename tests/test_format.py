@@ -7,7 +7,19 @@ from math import inf
 import numpy as np
 import pytest
 
-from brorl.format import exact, plain
+from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import (
+    counted,
+    exact,
+    interval,
+    memory_size,
+    p_value,
+    plain,
+    short,
+    short_time,
+    signed,
+    significant_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,3 +47,57 @@ def test_exact_is_read_as_the_same_number(rng: np.random.Generator) -> None:
     for value in [*rng.normal(0, 1, 100).tolist(), *(10 ** rng.uniform(-20, 20, 100)).tolist()]:
         assert float(exact(value)) == value
         assert "e" not in exact(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (7, "7"), (870, "870"), (999.4, "999"), (999.6, "1.00k"), (1234, "1.23k"), (99_960, "100k"),
+     (8.882, "8.88"), (12_345, "12.3k"), (999_400, "999k"), (1_234_567, "1.23M"), (2.5e9, "2.50G")],
+)  # fmt: skip
+def test_short(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+def test_short_is_right_to_half_a_percent(rng: np.random.Generator) -> None:
+    for value in 10 ** rng.uniform(0, 12, 300):
+        text = short(value)
+        size = {"k": 1e3, "M": 1e6, "G": 1e9}.get(text[-1], 1.0)
+        assert float(text.rstrip("kMG").replace(",", "")) * size == pytest.approx(value, rel=5.1e-3)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(61.94, "61.9 s"), (99.96, "100 s"), (320, "320 s"), (600, "10.0 min"), (7196, "119.9 min"), (7200, "2.0 h"),
+     (393.9 * 3600, "393.9 h")],
+)  # fmt: skip
+def test_short_time(value: float, text: str) -> None:
+    assert short_time(value) == text
+
+
+@pytest.mark.parametrize(
+    ("p", "text"), [(0.0421, "0.042"), (0.5, "0.500"), (6.5e-7, "6.5e-7"), (0.0, "below 1e-99"), (1.0, "1.000")]
+)
+def test_p_value(p: float, text: str) -> None:
+    assert p_value(p) == text
+
+
+def test_intervals() -> None:
+    assert interval(Estimate(0.3084, 0.2811, 0.335)) == "0.308 [0.281, 0.335]"
+    assert signed(Estimate(-0.066, -0.09, 0.04)) == "-0.066 [-0.090, +0.040]"
+    assert interval(Estimate(0.5, float("nan"), float("nan"))) == "0.500"
+    assert interval(Estimate(float("nan"), 0.0, 1.0)) == "-"
+    assert significant_interval(Estimate(16506.2, 16000.0, 17000.0)) == "16,506 [16,000, 17,000]"
+    assert significant_interval(Estimate(8.034, 7.95, 8.12)) == "8.03 [7.95, 8.12]"
+    assert significant_interval(Estimate(0.0, 0.0, 0.1)) == "0.0 [0.0, 0.1]"
+    assert significant_interval(Estimate(8.034, 0.0, inf)) == "8.03 [0.00, no end]"
+    assert interval(Estimate(0.5, 0.456, 0.544), end_digits=2) == "0.500 [0.46, 0.54]"
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 runs"), (1, "1 run"), (1200, "1,200 runs")])
+def test_counted(number: int, text: str) -> None:
+    assert counted(number, "run") == text
+
+
+@pytest.mark.parametrize(("num_bytes", "text"), [(2**20, "1 MiB"), (2**30, "1.0 GiB"), (1536 * 2**30, "1,536.0 GiB")])
+def test_memory_size(num_bytes: int, text: str) -> None:
+    assert memory_size(num_bytes) == text

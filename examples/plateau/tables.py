@@ -16,10 +16,11 @@ from brorl.comparison.findings import findings
 from brorl.comparison.matching import costs_at
 from brorl.comparison.paired import difference_interval, mean_over_runs, scores_at
 from brorl.comparison.reading import read_comparison
-from brorl.comparison.sheet import Sheet, interval, markdown_table, short, signed
-from brorl.comparison.tables import against_first_sheet, coverage_sheet, equal_score_sheet
+from brorl.comparison.tables import against_first_table, coverage_table, equal_score_table
 from brorl.comparison.token_efficiency import training_efficiency
+from brorl.format import interval, short, signed
 from brorl.runs.run_directory import Record, RunDirectory
+from brorl.table import Table
 
 RATE = "optimizer.learning_rate"
 SETTINGS = {
@@ -31,7 +32,7 @@ SETTINGS = {
 }
 
 
-def tuning_sheet(comparison: Comparison) -> Sheet:
+def tuning_table(comparison: Comparison) -> Table:
     """What eight settings of N = 16 came to with the same samples."""
     rows = tuple(
         (
@@ -42,7 +43,7 @@ def tuning_sheet(comparison: Comparison) -> Sheet:
         for arm in comparison.arms
     )
     columns = (*SETTINGS.values(), *(f"pass@{k}" for k in comparison.ks), "both outcomes")
-    return Sheet(f"N = 16 after {short(comparison.budget)} samples, one seed", columns, rows, words=frozenset())
+    return Table(f"N = 16 after {short(comparison.budget)} samples, one seed", columns, rows, words=frozenset())
 
 
 def informative(arm: Arm) -> str:
@@ -51,7 +52,7 @@ def informative(arm: Arm) -> str:
     return "-" if share is None else f"{share.mean:.0%}"
 
 
-def way_sheet(arm: Arm) -> Sheet:
+def way_table(arm: Arm) -> Table:
     """How a run of N = 16 came to its plateau: a row an evaluation, groups and rewards of the steps before it."""
     rows: list[tuple[str, ...]] = []
     window: list[Record] = []
@@ -74,7 +75,7 @@ def way_sheet(arm: Arm) -> Sheet:
         "all correct",
         "correct in training",
     )
-    return Sheet(
+    return Table(
         f"N = 16 on the way to its plateau, {arm.title or arm.name}, one seed", columns, tuple(rows), words=frozenset()
     )
 
@@ -89,7 +90,7 @@ def shares(window: list[Record]) -> tuple[str, str, str]:
     return f"{mixed:.0%}", f"{solved:.0%}", f"{correct:.3f}"
 
 
-def rates_sheet(point: Path) -> Sheet:
+def rates_table(point: Path) -> Table:
     """What each learning rate came to for each N."""
     folders = sorted(point.glob("rate-N*"), key=lambda folder: int(folder.name.removeprefix("rate-N")))
     found = [read_comparison(folder) for folder in folders]
@@ -98,10 +99,10 @@ def rates_sheet(point: Path) -> Sheet:
         scores = [f"{scores_at(comparison, arm, comparison.budget).mean():.3f}" for arm in comparison.arms]
         rows.append((str(comparison.arms[0].num_rollouts), *(f"**{s}**" if s == max(scores) else s for s in scores)))
     title = f"From the {point.name}: pass@1 after {found[0].budget:.0f} seconds with each learning rate, one seed"
-    return Sheet(title, ("N", *(arm.differs[RATE] for arm in found[0].arms)), tuple(rows), words=frozenset())
+    return Table(title, ("N", *(arm.differs[RATE] for arm in found[0].arms)), tuple(rows), words=frozenset())
 
 
-def costs_sheet(comparison: Comparison, point: str) -> Sheet:
+def costs_table(comparison: Comparison, point: str) -> Table:
     """What every N spent, saw and scored."""
     columns = (
         "N", "prompts", "rate", "steps", "samples", "unique tokens", "sampled per unique", "samples/s", "both outcomes",
@@ -121,7 +122,7 @@ def costs_sheet(comparison: Comparison, point: str) -> Sheet:
             informative(arm), training_success(arm), signed(rise), *map(interval, scores),
         ))  # fmt: skip
     title = f"From the {point}, {comparison.budget:.0f} seconds, {len(comparison.arms[0].trajectories)} seeds"
-    return Sheet(title, columns, tuple(rows), words=frozenset())
+    return Table(title, columns, tuple(rows), words=frozenset())
 
 
 def training_success(arm: Arm) -> str:
@@ -135,22 +136,22 @@ def training_success(arm: Arm) -> str:
     return f"{correct / drawn:.3f}"
 
 
-def sheets(folder: Path) -> Iterator[Sheet]:
+def tables_of(folder: Path) -> Iterator[Table]:
     """All tables for which there are results."""
     if (folder / "tune" / "comparison.json").is_file():
-        yield tuning_sheet(read_comparison(folder / "tune"))
+        yield tuning_table(read_comparison(folder / "tune"))
     if (folder / "n16" / "comparison.json").is_file():
-        yield from map(way_sheet, read_comparison(folder / "n16").arms)
+        yield from map(way_table, read_comparison(folder / "n16").arms)
     for point in ("knee", "plateau"):
         if any((folder / point).glob("rate-N*/comparison.json")):
-            yield rates_sheet(folder / point)
+            yield rates_table(folder / point)
         if (folder / point / "compare" / "comparison.json").is_file():
             comparison = read_comparison(folder / point / "compare")
             found = findings(comparison)
-            yield from (costs_sheet(comparison, point), against_first_sheet(found), coverage_sheet(found))
+            yield from (costs_table(comparison, point), against_first_table(found), coverage_table(found))
             if found.equal_score is not None:
-                yield equal_score_sheet(found.equal_score, found)
+                yield equal_score_table(found.equal_score, found)
 
 
 if __name__ == "__main__":
-    print("\n\n".join(markdown_table(sheet) for sheet in sheets(Path(sys.argv[1]))))
+    print("\n\n".join(table.markdown() for table in tables_of(Path(sys.argv[1]))))

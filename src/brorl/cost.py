@@ -6,9 +6,12 @@ any cost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from brorl.format import short, short_time
 
 Unit = Literal["steps", "seconds", "samples", "unique_tokens"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -103,3 +106,11 @@ def amount(value: float, unit: Unit) -> str:
     size, word = (1, "seconds") if value < 599.95 else (60, "minutes") if value < 7197 else (3600, "hours")
     number = f"{value / size:,.1f}".removesuffix(".0")
     return f"{number} {word.removesuffix('s') if number == '1' else word}"
+
+
+def short_amount(value: float, unit: Unit) -> str:
+    """Return an amount as a table or an axis holds it, without the unit unless it is a time: 40 s, 150, 1.2M."""
+    if unit == "steps":
+        return f"{value:,.0f}"
+    text = short_time(value) if unit == "seconds" else short(value)
+    return re.sub(r"\.0*(?=\D*$)|(?<=[1-9])0+(?=\D*$)", "", text) if "." in text else text

@@ -1,12 +1,96 @@
-"""How numbers are told that more than one layer tells.
+"""Numbers, intervals, and durations as short text: one set of formats for the whole package.
 
-In: numbers. Out: short text.
+In: numbers, and estimates with a 95% interval. Out: text without markup. Amounts of a unit of cost are in `brorl.cost`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
-from math import floor, isfinite, log10
+from math import floor, inf, isfinite, isnan, log10
+from typing import Protocol
+
+
+class Interval(Protocol):
+    """A value between two ends, any of which may be missing (NaN or infinite)."""
+
+    @property
+    def value(self) -> float:
+        """The value."""
+
+    @property
+    def low(self) -> float:
+        """The lower end."""
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+
+
+def interval(estimate: Interval, digits: int = 3, *, sign: str = "", end_digits: int | None = None) -> str:
+    """Return a value with its interval: 0.412 [0.380, 0.444].
+
+    Args:
+        estimate: The value and its ends.
+        digits: Decimals of the value.
+        sign: "+" writes the sign of positive numbers too.
+        end_digits: Decimals of the ends; those of the value by default.
+
+    Returns:
+        The text; "-" if the value is not finite, the value alone if an end is NaN. An infinite upper end is "no end".
+    """
+    if not isfinite(estimate.value):
+        return "-"
+    value = f"{estimate.value:{sign},.{digits}f}"
+    if isnan(estimate.low) or isnan(estimate.high):
+        return value
+    decimals = digits if end_digits is None else end_digits
+    low, high = (f"{end:{sign},.{decimals}f}" for end in (estimate.low, estimate.high))
+    return f"{value} [{low}, {'no end' if estimate.high == inf else high}]"
+
+
+def signed(estimate: Interval, digits: int = 3) -> str:
+    """Return a difference with its interval and with signs: +0.031 [-0.002, +0.064]."""
+    return interval(estimate, digits, sign="+")
+
+
+def significant_interval(estimate: Interval) -> str:
+    """Return a positive value with its interval, to three significant digits of the value: 71.3 [70.1, 72.5]."""
+    if not isfinite(estimate.value) or estimate.value <= 0:
+        return interval(estimate, 1)
+    return interval(estimate, max(2 - floor(log10(estimate.value)), 0))
+
+
+def plain(value: float, digits: int = 3) -> str:
+    """Return a number without an exponent, to `digits` significant digits or to the whole number if that is more.
+
+    1,120; 40; 12.5; 0.351; 0.0000123.
+    """
+    if not isfinite(value) or value == 0:
+        return f"{value:.0f}"
+    decimals = max(digits - 1 - floor(log10(abs(value))), 0)
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if decimals else text
+
+
+def exact(value: float) -> str:
+    """Return a number as a command line takes it: all its digits, no exponent, no separators."""
+    return f"{Decimal(repr(float(value))):f}".removesuffix(".0")
+
+
+def short(count: float) -> str:
+    """Return a count to three digits: 870, 12.3k, 1.23M."""
+    for limit, size, suffix in ((999.5, 1.0, ""), (999.5e3, 1e3, "k"), (999.5e6, 1e6, "M"), (inf, 1e9, "G")):
+        if count < limit:
+            scaled = count / size
+            digits = 0 if scaled >= 99.95 or (size == 1 and scaled == round(scaled)) else 1 if scaled >= 9.995 else 2
+            return f"{scaled:,.{digits}f}{suffix}"
+    raise ValueError(f"a count must be finite, not {count}")
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1: 1 run, 3 runs."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -19,18 +103,32 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-def plain(value: float, digits: int = 3) -> str:
-    """Return a number without an exponent: to so many significant digits, and to no less than the whole number.
-
-    1,120; 40; 12.5; 0.351; 0.0000123.
-    """
-    if not isfinite(value) or value == 0:
-        return f"{value:.0f}"
-    decimals = max(digits - 1 - floor(log10(abs(value))), 0)
-    text = f"{value:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if decimals else text
+def short_time(seconds: float) -> str:
+    """Return a measured time to three digits: 61.9 s, 320 s, 12.3 min, 13.2 h."""
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    if seconds < 599.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7197 else f"{seconds / 3600:,.1f} h"
 
 
-def exact(value: float) -> str:
-    """Return a number as a command takes it: all its digits, no exponent, no separators."""
-    return f"{Decimal(repr(float(value))):f}".removesuffix(".0")
+def memory_size(num_bytes: float) -> str:
+    """Return a size of memory: 120 MiB, 1.5 GiB."""
+    return f"{num_bytes / 2**20:,.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:,.1f} GiB"
+
+
+def p_value(p: float) -> str:
+    """Return a p value: three decimals from 0.001 up, two significant digits below."""
+    if not isfinite(p):
+        return "-"
+    if p >= 0.001:
+        return f"{p:.3f}"
+    if p < 1e-99:
+        return "below 1e-99"
+    mantissa, exponent = f"{p:.1e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words as a list in a sentence: a, b and c."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

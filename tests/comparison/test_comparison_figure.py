@@ -17,7 +17,7 @@ from brorl.comparison.figure import draw_comparison, make_figure
 from brorl.comparison.findings import findings
 from brorl.comparison.record import comparison_record
 from brorl.comparison.report import comparison_tables, verdict
-from brorl.comparison.tables import paired_sheet
+from brorl.comparison.tables import paired_table
 
 
 def panels(figure: Figure) -> list[Axes]:
@@ -194,5 +194,5 @@ def test_arms_of_different_seeds_are_compared_too(rng: np.random.Generator) -> N
     words = verdict(comparison)
     assert "2 and 3 seeds" in words[0]
     assert not any("was ahead in" in line for line in words)
-    assert any(row[1] == "3 + 2 seeds" for row in paired_sheet(findings(comparison)).rows)
+    assert any(row[1] == "3 + 2 seeds" for row in paired_table(findings(comparison)).rows)
     make_figure(comparison)

@@ -13,7 +13,6 @@ from comparisons import levels, pass_at, score_of, score_SP, synthetic
 from rich.console import Console
 from scipy import stats
 
-from brorl.comparison import sheet as sheet
 from brorl.comparison.arms import Comparison, Score
 from brorl.comparison.findings import findings
 from brorl.comparison.matching import Spread
@@ -21,22 +20,22 @@ from brorl.comparison.paired import mean_over_runs
 from brorl.comparison.record import comparison_record
 from brorl.comparison.report import comparison_tables, markdown, verdict
 from brorl.comparison.tables import (
-    against_first_sheet,
-    cost_sheet,
-    coverage_sheet,
-    equal_score_sheet,
-    equal_sheet,
-    paired_sheet,
-    parts,
-    pass_sheet,
-    sheets,
+    against_first_table,
+    cost_table,
+    coverage_table,
+    equal_score_table,
+    equal_table,
+    paired_table,
+    pass_table,
     shown_marks,
-    task_sheets,
-    token_sheet,
-    use_sheet,
+    spread_text,
+    tables_of,
+    task_tables,
+    token_table,
+    use_table,
 )
-from brorl.cost import Cost, Unit, amount
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.cost import Cost, Unit
+from brorl.format import p_value, short
 
 
 def numbers_in(text: str) -> list[float]:
@@ -68,7 +67,7 @@ class TestTables:
         return synthetic(rng, num_tasks=2, num_prompts=30)
 
     def test_costs_and_scores_of_every_mark(self, comparison: Comparison) -> None:
-        rows = cost_sheet(findings(comparison)).rows
+        rows = cost_table(findings(comparison)).rows
         start = np.concatenate([score_SP(comparison, arm, 0.0) for arm in comparison.arms]).mean()
         assert rows[0][0] == "start"
         assert numbers_in(rows[0][-1])[0] == pytest.approx(start, abs=5.1e-4)
@@ -78,25 +77,25 @@ class TestTables:
             spent = [score_of(comparison, arm, run, mark).cost for run in range(3)]
             assert (name, number, prompts) == (arm.name, str(arm.num_rollouts), "16")
             assert numbers_in(steps) == [round(sum(c.steps for c in spent) / 3)]
-            assert samples == sheet.short(sum(c.samples for c in spent) / 3)
-            assert unique == sheet.short(sum(c.unique_tokens for c in spent) / 3)
+            assert samples == short(sum(c.samples for c in spent) / 3)
+            assert unique == short(sum(c.unique_tokens for c in spent) / 3)
             assert time == f"{mark:.1f} s"
             value, low, high = numbers_in(score)
             assert value == pytest.approx(score_SP(comparison, arm, mark).mean(), abs=5.1e-4)
             assert low <= value <= high
 
     def test_use_of_samples(self, comparison: Comparison) -> None:
-        for row, arm in zip(use_sheet(findings(comparison)).rows, comparison.arms, strict=True):
+        for row, arm in zip(use_table(findings(comparison)).rows, comparison.arms, strict=True):
             runs = arm.trajectories
             shares = [run.groups_mixed / run.groups for run in runs]
             generated = [run.cost.samples / run.phase_seconds["generation"] for run in runs]
             assert row[:2] == (arm.name, f"{100 * sum(shares) / 3:.1f}%")
-            assert row[2] == sheet.short(sum(run.cost.samples / run.cost.seconds for run in runs) / 3)
-            assert row[3] == sheet.short(sum(generated) / 3)
-            assert row[4] == sheet.short(sum(run.cost.unique_tokens / run.cost.seconds for run in runs) / 3)
+            assert row[2] == short(sum(run.cost.samples / run.cost.seconds for run in runs) / 3)
+            assert row[3] == short(sum(generated) / 3)
+            assert row[4] == short(sum(run.cost.unique_tokens / run.cost.seconds for run in runs) / 3)
 
     def test_pass_at_k_of_both_arms(self, comparison: Comparison) -> None:
-        rows = pass_sheet(findings(comparison)).rows
+        rows = pass_table(findings(comparison)).rows
         assert [row[0] for row in rows] == ["pass@1", "pass@4", "pass@16", "worst@16"]
         a, b = comparison.arms
         for row, k in zip(rows, (1, 4, 16), strict=False):
@@ -111,7 +110,7 @@ class TestTables:
         assert [float(cell) for cell in rows[-1][2:4]] == pytest.approx(worst, abs=5.1e-4)
 
     def test_paired_tests_are_scipys(self, comparison: Comparison) -> None:
-        rows = paired_sheet(findings(comparison)).rows
+        rows = paired_table(findings(comparison)).rows
         a, b = comparison.arms
         for first, k in ((0, 1), (4, 16)):
             score_a, score_b = (score_SP(comparison, arm, 40.0, k) for arm in (a, b))
@@ -120,11 +119,11 @@ class TestTables:
                 greater = stats.ttest_rel(score_b.mean(axis), score_a.mean(axis), alternative="greater")
                 both = stats.ttest_rel(score_b.mean(axis), score_a.mean(axis))
                 assert numbers_in(row[3]) == pytest.approx([greater.statistic, greater.df], abs=5.1e-3)
-                assert row[4:] == (sheet.p_value(greater.pvalue), sheet.p_value(both.pvalue))
+                assert row[4:] == (p_value(greater.pvalue), p_value(both.pvalue))
                 assert numbers_in(row[2])[0] == pytest.approx((score_b - score_a).mean(), abs=5.1e-4)
 
     def test_tokens(self, comparison: Comparison) -> None:
-        rows = token_sheet(findings(comparison)).rows
+        rows = token_table(findings(comparison)).rows
         assert [row[:2] for row in rows[:3]] == [("all", "start"), ("", "N=16"), ("", "N=512")]
         for row, arm in zip(rows[1:3], comparison.arms, strict=True):
             ends = [score_of(comparison, arm, run, 40.0) for run in range(3)]
@@ -137,14 +136,14 @@ class TestTables:
 
     def test_scores_at_equal_cost(self) -> None:
         comparison = levels([[8, 8, 8], [8, 16, 16]])  # 10, 20, 40 s
-        steps, samples, tokens = equal_sheet(findings(comparison)).rows
+        steps, samples, tokens = equal_table(findings(comparison)).rows
         spent = [[score_of(comparison, arm, 0, mark).cost for mark in comparison.marks] for arm in comparison.arms]
         assert steps[0] == f"{spent[1][2].steps} steps"  # all of N=512, and part of N=16
         assert steps[1:3] == (f"{8.5 / 32:.3f}", f"{16.5 / 32:.3f}")
         assert samples[0] == f"{spent[0][2].samples:,} samples"
         assert spent[0][2].samples < spent[1][0].samples  # N=512 had spent more at its first evaluation
         assert samples[1:] == (f"{8.5 / 32:.3f}", "", "", "")
-        assert any(note.startswith("Empty: ") for note in equal_sheet(findings(comparison)).notes)
+        assert any(note.startswith("Empty: ") for note in equal_table(findings(comparison)).notes)
         a, b = spent[0][2].unique_tokens, [cost.unique_tokens for cost in spent[1]]
         assert b[0] < a < b[1]
         assert tokens[0] == f"{a:,} unique tokens"
@@ -166,7 +165,7 @@ class TestTables:
         comparison = with_scores(comparison, 1, (start, early, late), cost=late.cost)
         found = findings(comparison)
         assert [equal.unit for equal in found.equal] == ["seconds", "steps", "samples", "unique_tokens"]
-        cells = equal_sheet(found).rows[0]
+        cells = equal_table(found).rows[0]
         assert cells[:3] == ("20 seconds", f"{8.5 / 32:.3f}", f"{(8.5 + 12 * 0.6) / 32:.3f}")
         assert comparison_record(comparison)["at_equal_cost"][0]["unit"] == "seconds"
         assert not any("conclusion changes" in line for line in verdict(comparison))  # N=512 leads there too
@@ -199,7 +198,7 @@ class TestTables:
         comparison = levels([[8, 20], *[[8, 24]] * (len(numbers) - 2), [6, 8]], numbers=numbers)
         found = findings(comparison)
         assert found.equal_score is not None
-        rows = equal_score_sheet(found.equal_score, found).rows
+        rows = equal_score_table(found.equal_score, found).rows
         expected = np.mean([pass_at(8 + i % 2, 32, 16) for i in range(12)])
         assert [row[0] for row in rows] == [arm.name for arm in comparison.arms]
         assert [numbers_in(row[1])[0] for row in rows] == [*[10.0] * (len(numbers) - 1), 20.0]
@@ -222,9 +221,9 @@ class TestTables:
         comparison = levels([[6, 8], [9, 20]])
         found = findings(comparison)
         assert found.equal_score is not None
-        sheet = equal_score_sheet(found.equal_score, found)
-        assert [row[1:] for row in sheet.rows][1] == ("", "", "", "")
-        assert any(note.startswith("Empty: ") for note in sheet.notes)
+        table = equal_score_table(found.equal_score, found)
+        assert [row[1:] for row in table.rows][1] == ("", "", "", "")
+        assert any(note.startswith("Empty: ") for note in table.notes)
         told = "pass@16 at equal pass@1 is not compared: N=512 had passed 0.266 before the first evaluation"
         assert any(line.startswith(told) for line in verdict(comparison))
         first = findings(swapped(comparison)).equal_score
@@ -246,7 +245,7 @@ class TestTables:
     def test_every_arm_of_a_sweep_is_measured_against_the_first(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, numbers=(16, 64, 512), ks=(1, 16))
         first, *others = comparison.arms
-        cells = [row for sheet in parts(against_first_sheet(findings(comparison)), 1000) for row in sheet.rows]
+        cells = [row for table in against_first_table(findings(comparison)).parts(1000) for row in table.rows]
         record = comparison_record(comparison)["against_first"]
         cases = [(arm, unit) for arm in others for unit in ("seconds", "samples", "unique_tokens")]
         for (arm, unit), row, kept in zip(cases, cells, record, strict=True):
@@ -297,7 +296,7 @@ class TestTables:
         words = verdict(comparison)
         (line,) = (line for line in words if line.startswith("pass@1 against a at equal samples"))
         assert line.endswith("; not evaluated close enough to equal samples: late.")
-        rows = against_first_sheet(findings(comparison)).rows
+        rows = against_first_table(findings(comparison)).rows
         late = [row for row in rows if row[0].startswith("late, ") and row[0].endswith(" samples")]
         assert [row[1:] for row in late] == [("", "")]
 
@@ -339,7 +338,7 @@ class TestTables:
 
     def test_scores_and_kinds_by_task(self, comparison: Comparison) -> None:
         found = findings(comparison)
-        scores, kinds = task_sheets(found)
+        scores, kinds = task_tables(found)
         assert [row[0] for row in scores.rows] == ["task-0 (15)", "", "task-1 (15)", ""]
         for index, row in enumerate(scores.rows):
             chosen, k = slice(15) if index < 2 else slice(15, 30), (1, 16)[index % 2]
@@ -353,7 +352,7 @@ class TestTables:
             assert not re.search(r"\b[AB]\b", row[3])
 
     def test_prompts_gained_and_lost(self, comparison: Comparison) -> None:
-        found = coverage_sheet(findings(comparison))
+        found = coverage_table(findings(comparison))
         for row, arm in zip(found.rows, comparison.arms, strict=True):
             gained, lost = [], []
             for run in range(3):
@@ -361,7 +360,7 @@ class TestTables:
                 after = score_of(comparison, arm, run, 40.0).num_correct_P
                 gained.append(sum(1 for x, y in zip(before, after, strict=True) if not x and y))
                 lost.append(sum(1 for x, y in zip(before, after, strict=True) if x and not y))
-            assert (row[1], row[2]) == tuple(sheet.spread(Spread.of(v)) for v in (gained, lost))
+            assert (row[1], row[2]) == tuple(spread_text(Spread.of(v)) for v in (gained, lost))
             assert float(row[4]) == pytest.approx(score_SP(comparison, arm, 40.0, 16).mean() * 30, abs=0.051)
         majority = [
             np.mean([score_of(comparison, arm, run, 40.0).num_correct_P > 0 for run in range(3)], axis=0) > 0.5
@@ -391,7 +390,7 @@ class TestConsole:
         assert "…" not in text
         assert max(map(len, text.splitlines())) <= 80
         rest = re.sub(r"\s+", "", text)
-        for one in sheets(findings(comparison)):
+        for one in tables_of(findings(comparison)):
             for row in one.rows:
                 for index, cell in enumerate(row):
                     if index in one.words:  # may take several lines
@@ -402,7 +401,7 @@ class TestConsole:
     def test_a_row_of_numbers_is_a_line(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, num_tasks=3, num_prompts=30)
         lines = rendered(comparison).splitlines()
-        for one in sheets(findings(comparison)):
+        for one in tables_of(findings(comparison)):
             for row in one.rows:
                 cells = [re.escape(cell) for i, cell in enumerate(row) if cell and i not in one.words]
                 assert any(re.search(r"\s+".join(cells), line) for line in lines)
@@ -417,7 +416,7 @@ class TestMarkdown:
         assert "| arm | N | prompts/step | steps | samples | unique tokens | time | pass@1 |" in text
         assert "| t (df) | p, one-tailed | p, two-tailed |" in text
         tables = re.findall(r"(?:^\|.*\|\n)+", text + "\n", re.MULTILINE)
-        found = sheets(findings(comparison))
+        found = tables_of(findings(comparison))
         assert len(tables) == len(found)
         for table, one in zip(tables, found, strict=True):
             lines = table.strip().split("\n")
@@ -464,7 +463,7 @@ class TestVerdict:
         over = next(line for line in words if line.startswith("NOT compute-matched"))
         assert "N=512 spent up to 47.2 seconds, 18% more than 40 seconds" in over
         assert "prompts_per_step" in over
-        assert "*" in cost_sheet(findings(synthetic(rng, overshoot={1: 0.18}))).rows[-1][0]
+        assert "*" in cost_table(findings(synthetic(rng, overshoot={1: 0.18}))).rows[-1][0]
 
     def test_an_early_ending_is_told(self, rng: np.random.Generator) -> None:
         words = verdict(synthetic(rng, ended_early={(0, 1): 2}))
@@ -594,63 +593,3 @@ class TestRecord:
             arm = next(a for a in comparison.arms if a.name == point["arm"])
             expected = score_SP(comparison, arm, point["mark"], 16).mean()
             assert point["score"]["value"] == pytest.approx(expected, abs=1e-12)
-
-
-class TestText:
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [(0, "0"), (7, "7"), (870, "870"), (999.4, "999"), (999.6, "1.00k"), (1234, "1.23k"), (99_960, "100k"),
-         (8.882, "8.88"), (12_345, "12.3k"), (999_400, "999k"), (1_234_567, "1.23M"), (2.5e9, "2.50G")],
-    )  # fmt: skip
-    def test_short(self, value: float, text: str) -> None:
-        assert sheet.short(value) == text
-
-    def test_short_is_right_to_half_a_percent(self, rng: np.random.Generator) -> None:
-        for value in 10 ** rng.uniform(0, 12, 300):
-            text = sheet.short(value)
-            size = {"k": 1e3, "M": 1e6, "G": 1e9}.get(text[-1], 1.0)
-            assert float(text.rstrip("kMG").replace(",", "")) * size == pytest.approx(value, rel=5.1e-3)
-
-    @pytest.mark.parametrize(
-        ("value", "text"),
-        [(61.94, "61.9 s"), (99.96, "100 s"), (320, "320 s"), (600, "10.0 min"), (7196, "119.9 min"), (7200, "2.0 h"),
-         (393.9 * 3600, "393.9 h")],
-    )  # fmt: skip
-    def test_short_time(self, value: float, text: str) -> None:
-        assert sheet.short_time(value) == text
-
-    @pytest.mark.parametrize(
-        ("value", "unit", "text"),
-        [(40, "seconds", "40 seconds"), (1, "seconds", "1 second"), (47.25, "seconds", "47.2 seconds"),
-         (750, "seconds", "12.5 minutes"), (7200, "seconds", "2 hours"), (1, "steps", "1 step"),
-         (150, "steps", "150 steps"), (1.2e6, "unique_tokens", "1,200,000 unique tokens")],
-    )  # fmt: skip
-    def test_amount(self, value: float, unit: Unit, text: str) -> None:
-        assert amount(value, unit) == text
-
-    @pytest.mark.parametrize(
-        ("p", "text"), [(0.0421, "0.042"), (0.5, "0.500"), (6.5e-7, "6.5e-7"), (0.0, "below 1e-99"), (1.0, "1.000")]
-    )
-    def test_p_value(self, p: float, text: str) -> None:
-        assert sheet.p_value(p) == text
-
-    def test_intervals(self) -> None:
-        assert sheet.interval(Estimate(0.3084, 0.2811, 0.335)) == "0.308 [0.281, 0.335]"
-        assert sheet.signed(Estimate(-0.066, -0.09, 0.04)) == "-0.066 [-0.090, +0.040]"
-        assert sheet.interval(Estimate(0.5, float("nan"), float("nan"))) == "0.500"
-        assert sheet.interval(Estimate(float("nan"), 0.0, 1.0)) == "-"
-        assert sheet.three_digits(Estimate(16506.2, 16000.0, 17000.0)) == "16,506 [16,000, 17,000]"
-        assert sheet.three_digits(Estimate(8.034, 7.95, 8.12)) == "8.03 [7.95, 8.12]"
-        assert sheet.three_digits(Estimate(0.0, 0.0, 0.1)) == "0.0 [0.0, 0.1]"
-
-    def test_parts_hold_every_column_once(self) -> None:
-        whole = sheet.Sheet("t", tuple("abcdefghij"), (tuple("0123456789"),), ("note",))
-        split = sheet.parts(whole, 10)  # a column takes 1, and 2 in between
-        assert ["".join(one.columns) for one in split] == ["abcd", "aefg", "ahij"]
-        assert ["".join(one.rows[0]) for one in split] == ["0123", "0456", "0789"]
-        assert [one.notes for one in split] == [(), (), ("note",)]
-        assert sheet.parts(whole, 28) == [whole]
-        assert len(sheet.parts(whole, 27)) == 2
-        assert len(sheet.parts(whole, 1)) == 9
-        with pytest.raises(ValueError, match="needs 2 cells, not 1"):
-            sheet.Sheet("t", ("a", "b"), (("1",),))

@@ -20,7 +20,7 @@ from brorl.comparison.frontier import frontier
 from brorl.comparison.frontier_figure import draw_frontier, make_frontier_figure, rows_of
 from brorl.comparison.record import comparison_record
 from brorl.comparison.report import comparison_tables, verdict
-from brorl.comparison.tables import best_sheet, frontier_sheet, sheets
+from brorl.comparison.tables import best_table, frontier_table, tables_of
 
 # without chance: N = 16 is best at two budgets, N = 64 at two, N = 256 at two
 RISE = ([8, 9, 9, 9, 9, 9], [6, 8, 12, 14, 14, 14], [5, 6, 8, 11, 20, 22])
@@ -120,7 +120,7 @@ def test_an_arm_that_overshot_is_crossed_out(rng: np.random.Generator) -> None:
     assert any(line.startswith("NOT compute-matched: N=512 spent up to 48 seconds, 20% more") for line in words)
     assert any("overshot the mark by over 5%: N=512 at 10 s and 20 s." in line for line in words)
     assert not any("Compute-matched" in line for line in words)
-    table = frontier_sheet(findings(comparison).frontiers[0], findings(comparison))
+    table = frontier_table(findings(comparison).frontiers[0], findings(comparison))
     assert all(row[3].startswith("(") for row in table.rows)
 
 
@@ -196,7 +196,7 @@ def test_a_tie_has_no_best_arm() -> None:
     assert [float(ring.get_xdata()[0]) for ring in rings] == [20.0]
     (best,) = lines(axes[3], gid="best")
     assert np.isnan(best.get_ydata()).tolist() == [True, False]
-    rows = frontier_sheet(found.frontiers[0], found).rows
+    rows = frontier_table(found.frontiers[0], found).rows
     assert [cell.count("*") for cell in rows[0]] == [0, 0, 0, 0]
     assert rows[1][2].endswith("*")
     assert "N=16 at 10 s (tied with N=64), N=64 at 20 s (lead shown)" in verdict(comparison)[1]
@@ -218,7 +218,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
     assert [text for text in texts if "learning_rate" in text] == [
         f"{'ABC'[i]}: {name}" for i, name in enumerate(names)
     ]
-    first = sheets(findings(comparison))[0]
+    first = tables_of(findings(comparison))[0]
     assert first.title == "Settings in which the arms differ"
     assert first.rows == tuple(
         (letter, f"recipe: {name}, optimizer.learning_rate: 1, kl.coefficient: {i}")
@@ -229,7 +229,7 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
         replace(arm, differs={"optimizer.learning_rate": value, "optimizer.mini_batches": "4"})
         for arm, value in zip(arms, values, strict=True)
     ]
-    told = sheets(findings(replace(comparison, arms=tuple(arms))))[0]  # the titles say no more than the settings
+    told = tables_of(findings(replace(comparison, arms=tuple(arms))))[0]  # the titles say no more than the settings
     assert told.columns == ("setting", "A", "B", "C")
     assert told.rows == (("optimizer.learning_rate", *values), ("optimizer.mini_batches", "4", "4", "4"))
     record = comparison_record(comparison)
@@ -241,13 +241,13 @@ def test_long_names_become_letters_with_a_key(rng: np.random.Generator) -> None:
 def test_tables_of_a_sweep() -> None:
     comparison = rising()
     found = findings(comparison)
-    rows = frontier_sheet(found.frontiers[0], found).rows
+    rows = frontier_table(found.frontiers[0], found).rows
     assert [row[0] for row in rows] == ["10 s", "20 s", "40 s", "80 s", "160 s", "320 s"]
     for mark, row in enumerate(rows):
         best = max(range(3), key=lambda a: RISE[a][mark])
         for a in range(3):
             assert row[1 + a] == f"{(RISE[a][mark] + 0.5) / 32:.3f}{'**' if a == best else ''}"
-    rows = best_sheet(found.frontiers[0], found).rows
+    rows = best_table(found.frontiers[0], found).rows
     assert [row[1] for row in rows] == ["N=16"] * 2 + ["N=64"] * 2 + ["N=256"] * 2
     assert [row[3] for row in rows] == ["100%"] * 6
     assert rows[-1][-1] == "+0.250 [+0.250, +0.250]"

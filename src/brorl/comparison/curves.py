@@ -19,8 +19,7 @@ from brorl.comparison.arms import Arm, Comparison
 from brorl.comparison.findings import Findings, measure_of, ordered_by_number
 from brorl.comparison.matching import score_at
 from brorl.comparison.paired import scores_at
-from brorl.comparison.sheet import cost_text
-from brorl.cost import UNIT_WORDS, Unit
+from brorl.cost import UNIT_WORDS, Unit, short_amount
 from brorl.evaluation.pass_at_k import FloatArray
 
 INK, GREY, PALE = "#2b2f36", "#8a8f98", "#d5d8dd"
@@ -160,7 +159,7 @@ def log_cost_axis(axis: Axes, unit: Unit, marks: Sequence[float], most_ticks: in
 
 def tick_text(value: float, unit: Unit) -> str:
     """Return an amount as short as a tick can hold it: 0, 40 s, 2.5M."""
-    return "0" if value == 0 else cost_text(value, unit)
+    return "0" if value == 0 else short_amount(value, unit)
 
 
 def axis_label(unit: Unit) -> str:

@@ -26,8 +26,8 @@ from brorl.comparison.curves import GREY, INK, PALE, arm_colours, key_handles, l
 from brorl.comparison.findings import Findings, findings, ordered_by_number, start_scores, tied
 from brorl.comparison.frontier import Frontier, FrontierPoint
 from brorl.comparison.frontier_text import sweep_answer
-from brorl.comparison.sheet import cost_text
 from brorl.comparison.tables import measure_name
+from brorl.cost import short_amount
 
 _LARGEST_BUBBLE = 330.0  # area in square points of a share of 1
 _LEAST_SHARE = 0.02  # of resamples, for a bubble to be drawn
@@ -164,7 +164,7 @@ def _draw_sigmoid(axis: Axes, line: Frontier, found: Findings) -> None:
     )  # fmt: skip
     middle = line.sigmoid.midpoint
     axis.axvspan(middle.low, middle.high, color=PALE, alpha=0.5, linewidth=0, zorder=0)
-    low, value, high = (cost_text(v, comparison.unit) for v in (middle.low, middle.value, middle.high))
+    low, value, high = (short_amount(v, comparison.unit) for v in (middle.low, middle.value, middle.high))
     axis.set_title(f"sigmoid: halfway up at {value} [{low}, {high}]", fontsize=9, color=INK, loc="left")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from brorl.comparison.findings import Findings, ends_of, ordered_by_number, tied
 from brorl.comparison.frontier import Frontier, Reign
 from brorl.comparison.matching import TOLERANCE
-from brorl.comparison.sheet import cost_text, interval, signed
 from brorl.comparison.tables import measure_name, seeds_words
 from brorl.comparison.text import (
     VerdictWords,
@@ -16,11 +15,11 @@ from brorl.comparison.text import (
     equal_score_words,
     key_words,
     limit_words,
-    listed,
     match_words,
     other_settings,
 )
-from brorl.cost import UNIT_WORDS, Unit, amount
+from brorl.cost import UNIT_WORDS, Unit, amount, short_amount
+from brorl.format import interval, listed, signed
 
 
 def sweep_verdict(found: Findings) -> VerdictWords:
@@ -85,7 +84,7 @@ def _reigns(line: Frontier, found: Findings) -> str:
 
 
 def _reign(reign: Reign, line: Frontier, unit: Unit, last: float) -> str:
-    first, until = cost_text(reign.first_mark, unit), cost_text(reign.last_mark, unit)
+    first, until = short_amount(reign.first_mark, unit), short_amount(reign.last_mark, unit)
     span = f"at {first}" if first == until else f"from {first} to {until}"
     if reign.last_mark == last and first != until:
         span = f"from {first} on"
@@ -96,7 +95,7 @@ def _reign(reign: Reign, line: Frontier, unit: Unit, last: float) -> str:
         return f"{reign.arm} {span} (lead not shown)"
     if len(reign.shown_at) == len(best):
         return f"{reign.arm} {span} (lead shown{' throughout' if len(best) > 1 else ''})"
-    return f"{reign.arm} {span} (lead shown at {listed([cost_text(mark, unit) for mark in reign.shown_at])})"
+    return f"{reign.arm} {span} (lead shown at {listed([short_amount(mark, unit) for mark in reign.shown_at])})"
 
 
 def _shapes(found: Findings) -> list[str]:
@@ -113,7 +112,7 @@ def _shape(line: Frontier, unit: Unit) -> str:
     """Describe the sigmoid."""
     assert line.sigmoid is not None
     low, high, middle = 2**line.sigmoid.low, 2**line.sigmoid.high, line.sigmoid.midpoint
-    half, least, most = (cost_text(value, unit) for value in (middle.value, middle.low, middle.high))
+    half, least, most = (short_amount(value, unit) for value in (middle.value, middle.low, middle.high))
     return (
         f"The best N for {measure_name(line)} rises with the budget from about {low:,.0f} to about {high:,.0f}, "
         f"halfway (in log N) at {half} [{least}, {most}]{_counted(unit)}."
@@ -143,7 +142,7 @@ def _saturation(line: Frontier, unit: Unit) -> list[str]:
     groups = {"improves": "still rising", "no change shown": "no change shown", "degrades": "falling"}
     lines = []
     for marks in dict.fromkeys(s.marks for s in line.saturation):
-        first, last = (cost_text(mark, unit) for mark in marks)
+        first, last = (short_amount(mark, unit) for mark in marks)
         told = []
         for movement, words in groups.items():
             rows = [s for s in line.saturation if (s.movement, s.marks) == (movement, marks)]
@@ -163,7 +162,7 @@ def _left_out(line: Frontier, unit: Unit) -> list[str]:
     marks: dict[str, list[str]] = {}
     for point in line.points:
         if point.why_left_out and point.mark < last:
-            marks.setdefault(point.arm, []).append(cost_text(point.mark, unit))
+            marks.setdefault(point.arm, []).append(short_amount(point.mark, unit))
     if not marks:
         return []
     left_out = "; ".join(f"{arm} at {listed(at)}" for arm, at in marks.items())

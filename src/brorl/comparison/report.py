@@ -7,15 +7,13 @@ that.
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from brorl.comparison.arms import Comparison
 from brorl.comparison.findings import findings
 from brorl.comparison.frontier_text import sweep_verdict
-from brorl.comparison.sheet import markdown_table, rich_table
-from brorl.comparison.tables import sheets
+from brorl.comparison.tables import tables_of
 from brorl.comparison.text import VerdictWords, pair_verdict
 from brorl.cost import amount
+from brorl.table import Table
 
 
 def verdict_words(comparison: Comparison) -> VerdictWords:
@@ -46,7 +44,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     Raises:
         ValueError: If there are fewer than two arms, or runs that were not evaluated at a mark.
     """
-    return [rich_table(sheet) for sheet in sheets(findings(comparison))]
+    return tables_of(findings(comparison))
 
 
 def markdown(comparison: Comparison) -> str:
@@ -60,5 +58,5 @@ def markdown(comparison: Comparison) -> str:
     title = f"# {others} from {comparison.checkpoint}, {amount(comparison.marks[-1], comparison.unit)} each"
     found = verdict_words(comparison)
     answer, remarks = ("\n".join(f"- {line}" for line in lines) for lines in (found.answer, found.remarks))
-    tables = [markdown_table(sheet) for sheet in sheets(findings(comparison))]
+    tables = [table.markdown() for table in tables_of(findings(comparison))]
     return "\n\n".join([title.replace("|", "\\|"), answer, *tables, "## What this rests on", remarks]) + "\n"

@@ -18,53 +18,43 @@ from brorl.comparison.coverage import CoverageChange
 from brorl.comparison.equal_score import EqualScore
 from brorl.comparison.findings import ArmAt, Findings, ends_of, tied
 from brorl.comparison.frontier import Frontier
-from brorl.comparison.matching import TOLERANCE
+from brorl.comparison.matching import TOLERANCE, Spread
 from brorl.comparison.paired import PairedDifference, TTest, Verdict
-from brorl.comparison.sheet import (
-    Sheet,
-    cost_text,
-    interval,
-    p_value,
-    parts,
-    short,
-    short_time,
-    signed,
-    spread,
-    three_digits,
-)
 from brorl.comparison.token_efficiency import TokenEfficiency
-from brorl.cost import UNIT_WORDS, amount
+from brorl.cost import UNIT_WORDS, amount, short_amount
+from brorl.format import interval, p_value, short, short_time, signed, significant_interval
+from brorl.table import Table
 
 _MOST_MARKS = 4  # rows of an arm in the first table of two arms
 _NOT_KNOWN = "Empty: the arm was not evaluated close enough to that cost; a larger --marks adds evaluations."
 _LONGEST_VALUE = 9  # characters of a setting in a column
 
 
-def sheets(found: Findings) -> list[Sheet]:
+def tables_of(found: Findings) -> list[Table]:
     """Return the tables of a comparison, in the order of reading."""
-    settings = parts(settings_sheet(found)) if any(arm.differs for arm in found.comparison.arms) else []
+    settings = settings_table(found).parts() if any(arm.differs for arm in found.comparison.arms) else []
     result = [*settings] if found.key else []
-    result += [cost_sheet(found), use_sheet(found)]
+    result += [cost_table(found), use_table(found)]
     if found.pair is not None:
-        result += [pass_sheet(found), paired_sheet(found)]
+        result += [pass_table(found), paired_table(found)]
     if found.equal:
-        result += parts(equal_sheet(found))
+        result += equal_table(found).parts()
     if found.equal_score is not None:
-        result.append(equal_score_sheet(found.equal_score, found))
+        result.append(equal_score_table(found.equal_score, found))
     if found.against_first:
-        result += parts(against_first_sheet(found))
+        result += against_first_table(found).parts()
     for line in found.frontiers:
-        result += parts(frontier_sheet(line, found))
+        result += frontier_table(line, found).parts()
     if found.frontiers and found.frontiers[0].best:
-        result.append(best_sheet(found.frontiers[0], found))
-    result.append(token_sheet(found))
+        result.append(best_table(found.frontiers[0], found))
+    result.append(token_table(found))
     if found.tasks:
-        result += [*task_sheets(found)]
-    result.append(coverage_sheet(found))
+        result += [*task_tables(found)]
+    result.append(coverage_table(found))
     return result if found.key else [*result, *settings]
 
 
-def cost_sheet(found: Findings) -> Sheet:
+def cost_table(found: Findings) -> Table:
     """Make the table of what each arm spent and scored (the paper's Table 1)."""
     comparison = found.comparison
     columns = ("arm", "N", "prompts\n/step", "steps", "samples", "unique\ntokens", "time", "pass@1")
@@ -81,7 +71,7 @@ def cost_sheet(found: Findings) -> Sheet:
         notes.append(f"* a run spent over {TOLERANCE:.0%} more than the mark: not compute-matched there")
     strong = frozenset(i for i, row in enumerate(rows) if i + 1 == len(rows) or row[0] != rows[i + 1][0]) - {0}
     title = f"What the arms spent and scored, up to {amount(found.budget, comparison.unit)} each"
-    return Sheet(title, columns, tuple(rows), tuple(notes), strong=strong if len(marks) > 1 else frozenset())
+    return Table(title, columns, tuple(rows), tuple(notes), strong=strong if len(marks) > 1 else frozenset())
 
 
 def shown_marks(marks: tuple[float, ...]) -> tuple[float, ...]:
@@ -106,7 +96,7 @@ def _cost_row(arm: Arm, at: ArmAt) -> tuple[str, ...]:
     )
 
 
-def use_sheet(found: Findings) -> Sheet:
+def use_table(found: Findings) -> Table:
     """Make the table of dynamic-sampling pass rates and throughput (the paper's Table 2)."""
     columns = ("arm", "both\noutcomes", "samples\n/s", "generated\n/s", "unique\ntokens/s", "sampled per\nunique token")
     rows = [
@@ -125,10 +115,10 @@ def use_sheet(found: Findings) -> Sheet:
         "Both outcomes: share of sampled groups with correct and incorrect rollouts, which is what dynamic sampling "
         "keeps. Samples/s: per second of the run; generated/s: per second of generation alone. Means over whole runs.",
     )
-    return Sheet("How the training's samples were used", columns, tuple(rows), notes)
+    return Table("How the training's samples were used", columns, tuple(rows), notes)
 
 
-def pass_sheet(found: Findings) -> Sheet:
+def pass_table(found: Findings) -> Table:
     """Make the table of pass@k of two arms."""
     assert found.pair is not None
     a, b = (arm.name for arm in found.comparison.arms)
@@ -149,10 +139,10 @@ def pass_sheet(found: Findings) -> Sheet:
         notes.append(f"worst@{found.largest_k}: the chance that all of {found.largest_k} responses are correct.")
     title = f"{b} against {a} after {amount(found.budget, found.comparison.unit)}"
     columns = ("score", "start", a, b, "difference", "what it shows")
-    return Sheet(title, columns, tuple(rows), tuple(notes), words=frozenset({0, 5}))
+    return Table(title, columns, tuple(rows), tuple(notes), words=frozenset({0, 5}))
 
 
-def paired_sheet(found: Findings) -> Sheet:
+def paired_table(found: Findings) -> Table:
     """Make the table of the paired tests."""
     assert found.pair is not None
     a, b = (arm.name for arm in found.comparison.arms)
@@ -172,7 +162,7 @@ def paired_sheet(found: Findings) -> Sheet:
         f"for other seeds, and the test over seeds does not allow for other prompts. One-tailed p: for {b} above {a}.",
     )
     columns = ("score", "test", "difference", "t (df)", "p, one-\ntailed", "p, two-\ntailed")
-    return Sheet(f"Paired tests: {b} less {a}", columns, tuple(rows), notes, words=frozenset({0, 1}))
+    return Table(f"Paired tests: {b} less {a}", columns, tuple(rows), notes, words=frozenset({0, 1}))
 
 
 def _test(test: TTest | None) -> tuple[str, str, str]:
@@ -190,7 +180,7 @@ def _lead(difference: PairedDifference, a: str, b: str) -> str:
     return _shown(difference.verdict, a, b)
 
 
-def equal_sheet(found: Findings) -> Sheet:
+def equal_table(found: Findings) -> Table:
     """Make the table of pass@1 at equal cost, in every unit."""
     names = [arm.name for arm in found.comparison.arms]
     rows = []
@@ -209,15 +199,15 @@ def equal_sheet(found: Findings) -> Sheet:
         notes.append(_NOT_KNOWN)
     more = () if found.pair is None else ("difference", "what it shows")
     words = frozenset({0}) if found.pair is None else frozenset({0, 4})
-    return Sheet("pass@1 at equal cost", ("spent", *names, *more), tuple(rows), tuple(notes), words)
+    return Table("pass@1 at equal cost", ("spent", *names, *more), tuple(rows), tuple(notes), words)
 
 
-def equal_score_sheet(equal: EqualScore, found: Findings) -> Sheet:
+def equal_score_table(equal: EqualScore, found: Findings) -> Table:
     """Make the table of the coverage that each arm had where its pass@1 was the same."""
     unit, first = found.comparison.unit, found.comparison.arms[0].name
     rows = []
     for one in equal.arms:
-        spent = "" if one.spent is None else cost_text(one.spent, unit)
+        spent = "" if one.spent is None else short_amount(one.spent, unit)
         coverage = "" if one.coverage is None else interval(one.coverage)
         if one.difference is None or one.verdict is None or one.arm == first:
             rows.append((one.arm, spent, coverage, "", ""))
@@ -233,16 +223,16 @@ def equal_score_sheet(equal: EqualScore, found: Findings) -> Sheet:
         notes.append(f"Left out, since their pass@1 is not shown to have risen: {', '.join(equal.not_risen)}.")
     columns = ("arm", UNIT_WORDS[unit], f"pass@{equal.k}", f"less {first}", "what it shows")
     title = f"pass@{equal.k} where pass@1 was {equal.level:.3f}"
-    return Sheet(title, columns, tuple(rows), tuple(notes), frozenset({0, 4}))
+    return Table(title, columns, tuple(rows), tuple(notes), frozenset({0, 4}))
 
 
-def against_first_sheet(found: Findings) -> Sheet:
+def against_first_table(found: Findings) -> Table:
     """Make the table of every later arm of a sweep less the first, at equal cost in every unit."""
     first = found.comparison.arms[0].name
     ends = ends_of(found.ks)
     rows = []
     for one in found.against_first:
-        spent, unit = cost_text(one.equal[1].amount, one.equal[1].unit), one.equal[1].unit
+        spent, unit = short_amount(one.equal[1].amount, one.equal[1].unit), one.equal[1].unit
         counted = {"seconds": "", "unique_tokens": " tokens"}.get(unit, f" {unit}")
         cells = [f"{one.arm}, {spent}{counted}"]
         for k in ends:
@@ -259,10 +249,10 @@ def against_first_sheet(found: Findings) -> Sheet:
     if any(equal.not_evaluated for one in found.against_first for equal in one.equal.values()):
         notes.append(_NOT_KNOWN)
     columns = ("arm, spent", *(f"pass@{k}" for k in ends))
-    return Sheet(f"Every arm less {first}, at equal cost", columns, tuple(rows), tuple(notes))
+    return Table(f"Every arm less {first}, at equal cost", columns, tuple(rows), tuple(notes))
 
 
-def frontier_sheet(line: Frontier, found: Findings) -> Sheet:
+def frontier_table(line: Frontier, found: Findings) -> Table:
     """Make the table of every arm's score at every budget, the best of each marked."""
     unit = found.comparison.unit
     names = [arm.name for arm in found.comparison.arms]
@@ -274,21 +264,21 @@ def frontier_sheet(line: Frontier, found: Findings) -> Sheet:
         if mark in best and not tied(best[mark]):
             winner = best[mark]
             cells[winner.arm] = f"{cells[winner.arm]}{'**' if winner.lead_shown else '*'}"
-        rows.append((cost_text(mark, unit), *(cells[name] for name in names)))
+        rows.append((short_amount(mark, unit), *(cells[name] for name in names)))
     notes = ["* best at that budget; ** and its lead over the second is shown (the 95% interval lies above 0)"]
     if any(point.why_left_out for point in line.points):
         notes.append(f"(in brackets): a run overshot the mark by over {TOLERANCE:.0%}: not compared there")
     title = f"{measure_name(line)} by budget"
-    return Sheet(title, (UNIT_WORDS[unit], *names), tuple(rows), tuple(notes))
+    return Table(title, (UNIT_WORDS[unit], *names), tuple(rows), tuple(notes))
 
 
-def best_sheet(line: Frontier, found: Findings) -> Sheet:
+def best_table(line: Frontier, found: Findings) -> Table:
     """Make the table of the best arm at every budget."""
     unit = found.comparison.unit
     points = {(p.mark, p.arm): p.score for p in line.points}
     rows = [
         (
-            cost_text(b.mark, unit),
+            short_amount(b.mark, unit),
             b.arm,
             interval(points[b.mark, b.arm]),
             f"{b.best_share:.0%}",
@@ -299,7 +289,7 @@ def best_sheet(line: Frontier, found: Findings) -> Sheet:
     ]
     notes = ("Share: of bootstrap resamples of prompts and seeds in which it is the best.",)
     columns = (UNIT_WORDS[unit], "best", measure_name(line), "share", "second", "lead")
-    return Sheet(f"The best arm by budget, in {measure_name(line)}", columns, tuple(rows), notes, frozenset({0, 1, 4}))
+    return Table(f"The best arm by budget, in {measure_name(line)}", columns, tuple(rows), notes, frozenset({0, 1, 4}))
 
 
 def measure_name(line: Frontier) -> str:
@@ -307,7 +297,7 @@ def measure_name(line: Frontier) -> str:
     return "pass@1" if line.k == 1 else f"{'pass' if line.measure == 'best@k' else 'worst'}@{line.k}"
 
 
-def token_sheet(found: Findings) -> Sheet:
+def token_table(found: Findings) -> Table:
     """Make the table of scores and tokens (the paper's Table 3)."""
     tasks = list(dict.fromkeys(e.task for e in found.efficiency))
     if len(found.comparison.arms) > 2:
@@ -316,18 +306,18 @@ def token_sheet(found: Findings) -> Sheet:
     for task in tasks:
         for e in found.efficiency:
             if e.task == task:
-                row = (e.arm, f"{e.score.value:.3f}", three_digits(e.tokens), _per_thousand(e))
+                row = (e.arm, f"{e.score.value:.3f}", significant_interval(e.tokens), _per_thousand(e))
                 rows.append((task if e.arm == "start" else "", *row))
     columns = ("task", "arm", "pass@1", "tokens per\nresponse", "correct per\n1,000 tokens")
     title = "Scores and tokens of the evaluations"
-    return Sheet(title, columns, tuple(rows), words=frozenset({0, 1}))
+    return Table(title, columns, tuple(rows), words=frozenset({0, 1}))
 
 
 def _per_thousand(efficiency: TokenEfficiency) -> str:
-    return "-" if efficiency.per_thousand is None else three_digits(efficiency.per_thousand)
+    return "-" if efficiency.per_thousand is None else significant_interval(efficiency.per_thousand)
 
 
-def task_sheets(found: Findings) -> list[Sheet]:
+def task_tables(found: Findings) -> list[Table]:
     """Make the tables of scores by task: of two arms with the kind of trajectory, of more one for each measure."""
     arms = [arm.name for arm in found.comparison.arms]
     ks = list(found.tasks[0].start)
@@ -342,7 +332,7 @@ def task_sheets(found: Findings) -> list[Sheet]:
                 for t in found.tasks
             ]
             notes = ("In brackets: prompts. Intervals are in the record.",)
-            made += parts(Sheet(f"pass@{k} by task", ("task", "start", *arms), tuple(rows), notes))
+            made += Table(f"pass@{k} by task", ("task", "start", *arms), tuple(rows), notes).parts()
         return made
     rows = []
     for t in found.tasks:
@@ -350,10 +340,10 @@ def task_sheets(found: Findings) -> list[Sheet]:
             values = (f"{e.value:.3f}" for e in (t.start[k], *(t.arms[a][k] for a in arms)))
             name = f"{t.task} ({t.num_prompts})" if k == ks[0] else ""
             rows.append((name, f"pass@{k}", *values, signed(t.differences[k].difference)))
-    scores = Sheet(
+    scores = Table(
         "Scores by task", ("task", "score", "start", *arms, "difference"), tuple(rows), ("In brackets: prompts.",)
     )  # fmt: skip
-    kinds = Sheet(
+    kinds = Table(
         "Kinds of pass@1 trajectory by task",
         ("task", f"{arms[0]}\nsince the start", f"{arms[1]}\nsince the start", "kind"),
         tuple((t.task, signed(t.change_a), signed(t.change_b), kind_words(t.kind, *arms)) for t in found.pair.kinds),
@@ -362,11 +352,18 @@ def task_sheets(found: Findings) -> list[Sheet]:
     return [scores, kinds]
 
 
-def coverage_sheet(found: Findings) -> Sheet:
+def coverage_table(found: Findings) -> Table:
     """Make the table of prompts gained and lost since the start."""
     k = found.largest_k
     rows = [
-        (c.arm, spread(c.gained), spread(c.lost), f"{c.by_chance.mean:.1f}", f"{c.expected_end.mean:.1f}", _change(c))
+        (
+            c.arm,
+            spread_text(c.gained),
+            spread_text(c.lost),
+            f"{c.by_chance.mean:.1f}",
+            f"{c.expected_end.mean:.1f}",
+            _change(c),
+        )
         for c in found.coverage
     ]
     notes = [
@@ -383,14 +380,20 @@ def coverage_sheet(found: Findings) -> Sheet:
             f"neither: {c.neither}. Expected in {k}: {b} less {a} {signed(c.expected, 1)}."
         )
     columns = ("arm", "gained", "lost", "by luck", f"expected\nin {k}", "change")
-    return Sheet("Prompts gained and lost since the start", columns, tuple(rows), tuple(notes))
+    return Table("Prompts gained and lost since the start", columns, tuple(rows), tuple(notes))
+
+
+def spread_text(values: Spread) -> str:
+    """Return a mean over runs with its range; the number alone if all runs have the same."""
+    low, high = (f"{v:,.0f}" if v == round(v) else f"{v:,.1f}" for v in (values.least, values.most))
+    return low if values.least == values.most else f"{values.mean:,.1f} ({low}-{high})"
 
 
 def _change(change: CoverageChange) -> str:
     return signed(change.expected_change, 1)
 
 
-def settings_sheet(found: Findings) -> Sheet:
+def settings_table(found: Findings) -> Table:
     """Make the table of the settings in which the arms differ; a row for each arm where the values are long."""
     arms = found.comparison.arms
     title = "Settings in which the arms differ"
@@ -399,11 +402,11 @@ def settings_sheet(found: Findings) -> Sheet:
     if len(arms) == 2 or max(len(value) for of_arm in told for value in of_arm.values()) <= _LONGEST_VALUE:
         rows = tuple((name, *(of_arm.get(name, "-") for of_arm in told)) for name in names)
         words = frozenset({0, 1, 2} if len(arms) == 2 else {0})
-        return Sheet(title, ("setting", *(arm.name for arm in arms)), rows, words=words)
+        return Table(title, ("setting", *(arm.name for arm in arms)), rows, words=words)
     each = tuple(
         (arm.name, ", ".join(f"{n}: {v}" for n, v in of_arm.items())) for arm, of_arm in zip(arms, told, strict=True)
     )
-    return Sheet(title, ("arm", "settings"), each, words=frozenset({0, 1}))
+    return Table(title, ("arm", "settings"), each, words=frozenset({0, 1}))
 
 
 def _told_settings(arm: Arm) -> dict[str, str]:

@@ -16,9 +16,9 @@ from brorl.comparison.equal_cost import EqualCost
 from brorl.comparison.findings import Findings
 from brorl.comparison.matching import TOLERANCE, RunMatch, Spread
 from brorl.comparison.paired import PairedDifference, Verdict
-from brorl.comparison.sheet import p_value, short, short_time, signed, times
 from brorl.comparison.tables import kind_words
 from brorl.cost import UNIT_WORDS, UNITS, Unit, amount
+from brorl.format import listed, p_value, plain, short, short_time, signed
 
 _ROLLOUTS = "rollouts_per_prompt"
 _SLOW = 0.7  # a run with fewer steps than this share of its siblings' in the same seconds was disturbed
@@ -155,7 +155,7 @@ def _other_units(found: Findings) -> list[str]:
         if 1 - TOLERANCE <= ratio <= 1 + TOLERANCE:
             equal.append(text)
         else:
-            unequal.append(f"{times(ratio)} times the {text}")
+            unequal.append(f"{plain(ratio)} times the {text}")
     lines = []
     if unequal:
         lines.append(f"Not equal in other units: {names[1]} took {listed(unequal)} of {names[0]}.")
@@ -313,11 +313,6 @@ def limit_words(found: Findings) -> list[str]:
     line = f"This holds for this checkpoint ({comparison.checkpoint}), this data and this budget"
     machine = f", and for this machine ({comparison.machine})" if comparison.unit == "seconds" else ""
     return [f"{line}{machine}: a longer run may rank the arms differently."]
-
-
-def listed(words: Sequence[str]) -> str:
-    """Return words as a list in a sentence."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _seeds(difference: PairedDifference) -> str:

@@ -1,0 +1,134 @@
+"""A table as a value: a title, columns, rows of text, and notes.
+
+In: text. Out: the same table for a terminal (rich), for GitHub, and for a notebook. Columns of numbers are never cut on
+a terminal; columns of words may take several lines.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import dataclass, replace
+from textwrap import wrap
+from typing import Any
+
+_WIDTH = 80  # of a terminal
+_HEADING = 9  # characters that a heading may always take; a longer one is broken unless the cells below are as long
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        title: Its title; may be empty.
+        columns: Headings; a line break where the terminal breaks them. All empty: the table has no header.
+        rows: Text of the cells, one for each column.
+        notes: Lines below the table.
+        words: Indices of the columns of words: aligned to the left, and folded where the terminal is too narrow.
+        strong: Indices of the rows in bold.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    words: frozenset[int] = frozenset({0})
+    strong: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)
+        if wrong is not None:
+            raise ValueError(f"a row of {self.title!r} needs {len(self.columns)} cells, not {len(wrong)}: {wrong}")
+
+    def __rich__(self) -> Any:
+        """Return the table for a terminal (a `rich.table.Table`)."""
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(
+            title=Text(self.title, style="bold") if self.title else None, title_justify="left", box=box.SIMPLE_HEAD,
+            show_edge=False, padding=(0, 1, 0, 0), show_header=any(self.columns), caption_justify="left",
+            caption=Text("\n".join(self.notes), style="dim") if self.notes else None,
+        )  # fmt: skip
+        for index, column in enumerate(self.columns):
+            if index in self.words:
+                table.add_column(Text(column), overflow="fold")
+            else:
+                widest = max((len(row[index]) for row in self.rows), default=0)
+                table.add_column(Text(_folded(column, max(widest, _HEADING))), justify="right", no_wrap=True)
+        for index, row in enumerate(self.rows):
+            table.add_row(*map(Text, row), style="bold" if index in self.strong else None)
+        return table
+
+    def markdown(self) -> str:
+        """Return the table as GitHub Markdown, with its title as a heading and its notes below."""
+        headings = [_cell(column) for column in self._headings()]
+        ruler = ["---" if i in self.words else "---:" for i in range(len(headings))]
+        rows = [
+            [f"**{_cell(c)}**" if i in self.strong and c else _cell(c) for c in row] for i, row in enumerate(self.rows)
+        ]
+        lines = [f"| {' | '.join(cells)} |" for cells in (headings, ruler, *rows)]
+        notes = [line for note in self.notes for line in ("", _cell(note))]
+        return "\n".join([*([f"## {_cell(self.title)}", ""] if self.title else []), *lines, *notes])
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+
+        def cells(tag: str, texts: tuple[str, ...]) -> str:
+            aligned = ("left" if i in self.words else "right" for i in range(len(texts)))
+            return "".join(
+                f'<{tag} style="text-align:{side}">{html.escape(text)}</{tag}>'
+                for side, text in zip(aligned, texts, strict=True)
+            )
+
+        caption = f'<caption style="text-align:left"><b>{html.escape(self.title)}</b></caption>' if self.title else ""
+        head = f"<thead><tr>{cells('th', self._headings())}</tr></thead>" if any(self.columns) else ""
+        body = "".join(f"<tr>{cells('th' if i in self.strong else 'td', row)}</tr>" for i, row in enumerate(self.rows))
+        notes = "".join(f"<p><small>{html.escape(note)}</small></p>" for note in self.notes)
+        return f"<table>{caption}{head}<tbody>{body}</tbody></table>{notes}"
+
+    def parts(self, width: int = _WIDTH) -> list[Table]:
+        """Split a table that is too wide for a terminal into several that repeat the first column.
+
+        The notes stay with the last part. The parts are as even as possible.
+        """
+        widths = [
+            max(max((len(row[i]) for row in self.rows), default=0), *map(len, _folded(column, _HEADING).split("\n")))
+            for i, column in enumerate(self.columns)
+        ]
+        number = len(self.columns) - 1
+        sizes = [-(-number // num_parts) for num_parts in range(1, number + 1)]
+        size = next((s for s in sizes if _fit(widths, s, width)), 1)
+        if size == number:
+            return [self]
+        starts = range(1, number + 1, size)
+        return [
+            replace(
+                self,
+                title=self.title if start == 1 else f"{self.title}, continued",
+                columns=(self.columns[0], *self.columns[start : start + size]),
+                rows=tuple((row[0], *row[start : start + size]) for row in self.rows),
+                notes=self.notes if start == starts[-1] else (),
+            )
+            for start in starts
+        ]
+
+    def _headings(self) -> tuple[str, ...]:
+        """Return the headings on one line each."""
+        return tuple(re.sub(r"(?<=-)\n|\n(?=/)", "", column).replace("\n", " ") for column in self.columns)
+
+
+def _folded(heading: str, width: int) -> str:
+    """Break the lines of a heading that are longer than a width, between words if possible."""
+    return "\n".join(part for line in heading.split("\n") for part in wrap(line, width, break_on_hyphens=False))
+
+
+def _fit(widths: list[int], size: int, width: int) -> bool:
+    """Return whether the first column fits together with any part of `size` columns, 2 characters apart."""
+    return all(widths[0] + sum(w + 2 for w in widths[i : i + size]) <= width for i in range(1, len(widths), size))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
