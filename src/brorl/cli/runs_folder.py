@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from brorl.errors import UserError
+from brorl.runs import RUNS as RUNS
 
-RUNS = Path("runs")
 _ACTIVITY = ("config.yaml", "metrics.jsonl", "run.log")  # what a run writes; a report written later does not count
 
 

@@ -1,1 +1,5 @@
-"""What a run leaves on disk: run directory, checkpoints, metrics, stored rollouts."""
+"""The files of a run: directory, checkpoints, metrics, stored rollouts."""
+
+from pathlib import Path
+
+RUNS = Path("runs")  # default folder of every command's output

@@ -218,7 +218,7 @@ def evaluation_record(run: TrainingRun, step: int) -> Record:
     answers = run.benchmark.answer(run.engine)
     if run.store_rollouts_every:
         store_answers(run, run.benchmark, step, answers)
-    return {"evaluation": asdict(run.benchmark.summarise(answers))}
+    return {"evaluation": run.benchmark.record(answers)}
 
 
 def fruitless_record(run: TrainingRun, step: int, attempt: int, error: NoMixedGroupsError, clock: Stopwatch) -> Record:
