@@ -150,7 +150,7 @@ def run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, rec
 
 def _examples(config: TrainConfig, directory: RunDirectory) -> list[str]:
     """Return what the model answered in the last step, if nothing of it was correct."""
-    from brorl.report.unsolved import unsolved_examples
+    from brorl.report.samples import unsolved_examples
 
     last = directory.read_metrics()[-1]
     if config.store_rollouts_every:
@@ -162,14 +162,13 @@ def _examples(config: TrainConfig, directory: RunDirectory) -> list[str]:
 
 def _report(directory: RunDirectory) -> list[str]:
     """Write the run's report, and say where it is."""
-    from brorl.cli.report import REPORT, write_report
+    from brorl.report.page.file import write_report
 
-    target = directory.path / REPORT
     try:
-        write_report([directory.path], target)
+        report = write_report([directory.path])
     except UserError as error:  # the run itself is complete
         return [f"no report: {error}"]
-    return [f"charts and rollouts: open {target} in a browser"]
+    return [f"charts and rollouts: open {report.path} in a browser"]
 
 
 def _twice_as_long(config: TrainConfig) -> str:
