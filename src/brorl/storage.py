@@ -60,3 +60,12 @@ def json_ready(value: Any) -> Any:
     if isinstance(value, bool | str | int) or value is None:
         return value
     return float(value) if isfinite(value) else None
+
+
+def dotted(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of every entry of nested mappings; an empty mapping is a value."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from dotted(item, f"{name}.{key}" if name else key)
+    else:
+        yield name, value

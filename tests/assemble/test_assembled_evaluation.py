@@ -1,4 +1,4 @@
-"""The parts of an evaluation: their size, what tells weights apart, and what does not fit into memory."""
+"""The batches of an evaluation: their size, the fingerprint of weights, and evaluations that do not fit into memory."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from brorl.assemble.evaluation import load_evaluated_model, prepare_evaluation, prompts_per_part, weights_fingerprint
+from brorl.assemble.evaluation import load_evaluated_model, prepare_evaluation, prompts_per_batch, weights_fingerprint
 from brorl.assemble.evaluation_data import Request, parse_data, read_sets
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.sources import CountdownConfig, FileConfig
@@ -22,11 +22,11 @@ def request(data: tuple[str, ...] = (), limit: int | None = 3, **settings: objec
     return Request(config, data, belongs_to_run=True, own_template=False, limit=limit)
 
 
-def test_parts_are_small_where_responses_may_be_long() -> None:
-    assert prompts_per_part(512, 32_768) == 8
-    assert prompts_per_part(512, 12) == 64
-    assert prompts_per_part(16, 2_048) == 16
-    assert all(8 <= prompts_per_part(n, t) <= 64 for n in (1, 16, 512, 4096) for t in (1, 100, 10_000))
+def test_batches_are_small_where_responses_may_be_long() -> None:
+    assert prompts_per_batch(512, 32_768) == 8
+    assert prompts_per_batch(512, 12) == 64
+    assert prompts_per_batch(16, 2_048) == 16
+    assert all(8 <= prompts_per_batch(n, t) <= 64 for n in (1, 16, 512, 4096) for t in (1, 100, 10_000))
 
 
 def test_what_a_data_set_means(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_the_weights_are_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ready = prepare_evaluation(request())
-    assert sum(len(part.prompts) for part in ready.parts) == 3
+    assert sum(len(batch.prompts) for batch in ready.batches) == 3
     monkeypatch.setattr("brorl.assemble.evaluation.available_bytes", lambda _: 300_000)
     with pytest.raises(UserError, match=r"needs .* of memory and there are 0 MiB: .*weights"):
         prepare_evaluation(request())
@@ -82,5 +82,5 @@ def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
 def test_truncated_responses_are_verified_where_the_run_rewards_them() -> None:
     for share in (0.0, 0.5):
         ready = prepare_evaluation(request(**{"rewards.stop_properly": share}))
-        respondent, _ = load_evaluated_model(ready)
-        assert respondent.accept_truncated == ready.settings["accept_truncated"] == (share > 0)
+        evaluated, _ = load_evaluated_model(ready)
+        assert evaluated.accept_truncated == ready.settings["accept_truncated"] == (share > 0)

@@ -1,4 +1,4 @@
-"""`brorl eval` from the command line: whole evaluations, going on, and one line for whatever cannot work."""
+"""`brorl eval` from the command line: whole evaluations, continued ones, and one line for each error."""
 
 import json
 import shlex
@@ -28,7 +28,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("brorl.assemble.evaluation._LEAST_PROMPTS", 2)
-    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)  # several parts
+    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)  # several batches
 
 
 @pytest.fixture(scope="module")
@@ -105,35 +105,35 @@ def test_an_evaluation_from_end_to_end() -> None:
         "countdown 5/5 prompts",
         f"{value:.3f} [",
         "written: out/mine/evaluation.json",
-        "16 responses a prompt",
+        "16 responses per prompt",
     ):
         assert text in outcome.said
 
 
-def test_interrupted_it_goes_on_to_the_very_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     assert command("eval", *QUICK, "--output-dir=whole").code == 0
-    do, calls = EvaluatedModel.do, 0
+    evaluate, calls = EvaluatedModel.evaluate, 0
 
     def interrupted(self: EvaluatedModel, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == 2:
             raise KeyboardInterrupt
-        return do(self, *arguments)
+        return evaluate(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EvaluatedModel, "do", interrupted)
+        patch.setattr(EvaluatedModel, "evaluate", interrupted)
         patch.setattr("brorl.runs.run_directory.processor_name", lambda: "another processor")
         outcome = command("eval", *QUICK)
     assert outcome.code == 130
     (folder,) = Path("runs/evaluations").iterdir()
-    said = f"stopped: 1 of 3 parts are stored; go on with the same command (it finds {folder})"
+    said = f"stopped: 1 of 3 batches are stored; rerun the command to continue (it finds {folder})"
     assert said in outcome.said
     first = next(folder.glob("responses/*")).stat().st_mtime_ns
     outcome = command("eval", *QUICK)
-    assert "going on: 1 of 3 parts are stored already" in outcome.said
+    assert "continuing: 1 of 3 batches are stored already" in outcome.said
     assert "countdown 2/5 prompts" not in outcome.said
-    assert "its 2 sittings differ in processor:" in outcome.said
+    assert "the 2 sessions differ in processor:" in outcome.said
     assert outcome.code == 0
     assert sorted(folder.glob("responses/*"))[0].stat().st_mtime_ns == first
     assert rows(folder) == rows("whole")
@@ -155,15 +155,15 @@ def test_another_evaluation_in_the_same_folder_is_refused() -> None:
     base = ("quickstart", "--samples=8", "--evaluation.num_prompts=1", "--engine.threads=1", "--output-dir=out")
     assert command("eval", *base).code == 0
     for changed, said in (
-        ("--samples=9", "its samples is 8, this command's is 9"),
-        ("--seed=1", "its seed is 0, this command's is 1"),
-        ("--temperature=0.5", "its temperature is 0.6, this command's is 0.5"),
-        ("--dtype=float64", "its dtype is 'float32', this command's is 'float64'"),
+        ("--samples=9", "samples is 8 there and 9 here"),
+        ("--seed=1", "seed is 0 there and 1 here"),
+        ("--temperature=0.5", "temperature is 0.6 there and 0.5 here"),
+        ("--dtype=float64", "dtype is 'float32' there and 'float64' here"),
         (
             "--data=countdown",
-            "its data.countdown.source is '3 numbers up to 12, targets 1 to 99', this command's is '3",
+            "data.countdown.source is '3 numbers up to 12, targets 1 to 99' there and '3",
         ),
-        ("--evaluation.num_prompts=4", "its data.countdown.prompts is 1, this command's is 4"),
+        ("--evaluation.num_prompts=4", "data.countdown.prompts is 1 there and 4 here"),
     ):
         assert said in refusal(*base, changed)
 
@@ -181,7 +181,7 @@ def test_other_weights_in_the_same_place_are_refused(tmp_path: Path) -> None:
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     outcome = command("eval", *arguments)
     assert outcome.code == 2
-    assert "holds another evaluation: its weights is '" in outcome.err
+    assert "holds another evaluation: weights is '" in outcome.err
 
 
 def test_a_run_gives_its_held_out_questions_and_its_last_checkpoint(run: Path) -> None:
@@ -211,7 +211,7 @@ def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: 
     assert command("train", *SMALL, "--steps=1", f"--output_dir={path}").code == 0
     outcome = command("eval", path, "--samples=8", "--evaluation.num_prompts=3", "--top-p=1", "--output-dir=other")
     assert outcome.code == 0, outcome
-    differing = "temperature 0.6 (in training 1), responses a prompt 8 (in training 4), prompts 3 (in training 2)"
+    differing = "temperature 0.6 (in training 1), responses per prompt 8 (in training 4), prompts 3 (in training 2)"
     said = f"the run's own evaluations had other settings, so their pass@k is another number: {differing}"
     assert outcome.said.count(said) == 2  # before the work, and beside the numbers
     line = next(line for line in outcome.out.splitlines() if "brorl eval" in line)
@@ -273,24 +273,27 @@ def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refuse
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["quickstart", "--samples=0"], "--samples: a number between 1 and"),
+        (["quickstart", "--samples=0"], "--samples: expected a number from 1 to"),
         (["quickstart", "--samples=many"], "--samples"),
-        (["quickstart", "--samples=16", "--ks=1,16,256"], "raise --samples to 256 or more, or leave 256 out of --ks"),
-        (["quickstart", "--ks=one"], "--ks: the value should be numbers like 1,16,256"),
+        (["quickstart", "--samples=16", "--ks=1,16,256"], "raise --samples to 256 or more, or remove 256 from --ks"),
+        (["quickstart", "--ks=one"], "--ks: expected numbers like 1,16,256"),
         (["quickstart", "--ks=0,1"], "--ks: every number should be 1 or more"),
-        (["quickstart", "--temperature=-1"], "--temperature: a number from 0 on is needed"),
-        (["quickstart", "--temperature=nan"], "--temperature: a number from 0 on is needed"),
+        (["quickstart", "--temperature=-1"], "--temperature: expected a number of at least 0"),
+        (["quickstart", "--temperature=nan"], "--temperature: expected a number of at least 0"),
         (
             ["quickstart", "--temperature=0"],
             "all 512 responses to a prompt would be the same",
         ),
         (["quickstart", "--data="], "--data: the value is empty"),
         (["quickstart", "--data=countdown", "--data= "], "--data: the value is empty"),
-        (["quickstart", "--top-p=0"], "--top-p: a number above 0 and up to 1"),
-        (["quickstart", "--max-new-tokens=0"], "--max-new-tokens: a number from 1 on"),
+        (["quickstart", "--top-p=0"], "--top-p: expected a number above 0 and at most 1"),
+        (["quickstart", "--max-new-tokens=0"], "--max-new-tokens: expected a number of at least 1"),
         (["quickstart", "--max-new-tokens=9999"], "lower --max-new-tokens"),
-        (["quickstart", "--seed=-1"], "--seed: a number from 0 on"),
-        (["quickstart", "--evaluation.num_prompts=0"], "--evaluation.num_prompts: a whole number from 1 on"),
+        (["quickstart", "--seed=-1"], "--seed: expected a number of at least 0"),
+        (
+            ["quickstart", "--evaluation.num_prompts=0"],
+            "--evaluation.num_prompts: expected a whole number of at least 1",
+        ),
         (["quickstart", "--data=chess.jsonl"], "--data chess.jsonl: there is no file or folder chess.jsonl"),
         (["quickstart", "--data=aime23=x.jsonl"], "NAME in NAME=PATH must be one of aime24, aime25"),
         (["quickstart", "--data=aime24=x.jsonl"], "--data aime24=x.jsonl: there is no file or folder x.jsonl"),

@@ -51,7 +51,7 @@ def test_the_phases_of_an_evaluation_are_reported() -> None:
     benchmark = Benchmark(
         prompts, {"first": FirstNumberVerifier()}, str, SAMPLING, 6, (1,), SEED, observe=reports.append
     )
-    benchmark.evaluate(FixedEngine())
+    benchmark.answer(FixedEngine())
     distinct = sum(len({tuple(r) for r in rollouts}) for rollouts in ROLLOUTS)
     assert reports == [
         Phase("evaluating"),
@@ -69,23 +69,23 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
         ks=(1, 2, 3, 6),
         seed=SEED,
     )
-    result = benchmark.evaluate(FixedEngine())
-    assert list(result.pass_at) == [1, 2, 3, 6]
-    for k, estimate in result.pass_at.items():
+    result = benchmark.record(benchmark.answer(FixedEngine()))
+    assert list(result["pass_at"]) == [1, 2, 3, 6]
+    for k, estimate in result["pass_at"].items():
         shares = []
         for verdicts in CORRECT:
             subsets = [any(chosen) for chosen in combinations(verdicts, k)]
             shares.append(sum(subsets) / len(subsets))
-        assert estimate.value == pytest.approx(sum(shares) / 3)
-        assert estimate.low <= estimate.value <= estimate.high
-    assert result.pass_at[1].value == pytest.approx((2 / 6 + 0 + 4 / 6) / 3)
-    assert result.num_prompts == 3
-    assert result.num_samples == 6
-    assert result.solved == 2
-    assert result.truncated_share == pytest.approx(2 / 18)
-    assert result.sampled_tokens == sum(len(r) for rollouts in ROLLOUTS for r in rollouts)
+        assert estimate["value"] == pytest.approx(sum(shares) / 3)
+        assert estimate["low"] <= estimate["value"] <= estimate["high"]
+    assert result["pass_at"][1]["value"] == pytest.approx((2 / 6 + 0 + 4 / 6) / 3)
+    assert result["num_prompts"] == 3
+    assert result["num_samples"] == 6
+    assert result["solved"] == 2
+    assert result["truncated_share"] == pytest.approx(2 / 18)
+    assert result["sampled_tokens"] == sum(len(r) for rollouts in ROLLOUTS for r in rollouts)
     distinct_prefixes = [{tuple(r[:i]) for r in rollouts for i in range(1, len(r) + 1)} for rollouts in ROLLOUTS]
-    assert result.unique_tokens == sum(map(len, distinct_prefixes))
+    assert result["unique_tokens"] == sum(map(len, distinct_prefixes))
 
 
 def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_asked() -> None:
@@ -111,9 +111,10 @@ def test_verifications_that_failed_are_counted_and_truncated_ones_verified_if_as
     for accept in (False, True):
         texts = {(p, r) for p, r, done in distinct if done or accept}
         reasons = [i % 4 for i in range(len(texts))]
-        result = replace(benchmark, accept_truncated=accept).evaluate(FixedEngine())
-        assert result.verifier_timeouts == reasons.count(0)
-        assert result.verifier_failures == reasons.count(1) + reasons.count(2)
+        changed = replace(benchmark, accept_truncated=accept)
+        result = changed.record(changed.answer(FixedEngine()))
+        assert result["verifier_timeouts"] == reasons.count(0)
+        assert result["verifier_failures"] == reasons.count(1) + reasons.count(2)
     assert any(not done for _, _, done in distinct)
 
 

@@ -1,4 +1,4 @@
-"""An evaluation in parts: interrupted anywhere it goes on to what it would have been, and nothing else is let in."""
+"""An evaluation in batches: a continued one equals an uninterrupted one, and other folders are rejected."""
 
 import json
 import os
@@ -12,9 +12,9 @@ import pytest
 from pyarrow import parquet
 
 from brorl.errors import StorageError, UserError
-from brorl.evaluation.evaluate import EvaluatedModel, PartProgress, evaluate_parts
-from brorl.evaluation.responses import SCHEMA, Part, ResponseStore, StoredPart, split_into_parts
-from brorl.evaluation.summary import summarise_all
+from brorl.evaluation.evaluate import EvaluatedModel, EvaluationProgress, evaluate_batches
+from brorl.evaluation.responses import SCHEMA, PromptBatch, ResponseStore, StoredBatch, split_into_batches
+from brorl.evaluation.summary import summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
@@ -56,7 +56,7 @@ def decode(tokens: Sequence[int]) -> str:
     return " ".join(map(str, tokens))
 
 
-def respondent(engine: RandomEngine) -> EvaluatedModel:
+def evaluated(engine: RandomEngine) -> EvaluatedModel:
     return EvaluatedModel(engine, SAMPLING, N, {"sum": SumVerifier()}, decode)
 
 
@@ -64,34 +64,34 @@ def prompts(name: str, number: int) -> list[Prompt]:
     return [Prompt(f"{name}:{i}", f"{name} {i}", (7, i), str(i % 3), "sum", name) for i in range(number)]
 
 
-def parts() -> list[Part]:
-    return split_into_parts({"one": prompts("one", 5), "two": prompts("two", 3)}, 2, 11)
+def batches() -> list[PromptBatch]:
+    return split_into_batches({"one": prompts("one", 5), "two": prompts("two", 3)}, 2, 11)
 
 
 def content(folder: Path) -> list[dict[str, Any]]:
     return [row for file in sorted(folder.glob("responses/*.parquet")) for row in parquet.read_table(file).to_pylist()]
 
 
-def test_parts_depend_on_the_seed_the_data_set_and_the_place_in_it_alone() -> None:
-    every = parts()
+def test_batches_depend_on_the_seed_the_data_set_and_the_place_in_it_alone() -> None:
+    every = batches()
     assert [(p.index, p.data_set, len(p.prompts)) for p in every] == [
         (0, "one", 2), (1, "one", 2), (2, "one", 1), (3, "two", 2), (4, "two", 1),
     ]  # fmt: skip
-    assert [p for part in every for p in part.prompts] == [*prompts("one", 5), *prompts("two", 3)]
-    assert len({part.seed for part in every}) == 5
-    alone = split_into_parts({"two": prompts("two", 9)}, 2, 11)
+    assert [p for batch in every for p in batch.prompts] == [*prompts("one", 5), *prompts("two", 3)]
+    assert len({batch.seed for batch in every}) == 5
+    alone = split_into_batches({"two": prompts("two", 9)}, 2, 11)
     assert (alone[0].seed, alone[0].prompts) == (every[3].seed, every[3].prompts)
     assert alone[1].seed == every[4].seed
-    assert split_into_parts({"two": prompts("two", 3)}, 2, 12)[0].seed != every[3].seed
+    assert split_into_batches({"two": prompts("two", 3)}, 2, 12)[0].seed != every[3].seed
 
 
 def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) -> None:
     store = ResponseStore(tmp_path)
     store.begin(SETTINGS)
-    told: list[PartProgress] = []
-    stored = evaluate_parts(parts(), respondent(RandomEngine()), store, told.append)
+    told: list[EvaluationProgress] = []
+    stored = evaluate_batches(batches(), evaluated(RandomEngine()), store, told.append)
     results = [r for one in stored for r in one.results]
-    summary = summarise_all(results, (1, 3), {"one": 1.0, "two": 1.0})
+    summary = summarize_all(results, (1, 3), {"one": 1.0, "two": 1.0})
     rows = content(tmp_path)
     assert list(rows[0]) == SCHEMA.names
     for name, size in (("one", 5), ("two", 3)):
@@ -122,16 +122,16 @@ def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) ->
         assert row["correct"] == (row["finished"] and sum(row["token_ids"]) % 3 == int(row["reference"]))
         assert row["num_rollouts"] == N
         assert row["prompt"] == row["prompt_id"].replace(":", " ")
-    assert [(t.data_set, t.set_done, t.set_size) for t in told] == [
+    assert [(t.data_set, t.evaluated, t.num_prompts) for t in told] == [
         ("one", 2, 5), ("one", 4, 5), ("one", 5, 5), ("two", 2, 3), ("two", 3, 3),
     ]  # fmt: skip
     assert told[2].pass_at_1 == pytest.approx(summary.by_data_set["one"].pass_at[1].value)
     assert told[-1].seconds_left == 0
 
 
-def begin_and_evaluate(folder: Path) -> list[StoredPart]:
+def begin_and_evaluate(folder: Path) -> list[StoredBatch]:
     ResponseStore(folder).begin(SETTINGS)
-    return evaluate_parts(parts(), respondent(RandomEngine()), ResponseStore(folder))
+    return evaluate_batches(batches(), evaluated(RandomEngine()), ResponseStore(folder))
 
 
 class Killed(BaseException):
@@ -146,7 +146,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[s
 
 
 def kill_at(event: str, nth: int, patch: pytest.MonkeyPatch) -> None:
-    """Kill the nth time that a file is half written, wholly written, or renamed: the settings, then five parts."""
+    """Kill the nth time that a file is half written, wholly written, or renamed: the settings, then five batches."""
     seen = 0
     force, rename = os.fsync, Path.replace
 
@@ -175,7 +175,7 @@ def kill_at(event: str, nth: int, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("nth", range(6))
 @pytest.mark.parametrize("event", ["half written", "written", "renamed"])
-def test_killed_at_any_instant_it_goes_on_to_the_same_responses(
+def test_killed_at_any_instant_it_continues_to_the_same_responses(
     event: str,
     nth: int,
     tmp_path: Path,
@@ -192,11 +192,11 @@ def test_killed_at_any_instant_it_goes_on_to_the_same_responses(
     done = len(list(store.responses.iterdir()))
     assert done == max(0, nth - 1)
     engine = RandomEngine()
-    stored = evaluate_parts(parts(), respondent(engine), store)
+    stored = evaluate_batches(batches(), evaluated(engine), store)
     assert engine.calls == 5 - done  # what is done is not done again
     assert (content(tmp_path), [one.results for one in stored]) == uninterrupted
     again = RandomEngine()
-    assert evaluate_parts(parts(), respondent(again), store) == stored  # seconds included
+    assert evaluate_batches(batches(), evaluated(again), store) == stored  # seconds included
     assert again.calls == 0
     assert json.loads(store.settings_file.read_text()) == SETTINGS
 
@@ -204,12 +204,12 @@ def test_killed_at_any_instant_it_goes_on_to_the_same_responses(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"samples": 16}, "its samples is 12, this command's is 16"),
-        ({"data": {"one": {"prompts": 6}, "empty": {}}}, "its data.one.prompts is 5, this command's is 6"),
-        ({"data": {"one": {"prompts": 5}, "empty": {}, "two": {"x": 1}}}, "its data.two.x is nothing"),
-        ({"ks": [1, 4]}, r"its ks is \[1, 2\], this command's is \[1, 4\]"),
-        ({"data": {"one": {"prompts": 5}}}, "its data.empty is {}, this command's is nothing"),
-        ({"weights": "ab"}, "its weights is nothing, this command's is 'ab'"),
+        ({"samples": 16}, "samples is 12 there and 16 here"),
+        ({"data": {"one": {"prompts": 6}, "empty": {}}}, "data.one.prompts is 5 there and 6 here"),
+        ({"data": {"one": {"prompts": 5}, "empty": {}, "two": {"x": 1}}}, "data.two.x is not set there and 1 here"),
+        ({"ks": [1, 4]}, r"ks is \[1, 2\] there and \[1, 4\] here"),
+        ({"data": {"one": {"prompts": 5}}}, "data.empty is {} there and not set here"),
+        ({"weights": "ab"}, "weights is not set there and 'ab' here"),
     ],
 )
 def test_another_evaluation_is_refused_by_its_first_difference(
@@ -218,7 +218,7 @@ def test_another_evaluation_is_refused_by_its_first_difference(
     store = ResponseStore(tmp_path)
     store.begin(SETTINGS)
     store.begin(SETTINGS)
-    store.check({"samples": N})  # a part of them, before the weights are known
+    store.check({"samples": N})  # some of them, before the weights are known
     before = store.settings_file.read_bytes()
     with pytest.raises(UserError, match=f"holds another evaluation: {said}"):
         store.begin({**SETTINGS, **change})
@@ -234,18 +234,18 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
         ResponseStore(tmp_path).begin(SETTINGS)
 
 
-def test_a_damaged_part_and_one_of_other_prompts_are_refused(tmp_path: Path) -> None:
+def test_a_damaged_batch_and_one_of_other_prompts_are_rejected(tmp_path: Path) -> None:
     store = ResponseStore(tmp_path)
     store.begin(SETTINGS)
-    every = parts()
-    evaluate_parts(every, respondent(RandomEngine()), store)
-    assert isinstance(store.read(every[0]), StoredPart)
+    every = batches()
+    evaluate_batches(every, evaluated(RandomEngine()), store)
+    assert isinstance(store.read(every[0]), StoredBatch)
     store.file_of(every[1]).write_bytes(store.file_of(every[0]).read_bytes())
-    with pytest.raises(UserError, match=r"part-00001.parquet holds other prompts than part 1; delete it"):
+    with pytest.raises(UserError, match=r"part-00001.parquet holds other prompts than those of batch 1; delete it"):
         store.read(every[1])
     for content_of_file in (b"", store.file_of(every[0]).read_bytes()[:-20]):
         store.file_of(every[0]).write_bytes(content_of_file)
-        with pytest.raises(UserError, match=r"part-00000.parquet is damaged \(.+\); delete it, then give the same"):
+        with pytest.raises(UserError, match=r"part-00000.parquet is damaged \(.+\); delete it and rerun the command"):
             store.read(every[0])
 
 
@@ -257,8 +257,8 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match=r"part-00000.parquet: No space left .* then give the same command again"):
-        evaluate_parts(parts(), respondent(RandomEngine()), store)
+    with pytest.raises(StorageError, match=r"part-00000.parquet: No space left .* then rerun the command"):
+        evaluate_batches(batches(), evaluated(RandomEngine()), store)
     assert list(store.responses.iterdir()) == []
 
 

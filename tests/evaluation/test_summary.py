@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from brorl.evaluation.mean_interval import mean_with_interval
-from brorl.evaluation.summary import PromptResult, count, default_ks, summarise, summarise_all
+from brorl.evaluation.summary import PromptResult, count, default_ks, summarize, summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 from brorl.verify.verifier import Verdict
@@ -35,7 +35,7 @@ def results(rng: np.random.Generator) -> list[PromptResult]:
 
 def test_every_number_by_data_set_domain_and_over_all_prompts(rng: np.random.Generator) -> None:
     given = results(rng)
-    found = summarise_all(given, (1, 2, 5), {"one": 2.5, "two": 0.5})
+    found = summarize_all(given, (1, 2, 5), {"one": 2.5, "two": 0.5})
     assert list(found.by_data_set) == ["one", "two"]
     assert list(found.by_domain) == ["countdown", "math"]
     groups = [(found.overall, given, 3.0)]
@@ -108,7 +108,7 @@ def test_averages_need_prompts_of_one_number_of_samples(rng: np.random.Generator
     from dataclasses import replace
 
     with pytest.raises(ValueError, match="got no prompt"):
-        summarise([], (1,), None)
+        summarize([], (1,), None)
     one, other, *_ = results(rng)
     with pytest.raises(ValueError, match=r"got \[6, 7\]"):
-        summarise([one, replace(other, num_samples=7)], (1,), None)
+        summarize([one, replace(other, num_samples=7)], (1,), None)

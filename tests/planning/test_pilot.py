@@ -31,7 +31,6 @@ from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
 from brorl.training.learner import LearnerSettings
-from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
 from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from made_up_runs import evaluation, fruitless_record, make_run, random_step, step_record
 
-from brorl.report.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimisation_charts
+from brorl.report.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
 from brorl.report.page.page import evaluations_shown, left_out, make_page
 from brorl.report.page.rollouts import RunRollouts
 from brorl.report.reasons import reason, why_no_coverage, why_no_evaluation, why_no_update
@@ -28,7 +28,7 @@ def run_of(records: Records, **settings: str) -> RunRecord:
 def reasons(run: RunRecord) -> dict[str, str]:
     """The reason of each chart that is empty; every one is on the page."""
     charts: list[Chart] = []
-    for make in (learning_charts, coverage_charts, cost_charts, optimisation_charts):
+    for make in (learning_charts, coverage_charts, cost_charts, optimization_charts):
         charts += make([run])
     page = make_page([run]).html
     empty = {chart.name: chart.empty for chart in charts if not chart.traces}
@@ -46,7 +46,7 @@ def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Gen
     settings = {"evaluation.num_prompts": "8", "sampling.top_p": "1.0"}
     settings |= {"store_rollouts_every": "1"}
     run = run_of([{"step": 0, "evaluation": evaluation(rng)}, fruitless_record(rng, 1)], **settings)
-    why = "No update was made: no group had both correct and incorrect rollouts. No rollout was correct."
+    why = "No update was made: no group was mixed (correct and incorrect rollouts). No rollout was correct."
     empty = reasons(run)
     assert {name for name, text in empty.items() if text == why} == COVERAGE | CERTIFICATE | UPDATE
     assert empty["held-out"] == "There is one evaluation so far; a change needs two."
@@ -61,10 +61,10 @@ def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Gen
 @pytest.mark.parametrize(
     ("mixed", "all_correct", "said"),
     [
-        (0, 0, "No update was made: no group had both correct and incorrect rollouts. No rollout was correct."),
-        (0, 4, "No update was made: no group had both correct and incorrect rollouts. Every rollout was correct."),
-        (0, 1, "No update was made: no group had both correct and incorrect rollouts."),
-        (2, 0, "No update was made: only 2 of 4 groups had both correct and incorrect rollouts."),
+        (0, 0, "No update was made: no group was mixed (correct and incorrect rollouts). No rollout was correct."),
+        (0, 4, "No update was made: no group was mixed (correct and incorrect rollouts). Every rollout was correct."),
+        (0, 1, "No update was made: no group was mixed (correct and incorrect rollouts)."),
+        (2, 0, "No update was made: only 2 of 4 groups were mixed (correct and incorrect rollouts)."),
     ],
 )
 def test_why_no_update_was_made(rng: np.random.Generator, mixed: int, all_correct: int, said: str) -> None:

@@ -1,5 +1,6 @@
 """Rollouts in the terminal: the right ones, in order of count, with nothing that acts on the terminal."""
 
+import html
 import io
 import re
 from dataclasses import replace
@@ -11,7 +12,7 @@ from made_up_runs import Stored, held_out_answers, make_run, random_step
 from rich.console import Console
 
 from brorl.errors import UserError
-from brorl.report.samples import MOST_PROMPTS, Kind, find_samples, show_samples
+from brorl.report.samples import MOST_PROMPTS, Kind, find_samples
 from brorl.report.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 
@@ -28,7 +29,7 @@ def shown(
     run: Path, step: int | None = None, prompt: str | None = None, kind: Kind = "all", limit: int = 5, width: int = 80
 ) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    show_samples(find_samples(run, step, prompt, kind), kind, limit, console)
+    console.print(find_samples(run, step=step, prompt=prompt, kind=kind, limit=limit), soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -36,9 +37,9 @@ def shown(
 def test_the_last_step_and_its_most_mixed_prompt_by_default(run: Run) -> None:
     path, stored = run
     groups = stored[4].groups
-    found = find_samples(path, None, None, "all")
+    found = find_samples(path)
     assert found.step == 4
-    assert not found.asked
+    assert not found.chosen
     distance = [abs(g.num_correct / g.tree.num_rollouts - 0.5) for g in groups]
     assert found.number == distance.index(min(distance)) + 1
     for row, group in zip(found.rows, groups, strict=True):
@@ -87,9 +88,9 @@ def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> 
 
 def test_a_prompt_by_its_name(run: Run) -> None:
     path, stored = run
-    found = find_samples(path, 4, stored[4].groups[1].prompt.id, "all")
+    found = find_samples(path, step=4, prompt=stored[4].groups[1].prompt.id)
     assert found.number == 2  # of two groups of one prompt the first
-    assert found.asked
+    assert found.chosen
     assert found.group is not None
     assert found.group.tree.num_unique_tokens == stored[4].groups[1].tree.num_unique_tokens
 
@@ -113,7 +114,7 @@ def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
     assert len(table) == MOST_PROMPTS
     assert max(len(line) for line in table) <= 80
     assert any(line.split() == ["#", "correct", "distinct", "cut", "question"] for line in lines)
-    assert any("20 of 60 prompts, evenly spaced by success" in line for line in lines)
+    assert any("20 of 60 prompts, evenly spaced by pass rate" in line for line in lines)
 
 
 def test_the_list_shows_questions_without_what_stands_around_them(tmp_path: Path, rng: np.random.Generator) -> None:
@@ -138,37 +139,49 @@ def test_kinds_that_do_not_occur(tmp_path: Path, rng: np.random.Generator) -> No
 
 def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> None:
     path, _ = run
-    for arguments, said in (
-        ((path, 3, None, "all"), r"holds no rollouts of step 3; it holds steps 2, 4$"),
-        ((path, 4, "6", "all"), r"step 4 of .* has no prompt 6; give a number from 1 to 5, or a name such as "),
-        ((path, 4, "0\x1b", "all"), r"has no prompt 0\\x1b; give"),
-        ((tmp_path / "none", None, None, "all"), r"there is no run directory"),
-        ((tmp_path, None, None, "all"), r"is not a run directory"),
+    for folder, step, prompt, said in (
+        (path, 3, None, r"holds no rollouts of step 3; it holds steps 2, 4$"),
+        (path, 4, "6", r"step 4 of .* has no prompt 6; give a number from 1 to 5, or a name such as "),
+        (path, 4, "0\x1b", r"has no prompt 0\\x1b; give"),
+        (tmp_path / "none", None, None, r"there is no run directory"),
+        (tmp_path, None, None, r"is not a run directory"),
     ):
         with pytest.raises(UserError, match=said) as error:
-            find_samples(*arguments)  # type: ignore[arg-type]
+            find_samples(folder, step=step, prompt=prompt)
         assert "\n" not in str(error.value)
     (tmp_path / "config.yaml").write_text("store_rollouts_every: 0\n")
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
     with pytest.raises(UserError, match=r"holds no rollouts: No rollouts were stored \(store_rollouts_every: 0\)"):
-        find_samples(tmp_path, None, None, "all")
+        find_samples(tmp_path)
     with pytest.raises(UserError, match=r"holds no evaluations: The metrics hold no evaluation"):
-        find_samples(tmp_path, None, None, "all", "evaluations")
+        find_samples(tmp_path, held_out=True)
 
 
 def test_the_responses_to_held_out_prompts(run: Run, rng: np.random.Generator) -> None:
     path, _ = run
     answers = held_out_answers(rng, [group.prompt for group in random_step(rng, 2, 2).groups], 30)
     RunDirectory(path).write_evaluation(3, answers.groups, answers.verdicts, answers.texts)
-    found = find_samples(path, 3, None, "all", "evaluations")
+    found = find_samples(path, step=3, held_out=True)
     assert [row.num_correct for row in found.rows] == [group.num_correct for group in answers.groups]
     assert [row.prompt_id for row in found.rows] == [group.prompt.id for group in answers.groups]
     console = Console(file=io.StringIO(), width=200)
-    show_samples(found, "all", 5, console)
+    console.print(found, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     rollouts = sum(group.tree.num_rollouts for group in answers.groups)
     first = console.file.getvalue().splitlines()[0]
     assert first.startswith("held-out prompts at step 3 of ")
     assert f"2 prompts, {rollouts} rollouts" in first
     with pytest.raises(UserError, match="holds no rollouts of step 3"):
-        find_samples(path, 3, None, "all")
+        find_samples(path, step=3)
+
+
+def test_a_notebook_shows_the_text_of_the_terminal_and_no_markup_of_the_model(run: Run) -> None:
+    path, stored = run
+    for number in range(1, 6):
+        found = find_samples(path, step=4, prompt=str(number), limit=1000)
+        page = found._repr_html_()
+        assert "<script" not in page
+        assert "<img" not in page
+        text = html.unescape(re.sub(r"<[^>]+>", "", page))
+        for count in stored[4].groups[number - 1].tree.leaf_count:
+            assert f"{count}x " in text

@@ -12,8 +12,7 @@ from made_up_runs import evaluation, fruitless_record, random_step, step_record
 from scipy import stats
 
 from brorl.report.page.page import make_page
-from brorl.report.page.summary import notes
-from brorl.report.page.tiles import Tile, tiles
+from brorl.report.page.summary import Tile, notes, tiles
 from brorl.report.score_change import best_evaluation, score_changes
 from brorl.runs.run_record import RunRecord
 
@@ -72,7 +71,7 @@ def test_what_rose_and_fell_is_told_by_an_interval_over_prompts(rng: np.random.G
             expected = "rose" if low > 0 else "fell" if high < 0 else "unclear"
             assert change.direction == expected
             seen.add(expected)
-            title = {"rose": "What rose", "fell": "What fell", "unclear": "No clear change"}[expected]
+            title = {"rose": "Scores that rose", "fell": "Scores that fell", "unclear": "No clear change"}[expected]
             signed = [f"{value:+.3f}".replace("-0.000", "+0.000") for value in (mean, low, high)]
             (figure,) = [f for f in tiles_of(records)[title].figures if f.label == f"held-out pass@{change.k}"]
             assert figure.value.replace("\u00a0", " ") == f"{change.before.value:.3f} → {change.after.value:.3f}"
@@ -101,9 +100,11 @@ def test_without_counts_only_intervals_that_do_not_overlap_show_a_change(rng: np
 def test_a_run_in_which_nothing_changed_claims_nothing(rng: np.random.Generator) -> None:
     same = evaluation(rng)
     made = tiles_of([{"step": 0, "evaluation": same}, *steps(rng, 2), {"step": 3, "update": {}, "evaluation": same}])
-    assert made["What rose"].figures == made["What fell"].figures == ()
-    assert (made["What rose"].tone, made["What rose"].text) == ("plain", "No held-out score clearly rose.")
-    assert (made["What fell"].tone, made["What fell"].text) == ("plain", "No held-out score clearly fell.")
+    assert made["Scores that rose"].figures == made["Scores that fell"].figures == ()
+    tile = made["Scores that rose"]
+    assert (tile.tone, tile.text) == ("plain", "No held-out score clearly rose.")
+    tile = made["Scores that fell"]
+    assert (tile.tone, tile.text) == ("plain", "No held-out score clearly fell.")
     assert [f.label for f in made["No clear change"].figures] == [f"held-out pass@{k}" for k in (1, 4, 8)]
 
 
@@ -123,37 +124,37 @@ def test_the_best_evaluation_is_named_where_it_is_not_the_last(rng: np.random.Ge
 def test_a_run_without_evaluations_shows_its_reward(rng: np.random.Generator) -> None:
     records = [{"step": 0}, *steps(rng, 7)]
     made = tiles_of(records, **{"evaluation.num_prompts": "0"})
-    learned = made["What was learned"]
+    learned = made["Learning"]
     assert learned.text == "The run made no evaluations (evaluation.num_prompts: 0)."
     rewards = [r["sampling"]["reward"] for r in records[1:]]
     (figure,) = learned.figures
     assert figure.label == "reward in training"
     ends = f"{np.mean(rewards[:3]):.3f} → {np.mean(rewards[-3:]):.3f}"
     assert figure.value.replace("\u00a0", " ") == ends
-    assert not {"What rose", "What fell"} & set(made)
+    assert not {"Scores that rose", "Scores that fell"} & set(made)
 
 
 def test_one_evaluation_is_shown_and_no_change_is_claimed(rng: np.random.Generator) -> None:
     first = evaluation(rng)
     made = tiles_of([{"step": 0, "evaluation": first}, *steps(rng, 2)], steps="9")
-    learned = made["What was learned"]
+    learned = made["Learning"]
     assert learned.text == "There is one evaluation so far; a change needs two."
     expected = [(f"held-out pass@{k}", f"{v['value']:.3f}") for k, v in first["pass_at"].items()]
     assert [(f.label, f.value) for f in learned.figures] == expected
-    assert made["How far it came"].figures[0].value == "2 of 9"
-    assert made["How far it came"].text == "The metrics end here: the run is still going, or it was stopped."
+    assert made["Progress"].figures[0].value == "2 of 9"
+    assert made["Progress"].text == "The metrics end here: the run is not finished, or it was stopped."
 
 
 def test_how_far_a_run_came(rng: np.random.Generator) -> None:
     records = [{"step": 0, "evaluation": evaluation(rng)}, *steps(rng, 4)]
-    done = tiles_of(records, steps="4")["How far it came"]
+    done = tiles_of(records, steps="4")["Progress"]
     assert (done.figures[0].value, done.text) == ("4", "")
     samples = sum(r["sampling"]["samples"] for r in records[1:])
     for limit, finished in ((samples, True), (samples + 1, False)):
         budget = {"budget.limit": str(limit), "budget.unit": "samples", "steps": "1000000"}
-        assert (tiles_of(records, **budget)["How far it came"].text == "") == finished
+        assert (tiles_of(records, **budget)["Progress"].text == "") == finished
     collapsed = [*records[:-1], records[-1] | {"ended": "the entropy fell", "collapse": "step 4: the entropy fell"}]
-    text = tiles_of(collapsed, steps="9")["How far it came"].text
+    text = tiles_of(collapsed, steps="9")["Progress"].text
     assert text == "The run ended early, after step 4: signs of collapse."
     assert "The run ended early after step 4: the entropy fell" in notes(run_of(collapsed))
 
@@ -162,19 +163,19 @@ def test_a_run_in_which_nothing_was_ever_solved(rng: np.random.Generator) -> Non
     zero = evaluated([0] * 5, 4, rng)
     record = fruitless_record(rng, 1) | {"evaluation": zero}
     made = tiles_of([{"step": 0, "evaluation": zero}, record], steps="9")
-    assert made["How far it came"].figures[0].value == "0 of 9"
-    text = made["How far it came"].text
-    assert text.startswith("The run ended early, at step 1: too few groups had both outcomes.")
-    assert text.endswith("no group had both correct and incorrect rollouts. No rollout was correct.")
-    assert made["What rose"].figures == made["What fell"].figures == ()
-    cost = made["What it cost"].figures
+    assert made["Progress"].figures[0].value == "0 of 9"
+    text = made["Progress"].text
+    assert text.startswith("The run ended early, at step 1: too few mixed groups.")
+    assert text.endswith("no group was mixed (correct and incorrect rollouts). No rollout was correct.")
+    assert made["Scores that rose"].figures == made["Scores that fell"].figures == ()
+    cost = made["Cost"].figures
     assert cost[1].value == f"{record['sampling']['samples']:,}"  # what looking in vain cost
-    assert made["What dynamic sampling dropped"].figures[0].details == ("100.0% of those sampled",)
+    assert made["Dropped by dynamic sampling"].figures[0].details == ("100.0% of those sampled",)
 
 
 def test_a_resumed_run_is_not_said_to_have_ended(rng: np.random.Generator) -> None:
     records = [{"step": 0}, *steps(rng, 1), fruitless_record(rng, 2), *steps(rng, 3)[2:]]
-    assert "ended early" not in tiles_of(records, steps="3")["How far it came"].text
+    assert "ended early" not in tiles_of(records, steps="3")["Progress"].text
     assert "The run ended early at step 2 and was resumed later: no group had both" in notes(run_of(records))
 
 
@@ -182,9 +183,9 @@ def test_what_was_dropped_adds_up_over_the_steps_that_count_it(rng: np.random.Ge
     records = steps(rng, 6)
     older = {name: value for name, value in records[0]["sampling"].items() if "dropped" not in name}
     records[0]["sampling"] = older
-    made = tiles_of(records)["What dynamic sampling dropped"]
+    made = tiles_of(records)["Dropped by dynamic sampling"]
     for figure, name in zip(made.figures, ("samples", "unique_tokens"), strict=True):
         lost, whole = (sum(r["sampling"][f"{name}{end}"] for r in records[1:]) for end in ("_dropped", ""))
         assert figure.value == f"{lost:,}"
         assert figure.details[0].startswith(f"{100 * lost / whole:.1f}% ")
-    assert "What dynamic sampling dropped" not in tiles_of(records[:1])
+    assert "Dropped by dynamic sampling" not in tiles_of(records[:1])

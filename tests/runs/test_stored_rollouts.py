@@ -11,7 +11,7 @@ from made_up_runs import Stored, random_step
 from brorl.errors import UserError
 from brorl.runs import stored_rollouts
 from brorl.runs.run_directory import RunDirectory
-from brorl.runs.stored_rollouts import read_groups, steps_in_words, stored_steps
+from brorl.runs.stored_rollouts import read_groups, step_list, stored_steps
 
 STEP = 7
 
@@ -27,7 +27,7 @@ def stored(tmp_path: Path, rng: np.random.Generator) -> Stored:
 def test_groups_come_back_as_they_were(
     tmp_path: Path, stored: Stored, rows_at_a_time: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_rollouts, "_ROWS_AT_A_TIME", rows_at_a_time)
+    monkeypatch.setattr(stored_rollouts, "_ROWS_PER_BATCH", rows_at_a_time)
     groups = list(read_groups(tmp_path, STEP))
     assert len(groups) == len(stored.groups)
     assert groups[1].prompt_id == groups[2].prompt_id  # two groups of one prompt, one after the other, stay two
@@ -108,7 +108,7 @@ def test_a_damaged_table_is_refused(tmp_path: Path, rng: np.random.Generator, ha
 def test_a_torn_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "rollouts" / f"step-{STEP:06d}.parquet"
     file.write_bytes(file.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"does not hold rollouts") as error:
+    with pytest.raises(UserError, match=r"does not hold the rollouts of a run") as error:
         list(read_groups(tmp_path, STEP))
     assert "\n" not in str(error.value)
 
@@ -124,5 +124,5 @@ def test_a_torn_file_is_refused(tmp_path: Path) -> None:
         ([*range(0, 60, 2), 61, 70], "steps 0, 2, 4, 6, 8, 10, ..., 58, 61, 70"),
     ],
 )
-def test_steps_in_words(steps: list[int], words: str) -> None:
-    assert steps_in_words(steps) == words
+def test_step_list(steps: list[int], words: str) -> None:
+    assert step_list(steps) == words

@@ -235,18 +235,17 @@ def _hints(config: TrainConfig, path: Path, ending: Ending, is_new: bool) -> lis
 
 
 def _write_report(path: Path) -> str:
-    from brorl.report.page.report_file import REPORT, write_report
+    from brorl.report.page.file import write_report
 
     try:
-        write_report([path], path / REPORT)
+        return f"charts and rollouts: open {write_report([path]).path} in a browser"
     except UserError as error:  # the run itself is complete
         return f"no report: {error}"
-    return f"charts and rollouts: open {path / REPORT} in a browser"
 
 
 def _examples(config: TrainConfig, result: TrainingResult) -> list[str]:
     """Return responses of the last step, if none was correct."""
-    from brorl.report.unsolved import unsolved_examples
+    from brorl.report.samples import unsolved_examples
 
     last = result.metrics[-1]
     if config.store_rollouts_every:

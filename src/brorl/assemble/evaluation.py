@@ -1,8 +1,8 @@
 """An evaluation from its settings: prompts of named benchmarks, files and puzzles, verifiers, engine.
 
-In: a checked `TrainConfig`, the model, and the data sets as the user named them. Out: parts to evaluate and what
-answers and judges. What can be wrong is found in the order of its cost: the data's rows, the verifiers, the tokenizer
-and the prompts, the memory, the reference answers, and only then the model's weights are loaded.
+In: a checked `TrainConfig`, the model, and the data sets as the user named them. Out: batches of prompts, and the model
+with its verifiers. Cheap checks come first: the data's rows, the verifiers, the tokenizer and the prompts, the memory,
+the reference answers. The model's weights are loaded last.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from brorl.assemble.verification import build_pool, build_verifiers, check_refer
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
-from brorl.evaluation.responses import Part, split_into_parts
+from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.load import check_vocabulary, choose_device, load_model, load_tokenizer
 from brorl.model.memory_plan import MemoryLine, MemoryPlan, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
@@ -35,7 +35,7 @@ from brorl.sampling import SamplingParams
 from brorl.verify.domains.table import unreadable_references
 from brorl.verify.verifier import Verifier
 
-_PART_TOKENS, _LEAST_PROMPTS, _MOST_PROMPTS = 2**19, 8, 64  # of a part
+_BATCH_TOKENS, _LEAST_PROMPTS, _MOST_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context
 _VALUES_OF_A_TENSOR = 65_536
 
@@ -44,21 +44,19 @@ class ReadyEvaluation(NamedTuple):
     """An evaluation before its model is loaded.
 
     Attributes:
-        request: What was asked for.
-        source: What the model is loaded from.
-        tokenizer: Its tokenizer.
-        parts: What is to be done.
+        request: The model, the data and the settings.
+        tokenizer: Tokenizer of the model.
+        batches: All prompts, in batches.
         verifiers: Verifier of each domain.
-        sampling: How responses are drawn.
-        settings: All that decides the responses but the weights, as JSON takes it.
+        sampling: Sampling parameters.
+        settings: Everything except the weights that decides the responses and verdicts, as JSON values.
         unreadable: Ids of questions whose reference answer math-verify cannot read, by data set.
-        notes: What a person should know.
+        notes: Lines for the user.
     """
 
     request: Request
-    source: str
     tokenizer: PreTrainedTokenizerBase
-    parts: list[Part]
+    batches: list[PromptBatch]
     verifiers: Mapping[str, Verifier]
     sampling: SamplingParams
     settings: dict[str, Any]
@@ -70,7 +68,7 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     """Read, check and encode the data, and check the memory.
 
     Raises:
-        UserError: On the first thing that is wrong.
+        UserError: On the first problem.
     """
     config = request.config
     if config.engine.threads:
@@ -79,7 +77,7 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
     questions = [question for one in sets for question in one.questions]
-    config = _without_strange_domains(config, {question.domain for question in questions})
+    config = _without_other_domains(config, {question.domain for question in questions})
     verifiers = build_verifiers(config, {question.domain for question in questions}, build_pool(config))
     tokenizer = load_tokenizer(config.model, config.sampling.end_token)
     prompts_of, notes = _render(sets, request, tokenizer)
@@ -98,9 +96,8 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     settings = _settings(config, sets, prompts_of, sampling, device)
     return ReadyEvaluation(
         request=request,
-        source=config.model,
         tokenizer=tokenizer,
-        parts=split_into_parts(prompts_of, settings["prompts_per_part"], config.seed),
+        batches=split_into_batches(prompts_of, settings["prompts_per_part"], config.seed),
         verifiers=verifiers,
         sampling=sampling,
         settings=settings,
@@ -114,20 +111,20 @@ def load_evaluated_model(ready: ReadyEvaluation, observe: Observe = unobserved) 
 
     Args:
         ready: The evaluation.
-        observe: Gets what the engine and the respondent report while they work.
+        observe: Called with the progress of the engine and the evaluation.
 
     Returns:
-        What answers and what judges, and a fingerprint of the model's weights.
+        The model with its verifiers, and a fingerprint of its weights.
 
     Raises:
-        UserError: If it cannot be loaded.
+        UserError: If the model cannot be loaded.
     """
     config = ready.request.config
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
-    model = load_model(ready.source, choose_device(config.device), dtype)
-    check_vocabulary(ready.source, model, ready.tokenizer)
-    engine = build_engine(config, ready.source, model, ready.tokenizer, observe)
-    respondent = EvaluatedModel(
+    model = load_model(config.model, choose_device(config.device), dtype)
+    check_vocabulary(config.model, model, ready.tokenizer)
+    engine = build_engine(config, config.model, model, ready.tokenizer, observe)
+    evaluated = EvaluatedModel(
         engine,
         ready.sampling,
         config.evaluation.num_samples,
@@ -136,16 +133,16 @@ def load_evaluated_model(ready: ReadyEvaluation, observe: Observe = unobserved) 
         accept_truncated=config.rewards.stop_properly > 0,  # as in training
         observe=observe,
     )
-    return respondent, weights_fingerprint(model)
+    return evaluated, weights_fingerprint(model)
 
 
-def prompts_per_part(num_samples: int, max_new_tokens: int) -> int:
-    """Return how many prompts are sampled and stored together: few where that may take long, many where it cannot."""
-    return min(_MOST_PROMPTS, max(_LEAST_PROMPTS, _PART_TOKENS // (num_samples * max_new_tokens)))
+def prompts_per_batch(num_samples: int, max_new_tokens: int) -> int:
+    """Return the number of prompts in a batch: fewer if their responses may be long, so that less work can be lost."""
+    return min(_MOST_PROMPTS, max(_LEAST_PROMPTS, _BATCH_TOKENS // (num_samples * max_new_tokens)))
 
 
 def weights_fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of a model's weights: of each tensor its name, its shape, and up to 65,536 evenly spread values."""
+    """Return a hash of the name, the shape and up to 65,536 evenly spaced values of each tensor."""
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)
@@ -154,8 +151,8 @@ def weights_fingerprint(model: PreTrainedModel) -> str:
     return digest.hexdigest()
 
 
-def _without_strange_domains(config: TrainConfig, domains: set[str]) -> TrainConfig:
-    """Drop what a run says of domains that do not occur here; as settings of training they would be mistakes."""
+def _without_other_domains(config: TrainConfig, domains: set[str]) -> TrainConfig:
+    """Drop a run's settings for other domains, which `build_verifiers` would reject."""
     functions = {name: path for name, path in config.verification.functions.items() if name in domains}
     return config.model_copy(
         update={
@@ -168,7 +165,7 @@ def _without_strange_domains(config: TrainConfig, domains: set[str]) -> TrainCon
 def _render(
     sets: Sequence[QuestionSet], request: Request, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, list[Prompt]], list[str]]:
-    """Turn questions into prompts by data set, and say what was left out or added."""
+    """Turn questions into prompts by data set; return lines about dropped prompts and added instructions too."""
     prompts_of: dict[str, list[Prompt]] = {}
     notes: list[str] = []
     longest = request.config.data.max_prompt_tokens
@@ -191,7 +188,7 @@ def _render(
 def _response_limit(
     request: Request, prompts_of: Mapping[str, Sequence[Prompt]], model_config: PreTrainedConfig
 ) -> int:
-    """Return how many tokens a response may have: as asked for, as in the run, or what fits, as the paper at most."""
+    """Return the length limit of a response: the given one, the run's, or the model's, at most the paper's."""
     config = request.config
     if config.evaluation.max_new_tokens:
         return config.evaluation.max_new_tokens
@@ -207,10 +204,10 @@ def _response_limit(
 def _check_memory(
     config: TrainConfig, model_config: PreTrainedConfig, prompts_of: Mapping[str, Sequence[Prompt]], limit: int
 ) -> None:
-    """Refuse an evaluation whose weights and responses do not fit into memory."""
+    """Reject an evaluation whose weights and responses do not fit into memory."""
     device = choose_device(config.device)
     samples = config.evaluation.num_samples
-    largest = min(prompts_per_part(samples, limit), max(map(len, prompts_of.values())))
+    largest = min(prompts_per_batch(samples, limit), max(map(len, prompts_of.values())))
     training = plan_memory(
         model_config,
         dtype=config.dtype,
@@ -232,7 +229,7 @@ def _check_memory(
 
 
 def _check_references(sets: Sequence[QuestionSet], verifiers: Mapping[str, Verifier]) -> dict[str, list[str]]:
-    """Refuse unreadable reference answers of the user's own data; of a published benchmark, return their questions."""
+    """Reject unreadable reference answers in the user's own data; return the ids of those in published benchmarks."""
     own = [question for one in sets if not one.published for question in one.questions]
     check_references(verifiers, own)
     unreadable: dict[str, list[str]] = {}
@@ -249,7 +246,7 @@ def _settings(
     sampling: SamplingParams,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Return all that decides the responses and their verdicts, but the weights."""
+    """Return everything except the weights that decides the responses and verdicts."""
     verification = config.verification
     return {
         "checkpoint": config.model,
@@ -261,7 +258,7 @@ def _settings(
         "end_token": config.sampling.end_token,
         "dtype": config.dtype,
         "device": device.type,
-        "prompts_per_part": prompts_per_part(config.evaluation.num_samples, sampling.max_new_tokens),
+        "prompts_per_part": prompts_per_batch(config.evaluation.num_samples, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
         "verification": {
             "timeout_s": verification.timeout_s,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Phase
-from brorl.cli.checkpoint import resolve_checkpoint
+from brorl.api.checkpoint import resolve_checkpoint
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError

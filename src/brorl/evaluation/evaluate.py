@@ -1,7 +1,7 @@
-"""Evaluates part after part: sample, verify, store.
+"""Evaluates prompts batch by batch: sample, verify, store.
 
-In: an engine, verifiers, and parts of which some may be done. Out: the counts of all prompts; every part that ends is
-told, with how far the evaluation is.
+In: a model with its verifiers, and batches of prompts, some of which may be stored already. Out: the counts of all
+prompts, and a progress report after every batch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from brorl.activity import Observe, Phase, unobserved
-from brorl.evaluation.responses import Part, ResponseStore, StoredPart
+from brorl.evaluation.responses import PromptBatch, ResponseStore, StoredBatch
 from brorl.evaluation.summary import count
+from brorl.format import duration
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.verify.grade import grade
@@ -21,16 +22,16 @@ from brorl.verify.verifier import Verifier
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """What answers and what judges.
+    """A model under evaluation, with the verifiers of its responses.
 
     Attributes:
         engine: Samples responses.
-        sampling: How they are drawn; independently, or pass@k would be biased.
+        sampling: Sampling parameters; the scheme is "iid", because pass@k needs independent responses.
         num_samples: Responses per prompt, n.
         verifiers: Verifier of each domain.
         decode: Token ids of a response to its text.
         accept_truncated: Verify truncated responses too, rather than count them as incorrect.
-        observe: Gets each phase when it begins.
+        observe: Called at the start of each phase.
 
     Raises:
         ValueError: If responses are not drawn independently.
@@ -48,78 +49,84 @@ class EvaluatedModel:
         if self.sampling.scheme != "iid":
             raise ValueError(f"pass@k needs independent responses, not sampling.scheme = {self.sampling.scheme}")
 
-    def do(self, part: Part, store: ResponseStore) -> StoredPart:
-        """Sample, verify and store a part."""
+    def evaluate(self, batch: PromptBatch, store: ResponseStore) -> StoredBatch:
+        """Sample, verify and store a batch."""
         started = perf_counter()
-        self.observe(Phase("generation", f"{len(part.prompts)} prompts of {part.data_set}"))
-        token_ids = [prompt.token_ids for prompt in part.prompts]
-        trees = self.engine.sample(token_ids, self.num_samples, self.sampling, part.seed)
+        self.observe(Phase("generation", f"{len(batch.prompts)} prompts of {batch.data_set}"))
+        token_ids = [prompt.token_ids for prompt in batch.prompts]
+        trees = self.engine.sample(token_ids, self.num_samples, self.sampling, batch.seed)
         self.observe(Phase("verification"))
-        verdicts = grade(part.prompts, trees, self.verifiers, self.decode, self.accept_truncated)
+        verdicts = grade(batch.prompts, trees, self.verifiers, self.decode, self.accept_truncated)
         texts = [[self.decode(response) for response, _ in tree.responses()] for tree in trees]
-        results = tuple(map(count, part.prompts, trees, verdicts))
-        done = StoredPart(results, perf_counter() - started)
-        store.write(part, trees, verdicts, texts, done)
-        return done
+        stored = StoredBatch(tuple(map(count, batch.prompts, trees, verdicts)), perf_counter() - started)
+        store.write(batch, trees, verdicts, texts, stored)
+        return stored
 
 
 @dataclass(frozen=True)
-class PartProgress:
-    """How far an evaluation is.
+class EvaluationProgress:
+    """Progress of an evaluation after a batch.
 
     Attributes:
-        data_set: The data set of the part that ended.
-        set_done: Its prompts that are done.
-        set_size: All of its prompts.
-        pass_at_1: Mean share of correct responses of those that are done.
-        tokens_per_second: Sampled tokens of the part per second.
-        seconds_left: Estimate from the prompts done since this process began.
+        data_set: Data set of the batch.
+        evaluated: Evaluated prompts of this data set.
+        num_prompts: All prompts of this data set.
+        pass_at_1: Mean share of correct responses over the evaluated prompts, 0 to 1.
+        tokens_per_second: Sampled tokens of the batch per second.
+        seconds_left: Time left for all data sets, estimated from the prompts that this process evaluated.
     """
 
     data_set: str
-    set_done: int
-    set_size: int
+    evaluated: int
+    num_prompts: int
     pass_at_1: float
     tokens_per_second: float
     seconds_left: float
 
+    @property
+    def line(self) -> str:
+        """The progress on one line."""
+        return (
+            f"{self.data_set}  {self.evaluated}/{self.num_prompts} prompts  pass@1 so far {self.pass_at_1:.3f}  "
+            f"{self.tokens_per_second:,.0f} tokens/s  ETA {duration(self.seconds_left)}"
+        )
 
-def evaluate_parts(
-    parts: Sequence[Part],
-    respondent: EvaluatedModel,
+
+def evaluate_batches(
+    batches: Sequence[PromptBatch],
+    model: EvaluatedModel,
     store: ResponseStore,
-    report: Callable[[PartProgress], None] = lambda _: None,
-) -> list[StoredPart]:
-    """Do all parts that are not done.
+    report: Callable[[EvaluationProgress], None] = lambda _: None,
+) -> list[StoredBatch]:
+    """Evaluate all batches that are not stored yet.
 
     Args:
-        parts: All parts.
-        respondent: What answers and what judges.
-        store: Where they are stored.
-        report: Told after each part.
+        batches: All batches, stored ones included.
+        model: The model under evaluation.
+        store: Where batches are read from and written to.
+        report: Called after each new batch.
 
     Returns:
-        What is known of every part, in order.
+        The stored counts of every batch, in order.
     """
-    found = {part.index: store.read(part) for part in parts}
-    sizes = {name: sum(len(p.prompts) for p in parts if p.data_set == name) for name in {p.data_set for p in parts}}
-    left = sum(len(part.prompts) for part in parts if found[part.index] is None)
+    found = [store.read(batch) for batch in batches]
+    left = sum(len(batch.prompts) for batch, stored in zip(batches, found, strict=True) if stored is None)
     started, new = perf_counter(), 0
-    for part in parts:
-        if found[part.index] is not None:
+    for i, batch in enumerate(batches):
+        if found[i] is not None:
             continue
-        stored = respondent.do(part, store)
-        found[part.index] = stored
-        new += len(part.prompts)
-        done = [r for p in parts if p.data_set == part.data_set and (f := found[p.index]) for r in f.results]
+        found[i] = stored = model.evaluate(batch, store)
+        new += len(batch.prompts)
+        same_set = [j for j, other in enumerate(batches) if other.data_set == batch.data_set]
+        results = [result for j in same_set if (one := found[j]) for result in one.results]
         report(
-            PartProgress(
-                data_set=part.data_set,
-                set_done=len(done),
-                set_size=sizes[part.data_set],
-                pass_at_1=sum(r.num_correct / r.num_samples for r in done) / len(done),
+            EvaluationProgress(
+                data_set=batch.data_set,
+                evaluated=len(results),
+                num_prompts=sum(len(batches[j].prompts) for j in same_set),
+                pass_at_1=sum(r.num_correct / r.num_samples for r in results) / len(results),
                 tokens_per_second=sum(r.sampled_tokens for r in stored.results) / max(stored.seconds, 1e-9),
                 seconds_left=(perf_counter() - started) / new * (left - new),
             )
         )
-    return [one for one in found.values() if one is not None]
+    return [one for one in found if one is not None]

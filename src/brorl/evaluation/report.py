@@ -1,104 +1,132 @@
-"""An evaluation for people and for programs: tables, lines of progress, JSON.
+"""The result of an evaluation, as tables, lines and JSON.
 
-In: the results of an evaluation and what it was made with. Out: rich tables, lines of text, a dictionary. Nothing is
-computed here but ratios of what is in the results.
+In: the counts of every prompt, their summary, and the settings. Out: tables, lines of text, a dictionary. This module
+computes nothing but ratios of these numbers.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
+from rich.console import Group
 
-from brorl.evaluation.evaluate import PartProgress
-from brorl.evaluation.pass_at_k import Estimate
 from brorl.evaluation.summary import EvaluationSummary, PromptResult, Summary
-from brorl.format import duration
+from brorl.format import interval
+from brorl.table import Table
 
-_MADE_WITH = ("processor", "cuda", "platform", "threads", "python", "packages")  # of a sitting
+_ENVIRONMENT = ("processor", "cuda", "platform", "threads", "python", "packages")  # of a session
 
 
 @dataclass(frozen=True)
-class EvaluationReport:
-    """An evaluation with what belongs beside it.
+class EvaluationResult:
+    """The result of an evaluation.
 
     Attributes:
-        summary: Its results.
-        results: The counts of every prompt.
-        settings: What decided the responses.
+        path: Folder with `evaluation.json` and every response.
+        summary: pass@k with 95% intervals, and totals: over all prompts, by data set, by domain.
+        prompts: The counts of every prompt.
+        settings: Everything that decides the responses.
         unreadable: Ids of questions whose reference answer the verifier cannot read, by data set.
-        sittings: Versions, machine and command of each sitting in which something was sampled.
+        sessions: Versions, machine and command of each process that sampled.
+        differences: How the settings differ from those of the run's own evaluations, and the command that repeats
+            them; empty if they do not differ, or the model is not from a run.
     """
 
+    path: Path
     summary: EvaluationSummary
-    results: Sequence[PromptResult]
+    prompts: Sequence[PromptResult]
     settings: Mapping[str, Any]
     unreadable: Mapping[str, Sequence[str]]
-    sittings: Sequence[Mapping[str, Any]]
+    sessions: Sequence[Mapping[str, Any]]
+    differences: Sequence[str] = ()
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """pass@k, and the number, length and cost of the responses."""
+        return pass_table(self), response_table(self)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Remarks, the files, and the differences from the run's own evaluations."""
+        written = f"written: {self.path / 'evaluation.json'}; every response: {self.path / 'responses'}"
+        return (*(f"- {remark}" for remark in remarks(self)), f"\n{written}", *self.differences)
+
+    def __rich__(self) -> Group:
+        from rich.text import Text
+
+        return Group(*(part for table in self.tables for part in ("", table)), *map(Text, self.lines))
+
+    def _repr_html_(self) -> str:
+        lines = "<br>".join(html.escape(line.strip()) for line in self.lines)
+        return "".join(table._repr_html_() for table in self.tables) + f"<p>{lines}</p>"
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        summary = self.summary
+        return {
+            "settings": dict(self.settings),
+            "overall": asdict(summary.overall),
+            "by_data_set": {name: asdict(one) for name, one in summary.by_data_set.items()},
+            "by_domain": {name: asdict(one) for name, one in summary.by_domain.items()},
+            "unreadable_references": {name: list(ids) for name, ids in self.unreadable.items()},
+            "prompts": [asdict(result) for result in self.prompts],
+            "sittings": [dict(session) for session in self.sessions],
+        }
 
 
-def progress_line(progress: PartProgress) -> str:
-    """Return how far an evaluation is, on one line."""
-    done = f"{progress.set_done}/{progress.set_size} prompts"
-    return (
-        f"{progress.data_set}  {done}  pass@1 so far {progress.pass_at_1:.3f}  "
-        f"{progress.tokens_per_second:,.0f} tokens/s  ETA {duration(progress.seconds_left)}"
+def pass_table(result: EvaluationResult) -> Table:
+    """Return the table of pass@k by data set, by domain if there are several, and over all prompts."""
+    overall = result.summary.overall
+    ks = shown_ks(list(overall.pass_at))
+    return Table(
+        f"pass@k from n = {overall.num_samples:,}: mean over prompts [95% interval]",
+        ("data set", *(f"pass@{k}" for k in ks)),
+        tuple((name, *(interval(one.pass_at[k], end_digits=2) for k in ks)) for name, one in _rows(result.summary)),
     )
 
 
-def pass_table(report: EvaluationReport) -> Table:
-    """Make the table of pass@k by data set, by domain if there are several, and over all prompts."""
-    overall = report.summary.overall
-    ks = shown_ks(list(overall.pass_at))
-    title = f"pass@k from n = {overall.num_samples:,}: mean over prompts [95% interval]"
-    table = _table(title, "data set", "prompts", *(f"pass@{k}" for k in ks))
-    for name, summary in _rows(report.summary):
-        values = (_interval(summary.pass_at[k]) for k in ks)
-        table.add_row(escape(name), f"{summary.num_prompts:,}", *values)
-    return table
+def response_table(result: EvaluationResult) -> Table:
+    """Return the table of the number, length and cost of the responses."""
+    return Table(
+        "Responses",
+        ("data set", "solved", "tokens\neach", "cut off", "tokens", "computed", "seconds"),
+        tuple(
+            (
+                name,
+                f"{one.solved:,}/{one.num_prompts:,}",
+                f"{one.tokens_per_response:,.1f}",
+                f"{one.truncated_share:.1%}",
+                f"{one.sampled_tokens:,}",
+                f"{one.unique_tokens / one.sampled_tokens:.1%}",
+                "" if one.seconds is None else f"{one.seconds:,.1f}",
+            )
+            for name, one in _rows(result.summary)
+        ),
+    )
 
 
-def response_table(report: EvaluationReport) -> Table:
-    """Make the table of what the responses were like and what they cost."""
-    table = _table("Responses", "data set", "solved", "tokens each", "cut off", "tokens", "computed", "seconds")
-    for name, summary in _rows(report.summary):
-        table.add_row(
-            escape(name),
-            f"{summary.solved:,}/{summary.num_prompts:,}",
-            f"{summary.tokens_per_response:,.1f}",
-            f"{summary.truncated_share:.1%}",
-            f"{summary.sampled_tokens:,}",
-            f"{summary.unique_tokens / summary.sampled_tokens:.1%}",
-            "" if summary.seconds is None else f"{summary.seconds:,.1f}",
-        )
-    return table
-
-
-def remarks(report: EvaluationReport) -> list[str]:
-    """Say what a reader of the numbers should know."""
-    overall = report.summary.overall
+def remarks(result: EvaluationResult) -> list[str]:
+    """Return warnings about the numbers: failed verifications, truncated responses, sessions on different machines."""
+    overall, sessions = result.summary.overall, result.sessions
     lines = []
-    lost, failed = overall.verifier_timeouts, overall.verifier_failures
-    if lost or failed:
+    if overall.verifier_timeouts or overall.verifier_failures:
         lines.append(
-            f"{lost:,} of {overall.num_distinct:,} verifications timed out and {failed:,} failed; they count as "
-            "incorrect"
+            f"{overall.verifier_timeouts:,} of {overall.num_distinct:,} verifications timed out and "
+            f"{overall.verifier_failures:,} failed; they count as incorrect"
         )
     if overall.truncated_share > 0.05:
         lines.append(
-            f"{overall.truncated_share:.0%} of the responses were cut at {report.settings['max_new_tokens']:,} tokens; "
-            "a higher --max-new-tokens may find more of them correct"
+            f"{overall.truncated_share:.0%} of the responses were cut at {result.settings['max_new_tokens']:,} tokens; "
+            "with a higher --max-new-tokens, more of them may be correct"
         )
-    sittings = report.sittings
-    differing = [name for name in _MADE_WITH if any(s.get(name) != sittings[0].get(name) for s in sittings)]
-    if differing:
+    if differing := [name for name in _ENVIRONMENT if any(s.get(name) != sessions[0].get(name) for s in sessions)]:
         lines.append(
-            f"its {len(sittings)} sittings differ in {', '.join(differing)}: the seconds are a mixture, and the "
-            "responses need not be those of one sitting; sittings.json tells which parts are whose"
+            f"the {len(sessions)} sessions differ in {', '.join(differing)}: the seconds are a mixture, and the "
+            "responses may differ from those of one session; sittings.json lists the sessions"
         )
     return lines
 
@@ -109,35 +137,9 @@ def shown_ks(ks: Sequence[int]) -> list[int]:
     return ordered if len(ordered) <= 3 else [ordered[0], ordered[len(ordered) // 2], ordered[-1]]
 
 
-def evaluation_record(report: EvaluationReport) -> dict[str, Any]:
-    """Return everything as JSON can hold it."""
-    summary = report.summary
-    return {
-        "settings": dict(report.settings),
-        "overall": asdict(summary.overall),
-        "by_data_set": {name: asdict(one) for name, one in summary.by_data_set.items()},
-        "by_domain": {name: asdict(one) for name, one in summary.by_domain.items()},
-        "unreadable_references": {name: list(ids) for name, ids in report.unreadable.items()},
-        "prompts": [asdict(result) for result in report.results],
-        "sittings": [dict(sitting) for sitting in report.sittings],
-    }
-
-
 def _rows(summary: EvaluationSummary) -> Iterator[tuple[str, Summary]]:
     yield from summary.by_data_set.items()
     if len(summary.by_domain) > 1:
         yield from ((f"domain {name}", one) for name, one in summary.by_domain.items())
     if len(summary.by_data_set) > 1:
         yield "all prompts", summary.overall
-
-
-def _table(title: str, first: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column(first, overflow="fold")
-    for column in columns:
-        table.add_column(f" {column}", justify="right", no_wrap=True)
-    return table
-
-
-def _interval(estimate: Estimate) -> str:
-    return escape(f"{estimate.value:.3f} [{estimate.low:.2f}, {estimate.high:.2f}]")

@@ -1,16 +1,16 @@
-"""The responses of an evaluation on disk: in parts, so that an evaluation can be interrupted at any instant and go on.
+"""The responses of an evaluation on disk, in batches of prompts. An interrupted evaluation can be continued.
 
-In: parts, each some prompts of one data set with the seed of their sampling, and the trees and verdicts of a part. Out:
-one Parquet file a part, one row a distinct response, and the counts of its prompts in the file's metadata. A file has
-its name only when it is complete, and what is sampled depends on the part alone: parts that are done are never done
-again, and an evaluation that went on is the one that was never interrupted. A folder that holds another evaluation is
-refused.
+In: batches of prompts of one data set, each with a seed, and the trees and verdicts of a batch. Out: one Parquet file
+per batch (`part-*.parquet`), one row per distinct response, with the counts of the prompts in the file's metadata. A
+file gets its name when it is complete, and the responses of a batch depend on the batch alone. So a stored batch is
+never sampled again, and a continued evaluation equals an uninterrupted one. Folders that hold another evaluation or
+other files are rejected.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -23,12 +23,12 @@ from pyarrow import parquet
 from brorl.errors import UserError, first_line
 from brorl.evaluation.summary import PromptResult
 from brorl.prompts.prompt import Prompt
-from brorl.storage import replace_file, storage_errors
+from brorl.storage import dotted, replace_file, storage_errors
 from brorl.tree import RolloutTree
 from brorl.verify.verifier import Verdict
 
 _METADATA = b"brorl"
-_GO_ON = "give the same command again"
+_RERUN = "rerun the command"
 SCHEMA = pa.schema([
     ("data_set", pa.string()), ("prompt_id", pa.string()), ("domain", pa.string()), ("prompt", pa.string()),
     ("reference", pa.string()), ("response", pa.string()), ("token_ids", pa.list_(pa.int32())),
@@ -39,14 +39,14 @@ SCHEMA = pa.schema([
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some prompts of one data set, sampled by one call of the engine.
+class PromptBatch:
+    """Prompts of one data set that one call of the engine samples.
 
     Attributes:
-        index: Number of the part, from 0 on.
+        index: Number of the batch, from 0.
         data_set: The data set.
         prompts: Its prompts.
-        seed: Seed of the sampling; it depends on the evaluation's seed, the data set and the place in it alone.
+        seed: Seed of the sampling. It depends on the evaluation's seed, the data set and the place in it alone.
     """
 
     index: int
@@ -56,36 +56,36 @@ class Part:
 
 
 @dataclass(frozen=True)
-class StoredPart:
-    """What is known of a part that is done.
+class StoredBatch:
+    """The counts of an evaluated batch.
 
     Attributes:
         results: The counts of its prompts.
-        seconds: What sampling, verifying and storing them took.
+        seconds: Time of sampling, verifying and storing.
     """
 
     results: tuple[PromptResult, ...]
     seconds: float
 
 
-def split_into_parts(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[Part]:
-    """Split data sets into parts.
+def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[PromptBatch]:
+    """Split data sets into batches.
 
     Args:
         prompts_of: Prompts of each data set.
-        size: Prompts per part, 1 or more; the last part of a data set may have fewer.
+        size: Prompts per batch, at least 1. The last batch of a data set may have fewer.
         seed: Seed of the evaluation.
 
     Returns:
-        All parts. The first parts of a data set are the same whatever follows them, and whatever other sets there are.
+        All batches. A batch does not depend on later prompts of its data set, nor on other data sets.
     """
-    parts: list[Part] = []
+    batches: list[PromptBatch] = []
     for name, prompts in prompts_of.items():
         for number, start in enumerate(range(0, len(prompts), size)):
             digest = blake2b(f"evaluation {seed}, part {number} of {name}".encode(), digest_size=8).digest()
             chosen = tuple(prompts[start : start + size])
-            parts.append(Part(len(parts), name, chosen, int.from_bytes(digest, "little")))
-    return parts
+            batches.append(PromptBatch(len(batches), name, chosen, int.from_bytes(digest, "little")))
+    return batches
 
 
 @dataclass(frozen=True)
@@ -93,35 +93,35 @@ class ResponseStore:
     """The folder of an evaluation.
 
     Attributes:
-        path: The folder; it exists.
+        path: The folder. It exists.
     """
 
     path: Path
 
     @property
     def settings_file(self) -> Path:
-        """What was evaluated, and how."""
+        """The settings of the evaluation."""
         return self.path / "settings.json"
 
     @property
-    def sittings_file(self) -> Path:
-        """What each sitting was made with."""
+    def sessions_file(self) -> Path:
+        """Versions, machine and command of each process that sampled."""
         return self.path / "sittings.json"
 
     @property
     def responses(self) -> Path:
-        """One Parquet file a part."""
+        """Folder of one Parquet file per batch."""
         return self.path / "responses"
 
-    def check(self, settings: Mapping[str, Any], whole: bool = False) -> None:
-        """Refuse a folder that holds something else.
+    def check(self, settings: Mapping[str, Any], complete: bool = False) -> None:
+        """Check that the folder is empty or holds an evaluation with these settings.
 
         Args:
-            settings: What decides the responses, or some of it, as JSON takes it.
-            whole: Whether it is all of it.
+            settings: Settings that decide the responses, as JSON values.
+            complete: Whether these are all settings. Otherwise the folder may have more.
 
         Raises:
-            UserError: If the folder is of another evaluation, naming the first difference, or of something else.
+            UserError: If the folder holds another evaluation, with the first difference, or other files.
         """
         if not self.settings_file.is_file():
             others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith(".") and p.name != "env.json")
@@ -131,73 +131,67 @@ class ResponseStore:
                     "folder"
                 )
             return
-        try:
-            stored = dict(_flat(json.loads(self.settings_file.read_text("utf-8"))))
-        except ValueError as error:
-            raise UserError(f"{self.settings_file} is damaged ({error}); choose another --output-dir") from error
-        wanted = dict(_flat(json.loads(json.dumps(settings))))
-        for name in (*wanted, *(stored if whole else ())):
-            its, ours = stored.get(name), wanted.get(name)
-            if its != ours:
+        stored = dict(dotted(_read_json(self.settings_file, "choose another --output-dir")))
+        wanted = dict(dotted(json.loads(json.dumps(settings))))
+        for name in (*wanted, *(stored if complete else ())):
+            old, new = stored.get(name), wanted.get(name)
+            if old != new:
                 raise UserError(
-                    f"--output-dir {self.path} holds another evaluation: its {name} is {_short(its)}, this command's "
-                    f"is {_short(ours)}; choose another folder, or give its settings to go on with it"
+                    f"--output-dir {self.path} holds another evaluation: {name} is {_short(old)} there and "
+                    f"{_short(new)} here; choose another folder, or use the settings of that evaluation to continue it"
                 )
 
     def begin(self, settings: Mapping[str, Any]) -> None:
-        """Write down what is evaluated, unless the folder says it already, and remove what a kill left half written.
+        """Store the settings, unless they are stored already, and remove the temporary files of a killed process.
 
         Raises:
-            UserError: If the folder holds something else.
-            StorageError: If the disk does not take it.
+            UserError: If the folder holds another evaluation or other files.
+            StorageError: If a file cannot be written.
         """
-        self.check(settings, whole=True)
-        with storage_errors(self.settings_file, _GO_ON):
+        self.check(settings, complete=True)
+        with storage_errors(self.settings_file, _RERUN):
             for left in (*self.path.glob(".*.tmp"), *self.responses.glob(".*.tmp")):
                 left.unlink()
             if not self.settings_file.is_file():
                 replace_file(self.settings_file, json.dumps(settings, indent=2).encode())
-            self.responses.mkdir(exist_ok=True)  # after the settings, without which the folder would be refused
+            self.responses.mkdir(exist_ok=True)  # after the settings: `check` rejects a folder without them
 
-    def add_sitting(self, made_with: Mapping[str, Any]) -> None:
-        """Write down, before its first part, what a sitting is made with: an evaluation may go on on another machine.
+    def add_session(self, environment: Mapping[str, Any]) -> None:
+        """Store the environment of this process before its first batch: another machine may continue an evaluation.
 
         Args:
-            made_with: Versions, machine and command, as JSON takes them.
+            environment: Versions, machine and command, as JSON values.
 
         Raises:
-            UserError: If what is written of earlier sittings is damaged.
-            StorageError: If the disk does not take it.
+            UserError: If the file is damaged.
+            StorageError: If the file cannot be written.
         """
-        sittings = [*self.sittings(), dict(made_with)]
-        with storage_errors(self.sittings_file, _GO_ON):
-            replace_file(self.sittings_file, json.dumps(sittings, indent=2).encode())
+        sessions = [*self.sessions(), dict(environment)]
+        with storage_errors(self.sessions_file, _RERUN):
+            replace_file(self.sessions_file, json.dumps(sessions, indent=2).encode())
 
-    def sittings(self) -> list[dict[str, Any]]:
-        """Return what each sitting so far was made with, in their order.
+    def sessions(self) -> list[dict[str, Any]]:
+        """Return the environment of each process that sampled, in order.
 
         Raises:
             UserError: If the file is damaged.
         """
-        if not self.sittings_file.is_file():
+        if not self.sessions_file.is_file():
             return []
-        try:
-            sittings: list[dict[str, Any]] = json.loads(self.sittings_file.read_text("utf-8"))
-        except ValueError as error:
-            raise UserError(f"{self.sittings_file} is damaged ({error}); delete it, then {_GO_ON}") from error
-        return sittings
+        sessions: list[dict[str, Any]] = _read_json(self.sessions_file, f"delete it and {_RERUN}")
+        return sessions
 
-    def file_of(self, part: Part) -> Path:
-        """Return the file of a part."""
-        return self.responses / f"part-{part.index:05d}.parquet"
+    def file_of(self, batch: PromptBatch) -> Path:
+        """Return the file of a batch."""
+        return self.responses / f"part-{batch.index:05d}.parquet"
 
-    def read(self, part: Part) -> StoredPart | None:
-        """Return what is known of a part, None if it is not done.
+    def read(self, batch: PromptBatch) -> StoredBatch | None:
+        """Return the counts of a batch; None if it is not stored.
 
         Raises:
-            UserError: If its file is damaged or of other prompts.
+            UserError: If its file is damaged or holds other prompts.
         """
-        file = self.file_of(part)
+        file = self.file_of(batch)
         if not file.is_file():
             return None
         try:
@@ -205,51 +199,54 @@ class ResponseStore:
             results = tuple(PromptResult(**result) for result in metadata["results"])
             seconds = float(metadata["seconds"])
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{file} is damaged ({first_line(error)}); delete it, then {_GO_ON}") from error
-        if [r.prompt_id for r in results] != [p.id for p in part.prompts]:
-            raise UserError(f"{file} holds other prompts than part {part.index}; delete it, then {_GO_ON}")
-        return StoredPart(results, seconds)
+            raise UserError(f"{file} is damaged ({first_line(error)}); delete it and {_RERUN}") from error
+        if [r.prompt_id for r in results] != [p.id for p in batch.prompts]:
+            raise UserError(f"{file} holds other prompts than those of batch {batch.index}; delete it and {_RERUN}")
+        return StoredBatch(results, seconds)
 
     def write(
         self,
-        part: Part,
+        batch: PromptBatch,
         trees: Sequence[RolloutTree],
         verdicts: Sequence[Sequence[Verdict]],
         texts: Sequence[Sequence[str]],
-        done: StoredPart,
+        stored: StoredBatch,
     ) -> None:
-        """Store a part; it is on disk when this returns.
+        """Store a batch. It is on disk when this returns.
 
         Args:
-            part: The part.
+            batch: The batch, P prompts.
             trees: The tree of each prompt.
             verdicts: For each prompt the verdict of each distinct response.
             texts: For each prompt the text of each distinct response.
-            done: Its counts and its time.
+            stored: Its counts and its time.
 
         Raises:
-            StorageError: If the disk does not take it.
+            StorageError: If the file cannot be written.
         """
-        table = _table(part, trees, verdicts, texts)
-        metadata = {"results": [asdict(result) for result in done.results], "seconds": done.seconds}
+        metadata = {"results": [asdict(result) for result in stored.results], "seconds": stored.seconds}
+        table = _table(batch, trees, verdicts, texts)
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
-        file = self.file_of(part)
-        with storage_errors(file, _GO_ON):
+        file = self.file_of(batch)
+        with storage_errors(file, _RERUN):
             sink = pa.BufferOutputStream()
             parquet.write_table(table, sink, compression="zstd")
             replace_file(file, sink.getvalue().to_pybytes())
 
 
 def _table(
-    part: Part, trees: Sequence[RolloutTree], verdicts: Sequence[Sequence[Verdict]], texts: Sequence[Sequence[str]]
+    batch: PromptBatch,
+    trees: Sequence[RolloutTree],
+    verdicts: Sequence[Sequence[Verdict]],
+    texts: Sequence[Sequence[str]],
 ) -> pa.Table:
-    """Return one row a distinct response; long lists of tokens never become Python objects."""
+    """Return one row per distinct response. Lists of tokens stay arrays, which takes less memory."""
     columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    for prompt, tree, verdicts_L, text_L in zip(part.prompts, trees, verdicts, texts, strict=True):
+    for prompt, tree, verdicts_L, text_L in zip(batch.prompts, trees, verdicts, texts, strict=True):
         for i, (verdict, text) in enumerate(zip(verdicts_L, text_L, strict=True)):
             path = tree.path(int(tree.leaf[i]))
             row = (
-                part.data_set, prompt.id, prompt.domain, prompt.text, prompt.reference, text, tree.token[path],
+                batch.data_set, prompt.id, prompt.domain, prompt.text, prompt.reference, text, tree.token[path],
                 tree.logprob[path], int(tree.leaf_count[i]), tree.num_rollouts, bool(tree.finished[i]),
                 verdict.correct, verdict.score, verdict.extracted, verdict.reason,
             )  # fmt: skip
@@ -269,15 +266,13 @@ def _lists(values: Sequence[np.ndarray[Any, Any]], kind: pa.ListType) -> pa.List
     return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values), kind.value_type))
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted names and the values of nested settings; an empty group is a value."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _flat(item, f"{name}.{key}" if name else key)
-    else:
-        yield name, value
+def _read_json(file: Path, advice: str) -> Any:
+    try:
+        return json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is damaged ({error}); {advice}") from error
 
 
 def _short(value: Any) -> str:
-    text = "nothing" if value is None else repr(value)
+    text = "not set" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,7 +1,7 @@
 """Results of an evaluation: by data set, by domain and over all prompts, with 95% intervals.
 
-In: for every prompt, how many of its n responses were correct, and what they cost. Out: pass@k as means over prompts,
-each prompt counted once whatever data set it is from, and totals. It estimates nothing where there is no prompt.
+In: for every prompt, the number of correct responses among its n responses, and their cost. Out: pass@k as means over
+prompts, each prompt counted once, and totals.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from brorl.verify.verifier import TIMEOUT, Verdict, is_failure
 
 @dataclass(frozen=True)
 class PromptResult:
-    """What the n responses to one prompt came to.
+    """Counts over the n responses to one prompt.
 
     Attributes:
-        prompt_id: The prompt.
-        data_set: The data set that it is from.
-        domain: Which verifier judged the responses.
-        num_samples: Responses n, duplicates counted.
-        num_correct: Correct ones among them.
-        num_truncated: Those that were cut.
-        num_distinct: Distinct responses, which are verified once each.
+        prompt_id: Name of the prompt.
+        data_set: Its data set.
+        domain: Its domain, which decides the verifier.
+        num_samples: Responses, duplicates included, n.
+        num_correct: Correct responses, 0 to n.
+        num_truncated: Truncated responses, 0 to n.
+        num_distinct: Distinct responses. Each is verified once.
         sampled_tokens: Tokens of all responses.
-        unique_tokens: Tokens that were computed.
-        verifier_timeouts: Distinct responses whose verification took too long; they count as incorrect.
-        verifier_failures: Distinct responses whose verification failed otherwise; they count as incorrect.
+        unique_tokens: Tokens computed.
+        verifier_timeouts: Distinct responses whose verification timed out. They count as incorrect.
+        verifier_failures: Distinct responses whose verification failed otherwise. They count as incorrect.
     """
 
     prompt_id: str
@@ -54,18 +54,18 @@ class Summary:
     """Results over some prompts.
 
     Attributes:
-        num_prompts: Number of prompts P.
-        num_samples: Responses per prompt n.
+        num_prompts: Number of prompts, P.
+        num_samples: Responses per prompt, n.
         pass_at: pass@k for each k: the mean over prompts of unbiased estimates, with its interval.
         solved: Prompts with at least one correct response.
-        tokens_per_response: Mean number of tokens.
-        truncated_share: Share of responses that were cut.
-        verifier_timeouts: Distinct responses whose verification took too long.
+        tokens_per_response: Mean number of tokens of a response.
+        truncated_share: Share of truncated responses, 0 to 1.
+        verifier_timeouts: Distinct responses whose verification timed out.
         verifier_failures: Distinct responses whose verification failed otherwise.
         num_distinct: Distinct responses.
         sampled_tokens: Tokens of all responses.
-        unique_tokens: Tokens that were computed.
-        seconds: Time of sampling, verifying and storing; None where it was not measured apart.
+        unique_tokens: Tokens computed.
+        seconds: Time of sampling, verifying and storing; None if it is unknown.
     """
 
     num_prompts: int
@@ -88,8 +88,8 @@ class EvaluationSummary:
 
     Attributes:
         overall: Over all prompts.
-        by_data_set: By data set, in the order given.
-        by_domain: By domain, in the order of the alphabet.
+        by_data_set: For each data set, in the given order.
+        by_domain: For each domain, in alphabetical order.
     """
 
     overall: Summary
@@ -98,20 +98,20 @@ class EvaluationSummary:
 
 
 def default_ks(num_samples: int) -> tuple[int, ...]:
-    """Return 1 and the powers of 2 up to half the number of samples, 256 at most.
+    """Return 1 and the powers of 2 up to half the number of samples, at most 256.
 
-    Beyond half of them the estimate rests on few subsets that share most of their responses.
+    For larger k the estimate averages few subsets, which share most of their responses.
     """
     return (1, *(2**i for i in range(1, 9) if 2 ** (i + 1) <= num_samples))
 
 
 def count(prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> PromptResult:
-    """Count what a prompt's responses came to.
+    """Count the correct, truncated and distinct responses to a prompt, and their tokens.
 
     Args:
         prompt: The prompt.
         tree: Its responses.
-        verdicts: The verdict of each distinct one.
+        verdicts: The verdict of each distinct response, L of them.
     """
     correct_L = np.array([verdict.correct for verdict in verdicts])
     reasons = [verdict.reason for verdict in verdicts]
@@ -130,53 +130,59 @@ def count(prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Pro
     )
 
 
-def summarise(results: Sequence[PromptResult], ks: Sequence[int], seconds: float | None) -> Summary:
+def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float | None) -> Summary:
     """Average over prompts.
 
     Args:
-        results: At least one, all of the same number of samples n.
-        ks: Which pass@k, each 1 to n.
-        seconds: What they took, if known.
+        results: At least one prompt, all with the same number of responses n.
+        ks: Values of k for pass@k, each 1 to n.
+        seconds: Time that the prompts took, if known.
 
     Raises:
-        ValueError: If there is no prompt, the numbers of samples differ, or a k is not 1 to n.
+        ValueError: If there is no prompt, the numbers of responses differ, or a k is not 1 to n.
     """
     numbers = {result.num_samples for result in results}
     if len(numbers) != 1:
-        raise ValueError(f"prompts need one number of samples to be averaged, got {sorted(numbers) or 'no prompt'}")
+        raise ValueError(
+            f"expected prompts with one number of samples, got {sorted(numbers) or 'no prompt'}; summarize prompts of "
+            "one evaluation"
+        )
     n = numbers.pop()
     correct_P = np.array([result.num_correct for result in results], np.int64)
-    sampled = sum(result.sampled_tokens for result in results)
+
+    def total(name: str) -> int:
+        return sum(getattr(result, name) for result in results)
+
     return Summary(
         num_prompts=len(results),
         num_samples=n,
         pass_at={k: mean_with_interval(pass_at_k(correct_P, n, k)) for k in ks},
         solved=int((correct_P > 0).sum()),
-        tokens_per_response=sampled / (n * len(results)),
-        truncated_share=sum(result.num_truncated for result in results) / (n * len(results)),
-        verifier_timeouts=sum(result.verifier_timeouts for result in results),
-        verifier_failures=sum(result.verifier_failures for result in results),
-        num_distinct=sum(result.num_distinct for result in results),
-        sampled_tokens=sampled,
-        unique_tokens=sum(result.unique_tokens for result in results),
+        tokens_per_response=total("sampled_tokens") / (n * len(results)),
+        truncated_share=total("num_truncated") / (n * len(results)),
+        verifier_timeouts=total("verifier_timeouts"),
+        verifier_failures=total("verifier_failures"),
+        num_distinct=total("num_distinct"),
+        sampled_tokens=total("sampled_tokens"),
+        unique_tokens=total("unique_tokens"),
         seconds=seconds,
     )
 
 
-def summarise_all(
+def summarize_all(
     results: Sequence[PromptResult], ks: Sequence[int], seconds_of: Mapping[str, float]
 ) -> EvaluationSummary:
-    """Summarise over all prompts, by data set and by domain.
+    """Summarize over all prompts, by data set and by domain.
 
     Args:
-        results: All prompts, those of a data set together.
-        ks: Which pass@k.
-        seconds_of: What each data set took.
+        results: All prompts, at least one, with the same number of responses n.
+        ks: Values of k for pass@k, each 1 to n.
+        seconds_of: Time that each data set took.
     """
-    sets = list(dict.fromkeys(result.data_set for result in results))
+    sets = dict.fromkeys(result.data_set for result in results)
     domains = sorted({result.domain for result in results})
     return EvaluationSummary(
-        overall=summarise(results, ks, sum(seconds_of[name] for name in sets)),
-        by_data_set={s: summarise([r for r in results if r.data_set == s], ks, seconds_of[s]) for s in sets},
-        by_domain={d: summarise([r for r in results if r.domain == d], ks, None) for d in domains},
+        overall=summarize(results, ks, sum(seconds_of[name] for name in sets)),
+        by_data_set={s: summarize([r for r in results if r.data_set == s], ks, seconds_of[s]) for s in sets},
+        by_domain={d: summarize([r for r in results if r.domain == d], ks, None) for d in domains},
     )

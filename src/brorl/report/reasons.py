@@ -1,20 +1,21 @@
-"""Why a run has no such numbers, in a sentence that is true of this run.
+"""Reasons why a run has no such numbers, in sentences that hold for this run.
 
-In: runs whose metrics lack something. Out: text. It looks at the settings and at what the metrics do hold; where
-neither explains it, it states only that the metrics hold nothing.
+In: runs with incomplete metrics. Out: text. The reasons follow from the settings and from the metrics. If neither
+explains a gap, the text states the gap alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from brorl.runs.run_record import Record, RunRecord, number
+from brorl.runs.run_record import Record, RunRecord, total
 
 Why = Callable[[RunRecord], str]
+_ADAPTIVE = "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
 
 
 def reason(runs: Sequence[RunRecord], why: Why) -> str:
-    """Return why none of some runs has a number: one sentence if it is the same for all, else one for each run."""
+    """Return why no run has a number: one sentence if the reason is the same for all runs, else one for each run."""
     whys = [why(run) for run in runs]
     if len(set(whys)) == 1:
         return whys[0]
@@ -22,25 +23,26 @@ def reason(runs: Sequence[RunRecord], why: Why) -> str:
 
 
 def why_no_step(run: RunRecord) -> str:
-    """Return why a run has sampled nothing."""
+    """Return why a run has no number of a step."""
     return "No step is complete yet." if not run.steps else "The metrics hold no such number."
 
 
 def why_no_update(run: RunRecord) -> str:
-    """Return why no step of a run has made an update, or why its updates lack a number."""
+    """Return why no step of a run made an update, or why its updates lack a number."""
     if run.updates:
         return "No step has a finite number here."
     if not run.steps:
         return why_no_step(run)
-    groups, mixed, correct = (_total(run, name) for name in ("groups", "groups_mixed", "groups_all_correct"))
+    names = ("groups", "groups_mixed", "groups_all_correct")
+    groups, mixed, correct = (int(total(run.steps, "sampling", name)) for name in names)
     if mixed:
-        return f"No update was made: only {mixed:,} of {groups:,} groups had both correct and incorrect rollouts."
+        return f"No update was made: only {mixed:,} of {groups:,} groups were mixed (correct and incorrect rollouts)."
     outcome = {0: " No rollout was correct.", groups: " Every rollout was correct."}.get(correct, "") if groups else ""
-    return f"No update was made: no group had both correct and incorrect rollouts.{outcome}"
+    return f"No update was made: no group was mixed (correct and incorrect rollouts).{outcome}"
 
 
 def why_no_coverage(run: RunRecord) -> str:
-    """Return why a run did not measure what its rollouts saw and missed."""
+    """Return why a run did not measure its coverage."""
     if not run.updates:
         return why_no_update(run)
     return _hidden_probabilities(run) or "The metrics hold no coverage."
@@ -52,25 +54,25 @@ def why_no_estimate(run: RunRecord) -> str:
     if not pooled:
         return why_no_coverage(run)
     if _is_adaptive(run):
-        return "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
+        return _ADAPTIVE
     if all(p.get("groups_all_unique") == r["sampling"]["groups"] for r, p in pooled):
-        return "Not estimated: every response was unique, so the rollouts do not show how much they missed."
+        return "Not estimated: every response was unique, so the rollouts give no estimate of the unsampled ones."
     return "The metrics hold no such estimate."
 
 
 def why_no_smaller_n(run: RunRecord) -> str:
-    """Return why a run does not have what fewer of its rollouts would have found."""
+    """Return why a run has no share of mixed groups for smaller N."""
     if not _pooled(run):
         return why_no_coverage(run)
     if _is_adaptive(run):
-        return "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
+        return _ADAPTIVE
     if run.settings.get("sampling.scheme") == "systematic":
-        return "Not estimated: a part of systematic rollouts is not a sample with a smaller N (sampling.scheme)."
+        return "Not estimated: some of the systematic rollouts are not a sample with a smaller N (sampling.scheme)."
     return "The metrics hold no such estimate."
 
 
 def why_no_certificate(run: RunRecord, name: str = "change") -> str:
-    """Return why no update of a run has a number of the certificate."""
+    """Return why no update of a run has a number of the held-out check."""
     certificates = [r["certificate"] for r in run.records if r.get("certificate")]
     if certificates:
         if name == "share_improved" and not any(c.get("num_correct") for c in certificates):
@@ -81,15 +83,12 @@ def why_no_certificate(run: RunRecord, name: str = "change") -> str:
     setting = "diagnostics.held_out_check_every"
     if setting not in run.settings:
         setting = "diagnostics.certificate_every"  # its name in earlier runs
-    every = run.settings.get(setting)
-    if every == "0":
+    if run.settings.get(setting) == "0":
         return f"No update was checked ({setting}: 0)."
     if hidden := _hidden_probabilities(run):
         return hidden
-    done = run.updates[-1]["step"]
-    if every is not None and every.isdecimal() and done < int(every):
-        return f"The first check is due at step {every} ({setting}), and the run is at step {done}."
-    return "The metrics hold no check of an update."
+    due = _not_due(run, setting)
+    return f"The first check is due at {due}." if due else "The metrics hold no check of an update."
 
 
 def why_no_evaluation(run: RunRecord) -> str:
@@ -110,14 +109,12 @@ def why_no_change(run: RunRecord) -> str:
 
 def why_no_rollouts(run: RunRecord) -> str:
     """Return why a run directory holds no rollouts of training."""
-    every = run.settings.get("store_rollouts_every")
-    if every == "0":
+    if run.settings.get("store_rollouts_every") == "0":
         return "No rollouts were stored (store_rollouts_every: 0)."
     if not run.updates:
         return why_no_update(run)
-    done = run.updates[-1]["step"]
-    if every is not None and every.isdecimal() and done < int(every):
-        return f"The first rollouts are stored at step {every} (store_rollouts_every), and the run is at step {done}."
+    if due := _not_due(run, "store_rollouts_every"):
+        return f"The first rollouts are stored at {due}."
     return f"There are no rollouts in {run.path / 'rollouts'}."
 
 
@@ -130,8 +127,10 @@ def why_no_held_out_responses(run: RunRecord) -> str:
     return f"There are no responses in {run.path / 'evaluations'}; older versions did not store them."
 
 
-def _total(run: RunRecord, name: str) -> int:
-    return int(sum(number(r, "sampling", name) or 0 for r in run.steps))
+def _not_due(run: RunRecord, setting: str) -> str:
+    """Return the first step that a setting names and the last step of the run, if the run is not there yet."""
+    every, done = run.settings.get(setting, ""), run.updates[-1]["step"]
+    return f"step {every} ({setting}), and the run is at step {done}" if every.isdecimal() and done < int(every) else ""
 
 
 def _pooled(run: RunRecord) -> list[tuple[Record, Record]]:
@@ -144,7 +143,7 @@ def _is_adaptive(run: RunRecord) -> bool:
 
 
 def _hidden_probabilities(run: RunRecord) -> str:
-    """Return that top-p or top-k hide the probabilities of what is sampled; nothing if they do not."""
+    """Return that top-p or top-k hide the probabilities of responses; nothing if they do not."""
     for name, off in (("sampling.top_p", 1.0), ("sampling.top_k", 0.0)):
         value = run.settings.get(name)
         if value is not None and float(value) != off:

@@ -1,22 +1,22 @@
-"""Stored rollouts in the terminal: a step's prompts with their success, and the responses of one prompt by count.
+"""Stored rollouts as text: a step's prompts with their pass rates, and the most frequent responses to one prompt.
 
-The responses to held-out prompts, which evaluations store, are shown in the same way.
-
-In: a run directory and what to look at. Out: text for a rich console, with every character that would act on a terminal
-written out. It refuses steps and prompts that are not stored, and says which are.
+In: a run directory, a step, a prompt. Out: text for a terminal or a notebook, with control characters written out. The
+stored responses to held-out prompts are shown in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from io import StringIO
 from math import isfinite
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -27,47 +27,55 @@ from brorl.runs.run_record import check_run, read_run
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 
 Kind = Literal["all", "wrong", "right"]
-MOST_PROMPTS = 20  # in the list; any can be asked for by its number
-_BAR = 16
+MOST_PROMPTS = 20  # in the list; --prompt shows any of the others
+_BAR = 16  # characters
+_PROMPT, _RESPONSE = 240, 480  # characters of an example
+_PLACES: dict[Folder, str] = {"rollouts": "step", "evaluations": "held-out prompts at step"}
+_KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "correct responses"}
 
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A prompt of a step, in the list of prompts.
+    """A prompt in the list of a step's prompts.
 
     Attributes:
         number: Its place in the step, from 1.
         prompt_id: Its name.
-        question: What it asks.
-        domain: Its domain.
+        question: Its question.
         num_correct: Correct rollouts.
         num_rollouts: Rollouts.
         num_responses: Distinct responses.
-        num_truncated: Rollouts that were cut.
+        num_truncated: Truncated rollouts.
     """
 
     number: int
     prompt_id: str
     question: str
-    domain: str
     num_correct: int
     num_rollouts: int
     num_responses: int
     num_truncated: int
 
+    @property
+    def pass_rate(self) -> float:
+        """Share of correct rollouts, 0 to 1."""
+        return self.num_correct / self.num_rollouts
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What is shown of a step.
+    """The prompts of a step, and the responses to one of them.
 
     Attributes:
         run: The run directory.
         step: The step.
         rows: All its prompts.
-        number: Number of the prompt whose responses are shown; None if none has responses of the kind asked for.
+        number: Number of the prompt whose responses are shown; None if no prompt has responses of the kind.
         group: Its rollouts.
-        asked: Whether this prompt was asked for, and the list of prompts is left out.
-        folder: Where they are stored.
+        chosen: Whether the caller chose this prompt. The list of prompts is then left out.
+        folder: "rollouts" of training, or responses of "evaluations".
+        kind: The kind of responses to show.
+        limit: Most responses to show.
     """
 
     run: Path
@@ -75,176 +83,194 @@ class Samples:
     rows: tuple[PromptRow, ...]
     number: int | None
     group: StoredGroup | None
-    asked: bool
+    chosen: bool
     folder: Folder
+    kind: Kind
+    limit: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        rollouts, correct = (sum(getattr(row, name) for row in self.rows) for name in ("num_rollouts", "num_correct"))
+        yield Text(
+            f"{_PLACES[self.folder]} {self.step} of {self.run}: {len(self.rows)} prompts, "
+            f"{rollouts:,} rollouts, {correct / max(rollouts, 1):.1%} correct"
+        )
+        if not self.chosen:
+            yield from _prompt_list(self.rows, options.max_width)
+        if self.group is None or self.number is None:
+            yield Text(f"\nno prompt of this step has {_KIND_NAMES[self.kind]}")
+        else:
+            yield from _responses(self.group, self.number, self.kind, self.limit)
+
+    def _repr_html_(self) -> str:
+        console = Console(record=True, width=120, file=StringIO(), highlight=False)
+        console.print(self)
+        return console.export_html(inline_styles=True, code_format='<pre style="white-space:pre-wrap">{code}</pre>')
 
 
-def find_samples(run: Path, step: int | None, prompt: str | None, kind: Kind, folder: Folder = "rollouts") -> Samples:
+def find_samples(
+    run: Path,
+    *,
+    step: int | None = None,
+    prompt: str | None = None,
+    kind: Kind = "all",
+    limit: int = 5,
+    held_out: bool = False,
+) -> Samples:
     """Read a step's prompts and the rollouts of one of them.
 
     Args:
         run: The run directory.
-        step: The step; the last stored one if None.
-        prompt: Number of the prompt in the step, from 1, or its name; if None, the prompt whose share of correct
-            rollouts is nearest to a half, among those with responses of the kind.
-        kind: Which responses will be shown.
-        folder: `evaluations` for the responses to held-out prompts; a step is then that of the evaluation.
+        step: The step; by default the last stored one.
+        prompt: Number of the prompt in the step, from 1, or its name. By default the prompt with the pass rate nearest
+            to one half, among those with responses of the kind.
+        kind: Show "all" responses, the incorrect ones ("wrong") or the correct ones ("right").
+        limit: Most responses to show, at least 1.
+        held_out: Show the responses to held-out prompts at an evaluation, not the rollouts of training.
 
     Raises:
-        UserError: If there is no run, step or prompt like this; it says which there are.
+        UserError: If the run, the step or the prompt does not exist, with the existing ones.
     """
     check_run(run)
+    folder: Folder = "evaluations" if held_out else "rollouts"
     steps = stored_steps(run, folder)
     if not steps:
-        why = why_no_rollouts if folder == "rollouts" else why_no_held_out_responses
+        why = why_no_held_out_responses if held_out else why_no_rollouts
         raise UserError(f"{run} holds no {folder}: {why(read_run(run))}")
     step = steps[-1] if step is None else step
     rows: list[PromptRow] = []
     best: tuple[float, StoredGroup, int] | None = None
-    for number, group in enumerate(read_groups(run, step, folder), 1):
-        rows.append(_row(number, group))
+    for place, group in enumerate(read_groups(run, step, folder), 1):
+        tree, correct, truncated = group.tree, group.num_correct, group.num_truncated
+        counts = (correct, tree.num_rollouts, tree.num_responses, truncated)
+        rows.append(PromptRow(place, group.prompt_id, group.question, *counts))
         distance = _distance(group, rows[-1], prompt, kind)
         if distance is not None and (best is None or distance < best[0]):
-            best = (distance, group, number)
+            best = (distance, group, place)
+    if not rows:
+        raise UserError(f"step {step} of {run} sampled no prompts")
     if prompt is not None and best is None:
         raise UserError(
-            f"step {step} of {run} has no prompt {visible_text(prompt, one_line=True)}; give a number from 1 to "
-            f"{len(rows)}, or a name such as {visible_text(rows[0].prompt_id, one_line=True)}"
-            if rows
-            else f"step {step} of {run} sampled no prompts"
+            f"step {step} of {run} has no prompt {_one_line(prompt)}; give a number from 1 to {len(rows)}, or a name "
+            f"such as {_one_line(rows[0].prompt_id)}"
         )
-    found = best[1:] if best else (None, None)
-    return Samples(run, step, tuple(rows), found[1], found[0], prompt is not None, folder)
+    _, found, number = best or (None, None, None)
+    return Samples(run, step, tuple(rows), number, found, prompt is not None, folder, kind, limit)
 
 
-def show_samples(samples: Samples, kind: Kind, limit: int, console: Console) -> None:
-    """Print a step's prompts and the most frequent responses of one.
+def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
+    """Return lines with the most frequent response to the first prompts of a step without a correct rollout.
 
     Args:
-        samples: What was found.
-        kind: Which responses to show.
-        limit: How many at most.
-        console: Where to.
+        run: The run directory.
+        step: The step.
+        number: Number of prompts, at least 1.
+
+    Returns:
+        The lines, and the command that shows more; none if a rollout of the step was correct, or it is not stored.
     """
-    rollouts = sum(row.num_rollouts for row in samples.rows)
-    correct = sum(row.num_correct for row in samples.rows)
-    console.print(
-        Text(
-            f"{_PLACES[samples.folder]} {samples.step} of {samples.run}: {len(samples.rows)} prompts, "
-            f"{rollouts:,} rollouts, {correct / max(rollouts, 1):.1%} correct"
-        ),
-        soft_wrap=True,
-    )
-    if not samples.asked:
-        for part in _prompt_list(samples.rows, console.width):
-            console.print(part)
-    if samples.group is None or samples.number is None:
-        console.print(Text(f"\nno prompt of this step has {_KIND_NAMES[kind]}"))
-        return
-    for part in _responses(samples.group, samples.number, kind, limit):
-        console.print(part, soft_wrap=not isinstance(part, Table))
+    if step not in stored_steps(run):
+        return []
+    shown: list[StoredGroup] = []
+    for group in read_groups(run, step):
+        if group.num_correct:
+            return []
+        if len(shown) < number:
+            shown.append(group)
+    lines = [line for place, group in enumerate(shown, 1) for line in _example(place, group)]
+    return [*lines, f"\nmore of them: brorl samples {run} --step {step}"] if lines else []
 
 
-_PLACES: dict[Folder, str] = {"rollouts": "step", "evaluations": "held-out prompts at step"}
-_KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "correct responses"}
-
-
-def _row(number: int, group: StoredGroup) -> PromptRow:
-    tree = group.tree
-    return PromptRow(
-        number, group.prompt_id, group.question, group.domain, group.num_correct, tree.num_rollouts, tree.num_responses,
-        group.num_truncated,
-    )  # fmt: skip
+def _example(place: int, group: StoredGroup) -> list[str]:
+    i = int(np.argmax(group.tree.leaf_count))
+    verdict = group.verdicts[i]
+    extracted = "none found" if verdict.extracted is None else visible_text(verdict.extracted, one_line=True)
+    reference = "not stored" if group.reference is None else visible_text(group.reference, one_line=True)
+    return [
+        f"\nexample {place}, prompt: {_end(group.prompt, _PROMPT)}",
+        f"response ({group.tree.leaf_count[i]} of {group.tree.num_rollouts} rollouts): "
+        f"{_end(group.texts[i], _RESPONSE)}",
+        f"extracted answer: {extracted}; reference answer: {reference}; verdict: {verdict.reason}",
+    ]
 
 
 def _distance(group: StoredGroup, row: PromptRow, prompt: str | None, kind: Kind) -> float | None:
-    """Return how far a prompt is from what was asked for; None if it is not it."""
+    """Return how well a group matches the choice, 0 being best; None if it does not match."""
     if prompt is not None:
-        # A number wins over a name that looks like one, so that every prompt can be reached by its number.
+        # A number takes precedence over a name that looks like one, so that every prompt has a number.
         return 0.0 if prompt == str(row.number) else 1.0 if prompt == group.prompt_id else None
-    return abs(row.num_correct / row.num_rollouts - 0.5) if _of_kind(group, kind).size else None
+    return abs(row.pass_rate - 0.5) if _of_kind(group, kind).size else None
 
 
-def _of_kind(group: StoredGroup, kind: Kind) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    chosen_L = np.ones(len(group.texts), np.bool_) if kind == "all" else group.correct_L == (kind == "right")
-    return np.flatnonzero(chosen_L)
+def _of_kind(group: StoredGroup, kind: Kind) -> NDArray[np.int64]:
+    """Return the indices of the distinct responses of a kind."""
+    return np.flatnonzero([kind == "all" or correct == (kind == "right") for correct in group.correct_L.tolist()])
 
 
-def _prompt_list(rows: Sequence[PromptRow], width: int) -> list[RenderableType]:
-    order = sorted(rows, key=lambda row: -row.num_correct / row.num_rollouts)
-    last = len(order) - 1
-    places = range(len(order)) if len(order) <= MOST_PROMPTS else np.linspace(0, last, MOST_PROMPTS).round().astype(int)
+def _prompt_list(rows: tuple[PromptRow, ...], width: int) -> Iterator[RenderableType]:
+    order = sorted(rows, key=lambda row: -row.pass_rate)
+    places = np.linspace(0, len(order) - 1, min(len(order), MOST_PROMPTS)).round().astype(int)
     cells = [
-        (
-            str(row.number),
-            f"{row.num_correct}/{row.num_rollouts}",
-            _bar(row.num_correct / row.num_rollouts),
-            str(row.num_responses),
-            str(row.num_truncated or ""),
-            Text(_one_line(row.question)),
-        )
+        (str(row.number), f"{row.num_correct}/{row.num_rollouts}", _bar(row.pass_rate), str(row.num_responses),
+         str(row.num_truncated or ""), Text(_one_line(row.question)))
         for row in (order[i] for i in places)
-    ]
+    ]  # fmt: skip
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     left = width - 4
     for i, name in enumerate(("#", "correct", "", "distinct", "cut")):
-        widest = max(len(name), *(len(row[i]) for row in cells)) if cells else len(name)
         table.add_column(name, justify="left" if not name else "right", no_wrap=True)
-        left -= widest + 3
+        left -= max(len(name), *(len(row[i]) for row in cells)) + 3
     table.add_column("question", no_wrap=True)
     for row in cells:
-        row[-1].truncate(max(left, 10), overflow="ellipsis")  # only the question gives way where it is narrow
+        row[-1].truncate(max(left, 10), overflow="ellipsis")  # on a narrow terminal the question is cut
         table.add_row(*row)
-    parts: list[RenderableType] = [table]
+    yield table
     if len(order) > MOST_PROMPTS:
-        shown = f"{MOST_PROMPTS} of {len(order)} prompts, evenly spaced by success"
-        parts.append(Text(f"{shown}; --prompt NUMBER shows any"))
-    return parts
+        yield Text(f"{MOST_PROMPTS} of {len(order)} prompts, evenly spaced by pass rate; --prompt NUMBER shows any")
 
 
-def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> list[RenderableType]:
-    """Return a prompt and its most frequent responses."""
-    tree = group.tree
-    chosen = _of_kind(group, kind)
+def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Iterator[RenderableType]:
+    """Yield a prompt and its most frequent responses."""
+    tree, kind_name, chosen = group.tree, _KIND_NAMES[kind], _of_kind(group, kind)
     order = chosen[np.argsort(-tree.leaf_count[chosen], kind="stable")]
     head = f"prompt {number}, {_one_line(group.prompt_id)} ({_one_line(group.domain)})"
     facts = f": {group.num_correct} of {tree.num_rollouts} rollouts correct, {tree.num_responses} distinct responses"
-    parts: list[RenderableType] = [
-        Text.assemble("\n", (head, "bold"), facts),
-        Text(visible_text(group.prompt), style="cyan"),
-    ]
+    yield Text.assemble("\n", (head, "bold"), facts)
+    yield Text(visible_text(group.prompt), style="cyan")
     if group.reference is not None:
-        parts.append(Text(f"reference {_one_line(group.reference)}", style="cyan"))
-    parts += [_response(group, int(i)) for i in order[:limit]]
-    what = "" if kind == "all" else f"{'in' * (kind == 'wrong')}correct "
+        yield Text(f"reference {_one_line(group.reference)}", style="cyan")
+    for i in order[:limit].tolist():
+        yield from _response(group, i)
     if not order.size:
-        parts.append(Text(f"\nno {what}responses"))
+        yield Text(f"\nno {kind_name}")
     elif order.size > limit:
         left = int(tree.leaf_count[order[limit:]].sum())
-        parts.append(
-            Text(f"\n{order.size - limit} more {what}responses ({left} rollouts); --limit {order.size} shows all")
-        )
-    return parts
+        yield Text(f"\n{order.size - limit} more {kind_name} ({left} rollouts); --limit {order.size} shows all")
 
 
-def _response(group: StoredGroup, i: int) -> Group:
+def _response(group: StoredGroup, i: int) -> Iterator[RenderableType]:
     verdict, tree = group.verdicts[i], group.tree
     style = "green" if verdict.correct else "red" if tree.finished[i] else "yellow"
     answer = "no answer found" if verdict.extracted is None else f"answer {_one_line(verdict.extracted)}"
     tokens = "token" if tree.length[i] == 1 else "tokens"
     logprob = float(group.mean_logprob_L[i])
     mean = f"mean log-prob {logprob:.3f}" if isfinite(logprob) else "log-probs unknown"
-    line = Text.assemble(
+    yield Text.assemble(
         "\n",
         (f"{tree.leaf_count[i]}x ", "bold"),
         (_one_line(verdict.reason), style),
         (f"  {answer}  reward {group.reward_L[i]:g}  {tree.length[i]} {tokens}  {mean}", "dim"),
     )
-    return Group(line, Text(visible_text(group.texts[i])))
+    yield Text(visible_text(group.texts[i]))
 
 
 def _one_line(text: str) -> str:
     return visible_text(text.strip(), one_line=True)
+
+
+def _end(text: str, size: int) -> str:
+    """Return the end of a text, which usually holds the answer."""
+    text = text.strip()
+    return visible_text(text if len(text) <= size else f"... {text[-size:]}")
 
 
 def _bar(share: float) -> Text:

@@ -1,12 +1,11 @@
-"""How the held-out scores of one run changed from its first to its last evaluation.
+"""The change of a run's held-out scores from its first to its last evaluation.
 
-In: a run. Out: for each k the two scores and their difference, with what it shows. Both evaluations ask the same
-prompts, so the difference has an interval over prompts of its own, which is narrower than those of the two scores.
+In: a run. Out: for each k the two scores and their difference with its direction. Both evaluations have the same
+prompts, so the interval of the difference is narrower than those of the two scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,13 +22,12 @@ class ScoreChange:
     """pass@k at the first and at the last evaluation of a run.
 
     Attributes:
-        k: Attempts.
+        k: Number of attempts.
         before: Score of the first evaluation, with its 95% interval.
-        after: Score of the last.
-        difference: After less before, with a 95% interval over prompts; None where the metrics hold no counts of
-            prompts.
-        direction: What is shown. It rose or fell if the interval of the difference excludes 0, or, without one, if the
-            intervals of the two scores do not overlap.
+        after: Score of the last evaluation.
+        difference: After minus before, with a 95% interval over prompts; None if the metrics hold no counts of prompts.
+        direction: "rose" or "fell" if the interval of the difference excludes 0. Without a difference, if the intervals
+            of the two scores do not overlap.
     """
 
     k: int
@@ -40,46 +38,40 @@ class ScoreChange:
 
 
 def score_changes(run: RunRecord) -> list[ScoreChange]:
-    """Return how each pass@k that both evaluations have changed, k ascending; nothing without two evaluations."""
+    """Return the change of each pass@k that both evaluations have, k ascending; nothing without two evaluations."""
     if len(run.evaluations) < 2:
         return []
-    first, last = (run.evaluations[place]["evaluation"] for place in (0, -1))
-    ks = sorted(int(k) for k in first["pass_at"].keys() & last["pass_at"].keys())
-    return [_change(first, last, k) for k in ks]
+    first, last = run.evaluations[0], run.evaluations[-1]
+    return [_change(first, last, k) for k in ks_of(first) if k in ks_of(last)]
 
 
 def best_evaluation(run: RunRecord) -> Record | None:
-    """Return the line of the best evaluation after an update, by the smallest k, the earliest of equals."""
+    """Return the line of the best evaluation after an update, by the smallest k; the earliest of equal ones."""
     trained = [r for r in run.evaluations if r["step"] > 0]
-    return max(trained, key=smallest_k_score, default=None)
+    return max(trained, key=lambda record: score(record, ks_of(record)[0]).value, default=None)
 
 
-def smallest_k_score(record: Record) -> float:
-    """Return what evaluations are compared by: pass@k of the smallest k, mostly 1."""
-    estimates = record["evaluation"]["pass_at"]
-    return float(estimates[min(estimates, key=int)]["value"])
+def ks_of(record: Record) -> list[int]:
+    """Return the k of an evaluation, ascending."""
+    return sorted(map(int, record["evaluation"]["pass_at"]))
 
 
-def num_correct(evaluation: Record) -> Sequence[int]:
-    """Return how many responses to each prompt were correct; empty where the metrics do not hold it."""
-    counts: Sequence[int] = (evaluation.get("prompts") or {}).get("num_correct") or ()
-    return counts
+def score(record: Record, k: int) -> Estimate:
+    """Return pass@k of an evaluation, with its interval."""
+    estimate = record["evaluation"]["pass_at"][str(k)]
+    return Estimate(*(float(estimate[name]) for name in ("value", "low", "high")))
 
 
 def _change(first: Record, last: Record, k: int) -> ScoreChange:
-    before, after = (
-        Estimate(**{name: e["pass_at"][str(k)][name] for name in ("value", "low", "high")}) for e in (first, last)
-    )
-    difference = _difference(first, last, k)
-    shown = conclusion_of(
-        difference or Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
-    )
-    return ScoreChange(k, before, after, difference, _DIRECTIONS[shown])
+    before, after, difference = score(first, k), score(last, k), _difference(first, last, k)
+    bounds = Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
+    return ScoreChange(k, before, after, difference, _DIRECTIONS[conclusion_of(difference or bounds)])
 
 
 def _difference(first: Record, last: Record, k: int) -> Estimate | None:
-    counts = num_correct(first), num_correct(last)
+    ends = [record["evaluation"] for record in (first, last)]
+    counts = [(end.get("prompts") or {}).get("num_correct") or () for end in ends]
     if not counts[0] or len(counts[0]) != len(counts[1]):
         return None
-    a, b = (pass_at_k(c, e["num_samples"], k)[None] for c, e in zip(counts, (first, last), strict=True))
+    a, b = (pass_at_k(c, end["num_samples"], k)[None] for c, end in zip(counts, ends, strict=True))
     return difference_interval(a, b, seeds_paired=True)

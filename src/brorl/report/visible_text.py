@@ -1,6 +1,6 @@
-r"""Text that a model wrote, made safe to show: characters that act rather than print are written out, such as `\x1b`.
+r"""Model output made safe to show: control characters are written out, such as `\x1b`.
 
-In: any string. Out: a string that a terminal or a page shows as it stands, on one line if asked.
+In: any string. Out: a string that a terminal or a page shows literally, on one line if requested.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ _ACTING = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, formats (directions, zero 
 
 
 def visible_text(text: str, one_line: bool = False) -> str:
-    r"""Return text with what would act on the place it is shown in written out.
+    r"""Return text with its control characters written out.
 
     Args:
         text: Any string.
-        one_line: Write out line ends and tabs as well, as `\n` and `\t`; otherwise they stay.
+        one_line: Write out line ends and tabs too, as `\n` and `\t`.
     """
     kept = "" if one_line else "\n\t"
     return "".join(c if c in kept else _written_out(c) for c in text)

@@ -1,36 +1,38 @@
-"""A run as its directory tells it: settings, machine, and the lines of its metrics.
+"""A run as its directory records it: settings, machine, and the lines of its metrics.
 
-In: a run directory, of any age, finished or not. Out: plain values. It reads the settings as YAML without checking
-them, so that a run can be looked at by a later version; it refuses a directory that holds no metrics.
+In: a run directory of any version, finished or not. Out: plain values. The settings are read as YAML without checks, so
+that later versions can show old runs. A directory without metrics is rejected.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from brorl.errors import UserError
+from brorl.storage import dotted
 
 Record = dict[str, Any]
-SPEC_FILE = "compare.json"  # in the folder of a comparison: what it was asked to do
-_PLACE = "output_dir"  # where a run was written: differs between any two runs and changes nothing
+SPEC_FILE = "compare.json"  # settings of a comparison, in its folder
+
+_GIVE = "give the directory that `brorl train` printed"
 
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """What a run directory holds, apart from weights and rollouts.
+    """The contents of a run directory, apart from weights and rollouts.
 
     Attributes:
         path: The directory.
-        name: What the run is called beside the others.
+        name: Name of the run among the others.
         settings: The settings by dotted name, values as text, in the order of `config.yaml`; empty if it is missing.
         environment: `env.json`; empty if it is missing.
         records: The complete lines of the metrics, steps ascending.
-        held_out: Texts of the prompts that evaluations are made on, in their order; empty if they were not stored.
+        held_out: Texts of the held-out prompts, in order; empty if they were not stored.
     """
 
     path: Path
@@ -42,7 +44,7 @@ class RunRecord:
 
     @property
     def steps(self) -> tuple[Record, ...]:
-        """The lines of steps; not that of the start. A last one that found nothing to learn from made no update."""
+        """The lines of steps, without that of the start. The last step makes no update if it found no mixed group."""
         return tuple(r for r in self.records if "sampling" in r)
 
     @property
@@ -63,7 +65,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
         paths: One directory a run.
 
     Returns:
-        The runs in the same order, each with a name of its own: the directory's, or as much of its path as it takes.
+        The runs in the same order, with different names: the directory's, or as much of its path as needed.
 
     Raises:
         UserError: If a path is given twice, or is not a run directory with metrics.
@@ -82,29 +84,27 @@ def read_run(path: Path) -> RunRecord:
 
 
 def check_run(path: Path) -> None:
-    """Refuse what is not a run directory.
+    """Check that a path is a run directory.
 
     Raises:
-        UserError: If it is none.
+        UserError: If it is not.
     """
     if not path.is_dir():
-        raise UserError(f"there is no run directory {path}; give the directory that `brorl train` printed")
-    if not (path / "config.yaml").is_file() and not (path / "metrics.jsonl").is_file():
-        if (path / SPEC_FILE).is_file():
-            raise UserError(
-                f"{path} is a comparison; its own pages are comparison.md and *.png, and its runs lie in "
-                f"{path / 'arms'}: brorl report {path / 'arms' / '*' / 'seed-0'}"
-            )
+        raise UserError(f"there is no run directory {path}; {_GIVE}")
+    if (path / "config.yaml").is_file() or (path / "metrics.jsonl").is_file():
+        return
+    if (path / SPEC_FILE).is_file():
         raise UserError(
-            f"{path} is not a run directory (no config.yaml, no metrics.jsonl); give the directory that `brorl train` "
-            "printed"
+            f"{path} is a comparison; its results are in comparison.md and *.png, and its runs in {path / 'arms'}: "
+            f"brorl report {path / 'arms' / '*' / 'seed-0'}"
         )
+    raise UserError(f"{path} is not a run directory (no config.yaml, no metrics.jsonl); {_GIVE}")
 
 
 def differing_settings(runs: Sequence[RunRecord]) -> list[str]:
-    """Return the names of settings in which some runs differ, in the order in which they stand."""
+    """Return the names of the settings in which some runs differ, except for `output_dir`, in order."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
-    return [name for name in names if name != _PLACE and len({run.settings.get(name) for run in runs}) > 1]
+    return [name for name in names if name != "output_dir" and len({run.settings.get(name) for run in runs}) > 1]
 
 
 def _read_run(path: Path, name: str) -> RunRecord:
@@ -128,7 +128,7 @@ def _read_metrics(file: Path) -> list[Record]:
     if not file.is_file():
         return []
     records = []
-    # What follows the last line end is being written, or was when the run was killed.
+    # The text after the last line end is incomplete: the run is writing it, or was killed.
     for number, line in enumerate(_text(file).split("\n")[:-1], 1):
         try:
             record = json.loads(line)
@@ -151,18 +151,10 @@ def _read_settings(file: Path) -> dict[str, str]:
         settings = YAML(typ="safe", pure=True).load(_text(file))
     except YAMLError as error:
         raise UserError(f"{file} is not YAML; put the run's config back, or move the file away") from error
-    return dict(_flat(settings)) if isinstance(settings, dict) else {}
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            pairs += _flat(value, f"{name}.")
-        else:
-            pairs.append((name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)))
-    return pairs
+    if not isinstance(settings, dict) or not settings:
+        return {}
+    texts = ((n, v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)) for n, v in dotted(settings))
+    return dict(texts)
 
 
 def _read_json(file: Path) -> Any:
@@ -182,7 +174,7 @@ def _text(file: Path) -> str:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest tails of paths that tell them all apart."""
+    """Return the shortest tails of paths that are all different."""
     longest = max(len(path.parts) for path in paths)
     for length in range(1, longest + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]
@@ -192,20 +184,20 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def number(record: Mapping[str, Any], *keys: str) -> float | None:
-    """Return a number of a line of the metrics.
+    """Return a number of a line of the metrics; None if it is missing or not finite.
 
     Args:
         record: The line.
-        keys: Where it stands: section, name, and so on.
-
-    Returns:
-        The number; None where it was not measured or is not finite.
+        keys: Its place: section, name, and so on.
     """
     value: Any = record
     for key in keys:
-        if not isinstance(value, Mapping) or key not in value:
-            return None
-        value = value[key]
+        value = value.get(key) if isinstance(value, Mapping) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         return None
     return float(value)
+
+
+def total(records: Iterable[Mapping[str, Any]], *keys: str) -> float:
+    """Return the sum of a number over lines of the metrics; missing ones count as 0."""
+    return sum(number(record, *keys) or 0.0 for record in records)

@@ -1,8 +1,8 @@
 """Stored rollouts, read back: each prompt of a step with its tree, texts, verdicts and rewards.
 
-In: `rollouts/step-*.parquet` of a run directory, or `evaluations/step-*.parquet`, which hold the responses to a few
-held-out prompts in the same form. Out: groups, one at a time, so that no more than one has to fit into memory. It
-refuses steps that are not stored, and files that do not hold what a run writes.
+In: `rollouts/step-*.parquet` of a run directory, or `evaluations/step-*.parquet` with the responses to a few held-out
+prompts in the same format. Out: groups, one after the other, so that one has to fit into memory. Steps that are not
+stored and damaged files are rejected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _COLUMNS = (
     "prompt_id", "domain", "prompt", "response", "token_ids", "logprobs", "count", "num_rollouts", "finished",
     "correct", "score", "extracted", "reason", "reward",
 )  # fmt: skip
-_LATER = ("question", "reference")  # earlier versions did not store it
+_LATER = ("question", "reference")  # older versions did not store them
 _LISTS = ("token_ids", "logprobs")
-_ROWS_AT_A_TIME = 1024
+_ROWS_PER_BATCH = 1024
 
 Row = dict[str, Any]
 Folder = Literal["rollouts", "evaluations"]
@@ -42,13 +42,13 @@ class StoredGroup:
         step: The step that sampled them.
         prompt_id: Name of the prompt.
         domain: Its domain.
-        prompt: What the model read.
-        question: The question alone; what the model read where the run did not store it.
-        tree: The rollouts; its `prompt_ids` are empty, since they are not stored.
+        prompt: The text that the model read.
+        question: The question alone; the whole prompt if the run did not store it.
+        tree: The rollouts, with empty `prompt_ids`, which are not stored.
         texts: Text of each distinct response, L of them.
-        verdicts: Verdict of each distinct response; their seconds are 0, since they are not stored.
+        verdicts: Verdict of each distinct response, with 0 seconds, which are not stored.
         reward_L: Reward of each distinct response, shape [L].
-        reference: The reference answer; None where it was not stored.
+        reference: The reference answer; None if it was not stored.
     """
 
     step: int
@@ -74,7 +74,7 @@ class StoredGroup:
 
     @property
     def num_truncated(self) -> int:
-        """Number of rollouts that were cut."""
+        """Number of truncated rollouts."""
         return int(self.tree.leaf_count[~self.tree.finished].sum())
 
     @cached_property
@@ -84,7 +84,7 @@ class StoredGroup:
 
 
 def stored_steps(run: Path, folder: Folder = "rollouts") -> list[int]:
-    """Return the steps of which a folder of a run directory holds responses, ascending."""
+    """Return the steps with responses in a folder of a run directory, ascending."""
     found = (re.fullmatch(r"step-(\d+)\.parquet", file.name) for file in (run / folder).glob("step-*.parquet"))
     return sorted(int(name[1]) for name in found if name)
 
@@ -94,8 +94,8 @@ def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[S
 
     Args:
         run: The run directory.
-        step: A step that `stored_steps` names.
-        folder: Where to read.
+        step: A step that `stored_steps` returns.
+        folder: "rollouts" of training, or responses of "evaluations".
 
     Yields:
         The groups in the order in which they were sampled.
@@ -105,10 +105,10 @@ def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[S
     """
     file = run / folder / f"step-{step:06d}.parquet"
     if not file.is_file():
-        held = steps_in_words(stored_steps(run, folder))
-        raise UserError(f"{run} holds no {folder} of step {step}; it holds {held}")
+        stored = step_list(stored_steps(run, folder))
+        raise UserError(f"{run} holds no {folder} of step {step}; it holds {stored}")
     rows: list[Row] = []
-    left = 0  # rollouts of the group at hand that are still to come
+    left = 0  # rollouts of the current group that are still to come
     for row in _rows(file):
         if not rows:
             left = row["num_rollouts"]
@@ -123,8 +123,8 @@ def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[S
         raise _damaged(file, f"the counts of prompt {rows[0]['prompt_id']!r} do not add up to its rollouts")
 
 
-def steps_in_words(steps: Sequence[int]) -> str:
-    """Say which steps there are: `none`, `step 3`, `steps 1 to 40`, `every 10th step from 10 to 500`, or a list."""
+def step_list(steps: Sequence[int]) -> str:
+    """Return steps as text: `none`, `step 3`, `steps 1 to 40`, `5 steps from 10 to 50, each 10 after ...`."""
     if len(steps) < 2:
         return f"step {steps[0]}" if steps else "none"
     gaps = {later - earlier for earlier, later in pairwise(steps)}
@@ -143,8 +143,8 @@ def _group(file: Path, step: int, rows: Sequence[Row]) -> StoredGroup:
             (), [r["token_ids"] for r in rows], [r["logprobs"] for r in rows], [r["finished"] for r in rows]
         )
         if tree.num_responses != len(rows):
-            raise ValueError(f"a response of prompt {first['prompt_id']!r} stands there twice")
-        # Rows were written in the order of the tree's leaves, and a tree has one order.
+            raise ValueError(f"a response of prompt {first['prompt_id']!r} occurs twice")
+        # Rows have the order of the tree's leaves.
         leaf_count = np.array([r["count"] for r in rows])
         tree = replace(tree, leaf_count=leaf_count, count=tree.sum_below(leaf_count).astype(np.int64))
         verdicts = tuple(Verdict(r["correct"], r["score"], r["extracted"], r["reason"], 0.0) for r in rows)
@@ -178,7 +178,7 @@ def _rows(file: Path) -> Iterator[Row]:
             if missing:
                 raise _damaged(file, f"it has no column {missing[0]}")
             names = [*_COLUMNS, *(name for name in _LATER if name in parquet.schema_arrow.names)]
-            for batch in parquet.iter_batches(_ROWS_AT_A_TIME, columns=names):
+            for batch in parquet.iter_batches(_ROWS_PER_BATCH, columns=names):
                 columns = {n: batch.column(n).to_pylist() for n in names if n not in _LISTS}
                 columns |= {n: _slices(batch.column(n)) for n in _LISTS}
                 for i in range(batch.num_rows):
@@ -188,11 +188,11 @@ def _rows(file: Path) -> Iterator[Row]:
 
 
 def _slices(column: Any) -> list[NDArray[Any]]:
-    """Return the rows of a column of lists as arrays; a list of Python numbers takes eight times the memory."""
+    """Return the rows of a column of lists as arrays. Lists of Python numbers take eight times the memory."""
     stop = np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False)).tolist()
     values = column.flatten().to_numpy(zero_copy_only=False)
     return [values[a:b] for a, b in zip([0, *stop[:-1]], stop, strict=True)]
 
 
 def _damaged(file: Path, why: str) -> UserError:
-    return UserError(f"{file} does not hold rollouts as a run writes them: {why}; remove the file and try again")
+    return UserError(f"{file} does not hold the rollouts of a run: {why}; remove the file and rerun the command")

@@ -175,7 +175,7 @@ class Journal:
         answers = benchmark.answer(self._run.algorithm.source.sampler)
         if self._run.schedule.store_rollouts_every:
             self._store_answers(benchmark, step, answers)
-        return {"evaluation": asdict(benchmark.summarise(answers))}
+        return {"evaluation": benchmark.record(answers)}
 
     def _store_rollouts(self, step: int, collected: Collected) -> None:
         """Store the rollouts of a step, unless the run stores none."""

@@ -1,6 +1,6 @@
-"""Data inside an HTML file: whatever a model wrote stays data.
+"""Data inside an HTML file. Model output stays data.
 
-In: values made of numbers, strings, lists and dictionaries. Out: ASCII that may stand inside a script element.
+In: values made of numbers, strings, lists and dictionaries. Out: ASCII that is safe inside a script element.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _UNSAFE = "<>&'"
 
 
 def to_json(value: Any) -> str:
-    r"""Return a value as JSON in ASCII without `<`, `>`, `&` and `'`, so that no text can end the element it stands in.
+    r"""Return a value as JSON in ASCII without `<`, `>`, `&` and `'`, which could end the element around it.
 
     Numbers have 7 significant digits; those that are not finite become null. Lone surrogates stay as `\ud800`.
     """
@@ -33,7 +33,7 @@ def compressed(value: Any) -> str:
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
-    """Replace each `{{NAME}}` of a template by its part, once: what stands inside the parts is left as it is.
+    """Replace each `{{NAME}}` of a template by its part. Names inside the parts are not replaced.
 
     Raises:
         KeyError: If a name has no part.
@@ -51,5 +51,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [v if type(v) in (int, str) else _plain(v) for v in value]  # most lists are long and need nothing
+        return [v if type(v) in (int, str) else _plain(v) for v in value]  # most lists are long and hold plain values
     return value

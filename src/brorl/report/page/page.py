@@ -1,7 +1,7 @@
-"""The report of some runs as one HTML file: charts, rollouts, settings; offline, and safe whatever a model wrote.
+"""The report of some runs as one HTML file: charts, rollouts, settings.
 
-In: runs. Out: the text of the page, and what of their rollouts it holds. Everything is inside: plotly's script, data,
-styles. The page's own policy forbids it every request, and model output is only ever put in as text.
+In: runs. Out: the text of the page, and the part of their rollouts on it. The file is complete: plotly's script, data,
+styles. Its content security policy blocks all requests, and model output is inserted as text only.
 """
 
 from __future__ import annotations
@@ -17,36 +17,29 @@ from typing import Any
 import brorl
 from brorl.cost import cost_of_step
 from brorl.report.page.embedding import fill, to_json
-from brorl.report.page.figures import (
-    Chart,
-    cost_charts,
-    coverage_charts,
-    learning_charts,
-    optimisation_charts,
-)
+from brorl.report.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
 from brorl.report.page.histogram import success_histogram
 from brorl.report.page.rollouts import RunRollouts, choose_evaluations, choose_rollouts
-from brorl.report.page.summary import HEADINGS, notes, summary_row
-from brorl.report.page.tiles import Tile, tiles
+from brorl.report.page.summary import HEADINGS, Tile, notes, summary_row, tiles
 from brorl.report.page.traces import plotly_text
 from brorl.report.reasons import reason, why_no_coverage, why_no_held_out_responses, why_no_rollouts
 from brorl.report.score_change import best_evaluation
 from brorl.report.visible_text import visible_text
 from brorl.runs.run_record import RunRecord, differing_settings, number
-from brorl.runs.stored_rollouts import Folder, steps_in_words
+from brorl.runs.stored_rollouts import Folder, step_list
 
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
-_EVALUATION_SHARE = 4  # the responses of evaluations may take one part in so many of it
-_MOST_STEPS = 40  # whose rollouts are on the page, of all runs together
+_EVALUATION_SHARE = 4  # the responses of evaluations may take a quarter of these bytes
+_MOST_STEPS = 40  # most steps with rollouts on the page, over all runs
 _INTRODUCTIONS = {
-    "coverage": "A group is all N rollouts of one prompt in one step. It teaches something only if some of them are "
-    "correct and some are not.",
+    "coverage": "A group is all N rollouts of one prompt in one step. A mixed group has correct and incorrect "
+    "rollouts. Only mixed groups give a gradient.",
 }
 _TABLE_NOTE = (
     "Held-out scores: at the first evaluation → at the last one, with 95% intervals over prompts. Time: that of the "
-    "steps, without evaluations and checkpoints. Dropped: rollouts of groups with one outcome."
+    "steps, without evaluations and checkpoints. Dropped: rollouts of groups that were not mixed."
 )
-MARK = "<!-- brorl report -->"  # in the first lines of every page, so that no other file is ever replaced by one
+MARK = "<!-- brorl report -->"  # in the first lines of every page, so that a report replaces no other file
 
 
 @dataclass(frozen=True)
@@ -55,8 +48,8 @@ class Page:
 
     Attributes:
         html: The file's text.
-        rollouts: For each run what of its rollouts is on it.
-        evaluations: For each run the evaluations whose responses are on it.
+        rollouts: For each run the rollouts on the page.
+        evaluations: For each run the responses of evaluations on the page.
     """
 
     html: str
@@ -68,8 +61,8 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
     """Make the report of some runs.
 
     Args:
-        runs: At least one run; several are laid over each other.
-        rollout_bytes: How many bytes the runs' rollouts may take together.
+        runs: At least one run; charts show several together.
+        rollout_bytes: Most bytes of compressed rollouts, over all runs.
     """
     share, most_steps = rollout_bytes // len(runs), max(_MOST_STEPS // len(runs), 2)
     evaluations = tuple(choose_evaluations(run, share // _EVALUATION_SHARE) for run in runs)
@@ -77,7 +70,15 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
         choose_rollouts(run.path, share - sum(len(step.data) for step in evaluated.steps), most_steps)
         for run, evaluated in zip(runs, evaluations, strict=True)
     )
-    sections = _sections(runs)
+    histogram = success_histogram(runs)
+    sections = (
+        ("learning", "Learning", learning_charts(runs)),
+        ("coverage", "Coverage of N rollouts", coverage_charts(runs)),
+        ("cost", "Cost", cost_charts(runs)),
+        ("optimization", "Optimization", optimization_charts(runs)),
+    )
+    no_histogram = _empty_card("success", "Success of training prompts", reason(runs, why_no_coverage))
+    more = {"learning": _text("histogram.html") if histogram else no_histogram}
     charts = [chart for _, _, charts in sections for chart in charts]
     html = fill(_text("template.html"), {
         "MARK": MARK,
@@ -86,13 +87,17 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
         "VERSION": escape(brorl.__version__),
         "SUMMARY": _summary(runs),
         "NOTES": _notes(runs),
-        "SECTIONS": "\n".join(
-            _section(*section, more=_histogram_card(runs) if section[0] == "learning" else "") for section in sections
-        ),
+        "SECTIONS": "\n".join(_section(*section, more.get(section[0], "")) for section in sections),
         "LEFT_OUT": _left_out(runs, rollouts, evaluations),
         "SETTINGS": _settings(runs),
         "MACHINE": _machine(runs),
-        "DATA": to_json(_data(runs, charts, rollouts, evaluations)),
+        "DATA": to_json(
+            {
+                "runs": [_run_data(*one) for one in zip(runs, rollouts, evaluations, strict=True)],
+                "charts": [_chart_data(chart) for chart in charts if chart.traces],
+                "histogram": histogram,
+            }
+        ),
         "ROLLOUTS": "\n".join([*_payloads("rollouts", rollouts), *_payloads("evaluations", evaluations)]),
         "PLOTLY": plotly_script(),
         "SCRIPT": "\n".join(_text(name) for name in ("charts.js", "rollouts.js", "tree.js", "responses.js", "page.js")),
@@ -106,17 +111,7 @@ def plotly_script() -> str:
     return script.replace("</script", "<\\/script")
 
 
-def _sections(runs: Sequence[RunRecord]) -> list[tuple[str, str, list[Chart]]]:
-    """Return the sections of charts: id, title, charts."""
-    return [
-        ("learning", "Learning", learning_charts(runs)),
-        ("coverage", "What N rollouts see", coverage_charts(runs)),
-        ("cost", "Cost", cost_charts(runs)),
-        ("optimisation", "Optimization", optimisation_charts(runs)),
-    ]
-
-
-def _section(name: str, title: str, charts: Iterable[Chart], more: str = "") -> str:
+def _section(name: str, title: str, charts: Iterable[Chart], more: str) -> str:
     cards = "\n".join(_card(chart) for chart in charts)
     introduction = f'<p class="explanation">{_INTRODUCTIONS[name]}</p>' if name in _INTRODUCTIONS else ""
     return (
@@ -141,12 +136,6 @@ def _empty_card(name: str, title: str, why: str) -> str:
         f'<article class="card nothing" id="card-{name}"><h3>{escape(title)}</h3>'
         f'<p class="empty">{escape(visible_text(why))}</p></article>'
     )
-
-
-def _histogram_card(runs: Sequence[RunRecord]) -> str:
-    if success_histogram(runs):
-        return _text("histogram.html")
-    return _empty_card("success", "Success of training prompts", reason(runs, why_no_coverage))
 
 
 def _summary(runs: Sequence[RunRecord]) -> str:
@@ -174,43 +163,37 @@ def _tile(tile: Tile) -> str:
 
 
 def _notes(runs: Sequence[RunRecord]) -> str:
-    items = [(run, note) for run in runs for note in notes(run)]
-    if not items:
-        return ""
-    several = len(runs) > 1
-    names = [f"<b>{escape(run.name)}</b>: " if several else "" for run, _ in items]
-    lines = "".join(
-        f"<li>{name}{escape(visible_text(note))}</li>" for name, (_, note) in zip(names, items, strict=True)
-    )
-    return f'<div class="notes" role="note"><h2>Notes</h2><ul>{lines}</ul></div>'
+    items = [(run, visible_text(note)) for run in runs for note in notes(run)]
+    return f'<div class="notes" role="note"><h2>Notes</h2><ul>{_items(runs, items)}</ul></div>' if items else ""
 
 
 def _left_out(runs: Sequence[RunRecord], rollouts: Sequence[RunRollouts], evaluations: Sequence[RunRollouts]) -> str:
-    """Return, for each run, which rollouts are on the page and how to see the others."""
-    items = []
-    for run, chosen, evaluated in zip(runs, rollouts, evaluations, strict=True):
-        name = f"<b>{escape(run.name)}</b>: " if len(runs) > 1 else ""
-        items += [
-            f"<li>{name}{escape(text)}</li>" for text in (evaluations_shown(run, evaluated), left_out(run, chosen))
-        ]
-    return f'<ul class="left-out">{"".join(items)}</ul>'
+    """Return, for each run, which rollouts are on the page, and the command that shows the others."""
+    chosen = zip(runs, rollouts, evaluations, strict=True)
+    items = [(run, text) for run, r, e in chosen for text in (evaluations_shown(run, e), left_out(run, r))]
+    return f'<ul class="left-out">{_items(runs, items)}</ul>'
+
+
+def _items(runs: Sequence[RunRecord], items: Sequence[tuple[RunRecord, str]]) -> str:
+    """Return the items of a list; those of several runs begin with the run's name."""
+    names = [f"<b>{escape(run.name)}</b>: " if len(runs) > 1 else "" for run, _ in items]
+    return "".join(f"<li>{name}{escape(text)}</li>" for name, (_, text) in zip(names, items, strict=True))
 
 
 def evaluations_shown(run: RunRecord, chosen: RunRollouts) -> str:
-    """Return of which evaluations the page holds responses, and to how many prompts, or why of none."""
+    """Return the evaluations and the number of prompts on the page, or the reason if there are none."""
     if not chosen.steps:
         return f"Held-out prompts: {why_no_held_out_responses(run)}"
     prompts = max(step.all_prompts for step in chosen.steps)
     of_all = f" of {int(n):,}" if (n := number(run.evaluations[-1], "evaluation", "num_prompts")) else ""
-    command = f"brorl samples {shlex.quote(str(run.path))} --held-out"
     return (
         f"Held-out prompts: the responses to {prompts}{of_all} prompts, chosen by their place in the list, at "
-        f"{steps_in_words([step.step for step in chosen.steps])}. In the terminal: {command}"
+        f"{step_list([step.step for step in chosen.steps])}. In the terminal: {_samples_command(run)} --held-out"
     )
 
 
 def left_out(run: RunRecord, chosen: RunRollouts) -> str:
-    """Return which of a run's rollouts are on the page, what was left out, and how to see it."""
+    """Return which of a run's rollouts are on the page, which were left out, and the command that shows them."""
     if not chosen.stored:
         return f"Training: {why_no_rollouts(run)}"
     shown = [step.step for step in chosen.steps]
@@ -218,18 +201,21 @@ def left_out(run: RunRecord, chosen: RunRollouts) -> str:
         sum(getattr(step, name) for step in chosen.steps)
         for name in ("prompts", "all_prompts", "responses", "all_responses")
     )
-    all_of_it = "all" if len(shown) == len(chosen.stored) else f"{len(shown)} of {len(chosen.stored)}"
-    said = f"Training: the rollouts of {all_of_it} stored steps are on this page ({steps_in_words(shown)})"
+    stored = "all" if len(shown) == len(chosen.stored) else f"{len(shown)} of {len(chosen.stored)}"
+    text = f"Training: the rollouts of {stored} stored steps are on this page ({step_list(shown)})"
     if all_prompts > prompts:
-        said += f"; of these steps {prompts:,} of {all_prompts:,} prompts"
+        text += f"; of these steps {prompts:,} of {all_prompts:,} prompts"
     if all_responses > responses:
-        said += f"; {responses:,} of {all_responses:,} distinct responses, the most frequent of each prompt"
-    command = f"brorl samples {shlex.quote(str(run.path))} --step {(shown or chosen.stored)[-1]}"
-    return f"{said}. In the terminal, complete: {command}"
+        text += f"; {responses:,} of {all_responses:,} distinct responses, the most frequent of each prompt"
+    return f"{text}. In the terminal, complete: {_samples_command(run)} --step {(shown or chosen.stored)[-1]}"
+
+
+def _samples_command(run: RunRecord) -> str:
+    return f"brorl samples {shlex.quote(str(run.path))}"
 
 
 def _settings(runs: Sequence[RunRecord]) -> str:
-    """Return the differences between runs, and all settings to unfold."""
+    """Return the table of differences between runs, and the folded table of all settings."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     if not names:
         return '<p class="empty">No settings: config.yaml is missing.</p>'
@@ -251,7 +237,7 @@ def _setting(runs: Sequence[RunRecord], name: str) -> list[str]:
 
 
 def _machine(runs: Sequence[RunRecord]) -> str:
-    """Return where each run was made and with what."""
+    """Return the table of each run's machine, versions and command."""
     rows = []
     for run in runs:
         env = run.environment
@@ -272,7 +258,13 @@ def _machine(runs: Sequence[RunRecord]) -> str:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: Iterable[int] = ()) -> str:
-    """Return a table whose rows become blocks where it is narrow; the cells are HTML, the headings text."""
+    """Return a table whose rows become blocks on narrow screens.
+
+    Args:
+        headings: Text of the headings.
+        rows: HTML of the cells.
+        marked: Indices of highlighted rows.
+    """
     chosen = set(marked)
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = "".join(
@@ -290,43 +282,31 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: Itera
     )
 
 
-def _data(
-    runs: Sequence[RunRecord],
-    charts: Sequence[Chart],
-    rollouts: Sequence[RunRollouts],
-    evaluations: Sequence[RunRollouts],
-) -> dict[str, Any]:
+def _run_data(run: RunRecord, chosen: RunRollouts, evaluated: RunRollouts) -> dict[str, Any]:
     return {
-        "runs": [
-            {
-                "name": run.name,
-                "plotlyName": plotly_text(run.name),
-                "x": _progress(run),
-                "resets": [at for at, r in enumerate(run.records) if "reference_reset" in r],
-                "rollouts": [{"step": step.step, "label": f"step {step.step}"} for step in chosen.steps],
-                "evaluations": _evaluation_labels(run, evaluated),
-                "tokensKnown": chosen.tokens_known,
-                "samples": f"brorl samples {shlex.quote(str(run.path))}",
-            }
-            for run, chosen, evaluated in zip(runs, rollouts, evaluations, strict=True)
-        ],
-        "charts": [
-            {
-                "name": chart.name,
-                "traces": list(chart.traces),
-                "layout": chart.layout,
-                "byProgress": chart.by_progress,
-                "resets": chart.resets,
-            }
-            for chart in charts
-            if chart.traces
-        ],
-        "histogram": success_histogram(runs),
+        "name": run.name,
+        "plotlyName": plotly_text(run.name),
+        "x": _progress(run),
+        "resets": [at for at, r in enumerate(run.records) if "reference_reset" in r],
+        "rollouts": [{"step": step.step, "label": f"step {step.step}"} for step in chosen.steps],
+        "evaluations": _evaluation_labels(run, evaluated),
+        "tokensKnown": chosen.tokens_known,
+        "samples": _samples_command(run),
+    }
+
+
+def _chart_data(chart: Chart) -> dict[str, Any]:
+    return {
+        "name": chart.name,
+        "traces": list(chart.traces),
+        "layout": chart.layout,
+        "byProgress": chart.by_progress,
+        "resets": chart.resets,
     }
 
 
 def _progress(run: RunRecord) -> dict[str, list[float]]:
-    """Return how far the run was at each line of its metrics, in each unit; evaluations cost nothing."""
+    """Return the progress of the run at each line of its metrics, in each unit; evaluations cost nothing."""
     costs = list(accumulate(cost_of_step(r) for r in run.records))
     return {
         "step": [r["step"] for r in run.records],

@@ -1,14 +1,15 @@
-"""Rollouts for the page: some steps of a run, each with its prompts' trees, within a number of bytes.
+"""The rollouts on the page: some steps of a run, each with its prompts' trees, within a number of bytes.
 
-In: a run directory. Out: compressed data, one piece a step, and what was left out. Steps of training are evenly spaced;
-of evaluations there are the first, the best and the last. Within a step that is too large by itself the rarest
-responses are left out first, then prompts.
+In: a run directory. Out: compressed data for each step, and the counts of what was left out. Steps of training are
+evenly spaced; evaluations are the first, the best and the last. A step that is too large loses its rarest responses
+first, then prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.report.page.embedding import compressed
-from brorl.report.page.token_texts import TokenTexts
 from brorl.report.score_change import best_evaluation
 from brorl.runs.run_record import RunRecord
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
 
-_BYTES_PER_NODE = 5  # of compressed data, roughly; what it really takes is measured
-_FEWEST_PROMPTS = 16  # a step's budget is spread over so many prompts at least
-_UNKNOWN = 1  # log-probs are at most 0; this stands for one that is not known
+_BYTES_PER_NODE = 5  # of compressed data, roughly; the true size is measured
+_FEWEST_PROMPTS = 16  # a step's bytes are divided among at least this many prompts
+_UNKNOWN = 1  # stands for an unknown log-prob; log-probs are at most 0
+
+
+class TokenTexts:
+    """Texts of the tokens of a run, from the tokenizer beside its weights.
+
+    Args:
+        run: The run directory.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._tokenizer = _load_tokenizer(run)
+        self.piece = cache(self._piece)
+
+    @property
+    def known(self) -> bool:
+        """Whether the run's tokenizer could be read."""
+        return self._tokenizer is not None
+
+    def _piece(self, token: int) -> tuple[str, bool]:
+        """Return the text that a token adds, or its id, and whether it is a special token such as an end token."""
+        if self._tokenizer is None or self._tokenizer.id_to_token(token) is None:
+            return f"[{token}]", False
+        # A single token may lose its leading space. The text that a second copy adds keeps it.
+        once, twice = (self._tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
+        text = twice[len(once) :] if twice.startswith(once) else once
+        added = self._tokenizer.get_added_tokens_decoder().get(token)
+        return text, bool(added and added.special)
+
+
+def _load_tokenizer(run: Path) -> Any:
+    """Return the tokenizer of a run's last checkpoint; None if there is none that can be read."""
+    files = sorted((run / "checkpoints").glob("*/tokenizer.json"))
+    if not files:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(files[-1]))
+    except Exception:  # the library raises a bare Exception for a file that it cannot read
+        return None
 
 
 @dataclass(frozen=True)
@@ -33,9 +73,9 @@ class StepRollouts:
     Attributes:
         step: The step.
         data: Compressed JSON in base64.
-        prompts: Prompts in it.
-        all_prompts: Prompts that the step sampled.
-        responses: Distinct responses in it.
+        prompts: Prompts in the data.
+        all_prompts: Prompts of the step.
+        responses: Distinct responses in the data.
         all_responses: Distinct responses of the step.
     """
 
@@ -49,12 +89,12 @@ class StepRollouts:
 
 @dataclass(frozen=True)
 class RunRollouts:
-    """What is on the page of a run's rollouts, or of the responses of its evaluations.
+    """The rollouts of a run, or the responses of its evaluations, on the page.
 
     Attributes:
-        steps: The steps chosen, ascending.
+        steps: The chosen steps, ascending.
         stored: All steps that the run stored.
-        tokens_known: Whether tokens could be turned into text.
+        tokens_known: Whether the run's tokenizer could be read.
     """
 
     steps: tuple[StepRollouts, ...]
@@ -63,15 +103,15 @@ class RunRollouts:
 
 
 def choose_rollouts(run: Path, max_bytes: int, most_steps: int) -> RunRollouts:
-    """Choose what of a run's rollouts goes on the page.
+    """Choose the steps of training on the page.
 
     Args:
         run: The run directory.
-        max_bytes: How many bytes the data may take in all.
-        most_steps: How many steps at most; a step takes time to encode.
+        max_bytes: Most bytes of data, over all steps.
+        most_steps: Most steps, at least 1; encoding a step takes time.
 
     Returns:
-        As many evenly spaced steps as there is room for, the first and the last among them.
+        As many evenly spaced steps as fit, the first and the last among them.
     """
     stored = stored_steps(run)
     texts = TokenTexts(run)
@@ -81,7 +121,7 @@ def choose_rollouts(run: Path, max_bytes: int, most_steps: int) -> RunRollouts:
         total = 0
         for step in evenly_spaced(stored, number):
             if step not in made:
-                # A quarter for each step keeps at least four of them: progress shows only between steps.
+                # At most a quarter of the bytes per step keeps at least four steps: progress shows between steps.
                 made[step] = encode_step(run, step, texts, max_bytes // min(4, len(stored)))
             total += len(made[step].data)
             if total > max_bytes:
@@ -98,10 +138,10 @@ def choose_evaluations(run: RunRecord, max_bytes: int) -> RunRollouts:
 
     Args:
         run: The run.
-        max_bytes: How many bytes the data may take in all.
+        max_bytes: Most bytes of data, over all evaluations.
 
     Returns:
-        As many of the three as there are and as fit, each with an equal share of the bytes.
+        The evaluations that fit, each within an equal share of the bytes.
     """
     stored = stored_steps(run.path, "evaluations")
     best = best_evaluation(run)
@@ -112,7 +152,7 @@ def choose_evaluations(run: RunRecord, max_bytes: int) -> RunRollouts:
 
 
 def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
-    """Return so many of the steps, evenly spaced by their place, with the last one and, from two on, the first."""
+    """Return `number` of the steps, evenly spaced by their place: the last one, and from two on the first one."""
     if number >= len(steps):
         return list(steps)
     if number == 1:
@@ -121,14 +161,14 @@ def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
 
 
 def encode_step(run: Path, step: int, texts: TokenTexts, max_bytes: int, folder: Folder = "rollouts") -> StepRollouts:
-    """Encode a step's rollouts; too large a step loses its rarest responses, then prompts.
+    """Encode a step's rollouts. A step that is too large loses its rarest responses, then prompts.
 
     Args:
         run: The run directory.
         step: The step.
         texts: Texts of the tokens.
-        max_bytes: How many bytes the data may take.
-        folder: Where the run stored them.
+        max_bytes: Most bytes of data.
+        folder: "rollouts" of training, or responses of "evaluations".
     """
     nodes = max(max_bytes // _BYTES_PER_NODE, 1)
     groups, sizes, all_responses = [], [], 0
@@ -138,7 +178,8 @@ def encode_step(run: Path, step: int, texts: TokenTexts, max_bytes: int, folder:
         groups.append(encoded)
         sizes.append(size)
     all_prompts = len(groups)
-    kept = _within(groups, sizes, nodes)
+    total = sum(sizes)
+    kept = groups if total <= nodes else _spread(groups, max(len(groups) * nodes // total, 1))
     while True:
         data = compressed(_step_data(step, kept, texts))
         if len(data) <= max_bytes or not kept:
@@ -147,13 +188,8 @@ def encode_step(run: Path, step: int, texts: TokenTexts, max_bytes: int, folder:
     return StepRollouts(step, data, len(kept), all_prompts, sum(len(g["leaf"]) for g in kept), all_responses)
 
 
-def _within(groups: list[dict[str, Any]], sizes: Sequence[int], nodes: int) -> list[dict[str, Any]]:
-    total = sum(sizes)
-    return groups if total <= nodes else _spread(groups, max(len(groups) * nodes // total, 1))
-
-
 def _spread(groups: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
-    """Return so many groups, evenly spaced by success, in their old order."""
+    """Return `number` groups, evenly spaced by pass rate, in their old order."""
     if not number:
         return []
     order = sorted(range(len(groups)), key=lambda i: groups[i]["right"] / groups[i]["rollouts"])
@@ -161,7 +197,7 @@ def _spread(groups: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
 
 
 def _encode_group(group: StoredGroup, texts: TokenTexts, max_nodes: int) -> tuple[dict[str, Any], int]:
-    """Return a group as plain values and its number of nodes: the most frequent responses that fit, at least one."""
+    """Return a group as plain values, with its most frequent responses that fit, and its number of nodes."""
     whole = group.tree
     leaves = _most_frequent(group, max_nodes)
     tree, node_index = whole.select(leaves)
@@ -194,7 +230,7 @@ def _encode_group(group: StoredGroup, texts: TokenTexts, max_nodes: int) -> tupl
 
 
 def _most_frequent(group: StoredGroup, max_nodes: int) -> NDArray[np.int64]:
-    """Return the most frequent responses whose tokens together are few enough, ascending; at least one."""
+    """Return the indices of the most frequent responses that fit, ascending; at least one."""
     tree = group.tree
     if tree.num_unique_tokens <= max_nodes:
         return np.arange(tree.num_responses)
@@ -204,7 +240,7 @@ def _most_frequent(group: StoredGroup, max_nodes: int) -> NDArray[np.int64]:
 
 
 def _text_if_needed(text: str, tokens: Sequence[int], texts: TokenTexts) -> str | None:
-    """Return the stored text where the tokens' texts, one after the other, do not already give it."""
+    """Return the stored text if the texts of the tokens, joined, differ from it."""
     pieces = (texts.piece(token) for token in tokens)
     joined = "".join(piece for piece, special in pieces if not special)
     return None if joined in (text, f" {text}") else text
@@ -217,7 +253,7 @@ def _thousandths(logprob_M: NDArray[np.float64]) -> list[int]:
 
 
 def _step_data(step: int, groups: Sequence[dict[str, Any]], texts: TokenTexts) -> dict[str, Any]:
-    """Return a step with one list of the tokens that occur; the groups hold places in it."""
+    """Return a step with one list of its distinct tokens; the groups hold indices into it."""
     tokens = sorted({token for group in groups for token in group["token"]})
     place = {token: i for i, token in enumerate(tokens)}
     pieces = [texts.piece(token) for token in tokens]

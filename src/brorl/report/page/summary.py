@@ -1,4 +1,4 @@
-"""What stands above the charts of several runs: a row of numbers for each; and of every run, what was unusual.
+"""The summary above the charts: tiles for one run, a row of a table for each of several, and notes on every run.
 
 In: runs. Out: text and numbers, no HTML.
 """
@@ -7,105 +7,98 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Literal
 
-from brorl.cost import total_cost
-from brorl.runs.run_record import Record, RunRecord, number
+from brorl.cost import UNITS, total_cost
+from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import duration, interval
+from brorl.report.reasons import why_no_change, why_no_update
+from brorl.report.score_change import ScoreChange, best_evaluation, ks_of, score, score_changes
+from brorl.runs.run_record import Record, RunRecord, number, total
 
 HEADINGS = (
     "run", "steps", "prompts x N", "held-out pass@1", "at the largest k", "rollouts", "dropped", "tokens sampled",
     "computed", "time",
 )  # fmt: skip
+_ENDS = 25  # most steps at either end of the run over which the reward is averaged
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """What dynamic sampling dropped: rollouts of groups with one outcome, in the steps whose metrics count them.
+class Figure:
+    """A number of a tile.
 
     Attributes:
-        samples: Rollouts dropped.
-        all_samples: Rollouts sampled in these steps.
-        unique_tokens: Tokens computed for the dropped ones.
-        all_unique_tokens: Tokens computed in these steps.
+        value: The number, as text.
+        label: The name of the number.
+        details: Further lines.
     """
 
-    samples: int
-    all_samples: int
-    unique_tokens: int
-    all_unique_tokens: int
+    value: str
+    label: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile.
+
+    Attributes:
+        title: Its title.
+        tone: Its color.
+        figures: Its numbers.
+        text: A sentence below the numbers; may be empty.
+    """
+
+    title: str
+    tone: Literal["good", "bad", "plain"]
+    figures: tuple[Figure, ...]
+    text: str = ""
+
+
+def tiles(run: RunRecord) -> list[Tile]:
+    """Return the tiles of a run."""
+    return [*_score_tiles(run), _cost_tile(run), *_dropped_tile(run), _progress_tile(run)]
 
 
 def summary_row(run: RunRecord) -> tuple[str, ...]:
     """Return the cells of a run, in the order of `HEADINGS`."""
-    cost, lost = total_cost(run.records), dropped(run)
+    cost, dropped = total_cost(run.records), _dropped(run, "samples")
     return (
         run.name,
         steps_done(run),
-        batch(run),
-        _before_after(run, min),
-        _before_after(run, max),
+        _batch(run),
+        _before_after(run, 0),
+        _before_after(run, -1),
         f"{cost.samples:,}",
-        f"{lost.samples:,} ({share(lost.samples, lost.all_samples)})" if lost else "not counted",
+        f"{dropped[0]:,} ({_share(*dropped)})" if dropped else "not counted",
         f"{cost.sampled_tokens:,}",
-        share(cost.unique_tokens, cost.sampled_tokens),
+        _share(cost.unique_tokens, cost.sampled_tokens),
         duration(cost.seconds),
     )
 
 
 def notes(run: RunRecord) -> list[str]:
-    """Return what was unusual in a run, a sentence each."""
-    said = [f"Sign of collapse at {r['collapse']}" for r in run.records if "collapse" in r]
-    said += [_ended(run, r) for r in run.records if "ended" in r]
-    resets = [r["step"] for r in run.records if "reference_reset" in r]
-    if resets:
+    """Return sentences on unusual events in a run."""
+    lines = [f"Sign of collapse at {r['collapse']}" for r in run.records if "collapse" in r]
+    lines += [_ended(run, r) for r in run.records if "ended" in r]
+    if resets := [r["step"] for r in run.records if "reference_reset" in r]:
         times = "once" if len(resets) == 1 else f"{len(resets)} times"
-        said.append(f"The reference policy was reset {times}, after {_listed(resets)}.")
+        lines.append(f"The reference policy was reset {times}, after {_listed(resets)}.")
     for what, name in (("timed out", "verifier_timeouts"), ("failed", "verifier_failures")):
-        lost = int(sum(number(r, "sampling", name) or 0 for r in run.steps))
-        while_evaluating = int(sum(number(r, "evaluation", name) or 0 for r in run.evaluations))
-        if lost or while_evaluating:
-            said.append(
-                f"{lost:,} verifications of training and {while_evaluating:,} of evaluation {what}; they count as "
+        training, evaluating = total(run.steps, "sampling", name), total(run.evaluations, "evaluation", name)
+        if training or evaluating:
+            lines.append(
+                f"{training:,.0f} verifications in training and {evaluating:,.0f} in evaluations {what}. They count as "
                 "incorrect."
             )
-    retries = int(sum(number(r, "update", "out_of_memory_retries") or 0 for r in run.steps))
-    if retries:
-        said.append(f"Memory ran out {retries} times; smaller passes with the same gradients followed.")
-    return said + _coverage_note(run)
-
-
-def dropped(run: RunRecord) -> Dropped | None:
-    """Return what dynamic sampling dropped over the run; None if its metrics do not count it."""
-    names = ("samples_dropped", "samples", "unique_tokens_dropped", "unique_tokens")
-    rows = [[number(r, "sampling", name) for name in names] for r in run.steps]
-    known = [[int(value) for value in row if value is not None] for row in rows if None not in row]
-    return Dropped(*map(sum, zip(*known, strict=True))) if known else None
-
-
-def share(part: float, whole: float) -> str:
-    """Return a share in percent; a dash where there is no whole."""
-    return f"{part / whole:.1%}" if whole else "–"  # noqa: RUF001
-
-
-def spread(low: float, high: float) -> str:
-    """Return an interval, with a space that does not break."""
-    return f"[{low:.3f},\u00a0{high:.3f}]"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as `45 s`, `3 min 05 s` or `2 h 07 min`, with spaces that do not break."""
-    whole = round(seconds)
-    if whole < 60:
-        text = f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    elif whole < 3600:
-        text = f"{whole // 60} min {whole % 60:02d} s"
-    else:
-        text = f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-    return text.replace(" ", "\u00a0")
+    if retries := total(run.steps, "update", "out_of_memory_retries"):
+        lines.append(f"Memory ran out {retries:.0f} times. Smaller passes with the same gradients followed.")
+    return lines + _coverage_note(run)
 
 
 def steps_done(run: RunRecord) -> str:
-    """Return how many steps a run has made, and of how many or of which budget."""
+    """Return the number of steps of a run, and the planned number or the budget."""
     last, planned = (run.updates or run.records[:1])[-1]["step"], run.settings.get("steps")
     limit = run.settings.get("budget.limit")
     if limit not in (None, "null"):
@@ -113,50 +106,152 @@ def steps_done(run: RunRecord) -> str:
     return f"{last:,}" if planned in (None, str(last)) else f"{last:,} of {planned}"
 
 
-def batch(run: RunRecord) -> str:
-    """Return prompts of a step times rollouts of a prompt."""
+def _score_tiles(run: RunRecord) -> list[Tile]:
+    changes = score_changes(run)
+    if not changes:
+        return [_learning_tile(run)]
+    rose, fell, unclear = (
+        tuple(_change_figure(run, c) for c in changes if c.direction == direction)
+        for direction in ("rose", "fell", "unclear")
+    )
+    made = [
+        Tile("Scores that rose", "good" if rose else "plain", rose, "" if rose else "No held-out score clearly rose."),
+        Tile("Scores that fell", "bad" if fell else "plain", fell, "" if fell else "No held-out score clearly fell."),
+    ]
+    return [*made, Tile("No clear change", "plain", unclear)] if unclear else made
+
+
+def _change_figure(run: RunRecord, change: ScoreChange) -> Figure:
+    first, last = run.evaluations[0], run.evaluations[-1]
+    details = [f"95% intervals: {_ends(change.before)} {_when(first)}, {_ends(change.after)} {_when(last)}"]
+    if change.difference:
+        ends = change.difference.value, change.difference.low, change.difference.high
+        rounded = Estimate(*(round(end, 3) + 0.0 for end in ends))  # + 0.0: never -0.000
+        details.insert(0, f"change {_unbroken(interval(rounded, sign='+'))}")
+    best = best_evaluation(run)
+    if best is not None and best is not last and change.k == ks_of(best)[0]:
+        details.append(f"best: {score(best, change.k).value:.3f} {_when(best)}")
+    value = _unbroken(f"{change.before.value:.3f} → {change.after.value:.3f}")
+    return Figure(value, f"held-out pass@{change.k}", tuple(details))
+
+
+def _learning_tile(run: RunRecord) -> Tile:
+    """Return the tile of a run without two evaluations: its scores, or its reward in training."""
+    figures = [
+        Figure(f"{one.value:.3f}", f"held-out pass@{k}", (f"95% interval {_ends(one)} {_when(record)}",))
+        for record in run.evaluations[-1:]
+        for k, one in ((k, score(record, k)) for k in ks_of(record))
+    ]
+    return Tile("Learning", "plain", tuple(figures or _reward(run)), why_no_change(run))
+
+
+def _reward(run: RunRecord) -> list[Figure]:
+    rewards = [value for r in run.updates if (value := number(r, "sampling", "reward")) is not None]
+    size = min(_ENDS, len(rewards) // 2)
+    if not size:
+        return []
+    steps = "step" if size == 1 else f"{size} steps"
+    details = (f"means of the first {steps} and of the last {steps}, which have different prompts",)
+    means = _unbroken(f"{fmean(rewards[:size]):.3f} → {fmean(rewards[-size:]):.3f}")
+    return [Figure(means, "reward in training", details)]
+
+
+def _cost_tile(run: RunRecord) -> Tile:
+    cost = total_cost(run.records)
+    evaluating = total(run.evaluations, "evaluation", "seconds")
+    verified = total(run.steps, "sampling", "distinct_responses")
+    computed = f"{_share(cost.unique_tokens, cost.sampled_tokens)} of {cost.sampled_tokens:,} tokens sampled"
+    more = (f"evaluations took another {duration(evaluating)}",) if evaluating else ()
+    figures = (
+        Figure(duration(cost.seconds), "time of the steps", more),
+        Figure(f"{cost.samples:,}", "rollouts sampled", (f"{verified:,.0f} distinct responses verified",)),
+        Figure(f"{cost.unique_tokens:,}", "tokens computed", (computed,)),
+    )
+    return Tile("Cost", "plain", figures)
+
+
+def _dropped_tile(run: RunRecord) -> list[Tile]:
+    figures = tuple(
+        Figure(f"{dropped[0]:,}", label, (f"{_share(*dropped)} of those {verb}",))
+        for name, label, verb in (
+            ("samples", "rollouts", "sampled"),
+            ("unique_tokens", "tokens computed", "computed"),
+        )
+        if (dropped := _dropped(run, name))
+    )
+    text = "Groups that are not mixed give no gradient."
+    return [Tile("Dropped by dynamic sampling", "plain", figures, text)] if figures else []
+
+
+def _progress_tile(run: RunRecord) -> Tile:
+    last = run.records[-1]
+    if "ended" not in last:
+        text = "The metrics end here: the run is not finished, or it was stopped." if _is_unfinished(run) else ""
+    elif "update" in last:
+        text = f"The run ended early, after step {last['step']}: signs of collapse."
+    else:
+        why = "" if run.updates else f" {why_no_update(run)}"
+        text = f"The run ended early, at step {last['step']}: too few mixed groups.{why}"
+    return Tile("Progress", "plain", (Figure(steps_done(run), "steps", (f"prompts x N: {_batch(run)}",)),), text)
+
+
+def _is_unfinished(run: RunRecord) -> bool:
+    """Return whether the settings leave the run more to do."""
+    planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
+    done, spent = run.records[-1]["step"], total_cost(run.records)
+    left = [done < int(planned)] if planned != "null" else []
+    if limit != "null":
+        left += [spent.of(name) < float(limit) for name in UNITS if name == unit]
+    return bool(left) and all(left)
+
+
+def _dropped(run: RunRecord, name: str) -> tuple[int, int] | None:
+    """Return the amount that dynamic sampling dropped and the whole amount, over the steps whose metrics count it."""
+    rows = [[number(r, "sampling", key) for key in (f"{name}_dropped", name)] for r in run.steps]
+    known = [row for row in rows if None not in row]
+    dropped, whole = (sum(int(row[i] or 0) for row in known) for i in (0, 1))
+    return (dropped, whole) if known else None
+
+
+def _batch(run: RunRecord) -> str:
+    """Return the prompts of a step times the rollouts of a prompt."""
     prompts, rollouts = (run.settings.get(n) for n in ("prompts_per_step", "rollouts_per_prompt"))
     adaptive = any(r["sampling"].get("adaptive") for r in run.steps)
     return f"{prompts or '?'} x {'adaptive' if adaptive else rollouts or '?'}"
 
 
-def _before_after(run: RunRecord, which: Any) -> str:
-    """Return pass@k of the smallest or largest k at the first and the last evaluation."""
-    ends = _ends(run, which)
+def _first_and_last(run: RunRecord, place: int) -> tuple[int, Estimate, Estimate] | None:
+    """Return the smallest (0) or largest (-1) k of the first evaluation, and its first and last score."""
+    if not run.evaluations:
+        return None
+    first, last = run.evaluations[0], run.evaluations[-1]
+    k = ks_of(first)[place]
+    return (k, score(first, k), score(last, k)) if k in ks_of(last) else None
+
+
+def _before_after(run: RunRecord, place: int) -> str:
+    """Return a score at the first and the last evaluation. The text may break before an interval and at the arrow."""
+    ends = _first_and_last(run, place)
     if not ends:
         return "not evaluated"
-    k, first, last = ends
-    label = "" if which is min else f"pass@{k}:\u00a0"
-    return f"{label}{_interval(first)} → {_interval(last)}" if first is not last else label + _interval(first)
-
-
-def _ends(run: RunRecord, which: Any) -> tuple[int, Record, Record] | None:
-    estimates = [r["evaluation"]["pass_at"] for r in run.evaluations]
-    if not estimates:
-        return None
-    k = which(estimates[0], key=int)
-    first, last = estimates[0], estimates[-1]
-    return (int(k), first[k], last[k]) if k in last else None
+    k, *scores = ends
+    texts = [f"{one.value:.3f} {_ends(one)}" for one in (scores if len(run.evaluations) > 1 else scores[:1])]
+    return f"pass@{k}: " * (place != 0) + " → ".join(texts)
 
 
 def _coverage_note(run: RunRecord) -> list[str]:
-    ends = _ends(run, max)
-    if not ends or ends[0] == 1 or ends[2]["high"] >= ends[1]["low"]:
+    ends = _first_and_last(run, -1)
+    if not ends or ends[0] == 1 or ends[2].high >= ends[1].low:
         return []
     k, before, after = ends
     return [
-        f"Coverage fell: held-out pass@{k} went from {before['value']:.3f} to {after['value']:.3f}, beyond the "
-        "intervals. A lower optimizer.learning_rate or fewer steps keep more of it."
+        f"Coverage fell: held-out pass@{k} went from {before.value:.3f} to {after.value:.3f}, beyond the intervals. "
+        "A lower optimizer.learning_rate or fewer steps keep more of it."
     ]
 
 
-def _interval(estimate: Record) -> str:
-    # Spaces that do not break, so that a narrow table breaks at the arrow.
-    return f"{estimate['value']:.3f}\u00a0{spread(estimate['low'], estimate['high'])}"
-
-
 def _ended(run: RunRecord, record: Record) -> str:
-    """Return why a run ended early; one that has later lines was resumed."""
+    """Return why a run ended early; a run with later lines was resumed."""
     when = "after" if "update" in record else "at"
     resumed = "" if record is run.records[-1] else " and was resumed later"
     return f"The run ended early {when} step {record['step']}{resumed}: {record['ended']}"
@@ -165,3 +260,19 @@ def _ended(run: RunRecord, record: Record) -> str:
 def _listed(steps: Sequence[int]) -> str:
     shown = [str(step) for step in (steps if len(steps) <= 8 else [*steps[:3], "...", *steps[-3:]])]
     return f"step{'s' if len(steps) > 1 else ''} {', '.join(shown)}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "–"  # noqa: RUF001
+
+
+def _ends(estimate: Estimate) -> str:
+    return _unbroken(f"[{estimate.low:.3f}, {estimate.high:.3f}]")
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\u00a0")
+
+
+def _when(record: Record) -> str:
+    return f"after step {record['step']:,}" if record["step"] else "before training"

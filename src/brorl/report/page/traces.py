@@ -1,15 +1,13 @@
-"""Traces of the charts: lines over the course of runs, against k, against N; their numbers are those of the metrics.
+"""Traces of the charts: lines over the course of runs, against k, and against N.
 
-In: runs, and which numbers. Out: plain plotly traces. Colours and the x values of lines over the course of a run are
-put in by the page, which lets its reader choose them: `meta` of a trace says which run, which lines of its metrics, and
-which role its colour has.
-
-A trace of one run is coloured by what it shows, one of several runs by its run; dashes then tell quantities apart.
+In: runs, and the names of numbers in their metrics. Out: plotly traces as plain values. The page adds colors and x
+values in the browser, where the reader chooses them: `meta` of a trace names the run, the lines of its metrics, and the
+role of its color. With one run the color shows the quantity; with several it shows the run, and dashes the quantity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
 from typing import Any
@@ -23,37 +21,37 @@ _DASHES = ("solid", "dot", "dash", "dashdot")
 _CURVES = 5  # pass@k curves of a single run
 
 Trace = dict[str, Any]
-Getter = Callable[[Record], float | None]
+Quantity = str | tuple[str, str]  # dotted name of a number in the metrics, or the numerator and denominator of a ratio
 
 
-def value_of(*keys: str) -> Getter:
-    """Return what reads a number of a line of the metrics."""
-    return lambda record: number(record, *keys)
-
-
-def ratio_of(part: str, whole: str) -> Getter:
-    """Return what reads the ratio of two numbers of the sampling."""
-
-    def ratio(record: Record) -> float | None:
-        above, below = number(record, "sampling", part), number(record, "sampling", whole)
-        return above / below if above is not None and below else None
-
-    return ratio
-
-
-def lines(runs: Sequence[RunRecord], quantities: Sequence[tuple[str, Getter]]) -> tuple[Trace, ...]:
-    """Return a line for each run and quantity that was measured, with a name for the legend."""
+def lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
+    """Return a line for each run and each quantity that its metrics hold; the keys are labels for the legend."""
     traces = []
     for i, run in enumerate(runs):
-        for j, (label, get) in enumerate(quantities):
-            points = [(at, value) for at, r in enumerate(run.records) if (value := get(r)) is not None]
+        for j, (label, quantity) in enumerate(quantities.items()):
+            points = [(at, value) for at, r in enumerate(run.records) if (value := _value(r, quantity)) is not None]
             if points:
                 traces.append(line(runs, i, label if len(quantities) > 1 or len(runs) == 1 else "", j, points))
     return tuple(traces)
 
 
+def _value(record: Record, quantity: Quantity) -> float | None:
+    if isinstance(quantity, str):
+        return number(record, *quantity.split("."))
+    above, below = (number(record, *name.split(".")) for name in quantity)
+    return above / below if above is not None and below else None
+
+
 def line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
-    """Return a line over the course of run `i`, of its quantity number `j`."""
+    """Return a line over the course of a run.
+
+    Args:
+        runs: All runs of the page.
+        i: Index of the run.
+        label: Label of the quantity for the legend.
+        j: Index of the quantity.
+        points: Index of the line of the metrics, and the value there.
+    """
     several = len(runs) > 1
     name = " · ".join(part for part in (runs[i].name if several or not label else "", label) if part)
     return {
@@ -67,7 +65,7 @@ def line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence
 
 
 def smoothed(runs: Sequence[RunRecord], traces: Sequence[Trace]) -> tuple[Trace, ...]:
-    """Return lines thin and pale, each with its moving mean in bold; lines of few points stay as they are."""
+    """Return each line thin and pale, with its moving mean in bold; lines of few points stay unchanged."""
     made: list[Trace] = []
     for trace in traces:
         y = trace["y"]
@@ -96,19 +94,25 @@ def _with_bars(trace: Trace, low: Sequence[float], high: Sequence[float]) -> Tra
     return {**trace, "mode": "lines+markers", "error_y": error_y}
 
 
-def interval_lines(runs: Sequence[RunRecord], section: str, name: str, label: str) -> tuple[Trace, ...]:
-    """Return a line with intervals for each run that has the number, its `_low` and its `_high`."""
-    keys = (name, f"{name}_low", f"{name}_high")
-    traces = []
-    for i, run in enumerate(runs):
-        rows = [(at, [number(r, section, key) for key in keys]) for at, r in enumerate(run.records)]
-        traces += _interval_line(runs, i, "" if len(runs) > 1 else label, 0, rows)
-    return tuple(traces)
+def interval_lines(runs: Sequence[RunRecord], label: str, keys: Sequence[Sequence[str]]) -> tuple[Trace, ...]:
+    """Return a line with intervals for each run.
+
+    Args:
+        runs: All runs of the page.
+        label: Label for the legend of a single run.
+        keys: Where a line of the metrics holds the value, the low end and the high end.
+    """
+    shown = "" if len(runs) > 1 else label
+    return tuple(trace for i in range(len(runs)) for trace in _interval_line(runs, i, shown, 0, keys))
 
 
-def _interval_line(
-    runs: Sequence[RunRecord], i: int, label: str, j: int, rows: Sequence[tuple[int, Sequence[float | None]]]
-) -> list[Trace]:
+def estimate_keys(*path: str) -> list[Sequence[str]]:
+    """Return where the value and the ends of an estimate stand in a line of the metrics."""
+    return [(*path, end) for end in ("value", "low", "high")]
+
+
+def _interval_line(runs: Sequence[RunRecord], i: int, label: str, j: int, keys: Sequence[Sequence[str]]) -> list[Trace]:
+    rows = [(at, [number(r, *key) for key in keys]) for at, r in enumerate(runs[i].records)]
     known = [(at, [v for v in values if v is not None]) for at, values in rows if None not in values]
     if not known:
         return []
@@ -116,29 +120,13 @@ def _interval_line(
     return [_with_bars(trace, [v[1] for _, v in known], [v[2] for _, v in known])]
 
 
-def pass_at_lines(runs: Sequence[RunRecord], k: int) -> tuple[Trace, ...]:
-    """Return pass@k with its interval over the course of each run."""
-    traces = []
-    for i, run in enumerate(runs):
-        rows = [
-            (at, [number(r, "evaluation", "pass_at", str(k), key) for key in ("value", "low", "high")])
-            for at, r in enumerate(run.records)
-        ]
-        traces += _interval_line(runs, i, "" if len(runs) > 1 else f"pass@{k} with 95% interval", 0, rows)
-    return tuple(traces)
-
-
 def pass_at_by_source(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
-    """Return pass@1 of the prompts of each source; nothing where there is one."""
+    """Return pass@1 for each source of prompts; nothing if there is one source."""
     traces = []
     for i, run in enumerate(runs):
         sources = sorted({s for r in run.evaluations for s in r["evaluation"].get("by_source") or {}})
         for j, source in enumerate(sources):
-            rows = [
-                (at, [number(r, "evaluation", "by_source", source, "1", key) for key in ("value", "low", "high")])
-                for at, r in enumerate(run.records)
-            ]
-            traces += _interval_line(runs, i, source, j, rows)
+            traces += _interval_line(runs, i, source, j, estimate_keys("evaluation", "by_source", source, "1"))
     return tuple(traces)
 
 
@@ -160,7 +148,7 @@ def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
 
 
 def _pass_at_curve(evaluation: Record, name: str, colour: str, dash: str) -> list[Trace]:
-    """Return one curve: points with intervals at the k reported, and a line through all k where counts are stored."""
+    """Return one curve: points with intervals at the reported k, and a line through more k if counts are stored."""
     rows = sorted((int(k), v["value"], v["low"], v["high"]) for k, v in evaluation["pass_at"].items())
     line = {"width": 2, "dash": dash}
     points = {
@@ -182,7 +170,7 @@ def _pass_at_curve(evaluation: Record, name: str, colour: str, dash: str) -> lis
 
 
 def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
-    """Return the share of correct responses to each held-out prompt, first against last evaluation of each run."""
+    """Return the share of correct responses to each held-out prompt, at the first and the last evaluation."""
     traces = []
     for i, run in enumerate(runs):
         ends = [r["evaluation"] for r in (*run.evaluations[:1], *run.evaluations[-1:])]
@@ -201,9 +189,9 @@ def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
     return tuple(traces)
 
 
-def informative_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
-    """Return the share of mixed groups by step, and beside it what smaller N would have found."""
-    traces = list(lines(runs, [("", ratio_of("groups_mixed", "groups"))]))
+def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
+    """Return the share of mixed groups by step, and the shares that smaller N would have found."""
+    traces = list(lines(runs, {"": ("sampling.groups_mixed", "sampling.groups")}))
     several = len(runs) > 1
     for i, run in enumerate(runs):
         smaller = sorted({n for r in run.steps for n in _by_number(r)})[:-1]
@@ -226,7 +214,13 @@ def _by_number(record: Record, name: str = "informative_share_at") -> dict[int, 
 
 
 def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, ...]:
-    """Return means over the last steps by N, in which each group counts the same."""
+    """Return means over the groups of the last steps, by N.
+
+    Args:
+        runs: All runs of the page.
+        name: Name of a pooled number of the coverage that the metrics hold for several N.
+        label: Label for the legend of a single run.
+    """
     traces = []
     for i, run in enumerate(runs):
         last = [r for r in run.steps if _by_number(r, name)][-LAST_STEPS:]
@@ -245,5 +239,5 @@ def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, 
 
 
 def plotly_text(text: str) -> str:
-    """Return text such that plotly shows it as it is: it reads a small part of HTML."""
+    """Return text with HTML escaped: plotly interprets some HTML in its texts."""
     return escape(text, quote=False)

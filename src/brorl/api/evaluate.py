@@ -1,0 +1,294 @@
+"""`brorl.evaluate`: pass@k of a model on benchmarks, files, puzzles or held-out prompts.
+
+In: a model, data, and sampling parameters. Out: pass@k with intervals, and a folder with every response. An interrupted
+evaluation continues in its folder. Settings and data are checked before the model is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import brorl
+from brorl.activity import Observe, Phase, unobserved
+from brorl.api.checkpoint import resolve_checkpoint
+from brorl.errors import UserError
+from brorl.runs import RUNS
+
+if TYPE_CHECKING:
+    from brorl.assemble.evaluation import ReadyEvaluation
+    from brorl.assemble.evaluation_data import Request
+    from brorl.evaluation.report import EvaluationResult
+    from brorl.evaluation.responses import ResponseStore, StoredBatch
+
+Say = Callable[[str], None]
+SAMPLES, TEMPERATURE, TOP_P = 512, 0.6, 0.95
+_MOST_SAMPLES = 2**20
+_SETTINGS = ("device", "dtype", "engine.memory_gib", "engine.threads", "sampling.end_token", "evaluation.num_prompts")
+_SECTIONS = ("prompt.", "verification.")
+
+
+def is_evaluation_setting(name: str) -> bool:
+    """Return whether a setting of a recipe applies to `brorl.evaluate`."""
+    return name in _SETTINGS or name.startswith(_SECTIONS)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The arguments of `evaluate`, checked.
+
+    Raises:
+        UserError: On the first wrong value.
+    """
+
+    checkpoint: str
+    data: tuple[str, ...]
+    samples: int
+    ks: tuple[int, ...]
+    temperature: float
+    top_p: float
+    max_new_tokens: int | None
+    output_dir: str | Path | None
+    seed: int
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.samples <= _MOST_SAMPLES:
+            raise UserError(f"--samples: expected a number from 1 to {_MOST_SAMPLES:,}, not {self.samples}")
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"--temperature: expected a number of at least 0, not {self.temperature}")
+        if self.temperature == 0 and self.samples > 1:
+            raise UserError(
+                f"--temperature 0 is greedy: all {self.samples} responses to a prompt would be the same, and pass@k "
+                "would be pass@1; add --samples 1, or use a temperature above 0"
+            )
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"--top-p: expected a number above 0 and at most 1, not {self.top_p}")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise UserError(f"--max-new-tokens: expected a number of at least 1, not {self.max_new_tokens}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"--seed: expected a number of at least 0, not {self.seed}")
+        if not all(text.strip() for text in self.data):
+            raise UserError("--data: the value is empty; name a benchmark, file, hub id or puzzle, or omit --data")
+        if not self.ks or self.ks[0] < 1:
+            raise UserError(f"--ks: every number should be 1 or more, not {list(self.ks)}")
+        if self.ks[-1] > self.samples:
+            raise UserError(
+                f"--ks: pass@{self.ks[-1]} needs {self.ks[-1]} responses per prompt, but --samples is {self.samples}; "
+                f"raise --samples to {self.ks[-1]} or more, or remove {self.ks[-1]} from --ks"
+            )
+        if wrong := next((name for name in self.overrides if not is_evaluation_setting(name)), None):
+            raise UserError(
+                f"{wrong} is not a setting of an evaluation; these are: {', '.join(_SETTINGS)}, and all settings in "
+                f"{' and '.join(section.rstrip('.') for section in _SECTIONS)}"
+            )
+
+
+def evaluate(
+    checkpoint: str | Path,
+    *,
+    data: str | Sequence[str] = (),
+    samples: int = SAMPLES,
+    ks: Sequence[int] | None = None,
+    temperature: float = TEMPERATURE,
+    top_p: float = TOP_P,
+    max_new_tokens: int | None = None,
+    output_dir: str | Path | None = None,
+    seed: int = 0,
+    progress: bool = True,
+    **overrides: Any,
+) -> EvaluationResult:
+    """Measure pass@k of a model, as `brorl eval` does.
+
+    Args:
+        checkpoint: `quickstart`, a model's folder or hub id, a run directory (its last checkpoint), or a checkpoint in
+            one.
+        data: Data sets: names of benchmarks, `NAME=PATH`, files, hub ids, puzzles, or YAML mappings. By default the
+            prompts that the checkpoint's run held out.
+        samples: Responses per prompt, n, 1 to 2^20.
+        ks: Values of k for pass@k, each 1 to n. By default 1 and the powers of 2 up to n / 2, at most 256.
+        temperature: Divisor of the logits, at least 0; 0 is greedy and needs `samples=1`.
+        top_p: Nucleus mass, above 0 and at most 1.
+        max_new_tokens: Length limit of a response in tokens, at least 1. By default that of the run, else the longest
+            that fits the model, at most 32,768.
+        output_dir: Folder of the evaluation. A folder that holds this evaluation is continued. By default one in
+            `runs/evaluations`, named after the model and the settings.
+        seed: Seed of the sampling, at least 0.
+        progress: Print the settings and the progress, as the command does.
+        overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.memory_gib, engine.threads,
+            sampling.end_token, evaluation.num_prompts (most prompts of each data set), and those in `prompt` and
+            `verification`.
+
+    Returns:
+        pass@k with 95% intervals, the counts of every prompt, and the folder with every response.
+
+    Raises:
+        UserError: If a setting is wrong, or the data or the model cannot be read.
+        KeyboardInterrupt: If the evaluation was stopped. The next call with the same arguments continues it.
+    """
+    from brorl.api.settings import flat_settings
+    from brorl.evaluation.summary import default_ks
+
+    sets = (data,) if isinstance(data, str) else tuple(data)
+    wanted = default_ks(samples) if ks is None else tuple(sorted(set(ks)))
+    options = _Options(
+        str(checkpoint), sets, samples, wanted, temperature, top_p, max_new_tokens, output_dir, seed,
+        flat_settings(overrides),
+    )  # fmt: skip
+    request = _request(options)
+    if not progress:
+        return _evaluate(options, request, lambda _: None, unobserved)
+
+    from brorl.console.screen import Screen
+
+    with Screen(f"brorl {brorl.__version__}") as screen:
+        return _evaluate(options, request, lambda line: screen.say(line, is_command=True), screen.observe)
+
+
+def _request(options: _Options) -> Request:
+    """Return the settings of the evaluation: those of the checkpoint's run, if it has one, with the options."""
+    from brorl.assemble.evaluation_data import Request
+    from brorl.config.reading import make_config, read_recipe
+
+    checkpoint = resolve_checkpoint(options.checkpoint)
+    overrides = dict(options.overrides)
+    limit = overrides.pop("evaluation.num_prompts", None)
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise UserError(f"--evaluation.num_prompts: expected a whole number of at least 1, not {limit!r}")
+    shipped = checkpoint.model == "quickstart" and not Path("quickstart").exists()
+    belongs_to_run = checkpoint.run_config is not None or shipped
+    source = str(checkpoint.run_config or "quickstart")
+    settings = read_recipe(source) if belongs_to_run else {}
+    own_limit = settings.get("evaluation", {}).get("max_new_tokens")
+    overrides |= {
+        "model": str(Path(checkpoint.model).expanduser().resolve()) if checkpoint.run_config else checkpoint.model,
+        "evaluation.num_samples": options.samples,
+        "evaluation.ks": list(options.ks),
+        "evaluation.temperature": options.temperature,
+        "evaluation.top_p": options.top_p,
+        "evaluation.max_new_tokens": options.max_new_tokens or own_limit,
+        "evaluation.num_prompts": _MOST_SAMPLES,  # without effect: the request has the limit
+        "seed": options.seed,
+    }
+    config = make_config(settings, overrides, source if belongs_to_run else "the options")
+    return Request(config, options.data, belongs_to_run, "prompt.template" in overrides, limit)
+
+
+def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -> EvaluationResult:
+    from brorl.api.own_evaluation import compare_with_own
+    from brorl.assemble.evaluation import prepare_evaluation
+    from brorl.evaluation.responses import ResponseStore
+    from brorl.runs.run_directory import RunDirectory
+
+    ready = prepare_evaluation(request)
+    output, is_new = _make_folder(options.output_dir, ready)
+    store = ResponseStore(output)
+    run_config = None if options.data else resolve_checkpoint(options.checkpoint).run_config
+    try:
+        with RunDirectory(output).locked():
+            store.check(ready.settings)
+            differences = compare_with_own(options.checkpoint, run_config, ready.settings) if run_config else []
+            _announce(ready, output, [*ready.notes, *differences[:1]], say)
+            stored = _sample(ready, store, say, observe)
+            return _finish(ready, stored, options.ks, store, differences)
+    except UserError:
+        if is_new:
+            with suppress(OSError):  # not empty: responses are stored
+                output.rmdir()
+        raise
+    except KeyboardInterrupt:
+        done = sum(store.file_of(batch).is_file() for batch in ready.batches)
+        found = "" if options.output_dir else f" (it finds {output})"
+        say(f"\nstopped: {done} of {len(ready.batches)} batches are stored; rerun the command to continue{found}")
+        raise
+
+
+def _make_folder(output_dir: str | Path | None, ready: ReadyEvaluation) -> tuple[Path, bool]:
+    """Return the folder of the evaluation, and whether it is new."""
+    if output_dir is None:
+        digest = blake2b(json.dumps(ready.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
+        output = RUNS / "evaluations" / f"{_label(ready.request.config.model)}-{digest}"
+    else:
+        output = Path(output_dir).expanduser()
+    is_new = not output.exists()
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to --output-dir {output} ({error.strerror}); choose a folder that you may write to"
+        ) from error
+    return output, is_new
+
+
+def _label(model: str) -> str:
+    """Return a short name of a model for a folder: its last part; for a checkpoint, the run's name too."""
+    parts = [part for part in Path(model).parts if part != "/"]
+    chosen = [parts[-3], parts[-1]] if len(parts) > 2 and parts[-2] == "checkpoints" else parts[-1:]
+    return re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
+
+
+def _announce(ready: ReadyEvaluation, output: Path, notes: Sequence[str], say: Say) -> None:
+    """Print the settings."""
+    settings, device = ready.settings, ready.settings["device"]
+    sets = ", ".join(f"{name} ({one['prompts']:,} prompts)" for name, one in settings["data"].items())
+    drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
+    say(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
+    say(
+        f"{settings['samples']:,} responses per prompt, {drawn}, at most {settings['max_new_tokens']:,} tokens each, "
+        f"seed {settings['seed']}; folder {output}"
+    )
+    for note in notes:
+        say(note)
+
+
+def _sample(ready: ReadyEvaluation, store: ResponseStore, say: Say, observe: Observe) -> list[StoredBatch]:
+    """Load the model and evaluate all batches that are not stored."""
+    from brorl.assemble.evaluation import load_evaluated_model
+    from brorl.evaluation.evaluate import evaluate_batches
+    from brorl.runs.run_directory import RunDirectory
+
+    observe(Phase("loading", "model"))
+    model, weights = load_evaluated_model(ready, observe)
+    store.begin({**ready.settings, "weights": weights})
+    done = sum(store.file_of(batch).is_file() for batch in ready.batches)
+    if done:
+        say(f"continuing: {done} of {len(ready.batches)} batches are stored already")
+    if done < len(ready.batches):
+        RunDirectory(store.path).write_environment()
+        environment = json.loads((store.path / "env.json").read_text("utf-8"))
+        environment.pop("continued_from", None)
+        store.add_session({"parts_before": done, **environment})
+    return evaluate_batches(ready.batches, model, store, lambda progress: say(progress.line))
+
+
+def _finish(
+    ready: ReadyEvaluation, stored: list[StoredBatch], ks: tuple[int, ...], store: ResponseStore, differences: list[str]
+) -> EvaluationResult:
+    """Summarize the results and write `evaluation.json`."""
+    from brorl.evaluation.report import EvaluationResult
+    from brorl.evaluation.summary import summarize_all
+    from brorl.storage import replace_file, storage_errors
+
+    seconds_of = {batch.data_set: 0.0 for batch in ready.batches}
+    for batch, one in zip(ready.batches, stored, strict=True):
+        seconds_of[batch.data_set] += one.seconds
+    prompts = [result for one in stored for result in one.results]
+    result = EvaluationResult(
+        path=store.path,
+        summary=summarize_all(prompts, ks, seconds_of),
+        prompts=prompts,
+        settings=json.loads(store.settings_file.read_text("utf-8")),
+        unreadable=ready.unreadable,
+        sessions=store.sessions(),
+        differences=differences,
+    )
+    target = store.path / "evaluation.json"
+    with storage_errors(target, "rerun the command"):
+        replace_file(target, json.dumps(result.record(), indent=1).encode())
+    return result

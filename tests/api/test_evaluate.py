@@ -1,0 +1,126 @@
+"""`brorl.api.evaluate` against `brorl eval`: the same responses, numbers and files, from Python."""
+
+import json
+from dataclasses import asdict
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+from rich.console import Console
+
+from brorl.api.evaluate import evaluate
+from brorl.errors import UserError
+from brorl.evaluation.evaluate import EvaluatedModel
+from run_support import command, save_tiny_model
+
+QUICK: dict[str, Any] = {"samples": 8, "evaluation": {"num_prompts": 4}, "engine.threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("brorl.assemble.evaluation._LEAST_PROMPTS", 2)
+    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)  # several batches
+
+
+def content(folder: Path) -> list[dict[str, Any]]:
+    return [row for file in sorted(folder.glob("responses/*")) for row in parquet.read_table(file).to_pylist()]
+
+
+def stored(folder: Path) -> Any:
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def test_the_function_and_the_command_give_the_same_evaluation(
+    tmp_path: Path, rng: np.random.Generator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny_model(tmp_path / "tiny")
+    capsys.readouterr()
+    seed, top_p = int(rng.integers(1000)), float(rng.uniform(0.5, 1))
+    result = evaluate(
+        model, data="countdown", ks=[4, 1], temperature=1.3, top_p=top_p, max_new_tokens=3, output_dir="python",
+        seed=seed, progress=False, **QUICK,
+    )  # fmt: skip
+    assert capsys.readouterr() == ("", "")
+    outcome = command(
+        "eval", model, "--data=countdown", "--samples=8", "--ks=1,4", "--temperature=1.3", f"--top-p={top_p}",
+        "--max-new-tokens=3", "--output-dir=command", f"--seed={seed}", "--evaluation.num_prompts=4",
+        "--engine.threads=1",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome
+    assert result.path == Path("python")
+    assert content(Path("python")) == content(Path("command"))
+    assert Path("python/settings.json").read_bytes() == Path("command/settings.json").read_bytes()
+
+    record = stored(Path("command"))
+    assert stored(result.path)["prompts"] == record["prompts"] == [asdict(prompt) for prompt in result.prompts]
+    assert {int(k): at for k, at in record["overall"]["pass_at"].items()} == asdict(result.summary.overall)["pass_at"]
+    correct = [row["correct"] for row in content(result.path) for _ in range(row["count"])]
+    assert result.summary.by_data_set["countdown"].pass_at[1].value == pytest.approx(np.mean(correct))
+
+    for estimate in result.summary.overall.pass_at.values():
+        shown = f"{estimate.value:.3f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+        console = Console(width=80)
+        with console.capture() as capture:
+            console.print(result)
+        assert shown in capture.get()
+        assert shown in unescape(result._repr_html_())
+        assert shown in outcome.out
+
+
+def test_progress_prints_what_the_command_prints_before_the_result(capsys: pytest.CaptureFixture[str]) -> None:
+    evaluate("quickstart", output_dir="out", **QUICK)
+    printed = capsys.readouterr().out
+    outcome = command(
+        "eval", "quickstart", "--samples=8", "--evaluation.num_prompts=4", "--engine.threads=1", "--output-dir=out"
+    )
+    assert "continuing: 2 of 2 batches are stored already" in outcome.out
+    settings = next(line for line in printed.splitlines() if "responses per prompt" in line)
+    assert settings in outcome.out.splitlines()
+    assert "countdown  4/4 prompts  pass@1 so far" in printed
+    assert "written:" not in printed
+
+
+def test_a_stopped_evaluation_is_continued_by_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evaluate("quickstart", output_dir="whole", progress=False, **QUICK)
+    complete, calls = EvaluatedModel.evaluate, 0
+
+    def interrupted(self: EvaluatedModel, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise KeyboardInterrupt
+        return complete(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluatedModel, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate("quickstart", progress=False, **QUICK)
+    (folder,) = Path("runs/evaluations").iterdir()
+    assert len(list(folder.glob("responses/*"))) == 1
+    result = evaluate("quickstart", progress=False, **QUICK)
+    assert result.path == folder
+    assert (content(folder), result.prompts) == (content(Path("whole")), whole.prompts)
+    assert [session["parts_before"] for session in result.sessions] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"ks": [16]}, "--ks: pass@16 needs 16 responses per prompt"),
+        ({"ks": []}, "--ks: every number should be 1 or more"),
+        ({"loss": {"clip_high": 0.3}}, "loss.clip_high is not a setting of an evaluation; these are: device"),
+        ({"model": "other"}, "model is not a setting of an evaluation"),
+        ({"prompt": {"template": "none"}}, "prompt.template must hold {prompt} once"),
+        ({"data": "chess.jsonl"}, "there is no file or folder chess.jsonl"),
+    ],
+)
+def test_wrong_arguments_are_rejected_before_any_work(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        evaluate("quickstart", progress=False, **{**QUICK, **arguments})
+    assert said in str(caught.value)
+    assert not list(Path().iterdir())
