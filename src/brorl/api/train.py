@@ -224,6 +224,8 @@ def _hints(config: TrainConfig, path: Path, ending: Ending, is_new: bool) -> lis
             return [f"try again, with other draws: {resume}"]
         case Ending.COLLAPSED:
             return [f"continue anyway: {resume}"]
+        case Ending.FINISHED:
+            pass
     limit, steps = config.budget.limit, config.steps
     longer = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
     longer += [] if steps is None else [f"--steps {2 * steps}"]

@@ -36,7 +36,7 @@ def train(config_or_path: ConfigOrPath | None, overrides: dict[str, Any], resume
     except KeyboardInterrupt:  # the message is printed already
         return STOPPED
 
-    from brorl.training.loop import Ending
+    from brorl.training.journal import Ending
 
     made_no_update = not any("update" in record for record in result.metrics)
     if result.ending is Ending.NO_MIXED_GROUPS and made_no_update:  # most likely something is wrong
