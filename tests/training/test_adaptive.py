@@ -37,6 +37,7 @@ class CoinEngine:
     """Each prompt has a pass rate; draws depend on the seed alone. Remembers every rollout by prompt and call."""
 
     def __init__(self, pass_rates: Sequence[float]) -> None:
+        self.version = 0
         self.pass_rates = pass_rates
         self.calls: list[tuple[int, int, list[int]]] = []  # rollouts, seed and prompts of each call
         self.rollouts: dict[int, list[list[tuple[int, ...]]]] = {}
