@@ -1,4 +1,4 @@
-"""How a token is drawn: the only definition of temperature, top-p, top-k, length limits, stop tokens and scheme."""
+"""Sampling parameters: the one definition of temperature, top-p, top-k, length limits, stop tokens and scheme."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class SamplingParams:
         top_p: Keep the smallest set of most probable tokens whose mass reaches this; 1 keeps all.
         top_k: Keep this many most probable tokens (and ties with the last of them); 0 keeps all.
         max_new_tokens: Length limit of a response in tokens, stop token included; a response that reaches it is cut.
-        stop_token_ids: Tokens that end a response, besides the engine's end-of-sequence tokens.
+        stop_token_ids: Tokens that end a response, in addition to the engine's end-of-sequence tokens.
         min_new_tokens: No stop token is drawn before a response has this many tokens. The distribution is then that of
             the other tokens, and so are the log-probs.
         scheme: How the N rollouts of a prompt are drawn together. "iid": independently. "systematic": spread evenly
-            over the tree, so that every prefix of probability P has N P rollouts, rounded up or down. Either way a
-            rollout picked at random has the model's distribution; docs/systematic_sampling.md says what changes.
+            over the tree: every prefix of probability P has N P rollouts, rounded up or down. In both schemes, a
+            rollout picked at random has the model's distribution (docs/systematic_sampling.md).
     """
 
     temperature: float = 1.0
@@ -37,7 +37,7 @@ class SamplingParams:
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature must be a finite number >= 0, not {self.temperature}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must lie in (0, 1], not {self.top_p}")
+            raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
         if self.top_k < 0:
             raise ValueError(f"top_k must be >= 0 (0 switches it off), not {self.top_k}")
         if self.max_new_tokens < 1:
@@ -45,7 +45,7 @@ class SamplingParams:
         if not 0 <= self.min_new_tokens < self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens must be at least 0 and below max_new_tokens = {self.max_new_tokens}, not "
-                f"{self.min_new_tokens}: otherwise no response could end by itself"
+                f"{self.min_new_tokens}: otherwise no response could end with a stop token"
             )
         if self.scheme not in get_args(Scheme):
             raise ValueError(f"scheme must be one of {', '.join(get_args(Scheme))}, not {self.scheme!r}")

@@ -1,10 +1,10 @@
 """The rollout tree: N rollouts of one prompt, stored once per distinct prefix, with counts.
 
 In: the responses of one prompt, or the nodes that an engine grew. Out: a frozen `RolloutTree`, on which sampling,
-verifying and learning all work. It refuses empty responses, and it never holds a token twice where rollouts agree.
+verifying and learning all work. Empty responses are an error. A token that rollouts share is stored once.
 
-A node is a distinct token prefix of a response. Its count says how many of the N rollouts pass through it. Nodes
-stand in depth-first preorder with siblings sorted by token, so that a tree has one representation: two trees are equal
+A node is a distinct token prefix of a response. Its count is the number of the N rollouts that pass through it. Nodes
+are in depth-first preorder with siblings sorted by token. A tree has one representation: two trees are equal
 exactly when their rollouts are equal as multisets. Preorder also makes every subtree, and every consecutive run of
 responses, a slice.
 """
@@ -89,7 +89,7 @@ class RolloutTree:
             responses: N non-empty sequences of token ids, the stop token included where there is one.
             logprobs: Per token log-probabilities (nats) of each response. Where rollouts share a node, the value of
                 the response that sorts first is kept.
-            finished: Whether each response ended by itself; all True if not given.
+            finished: Whether each response ended with a stop token; all True if not given.
 
         Returns:
             The tree in its canonical order.
@@ -114,7 +114,7 @@ class RolloutTree:
             trees: At least one tree, all of the same prompt.
 
         Returns:
-            What `from_responses` gives for the rollouts of all trees, one tree after the other.
+            The result of `from_responses` for the rollouts of all trees, one tree after the other.
 
         Raises:
             ValueError: If there is no tree, or they are of different prompts.
@@ -141,7 +141,7 @@ class RolloutTree:
         finished_R: BoolArray,
         count_R: IntArray,
     ) -> RolloutTree:
-        """Build a tree from R responses in rows, padded with token -1; each stands for `count` rollouts."""
+        """Build a tree from R responses in rows, padded with token -1; each has `count` rollouts."""
         # Big-endian bytes of (token + 1) sort as the tokens do, with the padding 0 before every token.
         rows = (token_RT + 1).astype(">u8")
         keys = [(row.tobytes(), bool(done)) for row, done in zip(rows, finished_R, strict=True)]

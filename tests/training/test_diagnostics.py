@@ -72,7 +72,7 @@ def diagnostics(model: PreTrainedModel, **changes: Any) -> Diagnostics:
         "grader": Grader({"letters": LengthVerifier()}, decode, RewardShaping()),
         "sampling": SamplingParams(temperature=TEMPERATURE, max_new_tokens=4),
         "fixed_size": True,
-        "certificate_every": 5,
+        "check_every": 5,
         "held_out_rollouts": 9,
         "recompute_old_logprobs": False,
         "seed": 3,
@@ -245,7 +245,7 @@ def test_certificates_come_when_they_are_due(rng: np.random.Generator) -> None:
     groups = sampled_groups(model, rng)
     due = [step for step in range(1, 16) if diagnostics(model).hold_out(step, groups)]
     assert due == [5, 10, 15]
-    assert not diagnostics(model, certificate_every=0).hold_out(5, groups)
+    assert not diagnostics(model, check_every=0).hold_out(5, groups)
 
 
 @pytest.mark.parametrize("truncation", [{"top_p": 0.9}, {"top_k": 3}])

@@ -19,7 +19,7 @@ Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 
 
 def response_weights(tree: RolloutTree, aggregation: Aggregation) -> NDArray[np.float64]:
-    """Return what the loss of each token of a distinct response is multiplied with.
+    """Return the factor of the loss of each token of a distinct response.
 
     Args:
         tree: The rollouts.
@@ -40,15 +40,15 @@ def response_weights(tree: RolloutTree, aggregation: Aggregation) -> NDArray[np.
 def loss_denominator(
     trees: Sequence[RolloutTree], aggregation: Aggregation, max_new_tokens: int | None, mask_truncated: bool = False
 ) -> int:
-    """Return what the sum of the weighted losses of all tokens of a batch is divided by.
+    """Return the denominator of the summed, weighted losses of all tokens of a batch.
 
     Args:
         trees: The whole batch: all of its rollouts, also those that are not back-propagated.
-        aggregation: "token_mean": the sampled tokens, so that long responses weigh more. "sequence_mean": the
-            rollouts, so that each weighs the same. "constant": rollouts times `max_new_tokens`, so that a token weighs
-            the same whatever else was sampled.
+        aggregation: "token_mean": the sampled tokens; long responses have a larger weight. "sequence_mean": the
+            rollouts; each has the same weight. "constant": rollouts times `max_new_tokens`; the weight of a token does
+            not depend on the other samples.
         max_new_tokens: Most tokens of a response; "constant" needs it.
-        mask_truncated: Count only rollouts that ended by themselves.
+        mask_truncated: Count finished rollouts only.
 
     Returns:
         The denominator, at least 1.

@@ -13,7 +13,7 @@ from brorl.tree import RolloutTree
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """N rollouts of one prompt and what they earned (L distinct responses).
+    """N rollouts of one prompt with their verdicts and rewards (L distinct responses).
 
     Attributes:
         prompt: The prompt.

@@ -2,7 +2,7 @@
 
 In: trees with the log-probs that the engine sampled with, and the log-probs of the same nodes under the learner's own
 forward pass at the start of the step (the old policy). Out: factors for the weights of the policy term, and how far
-the two are apart. It refuses log-probs that are unknown.
+the two are apart. Unknown log-probs are an error.
 
 The two policies have the same weights but not the same numerics: an engine may compute in bfloat16 or with other
 kernels. The ratio w = exp(old - sampler) of a token is a function of (prefix, token), hence of the node; a mask on
@@ -25,7 +25,7 @@ from brorl.tree import RolloutTree
 FloatArray = NDArray[np.float64]
 ImportanceMode = Literal["none", "truncate", "mask", "sequence_mask"]
 
-_LARGEST_LOG_RATIO = 20.0  # keeps exp and its sums finite; any bound that makes sense lies far inside
+_LARGEST_LOG_RATIO = 20.0  # keeps exp and its sums finite; any useful bound is far inside
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ImportanceCorrection:
         [0.5, 5] in the public recipes of ProRL v2; "sequence_mask" follows OpenRLHF's `seq-mask-tis`. Two deviations
         from OpenRLHF: its `tis` also raises weights below `low` to `low`, and its `seq-mask-tis` does not bound the
         weights of the tokens that it keeps. Here "truncate" has no lower bound, as TIS is defined, and
-        "sequence_mask" bounds each token by `high`, so that one token cannot dominate a step.
+        "sequence_mask" bounds each token by `high`: no single token can dominate a step.
     """
 
     mode: ImportanceMode = "none"
@@ -61,7 +61,7 @@ class ImportanceCorrection:
 
 
 class ImportanceFactors(NamedTuple):
-    """What the policy term's weights are multiplied with.
+    """Factors of the policy term's weights.
 
     Attributes:
         node_M: Factor of each node, >= 0, shape [M].
@@ -95,7 +95,7 @@ def importance_factors(
     Args:
         tree: The rollouts, with the sampler's log-probs.
         old_logprob_M: Log-probs (nats) of the nodes under the old policy, shape [M].
-        correction: What to do with the ratio.
+        correction: How the ratio is used.
 
     Returns:
         The factors; all 1 for "none".

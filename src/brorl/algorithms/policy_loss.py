@@ -7,8 +7,8 @@ Rollouts that share a prefix share the ratio r of each of its tokens. PPO's term
 A min(r, 1 + clip_high) if A > 0 and A max(r, 1 - clip_low) if A < 0, so a node needs only the sum of the positive
 and the sum of the negative advantages of the rollouts that pass through it. Dual clip bounds the second ratio from
 above too, with the same two weights. CISPO needs only their sum. GSPO's ratio is one of a whole response and no
-function of a node: its loss takes the log-probs of all nodes first, and gives back what each node's log-prob is to be
-multiplied with.
+function of a node: its loss takes the log-probs of all nodes first, and returns the coefficient of each node's
+log-prob.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PolicyLossSettings:
         clip_low: How far the ratio may fall below 1, in (0, 1]; 1 is no lower bound, which CISPO's authors use.
         clip_high: How far it may rise above 1, > 0. GSPO's ratio is a geometric mean over a response, whose bounds are
             some hundred times narrower (its authors take 3e-4 and 4e-4).
-        aggregation: What the losses of tokens are divided by, see `brorl.algorithms.aggregation`.
+        aggregation: Denominator of the summed token losses, see `brorl.algorithms.aggregation`.
         max_new_tokens: Most tokens of a response; needed by the constant aggregation.
         dual_clip: Largest ratio of a token with a negative advantage, above 1 + clip_high; None has no such bound. For
             "ppo" alone: CISPO bounds every ratio by 1 + clip_high, and GSPO's hardly moves.
@@ -142,7 +142,7 @@ class PolicyLoss(NamedTuple):
         loss: Scalar; adds up over parts of a batch that are given the same `denominator`.
         clipped_weight: Sum of |weight| whose gradient the clip removed (CISPO: bounded), scalar, no gradient.
         clipped_low: The part of it at the lower bound, scalar, no gradient.
-        clipped_high: The part of it at the upper bound, scalar, no gradient. What is left is the part at `dual_clip`.
+        clipped_high: The part of it at the upper bound, scalar, no gradient. The rest is the part at `dual_clip`.
     """
 
     loss: Tensor
@@ -280,7 +280,7 @@ def gspo_loss(
 
     Source: GSPO (arXiv 2507.18071, Eq. 5 and 7).
     """
-    with np.errstate(over="ignore"):  # an infinite loss is for the caller to refuse
+    with np.errstate(over="ignore"):  # the caller rejects an infinite loss
         ratio_L = np.exp(tree.sum_along_paths(logprob_M - old_logprob_M)[tree.leaf] / tree.length)
     per_token_L = tree.leaf_count * advantage_L
     weight_L = per_token_L * tree.length

@@ -1,6 +1,6 @@
 """Learning from a subset of a group's distinct responses, without bias.
 
-At large N most of the gradient's weight lies on few responses. Back-propagating at most k of the correct and k of the
+At large N few responses have most of the gradient's weight. Back-propagating at most k of the correct and k of the
 incorrect distinct responses, chosen with probability pi proportional to their weight and weighted by 1 / pi, gives a
 gradient whose mean is that of all responses (the loss is linear in the responses' weights).
 """

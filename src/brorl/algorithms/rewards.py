@@ -1,20 +1,20 @@
-"""Rewards: what each response is paid, from verdicts, lengths and how it ended.
+"""Rewards of responses, from verdicts, lengths and truncation.
 
 In: for one prompt's L distinct responses the verdict, the verifier's score, the number of tokens, whether the
-response was cut off and whether it has the wanted format. Out: their rewards. All rollouts that gave the same response
-are alike in all of these, so one number per distinct response is the reward of each of them.
+response was truncated and whether it has the wanted format. Out: their rewards. All rollouts with the same response
+have the same reward: one number per distinct response.
 
-`shaped_rewards` applies the pieces in this order, each to what the one before it gave:
+`shaped_rewards` applies these steps in order, each to the result of the previous one:
 
 1. the base: 1 for correct and 0 for incorrect, or the verifier's score with partial credit;
-2. the cosine length reward, in place of the base, in the steps in which it is in force;
+2. the cosine length reward instead of the base, in the steps in which it applies;
 3. the format reward, added to responses of the wanted format;
-4. stop properly: a cut response's reward times a coefficient;
+4. stop properly: the reward of a truncated response times a coefficient;
 5. the soft overlong punishment, added;
-6. the weight of the prompt's domain, times all of it.
+6. the weight of the prompt's domain, as a factor.
 
-It refuses settings under which a correct response could earn less than an incorrect one of the same length by steps
-1 and 2. Dynamic sampling and pass@k look at the raw verdict, never at these numbers.
+Settings with which a correct response could earn less than an incorrect one of the same length in steps 1 and 2 are an
+error. Dynamic sampling and pass@k use the raw verdict, never these numbers.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class CosineLength:
         correct_long: Reward of a correct response of `max_length` tokens.
         wrong_short: Reward of an incorrect response as its length goes to 0.
         wrong_long: Reward of an incorrect response of `max_length` tokens.
-        on_steps: In force in the last so many of every `every_steps` steps.
-        every_steps: Length of the cycle in steps; with `on_steps` equal to it the reward is always in force.
+        on_steps: Number of steps at the start of each cycle in which the reward applies.
+        every_steps: Length of the cycle in steps; if `on_steps` equals it, the reward always applies.
 
     Raises:
         ValueError: If a number is out of its range, or a response could earn less for being correct.
@@ -77,14 +77,14 @@ class CosineLength:
             raise ValueError(f"{at}.every_steps must be at least 1, got {self.every_steps}")
         if not 0 <= self.on_steps <= self.every_steps:
             raise ValueError(
-                f"{at}.on_steps must lie between 0 and {at}.every_steps = {self.every_steps}, got {self.on_steps}"
+                f"{at}.on_steps must be between 0 and {at}.every_steps = {self.every_steps}, got {self.on_steps}"
             )
 
     def in_force(self, step: int) -> bool:
         """Whether a step uses the cosine reward; steps count from 1.
 
-        It is in force in the first `on_steps` of every `every_steps` steps, so that a run that ends with a cycle, or
-        within the rest of one, ends on the plain reward.
+        It applies in the first `on_steps` of every `every_steps` steps: a run that ends with a cycle, or in the rest of
+        one, ends on the plain reward.
 
         Source: ProRL v2 applies its penalty at intervals ("scheduled"); which part of a cycle is not stated.
         """
@@ -98,7 +98,7 @@ class Overlong:
     Attributes:
         max_length: Length in tokens from which on the punishment is full, L_max.
         cache: Over how many tokens before that it grows, L_cache; 0 punishes from `max_length` + 1 on, at once.
-        penalty: What is taken off in full; 1 in the source.
+        penalty: The full punishment; 1 in the source.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -113,7 +113,7 @@ class Overlong:
             raise ValueError(f"the overlong punishment needs a max_length of at least 1 token, got {self.max_length}")
         if not 0 <= self.cache <= self.max_length:
             raise ValueError(
-                f"rewards.overlong_tokens must lie between 0 and the length limit of {self.max_length} tokens, got "
+                f"rewards.overlong_tokens must be between 0 and the length limit of {self.max_length} tokens, got "
                 f"{self.cache}"
             )
         if not 0 <= self.penalty < float("inf"):
@@ -122,11 +122,11 @@ class Overlong:
 
 @dataclass(frozen=True)
 class RewardShaping:
-    """How verdicts become rewards; the defaults pay 1 for a correct response that ended by itself, and else 0.
+    """From verdicts to rewards; by default 1 for a correct, finished response, and 0 otherwise.
 
     Attributes:
         partial_credit: Pay the verifier's score in place of 1 or 0.
-        stop_properly: What a cut response's reward is multiplied with, 0 to 1; 1 switches it off.
+        stop_properly: Factor of the reward of a truncated response, 0 to 1; 1 switches it off.
         cosine_length: The cosine length reward; None for none.
         overlong: The soft overlong punishment; None for none.
         domain_weights: Weight of each domain's rewards, positive; domains that are not named have weight 1. With
@@ -146,11 +146,11 @@ class RewardShaping:
 
     def __post_init__(self) -> None:
         if not 0 <= self.stop_properly <= 1:
-            raise ValueError(f"rewards.stop_properly must lie between 0 and 1, got {self.stop_properly}")
+            raise ValueError(f"rewards.stop_properly must be between 0 and 1, got {self.stop_properly}")
         if self.partial_credit and self.cosine_length:
             raise ValueError(
-                "rewards.partial_credit and rewards.cosine_length both say what a response is worth before "
-                "punishments, and the cosine reward knows only correct and incorrect; switch one of them off"
+                "rewards.partial_credit and rewards.cosine_length both set the base reward, and the cosine reward has "
+                "no partial credit; switch one of them off"
             )
         if not 0 <= self.format_reward < 1:
             raise ValueError(
@@ -229,7 +229,7 @@ def cosine_length_reward(correct_L: BoolArray, length_L: IntArray, settings: Cos
         Rewards, shape [L].
 
     Source: Yeo et al. (arXiv 2502.03373), Eq. 1. The source pays responses that reach T a value of its own; here they
-    get `long`, and what was cut off is the concern of `stop_properly`.
+    get `long`, and `stop_properly` handles truncated ones.
     """
     short_L = np.where(correct_L, settings.correct_short, settings.wrong_short)
     long_L = np.where(correct_L, settings.correct_long, settings.wrong_long)
@@ -239,24 +239,24 @@ def cosine_length_reward(correct_L: BoolArray, length_L: IntArray, settings: Cos
 
 
 def stop_properly(reward_L: FloatArray, truncated_L: BoolArray, coefficient: float) -> FloatArray:
-    """Multiply the reward of what was cut off with a coefficient c, unless that would raise it: min(r, c r).
+    """Multiply the reward of truncated responses by a coefficient c, unless that would raise it: min(r, c r).
 
     Args:
         reward_L: Rewards, shape [L].
-        truncated_L: Whether each response was cut off, shape [L].
+        truncated_L: Whether each response was truncated, shape [L].
         coefficient: c, 0 to 1.
 
     Returns:
         Rewards, shape [L].
 
-    Source: ProRL v2 ("stop properly"), which states c r for rewards of 0 or more. A negative reward stays: times 0 it
-    would make being cut off the best way to be wrong.
+    Source: ProRL v2 ("stop properly"), which states c r for rewards of 0 or more. A negative reward stays: times 0,
+    truncation would be the best incorrect response.
     """
     return np.where(truncated_L, np.minimum(reward_L, coefficient * reward_L), reward_L)
 
 
 def overlong_punishment(length_L: IntArray, settings: Overlong) -> FloatArray:
-    """Return what is added for length: nothing at first, then linearly down to minus the penalty.
+    """Return the punishment for length: 0 at first, then linearly down to minus the penalty.
 
         0 if t <= L_max - L_cache;   -penalty if t > L_max;   else penalty ((L_max - L_cache) - t) / L_cache
 

@@ -25,7 +25,7 @@ def build_engine(
 
     Args:
         config: The settings.
-        source: What the model was loaded from.
+        source: Name or folder that the model was loaded from.
         model: The model that is trained or evaluated. The native engine samples with it, or with a copy in bfloat16 if
             the model computes in bfloat16 and keeps float32 weights.
         tokenizer: Its tokenizer, which defines the end tokens.

@@ -1,8 +1,7 @@
 """A run from its config: the parts of training, at the last checkpoint or at the start.
 
-In: a checked `TrainConfig` and a run directory. Out: a `TrainingRun` and the state to start from. What can be wrong is
-found in the order of its cost: the data's rows, the verifiers, the tokenizer and the prompts, the memory, and only
-then the model's weights are loaded.
+In: a checked `TrainConfig` and a run directory. Out: a `TrainingRun` and the state to start from. Cheap checks come
+first: the data's rows, the verifiers, the tokenizer and the prompts, the memory. The model's weights are loaded last.
 """
 
 from __future__ import annotations
@@ -66,10 +65,10 @@ _EVALUATION_SEED = 1_000_003
 
 
 class Ready(NamedTuple):
-    """What a run needs before its model is loaded: all of it can be wrong, and none of it is expensive.
+    """The checked inputs of a run; they are cheap, and complete before the model is loaded.
 
     Attributes:
-        source: What the model is loaded from.
+        source: Name or folder of the model or checkpoint.
         tokenizer: Its tokenizer.
         prompts: Training and held-out prompts.
         grader: Verifies and rewards responses.
@@ -129,15 +128,15 @@ def build_run(
     Args:
         config: The run's settings.
         directory: The run's files.
-        report: Gets every line of the metrics.
-        say: Gets what a person should know besides.
-        observe: Gets what the parts report while they work.
+        report: Receives every line of the metrics.
+        say: Receives lines for the user.
+        observe: Receives the activity of the parts.
 
     Returns:
         The run, and the state that its parts hold.
 
     Raises:
-        UserError: If the data, the model, the tokenizer or the machine's memory do not do.
+        UserError: If the data, the model, the tokenizer or the machine's memory does not fit.
     """
     discard_unfinished(directory.checkpoints)
     checkpoint = last_checkpoint(directory.checkpoints)
@@ -187,7 +186,7 @@ def _parts(
         grader=ready.grader,
         sampling=source.sampling,
         fixed_size=adaptive is None,
-        certificate_every=config.diagnostics.held_out_check_every,
+        check_every=config.diagnostics.held_out_check_every,
         held_out_rollouts=config.diagnostics.held_out_rollouts,
         recompute_old_logprobs=config.recompute_old_logprobs,
         seed=config.seed,
@@ -207,10 +206,10 @@ def _parts(
 
 
 def check_start(config: TrainConfig) -> None:
-    """Refuse to start with the optimizer's state of a checkpoint where the model is none.
+    """Check that the model is a checkpoint if the optimizer's state is loaded from it.
 
     Raises:
-        UserError: If the model is no checkpoint.
+        UserError: If it is not.
     """
     if config.optimizer.from_checkpoint and not is_checkpoint(Path(config.model)):
         raise UserError(
@@ -220,15 +219,15 @@ def check_start(config: TrainConfig) -> None:
 
 
 def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotParts:
-    """Make the parts that `brorl plan` measures: those of a run before its first step.
+    """Make the parts of a run before its first step, for `brorl plan`.
 
     Args:
         config: The settings of the run.
-        observe: Gets what the parts report while they work.
+        observe: Receives the activity of the parts.
 
     Raises:
-        UserError: If rollouts are not drawn from the whole distribution, or the data, the model, the tokenizer or the
-            memory do not do.
+        UserError: If rollouts are not drawn from the full distribution, or the data, the model, the tokenizer or the
+            memory does not fit.
     """
     if config.sampling.top_p < 1 or config.sampling.top_k:
         raise UserError(
@@ -243,7 +242,7 @@ def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotPart
 def build_pilot_parts(
     config: TrainConfig, ready: Ready, sampling: SamplingParams, observe: Observe = unobserved
 ) -> PilotParts:
-    """Load the model and make the parts whose work on a few prompts is measured, with rollouts drawn like this."""
+    """Load the model and make the parts that a pilot measures, with the given sampling."""
     model = build_model(config, ready, observe)
     engine = build_engine(config, ready.source, model, ready.tokenizer, observe)
     return PilotParts(
@@ -276,7 +275,7 @@ def build_model(config: TrainConfig, ready: Ready, observe: Observe = unobserved
 
     Args:
         config: The run's settings.
-        ready: What the model is loaded from, and its tokenizer.
+        ready: Source and tokenizer of the model.
         observe: Receives the phase.
     """
     observe(Phase("loading", "model"))
@@ -297,7 +296,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     """Predict the memory of a run, without loading its model.
 
     Raises:
-        UserError: If what it certainly needs is more than there is.
+        UserError: If the certain part of it exceeds the available memory.
     """
     num_rollouts, adaptive = build_rollouts_per_prompt(config)
     rollouts = adaptive.max_rollouts if adaptive else num_rollouts
@@ -382,7 +381,7 @@ def _take_optimizer(learner: Learner, model: str) -> None:
 
 
 def readiness_lines(ready: Ready, config: TrainConfig) -> list[str]:
-    """Return what was left out of the data, and the memory that the run will need, as lines for a person."""
+    """Return lines for the user about dropped data and predicted memory."""
     lines = []
     if ready.prompts.dropped:
         lines.append(
@@ -395,7 +394,7 @@ def readiness_lines(ready: Ready, config: TrainConfig) -> list[str]:
     if ready.prompts.train.num_prompts < config.prompts_per_step:
         lines.append(
             f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "
-            f"{ready.prompts.train.num_prompts:,} training prompts, so that a step repeats prompts; lower "
+            f"{ready.prompts.train.num_prompts:,} training prompts, and a step repeats prompts; lower "
             "prompts_per_step, or add data"
         )
     warning = check(ready.memory, ready.memory.available_bytes)

@@ -35,7 +35,7 @@ def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, AdaptiveAllocat
 
 
 def build_budget(config: TrainConfig) -> Budget:
-    """Return what the run may cost: its number of steps where no budget is set."""
+    """Return the budget of the run: its number of steps if no budget is set."""
     budget = config.budget
     if budget.limit is not None:
         return Budget(budget.unit, budget.limit, budget.marks)

@@ -1,9 +1,9 @@
 """Log-probabilities of every tree node under a model: exact, differentiable, chunked.
 
 In: a causal LM and trees. Out: one log-prob (nats) per node, given its prompt and prefix. `tree_logprobs` returns
-them as tensors that can be differentiated; `chunk_logprobs` hands them out part by part, each of which is
-back-propagated before the next is computed, which is how the learner keeps memory independent of N. In both, a
-prompt is computed once, and its keys and values collect the gradient of all parts before it flows through the prompt.
+them as tensors that can be differentiated; `chunk_logprobs` yields them chunk by chunk, each of which is
+back-propagated before the next is computed: memory does not depend on N. In both, a prompt is computed once, and its
+keys and values collect the gradient of all chunks before it flows through the prompt.
 """
 
 from __future__ import annotations
@@ -105,17 +105,17 @@ def chunk_logprobs(
     max_nodes: int | None = None,
     entropy: bool = False,
 ) -> Iterator[ChunkLogprobs]:
-    """Yield the log-probs of all nodes in parts; back-propagate each part's loss before asking for the next.
+    """Yield the log-probs of all nodes in chunks; back-propagate the loss of each before the next.
 
     Args:
         model: A causal LM whose attention can be hooked.
         trees: P trees.
         next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Number of nodes (and of prompt tokens) per forward pass.
-        entropy: Whether the parts hold the entropy of these distributions too, with a gradient.
+        entropy: Whether the chunks hold the entropy of these distributions too, with a gradient.
 
     Yields:
-        Parts that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
+        Chunks that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
     """
     if not trees:
         return
@@ -171,7 +171,7 @@ def _first_level(
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What is computed from logits: log-probs, and entropies where they are asked for."""
+    """Log-probs from logits, and entropies if wanted."""
 
     next_token: NextToken
     entropy: bool

@@ -2,8 +2,8 @@
 
 A checkpoint is written under a temporary name, forced to disk, given a COMMIT file and only then its final name, so
 that a kill at any instant leaves the previous checkpoints intact and a half-written one is never mistaken for a
-whole one. COMMIT holds the step and the size of every file, so that a file that is cut off later is found. Where the
-next step finds nothing to learn from, the checkpoint is written again, with the count of such attempts. A run that
+whole one. COMMIT holds the step and the size of every file, which shows files that are truncated later. If the next
+step finds no mixed group, the checkpoint is written again, with the count of such attempts. A run that
 trains adapters saves the adapters alone, in peft's format, with the name of their base.
 
 `best` is a link to the checkpoint that evaluated best; it is never deleted.
@@ -40,7 +40,7 @@ _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "fi
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What a run needs besides the weights to go on exactly.
+    """The state, in addition to the weights, from which a run continues exactly.
 
     Attributes:
         step: Number of steps done.
@@ -49,7 +49,7 @@ class TrainerState:
         carried: Groups that were sampled but not yet trained on.
         schedule: State of the schedule of reference resets; numbers, strings and lists of them.
         held_out: Fingerprint of the prompts that are evaluated; None without.
-        attempts: How often the step after this one has found nothing to learn from.
+        attempts: How often the next step has found no mixed group.
     """
 
     step: int
@@ -62,7 +62,7 @@ class TrainerState:
 
 
 class Saveable(Protocol):
-    """A model, or what holds one."""
+    """A model, or a learner that holds one."""
 
     def save_pretrained(self, folder: Path, /) -> object:
         """Write the weights and the config in Hugging Face format."""
@@ -90,7 +90,7 @@ def save_checkpoint(
         tokenizer: Its tokenizer, saved beside it.
         keep: Keep this many of the newest regular checkpoints and delete others once the new one is complete; 0 keeps
             all.
-        best_step: Step of a checkpoint that is kept besides them.
+        best_step: Step of a checkpoint that is kept in addition.
         regular: Whether it is one of those that `keep` counts; one that is saved only for being the best is not.
 
     Returns:
@@ -108,7 +108,7 @@ def save_checkpoint(
         temporary.mkdir(parents=True)
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        torch.save(_to_plain(state), temporary / _STATE)  # written from where it lies: nothing is copied first
+        torch.save(_to_plain(state), temporary / _STATE)  # without a copy
         files = sorted(temporary.iterdir())
         for file in files:
             _to_disk(file)
@@ -170,7 +170,7 @@ def mark_best(folder: Path, step: int) -> Path | None:
     link, temporary = folder / _BEST, folder / f".{_BEST}.tmp"
     with storage_errors(folder):
         temporary.unlink(missing_ok=True)
-        temporary.symlink_to(target.name)  # relative, so that the run may be moved
+        temporary.symlink_to(target.name)  # relative: the run can be moved
         temporary.replace(link)
         _to_disk(folder)
     return link
@@ -195,7 +195,7 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Tell whether a folder, or what a link points to, is a complete checkpoint of brorl."""
+    """Return whether a folder, or the target of a link, is a complete checkpoint of brorl."""
     return (folder / _COMMIT).is_file() and (folder / _STATE).is_file()
 
 
@@ -258,7 +258,7 @@ def _state_from(plain: dict[str, Any]) -> TrainerState:
 
 
 def discard_unfinished(folder: Path) -> None:
-    """Delete what a kill left half written, and name a complete checkpoint that a kill left without its name."""
+    """Delete unfinished files of a killed process, and rename a complete checkpoint that still has a temporary name."""
     for temporary in folder.glob(f".step-*.tmp/{_COMMIT}"):
         target = folder / temporary.parent.name.removeprefix(".").removesuffix(".tmp")
         if not is_checkpoint(target):
@@ -288,7 +288,7 @@ def _to_disk(path: Path) -> None:
 
 
 def _to_plain(state: TrainerState) -> dict[str, Any]:
-    """Return tensors, numbers and strings only, so that loading executes nothing.
+    """Return tensors, numbers and strings only: loading them executes no code.
 
     Raises:
         TypeError: If a state holds anything else, which could not be loaded again.

@@ -1,7 +1,7 @@
-"""The files of a run: metrics, rollouts, environment, log; written so that a kill at any instant leaves them readable.
+"""The files of a run: metrics, rollouts, environment, log. They stay readable after a kill at any instant.
 
 A line of `metrics.jsonl` is on disk before the checkpoint that follows it. A file of responses has its final name
-only when it is complete. Going back to a checkpoint removes what was written after it.
+only when it is complete. A return to a checkpoint removes later lines and files.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunDirectory:
 
     @property
     def metrics_file(self) -> Path:
-        """One JSON object a line; step 0 is the start, before any update."""
+        """One JSON object per line; step 0 is the start, before any update."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -61,12 +61,12 @@ class RunDirectory:
 
     @property
     def evaluations(self) -> Path:
-        """One Parquet file an evaluation, named by its step, with the responses to a few held-out prompts."""
+        """One Parquet file per evaluation, named by its step, with the responses to a few held-out prompts."""
         return self.path / "evaluations"
 
     @property
     def begun_file(self) -> Path:
-        """What a resumed run must find as it was: the settings that may not change, and whether it had a checkpoint."""
+        """Facts that a resumed run checks: the settings that cannot change, and whether there was a checkpoint."""
         return self.path / "begun.json"
 
     def write_begun(self, settings: Record, has_checkpoint: bool) -> None:
@@ -76,7 +76,7 @@ class RunDirectory:
             replace_file(self.begun_file, content.encode())
 
     def read_begun(self) -> Record:
-        """Return what `write_begun` wrote; nothing if the run has not begun."""
+        """Return the content of `begun.json`; empty if the run has not begun."""
         if not self.begun_file.is_file():
             return {}
         try:
@@ -86,7 +86,7 @@ class RunDirectory:
         return begun
 
     def note_checkpoint(self) -> None:
-        """Remember that the run has had a checkpoint."""
+        """Record in `begun.json` that the run has had a checkpoint."""
         begun = self.read_begun()
         if not begun.get("has_checkpoint"):
             self.write_begun(begun.get("settings", {}), has_checkpoint=True)
@@ -111,12 +111,12 @@ class RunDirectory:
         return records
 
     def rewind(self, step: int, attempts: int = 0) -> None:
-        """Remove metrics and responses of steps after `step`, and what a kill left half written.
+        """Remove metrics and responses of steps after `step`, and unfinished files of a killed process.
 
         Args:
             step: The step to go back to.
-            attempts: How often the step after it has found nothing to learn from; the lines about these attempts stay,
-                because they tell what the attempts cost.
+            attempts: How often the next step has found no mixed group; the lines of these attempts stay, with their
+                cost.
         """
 
         def stays(record: Record) -> bool:
@@ -157,7 +157,7 @@ class RunDirectory:
         verdicts: Sequence[Sequence[Verdict]],
         texts: Sequence[Sequence[str]],
     ) -> None:
-        """Store responses to held-out prompts of the evaluation after a step; the arguments are as above."""
+        """Store the responses of an evaluation to some held-out prompts; see `write_rollouts` for the arguments."""
         self._write_groups(self.evaluations, step, groups, verdicts, texts)
 
     def _write_groups(
@@ -205,20 +205,20 @@ class RunDirectory:
             replace_file(target, json.dumps(held_out_record(prompts), indent=0).encode())
 
     def read_held_out(self) -> list[dict[str, str]]:
-        """Return what `write_held_out` wrote.
+        """Return the prompts in `held_out.json`.
 
         Raises:
-            UserError: If the run does not say.
+            UserError: If the run has no such file.
         """
         file = self.path / "held_out.json"
         if not file.is_file():
-            raise UserError(f"{self.path} does not say what its held-out prompts were (no {file.name}); train it anew")
+            raise UserError(f"{self.path} has no {file.name}, which lists its held-out prompts; train the run again")
         prompts: list[dict[str, str]] = json.loads(file.read_text("utf-8"))
         return prompts
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run; a second process that wants it at the same time is refused.
+        """Lock the run; a second process gets an error.
 
         Raises:
             UserError: If another process holds the run, or removed its directory just now.
@@ -235,7 +235,7 @@ class RunDirectory:
             except BlockingIOError as error:
                 raise UserError(f"another process is working on {self.path}; wait for it, or stop it") from error
             if not self.path.is_dir() or not os.path.samestat(os.fstat(descriptor), self.path.stat()):
-                raise UserError(f"another process has just removed {self.path}; give the same command again")
+                raise UserError(f"another process has just removed {self.path}; rerun the command")
             yield
         finally:
             os.close(descriptor)
@@ -243,7 +243,7 @@ class RunDirectory:
     def write_environment(self, continued_from: Record | None = None) -> None:
         """Write `env.json`: versions, machine, threads, and the checkpoint that the run continues from, if any."""
         target = self.path / "env.json"
-        if continued_from is None and target.is_file():  # a resumed run need not find the checkpoint any more
+        if continued_from is None and target.is_file():  # the checkpoint may be gone when a run is resumed
             with suppress(ValueError):
                 continued_from = json.loads(target.read_text("utf-8")).get("continued_from")
         environment = {
@@ -261,13 +261,13 @@ class RunDirectory:
 
 
 def held_out_record(prompts: Sequence[Prompt]) -> list[dict[str, str]]:
-    """Return what `held_out.json` says of some prompts."""
+    """Return the content of `held_out.json` for some prompts."""
     names = ("id", "source", "domain", "text", "reference")
     return [{name: getattr(prompt, name) for name in names} for prompt in prompts]
 
 
 def processor_name() -> str:
-    """Return the name of the processor, as far as the system tells it."""
+    """Return the name of the processor, if the system reports it."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():

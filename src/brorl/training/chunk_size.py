@@ -1,7 +1,7 @@
-"""Nodes per pass: how much goes through the model at once, halved when memory runs out.
+"""Size of the chunks that go through the model, halved when memory runs out.
 
-In: a piece of work that reads the current size. Out: its result, at a size that fits. It refuses to go below the least
-size, with the ways out.
+In: work that reads the current size. Out: its result, at a size that fits. Below the least size, the error lists the
+settings that save memory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _CPU_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")
 
 
 class ChunkSize:
-    """The most nodes of a forward pass; gets smaller and never larger, and sets memory, not results.
+    """Largest number of nodes of a forward pass. It only shrinks, and changes memory, not results.
 
     Args:
         initial: Nodes to start with, >= 1.
-        say: Told in a line when it is halved.
+        say: Receives a line when the size is halved.
 
     Attributes:
-        value: Nodes at present.
+        value: The current size.
         retries: How often it was halved since `retries` was last set to 0.
     """
 
@@ -37,16 +37,16 @@ class ChunkSize:
         self._say = say
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do some work, again from its start with half the nodes whenever memory runs out.
+        """Do some work, and restart it with half the nodes whenever memory runs out.
 
         Args:
-            work: Reads `value`; must be able to start again after it has failed anywhere.
+            work: Reads `value`; it must be possible to restart it after any failure.
 
         Returns:
-            What `work` returns.
+            The result of `work`.
 
         Raises:
-            OutOfMemoryError: If memory does not suffice for the least size.
+            OutOfMemoryError: If memory is too small for the least size.
         """
         while True:
             try:
@@ -59,7 +59,7 @@ class ChunkSize:
             self._halve(reason)
 
     def once(self, work: Callable[[], object]) -> None:
-        """Do some work that cannot start again.
+        """Do some work that cannot be restarted.
 
         Raises:
             OutOfMemoryError: If memory runs out.
@@ -72,7 +72,7 @@ class ChunkSize:
             raise OutOfMemoryError(too_little_memory(self.value, first_line(error))) from error
 
     def restrict(self, value: int) -> None:
-        """Start from a size that an earlier part of the run was brought down to."""
+        """Shrink to the size that an earlier part of the run ended with."""
         self.value = min(self.value, value)
 
     def _halve(self, reason: str) -> None:
@@ -81,20 +81,20 @@ class ChunkSize:
         if self.value <= LEAST_NODES:
             raise OutOfMemoryError(too_little_memory(self.value, reason))
         half = max(LEAST_NODES, self.value // 2)
-        self._say(f"out of memory with {self.value} tree nodes per pass; again with engine.nodes_per_pass: {half}")
+        self._say(f"out of memory with {self.value} tree nodes per pass; retrying with engine.nodes_per_pass: {half}")
         self.value = half
         self.retries += 1
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Tell whether torch ran out of memory, of a device or of the CPU."""
+    """Return whether torch ran out of memory, on a device or on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or any(m in str(error) for m in _CPU_MESSAGES)
 
 
 def too_little_memory(nodes: int, reason: str) -> str:
-    """Return the line about memory that does not suffice, with what needs less of it."""
+    """Return the error about too little memory, with the settings that save memory."""
     return (
         f"out of memory while training with {nodes} tree nodes per pass ({reason}), with no more retries; lower "
         "engine.nodes_per_pass if it is set, switch on engine.gradient_checkpointing or reference.offload, train "
-        "adapters (lora.rank), lower engine.memory_gib, or take a smaller model"
+        "adapters (lora.rank), lower engine.memory_gib, or choose a smaller model"
     )

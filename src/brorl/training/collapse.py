@@ -1,4 +1,4 @@
-"""Tells from a run's metrics whether the model is collapsing, and what to do about it.
+"""Signs of collapse in a run's metrics, with advice.
 
 In: the lines of `metrics.jsonl`, in order. Out: the signs that the last line shows for the first time, with their
 numbers and an advice, or None. Lines that lack a number (no evaluation, no reference) are fine. It stops nothing, and
@@ -24,11 +24,11 @@ class CollapseLimits:
         entropy_share: The entropy is collapsing when it is below this share of its level in the first steps; 0 for
             never. A tenth: training sharpens every model (the quickstart keeps about half of its entropy while its
             pass@1 more than doubles), but one that has lost nine tenths draws nearly the same response every time,
-            and then no group has both outcomes any more.
+            and then no group is mixed.
         reference_kl: The policy has run away when its KL to the reference is above this, in nats per token; None for
             never. One nat: the sampled tokens are then, in the geometric mean, 2.7 times as likely as under the
-            reference, so that one response of 100 tokens is e^100 times as likely.
-        window: Level and first level are medians over so many steps, so that no single step gives a sign.
+            reference: one response of 100 tokens is e^100 times as likely.
+        window: First and last level are medians over this many steps; no single step gives a sign.
         patience: Coverage collapses only if it is lost in so many evaluations in a row.
 
     Raises:
@@ -57,8 +57,8 @@ class Collapse:
     Attributes:
         step: The step.
         signs: Which: "entropy", "reference_kl", "coverage".
-        findings: For each sign what was measured, in words.
-        advice: What to do, one line.
+        findings: For each sign the measured values, as text.
+        advice: One line of advice.
     """
 
     step: int
@@ -73,10 +73,10 @@ class Collapse:
 
 
 def find_collapse(records: Sequence[Record], limits: CollapseLimits) -> Collapse | None:
-    """Say which signs of collapse the last record shows that the one before it did not.
+    """Return the signs of collapse that the last record shows and the record before it did not.
 
-    A sign that goes away and comes back is told again. Signs are a function of the records alone, so that a resumed
-    run tells the same ones at the same steps.
+    A sign that disappears and returns is reported again. Signs are a function of the records only: a resumed run
+    reports the same signs at the same steps.
 
     Args:
         records: Lines of the metrics, steps ascending.
@@ -95,7 +95,7 @@ def find_collapse(records: Sequence[Record], limits: CollapseLimits) -> Collapse
 
 
 def _signs(records: Sequence[Record], limits: CollapseLimits) -> dict[str, str]:
-    """Return what a run shows after some records: sign to finding."""
+    """Return the signs after some records, each with its finding."""
     found = {
         "entropy": _entropy_sign(_updates(records, "entropy"), limits),
         "reference_kl": _reference_sign(_updates(records, "reference_kl"), limits),
@@ -166,7 +166,7 @@ def _estimate(evaluation: dict[str, Any], k: int) -> Any:
 
 
 def _advice(signs: Sequence[str]) -> str:
-    """Return what to do about some signs, the most important first."""
+    """Return advice for some signs, the most important first."""
     change = {
         "coverage": "more rollouts_per_prompt or a KL penalty keep coverage",
         "entropy": "a higher loss.clip_high, a KL penalty or more rollouts_per_prompt keep entropy",

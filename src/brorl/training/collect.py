@@ -110,7 +110,7 @@ class Collector:
             step: The step; with the run's seed and the attempt it decides all draws.
 
         Returns:
-            `prompts_per_step` groups, and what was sampled for them.
+            `prompts_per_step` groups, and everything that was sampled for them.
 
         Raises:
             NoMixedGroupsError: After `max_tries` rounds in a row without a mixed group.
@@ -140,7 +140,7 @@ class Collector:
         return Batch(kept[: self.prompts_per_step], collected, len(self._waiting))
 
     def _round(self, step: int, so_far: Collected, missing: int) -> tuple[list[Group], list[list[Verdict]]]:
-        """Sample as many prompts as should fill what is missing, given the share of mixed groups in this step."""
+        """Sample as many prompts as should fill the step, given the share of mixed groups so far."""
         share = (so_far.num_mixed + 1) / (len(so_far.groups) + 1) if self.dynamic_sampling else 1.0
         prompts = self.stream.take(min(self.prompts_per_step, ceil(missing / share)))
         trees = self._sample(prompts, self.rollouts_per_prompt, step, so_far)

@@ -1,4 +1,4 @@
-"""The record of what a step sampled: groups, verdicts, and their sums for the metrics."""
+"""The groups that were sampled for a step, with their verdicts and the sums for the metrics."""
 
 from __future__ import annotations
 
@@ -64,10 +64,7 @@ class Collected:
         }
 
     def _dropped(self) -> dict[str, int]:
-        """Return what dynamic sampling threw away: rollouts and tokens of the step's groups with one outcome.
-
-        Surplus groups with both outcomes are carried to later steps; they are not part of it.
-        """
+        """Return the rollouts and tokens that dynamic sampling dropped; surplus groups wait and do not count."""
         trees = [g.tree for g in self.groups if not (self.keeps_all or g.is_mixed)]
         return {
             "samples_dropped": sum(t.num_rollouts for t in trees),

@@ -1,7 +1,7 @@
-"""Live diagnostics: what each step's N rollouts saw and missed, and whether its update did what it should.
+"""Live diagnostics: the mass that each step's N rollouts sampled and missed, and a held-out check of its update.
 
 In: the groups of a step, and rollouts that were kept out of its update. Out: two sections of the metrics, `coverage` at
-every step and `certificate` when one is due. Nothing here changes the training: the draws have seeds of their own.
+every step and `certificate` for a held-out check. Nothing here changes the training: the draws have separate seeds.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Diagnostics:
     """Measures the steps of a run.
 
     Attributes:
-        sampler: Draws the held-out rollouts.
+        sampler: Samples the held-out rollouts.
         learner: Gives their log-probs after the update.
         grader: Verifies and rewards responses.
         sampling: How the training's rollouts are drawn.
         fixed_size: Whether the number of rollouts of a prompt is fixed beforehand, not chosen by their outcomes.
-        certificate_every: Steps between certificates; 0 for none.
-        held_out_rollouts: Rollouts per prompt that a certificate is made from, H.
+        check_every: Steps between held-out checks; 0 for none.
+        held_out_rollouts: Rollouts per prompt of a held-out check, H.
         recompute_old_logprobs: Take the old log-probs from the learner, as its update does.
         seed: Seed of the run.
         clock: Adds up the seconds of drawing held-out rollouts.
@@ -56,14 +56,14 @@ class Diagnostics:
     grader: Grader
     sampling: SamplingParams
     fixed_size: bool
-    certificate_every: int
+    check_every: int
     held_out_rollouts: int
     recompute_old_logprobs: bool
     seed: int
     clock: Stopwatch = field(default_factory=Stopwatch)
 
     def hold_out(self, step: int, groups: Sequence[Group]) -> list[Group]:
-        """Draw rollouts for the certificate of a step, before its update; none if no certificate is due.
+        """Draw the rollouts of a held-out check before the update of a step; none if no check is due.
 
         Args:
             step: The step; with the run's seed it decides the draws.
@@ -72,7 +72,7 @@ class Diagnostics:
         Returns:
             One group of held-out rollouts per group.
         """
-        if not is_due(step, self.certificate_every) or self._truncated():
+        if not is_due(step, self.check_every) or self._truncated():
             return []
         with self.clock("diagnostics"):
             return self._draw(step, [g.prompt for g in groups])
@@ -93,7 +93,7 @@ class Diagnostics:
         Args:
             sampled: All groups that the step sampled.
             trained: The groups that it trained on.
-            held_out: What `hold_out` gave for them; the learner has made its update since.
+            held_out: The result of `hold_out` for them, before the update.
         """
         record: dict[str, Any] = {}
         if sampled and not self._truncated():
@@ -103,7 +103,7 @@ class Diagnostics:
         return record
 
     def _truncated(self) -> bool:
-        """Whether top-p or top-k hide the probabilities of what is drawn."""
+        """Whether top-p or top-k hides the probabilities of the rollouts."""
         return self.sampling.top_p < 1 or self.sampling.top_k > 0
 
     def _compare(self, trained: Sequence[Group], held_out: Sequence[Group]) -> list[HeldOut]:
@@ -114,7 +114,7 @@ class Diagnostics:
                 correct_L=group.correct_L,
                 old_logprob_L=group.tree.prefix_logprob[group.tree.leaf],
                 new_logprob_L=group.tree.sum_along_paths(new_logprob_M)[group.tree.leaf],
-                # Never quite 0 or 1, where held-out rollouts of one outcome would claim to be certain of nothing.
+                # Never exactly 0 or 1: there, held-out rollouts that are all correct would give an interval of width 0.
                 baseline=(seen.num_correct + 0.5) / (seen.tree.num_rollouts + 1),
             )
             for group, seen, new_logprob_M in zip(held_out, trained, self.learner.logprobs(trees), strict=True)
@@ -122,16 +122,16 @@ class Diagnostics:
 
 
 def coverage_record(groups: Sequence[Group], scheme: Scheme, fixed_size: bool) -> dict[str, Any]:
-    """Return what the rollouts of some groups saw and missed, per prompt and pooled, for the metrics.
+    """Return the mass that the rollouts of some groups sampled and missed, per prompt and pooled, for the metrics.
 
     Args:
         groups: Groups whose log-probs are those of the policy that sampled them.
         scheme: How they were drawn.
-        fixed_size: Whether N was fixed beforehand; if not, only what is exact is reported.
+        fixed_size: Whether N was fixed beforehand; if not, only exact numbers are reported.
 
     Returns:
-        A dictionary of numbers, those per prompt rounded to 4 digits. Estimates of what was not sampled are None where
-        they say nothing: where every response of every prompt is unique, or N depended on outcomes. The share of
+        A dictionary of numbers, those per prompt rounded to 4 digits. Estimates of the unsampled mass are None if every
+        response of every prompt is unique, or if N depended on outcomes. The share of
         mixed groups at smaller N is None for systematic rollouts too: part of them is not a systematic sample.
     """
     measured = [measure_coverage(g.tree, g.correct_L, scheme) for g in groups]

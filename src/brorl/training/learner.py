@@ -34,7 +34,7 @@ class LearnerSettings:
         max_grad_norm: Gradients are scaled down to this global norm.
         warmup_updates: Updates over which the learning rate rises linearly.
         responses_per_verdict: Back-propagate at most this many correct and this many incorrect distinct responses per
-            group, weighted so that the gradient stays unbiased; 0 for all.
+            group, with weights that keep the gradient unbiased; 0 for all.
         recompute_old_logprobs: Take the old log-probs from the learner's own forward pass instead of the engine's.
         max_nodes: Nodes per forward pass; None for the default. Sets memory, not results.
         autocast: Compute in bfloat16 where that is safe; the weights stay as they are.
@@ -71,7 +71,7 @@ class LearnerSettings:
 
 @dataclass(frozen=True)
 class Update:
-    """What a step did; means over its mini-batches, if nothing else is said.
+    """The measurements of a step; means over its mini-batches unless noted.
 
     Attributes:
         loss: Policy loss, without the KL penalty.
@@ -119,15 +119,15 @@ class Learner(Protocol):
     """Updates a model from groups."""
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that wait for a later step, with the old log-probs that they will need there."""
+        """Return groups that wait for a later step, with the old log-probs that the later step needs."""
         ...
 
     def penalised(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with the KL penalty taken off their rewards, where it is placed there."""
+        """Subtract the KL penalty from the rewards, if the penalty is placed there."""
         ...
 
     def step(self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int) -> Update:
-        """Make one step's updates."""
+        """Make the updates of one step."""
         ...
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
@@ -151,13 +151,13 @@ class Learner(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything besides the weights that the next step depends on."""
+        """Return the state that the next step depends on, without the weights."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a result of `state_dict`."""
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Take over the moments of another run's optimizer, from what its learner's `state_dict` returned."""
+        """Load the moments of another run's optimizer from the state of its learner."""
         ...

@@ -1,8 +1,8 @@
-"""A mini-batch: what is learned from some groups, as numbers per node that the loss needs.
+"""A mini-batch: the numbers per node that the loss of some groups needs.
 
 In: groups, advantages, and log-probs that were computed before the step's first update. Out: weights per node,
-concatenated over the trees, and the denominator. All that is counted or masked is decided here; the passes of the
-model only look numbers up.
+concatenated over the trees, and the denominator. All counts and masks are decided here; the passes of the
+model only look up numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def choose_trained(
     mask_truncated: bool,
     generator: np.random.Generator,
 ) -> TrainedResponses | None:
-    """Choose what is back-propagated of a group.
+    """Choose the responses of a group that are back-propagated.
 
     Args:
         group: The group.
@@ -92,7 +92,7 @@ class MiniBatch:
     """Trees with the numbers of their nodes, concatenated over the trees (K nodes in all).
 
     Attributes:
-        trees: What goes through the model.
+        trees: The trees that go through the model.
         old_logprobs: For each tree the log-probs (nats) of the old policy, shape [M].
         advantages: For each tree the advantage of each response with all of its factors, shape [L], counts excepted.
         old_logprob_K: `old_logprobs`, shape [K].
@@ -129,11 +129,11 @@ def assemble(
     share: float,
     tensor: Callable[[Sequence[NDArray[Any]]], Tensor],
 ) -> MiniBatch:
-    """Sum advantages and counts to weights of nodes.
+    """Sum advantages and counts into weights of nodes.
 
     Args:
         whole: The trees of all groups of the mini-batch; they decide the denominator.
-        trained: What is back-propagated of them.
+        trained: Their responses that are back-propagated.
         old_logprobs: For each tree the log-probs of the old policy, shape [M].
         reference_logprobs: For each tree those of the reference.
         loss: Kind and aggregation of the loss.

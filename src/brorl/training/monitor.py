@@ -1,7 +1,7 @@
-"""The watch over a run: which evaluation was the best, and whether the model collapses.
+"""The monitor of a run: the best evaluation, and signs of collapse.
 
-In: the lines of the metrics, in order. Out: the step of the best evaluation, and signs of collapse in words. All that
-it knows comes from the metrics, so that a resumed run goes on from its file.
+In: the lines of the metrics, in order. Out: the step of the best evaluation, and signs of collapse as text. The state
+depends on the metrics only; a resumed run rebuilds it from its file.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _KEPT = ("step", "update", "evaluation")
 
 
 class Monitor:
-    """Remembers what a run's metrics say.
+    """Keeps the parts of a run's metrics that decide what is best and what is a collapse.
 
     Args:
         limits: When a model counts as collapsing.
         stop: Whether the run ends at the first sign.
         keep_best: Whether the best checkpoint is kept.
-        evaluate_every: Steps between the evaluations that count for a collapse. Others, at a budget's marks or where a
-            run ended that goes on now, must not change what is trained.
+        evaluate_every: Steps between the evaluations that count for a collapse. Others, at evaluation points of the
+            budget or where a resumed run had ended, must not change the training.
     """
 
     def __init__(self, limits: CollapseLimits, stop: bool, keep_best: bool, evaluate_every: int) -> None:
@@ -35,7 +35,7 @@ class Monitor:
         self._best: tuple[float, int] | None = None
 
     def recall(self, past: Iterable[Record]) -> None:
-        """Take the lines that the metrics hold already."""
+        """Add the lines of an existing metrics file."""
         for record in past:
             self.remember(record)
 
@@ -50,7 +50,7 @@ class Monitor:
         return self._best[1] if self._best and self._keep_best else None
 
     def score(self, record: Record) -> float | None:
-        """Return what evaluations are compared by: pass@k of the smallest k; None without an evaluation."""
+        """Return the score of an evaluation: pass@k of the smallest k; None without an evaluation."""
         estimates = record.get("evaluation", {}).get("pass_at")
         return float(estimates[min(estimates, key=int)]["value"]) if estimates else None
 
@@ -60,7 +60,7 @@ class Monitor:
         return None if sign is None else sign.text
 
     def remember(self, record: Record) -> None:
-        """Take a new line of the metrics."""
+        """Add a line of the metrics."""
         self._records.append(self._counting(record))
         score = self.score(record)
         step = record["step"] if "update" in record else record["step"] - 1  # the step whose weights were evaluated
@@ -68,6 +68,6 @@ class Monitor:
             self._best = (score, step)
 
     def _counting(self, record: Record) -> Record:
-        """Return what counts for a collapse."""
+        """Return the part of a line that counts for a collapse."""
         counts = is_due(record["step"], self._evaluate_every)
         return {name: record[name] for name in _KEPT if name in record and (counts or name != "evaluation")}

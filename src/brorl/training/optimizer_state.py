@@ -1,4 +1,4 @@
-"""The optimizer's state of another run, for a run that goes on from its weights.
+"""The optimizer's state of another run, for a run that continues from its weights.
 
 In: an optimizer's `state_dict` and that of another run. Out: the own one with the other's moments. It refuses moments
 of another model.
@@ -17,11 +17,11 @@ def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequ
 
     Args:
         other: `state_dict` of the optimizer whose moments are taken.
-        own: `state_dict` of the optimizer that goes on.
-        parameters: What it optimizes, in its order.
+        own: `state_dict` of the optimizer that continues.
+        parameters: Its parameters, in its order.
 
     Returns:
-        What its `load_state_dict` takes.
+        A state for its `load_state_dict`.
 
     Raises:
         ValueError: If a moment has another shape than its parameter, or their numbers differ.

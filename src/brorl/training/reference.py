@@ -58,7 +58,7 @@ class ReferencePolicy:
         return dict(self._weights)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore a result of `state_dict`.
 
         Raises:
             ValueError: If names or shapes are those of another model.

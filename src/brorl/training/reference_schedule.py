@@ -1,9 +1,9 @@
 """When the reference of the KL penalty is reset to the current policy.
 
 In: after every step the KL to the reference, if it was measured, and the validation score, if there was an
-evaluation. Out: the reason for a reset in words, or None. What a reset does (copy the weights, keep or drop the
-optimizer's state) is the caller's. The decision is a function of what has been told since the start, and all of that
-is in `state_dict`: a resumed run makes the same resets.
+evaluation. Out: the reason for a reset as text, or None. The caller makes the reset (it copies the weights, and keeps
+or drops the optimizer's state). The decision is a function of all inputs since the start, and `state_dict` holds them: a
+resumed run makes the same resets.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ SPIKE_STEPS = 5
 
 
 class ReferenceSchedule:
-    """Says after which steps the reference is to be reset: at intervals, when the KL spikes, when validation stalls.
+    """Decides after which steps the reference is reset: at intervals, when the KL spikes, when validation stalls.
 
-    A spike is not one noisy step: the KL has to lie above `kl_above` by its median over the last 5 measurements, so
-    at least 3 of them lie above and no single value, however large, decides. Values that are not finite count as
+    A spike is not one noisy step: the median of the last 5 measurements of the KL must be above `kl_above`. No single
+    value decides, however large. Values that are not finite count as
     above. There is no reset by KL or validation within `cooldown` steps of the last one; the first steps of a run are
     a cooldown too, since the policy has just been its reference. All counters start again with every reset, whatever
     its reason: steps, measured KLs, evaluations without a new best. The best score is forgotten too: after a reset
-    the policy is measured against what it reaches from there.
+    the policy is compared with its scores from then on.
 
     Args:
         every: Reset when so many steps have passed since the last reset; 0 never.
         kl_above: Reset when the KL (nats per token) spikes above this; None never.
         patience: Reset after so many evaluations in a row without a new best score; None never.
-        cooldown: Steps after a reset in which KL and validation give no reason for another. What they show in these
-            steps still counts afterwards.
+        cooldown: Steps after a reset in which KL and validation give no reason for another. Their values in these steps
+            still count afterwards.
         clear_optimizer: Whether a reset clears the optimizer's moments too (ProRL v1).
 
     Raises:
@@ -68,7 +68,7 @@ class ReferenceSchedule:
         self._without_best = 0
 
     def after_step(self, step: int, reference_kl: float | None, score: float | None) -> str | None:
-        """Take note of a step, and say whether the reference is to be reset after it.
+        """Record a step, and decide whether the reference is reset after it.
 
         Args:
             step: The step, ascending; 0 for an evaluation before the first.
@@ -76,7 +76,7 @@ class ReferenceSchedule:
             score: Validation score after this step; None if there was no evaluation. Not a number is no new best.
 
         Returns:
-            Why the reference is to be reset, for the log; None if it is not.
+            The reason for a reset, for the log; None for no reset.
         """
         if reference_kl is not None:
             self._kls.append(reference_kl if isfinite(reference_kl) else float("inf"))
@@ -109,7 +109,7 @@ class ReferenceSchedule:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what later decisions depend on, as plain numbers."""
+        """Return the state of later decisions, as plain numbers."""
         return {
             "last_reset": self._last_reset,
             "kls": list(self._kls),
@@ -118,7 +118,7 @@ class ReferenceSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; the settings may have changed since."""
+        """Restore a result of `state_dict`; the settings may have changed since."""
         self._start_again(state["last_reset"])
         self._kls.extend(state["kls"])
         self._best, self._without_best = state["best"], state["without_best"]

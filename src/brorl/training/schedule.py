@@ -15,7 +15,7 @@ def is_due(step: int, every: int) -> bool:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run ends, and what happens after which step.
+    """When a run ends, is evaluated, and is saved.
 
     Attributes:
         budget: The cost at which the run ends, and the costs at which it is evaluated.

@@ -1,6 +1,6 @@
 """The source protocol: where the groups of a step come from.
 
-The training loop asks one question, `next_groups(step)`. A source may sample when it is called, as `Collector` does, or
+The training loop calls `next_groups(step)`. A source may sample when it is called, as `Collector` does, or
 return groups that it sampled earlier: each group carries the version of the weights that sampled it.
 """
 
@@ -33,7 +33,7 @@ class Batch:
 
 
 class SourceState(NamedTuple):
-    """What a source needs to continue exactly.
+    """The state from which a source continues exactly.
 
     Attributes:
         stream: Position of the prompt stream; None at the start of a run.

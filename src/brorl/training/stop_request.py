@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM: the first asks a run to stop, and is answered at once; the second discards what is under way.
+"""Ctrl-C and SIGTERM: the first requests a stop and is answered at once; the second discards the step.
 
-The answer comes from a thread that a signal wakes, because Python runs a signal's handler only when the main thread
-returns from the call that it is in, and a backward pass is one call.
+A thread that the signal wakes gives the answer. Python runs a signal handler only after the current call of the main
+thread, and a backward pass is one call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class StopRequest:
         self.requested = False
         self._answer = answer
         self._discards = False
-        self._discarded = False  # what was under way at the first signal
+        self._discarded = False  # whether the step could be discarded at the first signal
         self._previous: dict[signal.Signals, Any] = {}
         self._previous_fd = -1
         self._thread: threading.Thread | None = None

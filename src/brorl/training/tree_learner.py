@@ -39,7 +39,7 @@ _Logprobs = list[list[FloatArray]]  # of each tree of each mini-batch
 
 
 class _Scored(NamedTuple):
-    """A tree, kept so that its identity stays its own, and the log-probs of its nodes before the step, shape [M]."""
+    """A tree and the log-probs of its nodes before the step, shape [M]; holding the tree keeps its id unique."""
 
     tree: RolloutTree
     old_logprob_M: FloatArray
@@ -287,7 +287,7 @@ class TreeLearner:
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore a result of `state_dict`.
 
         Raises:
             ValueError: If there is a reference here and none in the state, or one of another model.
@@ -305,10 +305,10 @@ class TreeLearner:
         self._scored.clear()
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Take over the moments of another run's optimizer; learning rate, warm-up and updates are those of this run.
+        """Load the moments of another run's optimizer; learning rate, warm-up and updates stay those of this run.
 
         Args:
-            state: What the other run's `state_dict` returned.
+            state: The state of the other run's learner.
 
         Raises:
             ValueError: If the moments are of another model.
@@ -325,7 +325,7 @@ class TreeLearner:
     def _mini_batches(
         self, groups: Sequence[Group], advantages: Sequence[FloatArray], generator: np.random.Generator
     ) -> tuple[list[MiniBatch], Mismatch | None, float]:
-        """Deal the groups out, and compute all that is needed before the first update.
+        """Split the groups into mini-batches, and compute everything that is needed before the first update.
 
         Returns:
             The mini-batches, how far old policy and sampler are apart, and the share of tokens that a mask set to 0.
@@ -360,17 +360,17 @@ class TreeLearner:
         return old, self._reference_logprobs(batches) if self.has_reference else [None] * len(batches)
 
     def _old_logprobs(self, trees: Sequence[RolloutTree], known: Sequence[FloatArray | None]) -> list[FloatArray]:
-        """Return the log-probs of the weights that sampled: the engine's, those known, or those of the present ones."""
+        """Return the old log-probs: the engine's, the known ones, or those of the current weights."""
         if not self._settings.recompute_old_logprobs:
             return [t.logprob for t in trees]
         fresh = iter(self.logprobs([t for t, known_M in zip(trees, known, strict=True) if known_M is None]))
         return [next(fresh) if known_M is None else known_M for known_M in known]
 
     def _reference_logprobs(self, batches: list[list[RolloutTree]]) -> _Logprobs:
-        """Return the reference's log-probs of lists of trees, with its weights brought in once."""
+        """Return the reference's log-probs of lists of trees; its weights are loaded once."""
 
         def work() -> _Logprobs:
-            assert self._reference is not None  # who calls has looked
+            assert self._reference is not None  # callers check it
             self._optimizer.zero_grad(set_to_none=True)  # the last update's gradients make room
             with self._reference.in_place():
                 return [self.logprobs(trees) for trees in batches]

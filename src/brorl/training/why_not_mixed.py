@@ -1,7 +1,7 @@
-"""Why dynamic sampling found nothing to learn from, and what helps.
+"""The likely cause when dynamic sampling found no mixed group, and a fix.
 
-In: the groups of the last round, with their verdicts. Out: a sentence. What breaks silently comes first: the verifier,
-the length limit, the format of the answers. Difficulty comes last.
+In: the groups of the last round, with their verdicts. Out: a sentence. Silent failures come first: the verifier, the
+length limit, the format of the answers. Difficulty comes last.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from brorl.algorithms.groups import Group
 from brorl.verify.verifier import NO_ANSWER, TIMEOUT, Verdict, is_failure
 
 
-def why_not_mixed(groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], max_tries: int, widened: bool) -> str:
-    """Explain why no group has both correct and incorrect rollouts, and name what helps.
+def why_not_mixed(
+    groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]], max_tries: int, adaptive: bool
+) -> str:
+    """Explain why no group is mixed, and name a fix.
 
     Args:
-        groups: The groups of the last round, none with both outcomes.
+        groups: The groups of the last round, none of them mixed.
         verdicts: For each of them the verdict of each distinct response.
         max_tries: Rounds in a row that found none.
-        widened: Whether groups with one outcome got more rollouts.
+        adaptive: Whether groups that were not mixed got more rollouts.
     """
     solved = sum(g.num_correct > 0 for g in groups)
     state = "all rollouts were correct" if solved == len(groups) else "no rollout was correct"
@@ -31,8 +33,8 @@ def why_not_mixed(groups: Sequence[Group], verdicts: Sequence[Sequence[Verdict]]
     if cause is None and not solved:
         cause = _format_cause(every)
     if cause is None:
-        cause = _difficulty(solved, len(groups), widened)
-    return f"no group had both correct and incorrect rollouts in {max_tries} rounds in a row ({state}): {cause}"
+        cause = _difficulty(solved, len(groups), adaptive)
+    return f"no group was mixed (correct and incorrect rollouts) in {max_tries} rounds in a row ({state}): {cause}"
 
 
 def _lost_cause(every: Sequence[Verdict]) -> str | None:
@@ -52,25 +54,25 @@ def _cut_cause(groups: Sequence[Group]) -> str | None:
 
 
 def _format_cause(every: Sequence[Verdict]) -> str | None:
-    """Suspect what the verifier reads, where no rollout was correct."""
+    """Return a cause in the format of the answers, where no rollout was correct."""
     if any(0 < v.score < 1 for v in every):
         return (
-            "the verifier gives partial scores, but dynamic sampling goes by correct alone; set "
+            "the verifier gives partial scores, but dynamic sampling counts correct responses only; set "
             "rewards.partial_credit: true and dynamic_sampling.enabled: false"
         )
     unanswered = sum(v.reason == NO_ANSWER for v in every)
     if 2 * unanswered > len(every):
         return (
             f"the verifier found no answer in {unanswered:,} of {len(every):,} distinct responses; set prompt.template "
-            "so that the model answers in the format that the verifier reads"
+            "to a text that requests the answer format of the verifier"
         )
     return None
 
 
-def _difficulty(solved: int, num_groups: int, widened: bool) -> str:
+def _difficulty(solved: int, num_groups: int, adaptive: bool) -> str:
     if solved == num_groups:
         return "there is nothing left to learn from these prompts; choose harder ones"
-    more = "adaptive.max_rollouts and rollouts_per_prompt" if widened else "rollouts_per_prompt"
+    more = "adaptive.max_rollouts and rollouts_per_prompt" if adaptive else "rollouts_per_prompt"
     help_ = (
         f"try more {more}, a higher sampling.temperature, or other prompts (or a lower optimizer.learning_rate, if "
         "they were solved before)"

@@ -1,6 +1,6 @@
 """Keys and values of the rows that are being decoded, and the attention of one decoding step.
 
-A row is a distinct live prefix. Its keys and values lie in one slot of preallocated memory; slots 0 .. R-1 are in
+A row is a distinct live prefix. Its keys and values are in one slot of preallocated memory; slots 0 .. R-1 are in
 use. When a prefix splits, its first child keeps the slot and only the others are copied.
 """
 
@@ -30,7 +30,7 @@ class RowCache:
     Args:
         model: The model that decodes.
         shapes: For each of its layers the shape of keys and values.
-        memory_bytes: Limit for what is reserved here, the prompts' keys and values, and the rows' logits.
+        memory_bytes: Limit of this cache, the prompts' keys and values, and the rows' logits together.
         max_rows: Most rows there can be.
         max_tokens: Most tokens per row.
     """
@@ -60,7 +60,7 @@ class RowCache:
 
         Args:
             num_tokens: Tokens per row.
-            other_bytes: What the prompts' keys and values take.
+            other_bytes: Bytes of the prompts' keys and values.
 
         Raises:
             OutOfMemoryError: If not even one does.
@@ -69,7 +69,7 @@ class RowCache:
         left = self._memory_bytes - other_bytes
         if row_bytes > left:
             raise OutOfMemoryError(
-                f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.3g} MiB besides {other_bytes / 2**20:.3g} "
+                f"one row of {num_tokens} tokens needs {row_bytes / 2**20:.3g} MiB in addition to {other_bytes / 2**20:.3g} "
                 f"MiB for its prompt, and the engine may use {self._memory_bytes / 2**20:.3g} MiB; raise "
                 "engine.memory_gib or lower sampling.max_new_tokens"
             )
@@ -96,10 +96,10 @@ class RowCache:
         source, target = (torch.from_numpy(r).to(self.key[0].device) for r in (source_R[moved_R], moved_R))
         for store in (self.key, self.value):
             for layer, old in enumerate(store):
-                if grows:  # layer by layer, so that at most one layer lies there twice
+                if grows:  # layer by layer: at most one layer exists twice
                     store[layer] = old.new_empty(slots, old.shape[1], tokens, old.shape[3])
                     kept = min(num_rows, old.shape[0])
-                    store[layer][kept:] = 0  # what is not in use gets a weight of 0, so it must be finite
+                    store[layer][kept:] = 0  # unused entries get a weight of 0, so they must be finite
                     store[layer][:kept, :, num_tokens:] = 0
                     store[layer][:kept, :, :num_tokens] = old[:kept, :, :num_tokens]
                 if moved_R.size:

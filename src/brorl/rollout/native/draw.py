@@ -2,8 +2,8 @@
 
 Each rollout brings one uniform number per position, addressed by (seed, prompt, rollout, position). The token is the
 inverse of the cumulative distribution at that number, so it depends neither on which rows share a batch nor on how the
-batch was split, and the rollouts of a node draw exactly what they would have drawn alone. Systematic sampling puts
-`systematic_points` in the place of these numbers: the rollouts of a node then share one of them, its first rollout's.
+batch was split, and the rollouts of a node draw the same tokens as in a row each. Systematic sampling puts
+`systematic_points` in place of these numbers: the rollouts of a node then share one number, that of its first rollout.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def systematic_points(
     """Spread the rollouts of each row evenly over [0, 1), at one random offset per row.
 
     A row that e rollouts were expected to reach, and that c did (e rounded up or down), gets the points (x + j) / e for
-    j = 0 .. c - 1. The offset x is uniform over those in [0, 1) for which exactly c points lie below 1. Over the two
+    j = 0 .. c - 1. The offset x is uniform over those in [0, 1) for which exactly c points are below 1. Over the two
     possible c it is uniform over [0, 1), so a child of probability p gets e p rollouts in the mean, and always e p
     rounded up or down: the same situation again, one level down.
 
@@ -88,8 +88,8 @@ def systematic_points(
         Points in [0, 1), ascending within each row, shape [K].
 
     Source: systematic sampling with unequal probabilities, Madow, Annals of Mathematical Statistics 20 (1949).
-        Arithmetic sampling (arXiv 2210.15458) has one offset for the whole tree, so that similar subtrees err
-        together; here every node has its own.
+        Arithmetic sampling (arXiv 2210.15458) has one offset for the whole tree, and the errors of similar subtrees
+        add up; here every node has an offset.
     """
     first_R = np.searchsorted(row_K, np.arange(expected_R.size))
     count_R = np.diff(first_R, append=row_K.size)
@@ -104,7 +104,7 @@ def systematic_points(
 def draw_tokens(
     logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw one token for each of K rollouts that stand on R rows.
+    """Draw one token for each of K rollouts on R rows.
 
     Args:
         logits_RV: The model's logits of the rows, shape [R, V].
@@ -135,7 +135,7 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> tuple[Ten
     """Invert a cumulative distribution in two levels: first among blocks of tokens, then inside one block.
 
     Returns:
-        Token ids [K], and the share of the row's mass that lies on each, in float64, [K].
+        Token ids [K], and the share of the row's mass of each, in float64, [K].
     """
     vocabulary = mass_RV.shape[1]
     block_size = 1 << (vocabulary.bit_length() + 1) // 2

@@ -2,8 +2,8 @@
 
 In: prompts as token ids, N, sampling parameters, a seed. Out: one `RolloutTree` per prompt. The decoding batch has
 one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at once, independently or
-systematically. It refuses models whose attention cannot be hooked, and it never uses more memory than it was given:
-rows that do not fit wait, and are decoded afterwards from their prefix, with the same draws.
+systematically. Models whose attention cannot be hooked are an error. Memory stays within the limit: rows that do not
+fit wait, and are decoded afterwards from their prefix, with the same draws.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PREFILL_TOKENS = 16384  # bounds the activations of a prefill
 
 @dataclass(frozen=True)
 class Rows:
-    """Live prefixes, all of one length, and the rollouts that stand on them.
+    """Live prefixes, all of one length, and their rollouts.
 
     Attributes:
         depth: Number of tokens after the prompt; with 0 each prompt is one row.
@@ -82,10 +82,10 @@ class NativeEngine:
     Args:
         model: A Hugging Face causal LM; it is used as it is, so training it in place is visible at once.
         eos_token_id: Token or tokens that end a response.
-        memory_bytes: Limit for the keys, values and logits of what is decoded together.
-        share_prefixes: False decodes every rollout as a row of its own, for tests and for measuring what the tree
-            saves.
-        observe: Gets a `Decoding` after every position that is drawn.
+        memory_bytes: Limit of the keys, values and logits of the rows of one batch.
+        share_prefixes: False decodes every rollout as a separate row, for tests and for measuring the savings of the
+            tree.
+        observe: Receives a `Decoding` after every position.
 
     Raises:
         HooksError: If the model's attention cannot be hooked.
@@ -175,7 +175,7 @@ class NativeEngine:
 
 
 class _Growth:
-    """One call of `sample`: the forest, the row cache and the draws that its waves share."""
+    """One call of `sample`: the forest, the row cache and the draws, which all waves share."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class _Growth:
         return self._forest.trees() if self._share else [_merged(t) for t in self._forest.trees()]
 
     def decode(self, rows: Rows) -> list[Rows]:
-        """Decode rows to their ends; return those that had to wait for memory."""
+        """Decode rows to their ends; return the rows that must wait for memory."""
         waiting: list[Rows] = []
         live, prompt_R = np.unique(rows.prompt_R, return_inverse=True)
         prompts, logits_RV = prefill(self._model, [self._prompts[p] for p in live])
@@ -252,7 +252,7 @@ class _Growth:
             logits_RV = self._forward(rows.token_R, rows.depth - 1, prompts, local)
 
     def _draw(self, rows: Rows, logits_RV: Tensor) -> tuple[Rows, IntArray]:
-        """Draw one token for every rollout; return the rows that live on, and the row that each came from."""
+        """Draw one token for every rollout; return the rows that are still live, and the parent row of each."""
         if rows.depth < self._sampling.min_new_tokens:
             logits_RV = logits_RV.index_fill(1, self._tensor(self._stop_ids), float("-inf"))
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)

@@ -46,7 +46,7 @@ class Forest:
         return self._size
 
     def paths(self, node_R: IntArray, depth: int) -> IntArray:
-        """Return the tokens from the prompt down to nodes that all stand at one depth, shape [R, depth + 1]."""
+        """Return the tokens from the prompt down to nodes of one depth, shape [R, depth + 1]."""
         _, parent, token, _, _ = self._concatenated()
         tokens = np.empty((node_R.size, depth + 1), np.int64)
         for column in range(depth, -1, -1):
@@ -98,7 +98,7 @@ def _preorder(
     num_nodes = token.size
     by_depth = np.argsort(depth, kind="stable")
     levels = np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])
-    above = np.where(parent >= 0, parent, num_nodes + prompt)  # behind the nodes stands one root per prompt
+    above = np.where(parent >= 0, parent, num_nodes + prompt)  # one root per prompt follows the nodes
     size = np.ones(num_nodes + num_prompts, np.int64)
     size[num_nodes:] = 0
     for level in reversed(levels):
