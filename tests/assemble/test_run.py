@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 from brorl.algorithms.groups import Group
 from brorl.assemble.data import build_questions
-from brorl.assemble.run import build_model, build_run, prepare
+from brorl.assemble.inputs import prepare
+from brorl.assemble.run import build_model, build_run
 from brorl.assemble.settings import build_advantages, build_learner_settings, build_policy_loss
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brorl.assemble.run import build_pilot_parts, prepare
+from brorl.assemble.inputs import prepare
+from brorl.assemble.run import build_pilot_parts
 from brorl.assemble.settings import build_sampling
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig

@@ -132,7 +132,7 @@ def evaluate(
         UserError: If a setting is wrong, or the data or the model cannot be read.
         KeyboardInterrupt: If the evaluation was stopped. The next call with the same arguments continues it.
     """
-    from brorl.api.settings import flat_settings
+    from brorl.config.reading import flat_settings
     from brorl.evaluation.summary import default_ks
 
     sets = (data,) if isinstance(data, str) else tuple(data)

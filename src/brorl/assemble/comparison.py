@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brorl.assemble.run import prepare
+from brorl.assemble.inputs import prepare
 from brorl.comparison.arms import labelled
 from brorl.comparison.matching import TOLERANCE
 from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe, settings_of

@@ -19,7 +19,7 @@ from brorl.activity import Observe, unobserved
 from brorl.assemble.data import check_prompts
 from brorl.assemble.engine import build_engine
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
-from brorl.assemble.run import build_decode
+from brorl.assemble.inputs import build_decode
 from brorl.assemble.verification import build_pool, build_verifiers, check_references
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError

@@ -6,37 +6,30 @@ first: the data's rows, the verifiers, the tokenizer and the prompts, the memory
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Phase, unobserved
-from brorl.assemble.data import Prompts, all_questions, build_prompts, build_questions
 from brorl.assemble.engine import build_engine
+from brorl.assemble.inputs import RunInputs, input_lines, prepare
 from brorl.assemble.resuming import check_resumable, go_back
 from brorl.assemble.settings import (
     build_advantages,
     build_collapse_limits,
     build_learner_settings,
     build_lora,
-    build_policy_loss,
-    build_response_format,
     build_rollouts_per_prompt,
     build_sampling,
     build_schedule,
-    build_shaping,
 )
-from brorl.assemble.verification import build_pool, build_verifiers, check_references
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
-from brorl.model.load import check_vocabulary, choose_device, load_model, load_tokenizer
-from brorl.model.memory_plan import MemoryPlan, available_bytes, check, plan_memory
-from brorl.model.source import find_model, read_config
+from brorl.model.load import check_vocabulary, choose_device, load_model
 from brorl.planning.pilot import PilotParts
 from brorl.runs.checkpoint import (
     START,
@@ -50,7 +43,6 @@ from brorl.runs.checkpoint import (
 )
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
-from brorl.seeds import derived_seed
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics, coverage_record
 from brorl.training.learner import Learner
@@ -59,61 +51,8 @@ from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.source import SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.tree_learner import TreeLearner
-from brorl.verify.grade import Grader
 
 _EVALUATION_SEED = 1_000_003
-
-
-class Ready(NamedTuple):
-    """The checked inputs of a run; they are cheap, and complete before the model is loaded.
-
-    Attributes:
-        source: Name or folder of the model or checkpoint.
-        tokenizer: Its tokenizer.
-        prompts: Training and held-out prompts.
-        grader: Verifies and rewards responses.
-        memory: The memory that the run will need.
-    """
-
-    source: str
-    tokenizer: PreTrainedTokenizerBase
-    prompts: Prompts
-    grader: Grader
-    memory: MemoryPlan
-
-
-def prepare(config: TrainConfig, source: str) -> Ready:
-    """Read, check and encode the data, and check the memory.
-
-    Args:
-        config: The run's settings.
-        source: Model or checkpoint to load.
-
-    Raises:
-        UserError: On the first thing that is wrong.
-    """
-    if config.engine.threads:
-        torch.set_num_threads(config.engine.threads)
-    torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
-    shaping = build_shaping(config)
-    build_policy_loss(config)
-    choose_device(config.device)
-    model_config = read_config(find_model(source))
-    sources = build_questions(config)
-    questions = all_questions(sources)
-    verifiers = build_verifiers(config, {question.domain for question in questions}, build_pool(config))
-    tokenizer = load_tokenizer(source, config.sampling.end_token)
-    prompts = build_prompts(config, sources, tokenizer, model_config)
-    memory = build_memory_plan(config, model_config, prompts)
-    if source == config.model:  # a run that is resumed has been checked
-        check_references(verifiers, questions)
-    return Ready(
-        source,
-        tokenizer,
-        prompts,
-        Grader(verifiers, build_decode(tokenizer), shaping, build_response_format(config)),
-        memory,
-    )
 
 
 def build_run(
@@ -145,7 +84,7 @@ def build_run(
         check_start(config)
     observe(Phase("loading", "data"))
     ready = prepare(config, str(checkpoint) if checkpoint else config.model)
-    for line in readiness_lines(ready, config):
+    for line in input_lines(ready, config):
         say(line)
     run = _parts(config, ready, directory, report, say, observe)
     return run, _restore(run, config, checkpoint)
@@ -153,7 +92,7 @@ def build_run(
 
 def _parts(
     config: TrainConfig,
-    ready: Ready,
+    ready: RunInputs,
     directory: RunDirectory,
     report: Callable[[Record], None],
     say: Callable[[str], None],
@@ -240,7 +179,7 @@ def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotPart
 
 
 def build_pilot_parts(
-    config: TrainConfig, ready: Ready, sampling: SamplingParams, observe: Observe = unobserved
+    config: TrainConfig, ready: RunInputs, sampling: SamplingParams, observe: Observe = unobserved
 ) -> PilotParts:
     """Load the model and make the parts that a pilot measures, with the given sampling."""
     model = build_model(config, ready, observe)
@@ -261,16 +200,7 @@ def build_pilot_parts(
     )
 
 
-def build_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
-    """Return the function from a response's token ids to its text, without special tokens."""
-
-    def decode(token_ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
-
-    return decode
-
-
-def build_model(config: TrainConfig, ready: Ready, observe: Observe = unobserved) -> PreTrainedModel:
+def build_model(config: TrainConfig, ready: RunInputs, observe: Observe = unobserved) -> PreTrainedModel:
     """Load the model to train.
 
     Args:
@@ -292,35 +222,7 @@ def build_model(config: TrainConfig, ready: Ready, observe: Observe = unobserved
     return model
 
 
-def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, prompts: Prompts) -> MemoryPlan:
-    """Predict the memory of a run, without loading its model.
-
-    Raises:
-        UserError: If the certain part of it exceeds the available memory.
-    """
-    num_rollouts, adaptive = build_rollouts_per_prompt(config)
-    rollouts = adaptive.max_rollouts if adaptive else num_rollouts
-    device = choose_device(config.device)
-    plan = plan_memory(
-        model_config,
-        dtype=config.dtype,
-        lora=build_lora(config),
-        reference=config.kl.coefficient > 0,
-        offload_reference=config.reference.offload and device.type != "cpu",
-        engine_bytes=int(config.engine.memory_gib * 2**30),
-        nodes_per_pass=config.engine.nodes_per_pass,
-        gradient_checkpointing=config.engine.gradient_checkpointing,
-        num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
-        prompt_tokens=prompts.longest,
-        max_new_tokens=max(config.sampling.max_new_tokens, config.evaluation.max_new_tokens or 0),
-        num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
-        available=available_bytes(device),
-    )
-    check(plan, plan.available_bytes)
-    return plan
-
-
-def _benchmark(config: TrainConfig, ready: Ready, observe: Observe) -> Benchmark | None:
+def _benchmark(config: TrainConfig, ready: RunInputs, observe: Observe) -> Benchmark | None:
     if not ready.prompts.held_out:
         return None
     evaluation = config.evaluation
@@ -378,24 +280,3 @@ def _take_optimizer(learner: Learner, model: str) -> None:
             learner.load_optimizer_state(state)
     except (UserError, ValueError) as error:
         raise UserError(f"{error}; set optimizer.from_checkpoint: false") from error
-
-
-def readiness_lines(ready: Ready, config: TrainConfig) -> list[str]:
-    """Return lines for the user about dropped data and predicted memory."""
-    lines = []
-    if ready.prompts.dropped:
-        lines.append(
-            f"{ready.prompts.dropped:,} prompts with more than {config.data.max_prompt_tokens} tokens were dropped"
-        )
-    if ready.prompts.asked:
-        lines.append(
-            f"{ready.prompts.asked:,} training questions were removed because they are also in the evaluation data"
-        )
-    if ready.prompts.train.num_prompts < config.prompts_per_step:
-        lines.append(
-            f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "
-            f"{ready.prompts.train.num_prompts:,} training prompts, and a step repeats prompts; lower "
-            "prompts_per_step, or add data"
-        )
-    warning = check(ready.memory, ready.memory.available_bytes)
-    return [*lines, ready.memory.summary if warning is None else f"warning: {warning}"]

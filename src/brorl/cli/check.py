@@ -13,7 +13,7 @@ from brorl.errors import UserError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from brorl.assemble.run import Ready
+    from brorl.assemble.inputs import RunInputs
     from brorl.config.settings import TrainConfig
     from brorl.planning.step_forecast import StepForecast
     from brorl.verify.trial import Trial, Verified
@@ -49,7 +49,8 @@ def check(recipe: str, overrides: dict[str, Any], timing: bool = True) -> int:
 
     from rich.console import Console
 
-    from brorl.assemble.run import check_start, prepare, readiness_lines
+    from brorl.assemble.inputs import input_lines, prepare
+    from brorl.assemble.run import check_start
     from brorl.trackers import require_package
 
     for tracker in config.tracking.to:
@@ -61,7 +62,7 @@ def check(recipe: str, overrides: dict[str, Any], timing: bool = True) -> int:
     for source in dict.fromkeys(prompt.source for prompt in (*ready.prompts.train.prompts, *ready.prompts.held_out)):
         _show_source(console, source, ready)
     _say(console, "")
-    for line in readiness_lines(ready, config):
+    for line in input_lines(ready, config):
         _say(console, line)
     if timing:
         for line in _forecast_lines(_forecast(console, config, ready), config):
@@ -70,7 +71,7 @@ def check(recipe: str, overrides: dict[str, Any], timing: bool = True) -> int:
     return 0
 
 
-def _show_source(console: Console, source: str, ready: Ready) -> None:
+def _show_source(console: Console, source: str, ready: RunInputs) -> None:
     """Show the prompts of a source: how many, how long, the first one as the model reads it, and its verification."""
     from brorl.report.visible_text import visible_text
     from brorl.verify.trial import try_verifier
@@ -144,7 +145,7 @@ def _verified_line(name: str, verified: Verified) -> str:
     return f"  {name}, as the response {_short(verified.response)}: {outcome}{reason} ({extracted})"
 
 
-def _forecast(console: Console, config: TrainConfig, ready: Ready) -> StepForecast:
+def _forecast(console: Console, config: TrainConfig, ready: RunInputs) -> StepForecast:
     """Load the model and make a few small steps in a temporary folder."""
     from tempfile import TemporaryDirectory
 

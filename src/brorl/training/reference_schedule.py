@@ -2,8 +2,8 @@
 
 In: after every step the KL to the reference, if it was measured, and the validation score, if there was an
 evaluation. Out: the reason for a reset as text, or None. The caller makes the reset (it copies the weights, and keeps
-or drops the optimizer's state). The decision is a function of all inputs since the start, and `state_dict` holds them: a
-resumed run makes the same resets.
+or drops the optimizer's state). The decision is a function of all inputs since the start, and `state_dict` holds them:
+a resumed run makes the same resets.
 """
 
 from __future__ import annotations

@@ -1,0 +1,138 @@
+"""The checked inputs of a run: data, verifiers, tokenizer, prompts, and the memory that the run needs.
+
+In: a checked `TrainConfig`. Out: `RunInputs`. Cheap checks come first, and the model's weights are not loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from brorl.assemble.data import Prompts, all_questions, build_prompts, build_questions
+from brorl.assemble.settings import (
+    build_lora,
+    build_policy_loss,
+    build_response_format,
+    build_rollouts_per_prompt,
+    build_shaping,
+)
+from brorl.assemble.verification import build_pool, build_verifiers, check_references
+from brorl.config.settings import TrainConfig
+from brorl.model.load import choose_device, load_tokenizer
+from brorl.model.memory_plan import MemoryPlan, available_bytes, check, plan_memory
+from brorl.model.source import find_model, read_config
+from brorl.seeds import derived_seed
+from brorl.verify.grade import Grader
+
+
+class RunInputs(NamedTuple):
+    """The checked inputs of a run; they are cheap, and complete before the model is loaded.
+
+    Attributes:
+        source: Name or folder of the model or checkpoint.
+        tokenizer: Its tokenizer.
+        prompts: Training and held-out prompts.
+        grader: Verifies and rewards responses.
+        memory: The memory that the run will need.
+    """
+
+    source: str
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Prompts
+    grader: Grader
+    memory: MemoryPlan
+
+
+def prepare(config: TrainConfig, source: str) -> RunInputs:
+    """Read, check and encode the data, and check the memory.
+
+    Args:
+        config: The run's settings.
+        source: Model or checkpoint to load.
+
+    Raises:
+        UserError: On the first thing that is wrong.
+    """
+    if config.engine.threads:
+        torch.set_num_threads(config.engine.threads)
+    torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
+    shaping = build_shaping(config)
+    build_policy_loss(config)
+    choose_device(config.device)
+    model_config = read_config(find_model(source))
+    sources = build_questions(config)
+    questions = all_questions(sources)
+    verifiers = build_verifiers(config, {question.domain for question in questions}, build_pool(config))
+    tokenizer = load_tokenizer(source, config.sampling.end_token)
+    prompts = build_prompts(config, sources, tokenizer, model_config)
+    memory = build_memory_plan(config, model_config, prompts)
+    if source == config.model:  # a run that is resumed has been checked
+        check_references(verifiers, questions)
+    return RunInputs(
+        source,
+        tokenizer,
+        prompts,
+        Grader(verifiers, build_decode(tokenizer), shaping, build_response_format(config)),
+        memory,
+    )
+
+
+def build_decode(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    """Return the function from a response's token ids to its text, without special tokens."""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    return decode
+
+
+def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, prompts: Prompts) -> MemoryPlan:
+    """Predict the memory of a run, without loading its model.
+
+    Raises:
+        UserError: If the certain part of it exceeds the available memory.
+    """
+    num_rollouts, adaptive = build_rollouts_per_prompt(config)
+    rollouts = adaptive.max_rollouts if adaptive else num_rollouts
+    device = choose_device(config.device)
+    plan = plan_memory(
+        model_config,
+        dtype=config.dtype,
+        lora=build_lora(config),
+        reference=config.kl.coefficient > 0,
+        offload_reference=config.reference.offload and device.type != "cpu",
+        engine_bytes=int(config.engine.memory_gib * 2**30),
+        nodes_per_pass=config.engine.nodes_per_pass,
+        gradient_checkpointing=config.engine.gradient_checkpointing,
+        num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
+        prompt_tokens=prompts.longest,
+        max_new_tokens=max(config.sampling.max_new_tokens, config.evaluation.max_new_tokens or 0),
+        num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
+        available=available_bytes(device),
+    )
+    check(plan, plan.available_bytes)
+    return plan
+
+
+def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
+    """Return lines for the user about dropped data and predicted memory."""
+    lines = []
+    if inputs.prompts.dropped:
+        lines.append(
+            f"{inputs.prompts.dropped:,} prompts with more than {config.data.max_prompt_tokens} tokens were dropped"
+        )
+    if inputs.prompts.asked:
+        lines.append(
+            f"{inputs.prompts.asked:,} training questions were removed because they are also in the evaluation data"
+        )
+    if inputs.prompts.train.num_prompts < config.prompts_per_step:
+        lines.append(
+            f"warning: prompts_per_step = {config.prompts_per_step:,} is more than the "
+            f"{inputs.prompts.train.num_prompts:,} training prompts, and a step repeats prompts; lower "
+            "prompts_per_step, or add data"
+        )
+    warning = check(inputs.memory, inputs.memory.available_bytes)
+    return [*lines, inputs.memory.summary if warning is None else f"warning: {warning}"]
