@@ -1,0 +1,246 @@
+"""The training loop with other parts: a learner without a model, and a source that samples ahead."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+import brorl
+from brorl.algorithms.advantages import rloo
+from brorl.algorithms.groups import Group
+from brorl.algorithms.rewards import RewardShaping
+from brorl.assemble.run import build_run
+from brorl.config.reading import make_config, read_recipe
+from brorl.cost import Budget
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
+from brorl.rollout.engine import Engine, Sampler
+from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_state
+from brorl.runs.run_directory import RunDirectory
+from brorl.sampling import SamplingParams
+from brorl.training.chunk_loss import LossSums
+from brorl.training.collapse import CollapseLimits
+from brorl.training.collect import Collector
+from brorl.training.diagnostics import Diagnostics
+from brorl.training.journal import Ending
+from brorl.training.learner import Learner, Update
+from brorl.training.loop import train
+from brorl.training.monitor import Monitor
+from brorl.training.reference_schedule import ReferenceSchedule
+from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
+from brorl.training.schedule import Schedule
+from brorl.training.source import Batch, GroupSource, SourceState
+from brorl.training.stopwatch import Stopwatch
+from brorl.tree import RolloutTree
+from brorl.verify.grade import Grader
+from brorl.verify.verifier import Verdict
+
+NUM_PROMPTS, PER_STEP, N, STEPS = 12, 3, 8, 6
+RIGHT, WRONG, END = 7, 8, 9
+
+
+class FirstTokenVerifier:
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        correct = [text.startswith(str(RIGHT)) for _, text in items]
+        return [Verdict(c, float(c), None, "correct" if c else "wrong", 0.0) for c in correct]
+
+
+@dataclass
+class Preference:
+    """An engine and a learner without a model: one number, the log-odds of the right token."""
+
+    log_odds: Tensor
+    rng: np.random.Generator
+    stop_token_ids: tuple[int, ...] = (END,)
+    version: int = 0
+    trained: list[list[Group]] = field(default_factory=list)
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
+    ) -> list[RolloutTree]:
+        assert sampling.max_new_tokens == 2
+        draws, share = np.random.default_rng(seed), float(torch.sigmoid(self.log_odds))
+        correct_P = draws.binomial(num_rollouts, share, len(prompts))
+        lines = [[RIGHT, END]] * num_rollouts + [[WRONG, END]] * num_rollouts
+        logprobs = {RIGHT: np.log(share), WRONG: np.log1p(-share)}
+        return [
+            RolloutTree.from_responses(p, rows, [[logprobs[r[0]], 0.0] for r in rows])
+            for p, c in zip(prompts, correct_P, strict=True)
+            for rows in [lines[num_rollouts - c : 2 * num_rollouts - c]]
+        ]
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self.log_odds, self.version = dict(weights)["log_odds"].clone(), version
+
+    def row_costs(self, max_rows: int, max_tokens: int) -> None:
+        raise AssertionError(f"training asks for no memory of {max_rows} rows of {max_tokens} tokens")
+
+
+class PreferenceLearner:
+    def __init__(self) -> None:
+        self.log_odds = torch.tensor(-1.0)
+        self.trained: list[list[Group]] = []
+
+    def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
+        return list(groups)
+
+    def penalised(self, groups: Sequence[Group]) -> list[Group]:
+        return list(groups)
+
+    def step(self, groups: Sequence[Group], advantages: Sequence[Any], seed: int) -> Update:
+        assert seed >= 0
+        self.trained.append(list(groups))
+        gain = sum(float(g.tree.leaf_count @ (a * g.correct_L)) for g, a in zip(groups, advantages, strict=True))
+        self.log_odds = self.log_odds + 0.01 * gain
+        return Update(-gain, gain, *[0.0] * 4, len(groups), 0.0, 0.0, *[None] * 5, 0.0, 1, 0)
+
+    def logprobs(self, trees: Sequence[RolloutTree]) -> list[Any]:
+        raise AssertionError(f"no check of {len(trees)} trees is due")
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        yield "log_odds", self.log_odds
+
+    def num_parameters(self, only_trainable: bool = False) -> int:
+        return 1 + only_trainable
+
+    def save_pretrained(self, folder: Path) -> None:
+        (folder / "log_odds.json").write_text(json.dumps(float(self.log_odds)))
+
+    def reset_reference(self, clear_optimizer: bool) -> None:
+        raise AssertionError(f"there is no reference (clear_optimizer={clear_optimizer})")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"log_odds": self.log_odds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.log_odds = state["log_odds"]
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        raise AssertionError(f"there is no optimizer for {state}")
+
+
+def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -> TrainingRun:
+    prompts = [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "first") for i in range(NUM_PROMPTS)]
+    grader = Grader({"first": FirstTokenVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping())
+    sampling = SamplingParams(max_new_tokens=2)
+    source = Collector(engine, PromptStream(prompts, 0), grader, sampling, N, PER_STEP, True, 20, 0)
+    diagnostics = Diagnostics(source.sampler, learner, grader, sampling, True, 0, 2, False, 0)
+    tokenizer = AutoTokenizer.from_pretrained(Path(brorl.__file__).parent / "quickstart_model")
+    return TrainingRun(
+        Algorithm(source, rloo, learner, 0),
+        Schedule(Budget("steps", stop_at), stop_at, 0, 2, 1, ReferenceSchedule()),
+        Measurements(diagnostics, None, Monitor(CollapseLimits(), True, False, 0)),
+        Outputs(RunDirectory(path), tokenizer, 0, grader, lambda _: None),
+        Stopwatch(),
+    )
+
+
+def test_the_loop_needs_the_protocols_only(tmp_path: Path) -> None:
+    """It trains, records and saves a learner and an engine that have no model."""
+    learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))
+    run = run_of(learner, engine, tmp_path)
+    ending, message = train(run, START)
+    assert (ending, message) == (Ending.FINISHED, f"finished {STEPS} steps")
+    assert [g.version for groups in learner.trained for g in groups if g.version == engine.version] == []
+    assert engine.version == STEPS
+    assert float(engine.log_odds) == float(learner.log_odds) > -1.0
+    records = run.outputs.directory.read_metrics()
+    assert [r["step"] for r in records] == list(range(STEPS + 1))
+    assert [r["update"]["loss"] < 0 for r in records[1:]] == [True] * STEPS
+    checkpoint = last_checkpoint(run.outputs.directory.checkpoints)
+    assert checkpoint is not None
+    assert is_checkpoint(checkpoint)
+    assert json.loads((checkpoint / "log_odds.json").read_text()) == float(learner.log_odds)
+    assert float(read_state(checkpoint).learner["log_odds"]) == float(learner.log_odds)  # type: ignore[index]
+
+
+class Ahead:
+    """A source that samples the groups of the next step before the update of this one, as an asynchronous one would."""
+
+    def __init__(self, inner: GroupSource) -> None:
+        self._inner = inner
+        self._next: Batch | None = None
+
+    @property
+    def sampler(self) -> Sampler:
+        return self._inner.sampler
+
+    @property
+    def num_prompts(self) -> int:
+        return self._inner.num_prompts
+
+    def next_groups(self, step: int) -> Batch:
+        batch = self._next or self._inner.next_groups(step)
+        self._next = self._inner.next_groups(step + 1)
+        return batch
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        self._inner.publish(weights, version)
+
+    def rewind(self) -> None:
+        raise AssertionError("no stop was requested")
+
+    def state(self) -> SourceState:
+        return self._inner.state()
+
+    def load_state(self, state: SourceState) -> None:
+        self._inner.load_state(state)
+
+
+def test_a_source_may_sample_ahead(tmp_path: Path) -> None:
+    """The loop is the same; every group has the version of the weights that sampled it."""
+    learner, engine = PreferenceLearner(), Preference(torch.tensor(-1.0), np.random.default_rng(0))
+    run = run_of(learner, engine, tmp_path)
+    run = replace(run, algorithm=replace(run.algorithm, source=Ahead(run.algorithm.source)))
+    ending, _ = train(run, START)
+    assert ending is Ending.FINISHED
+    assert len(learner.trained) == STEPS
+    newest = [max(g.version for g in groups) for groups in learner.trained]
+    assert newest == [max(0, step - 2) for step in range(1, STEPS + 1)]
+
+
+def test_only_the_source_holds_an_engine(tmp_path: Path) -> None:
+    """Diagnostics and evaluation see a sampler that samples with the weights that the source published last."""
+    overrides = {
+        "prompts_per_step": 2, "rollouts_per_prompt": 8, "optimizer.mini_batches": 1, "evaluation.num_prompts": 2,
+        "evaluation.num_samples": 2, "evaluation.ks": [1], "sampling.max_new_tokens": 6, "steps": 2,
+        "diagnostics.held_out_check_every": 1, "diagnostics.held_out_rollouts": 2, "dynamic_sampling.enabled": False,
+    }  # fmt: skip
+    with torch.random.fork_rng():
+        config = make_config(read_recipe("quickstart"), overrides, "quickstart")
+        run, state = build_run(config, RunDirectory(tmp_path), lambda _: None)
+        source, versions = run.algorithm.source, []
+        engine = source.engine  # type: ignore[attr-defined]
+        sampled = engine.sample
+
+        def sample(*arguments: Any) -> Any:
+            versions.append((engine.version, arguments[1]))
+            return sampled(*arguments)
+
+        engine.sample = sample
+        assert run.measurements.diagnostics.sampler is source.sampler
+        train(run, state)
+    assert versions == [(0, 2), (0, 8), (0, 2), (1, 8), (1, 2), (2, 2)]  # evaluation, rollouts, check, ..., evaluation
+
+
+@pytest.mark.parametrize("chunks", [1, 5])
+def test_sums_of_chunks_and_of_ranks_add_up(rng: np.random.Generator, chunks: int) -> None:
+    """By name, and as the vector that ranks would reduce."""
+    names = list(LossSums.__dataclass_fields__)
+    values = rng.normal(size=(chunks, len(names)))
+    sums = [LossSums(*torch.from_numpy(v).unbind()) for v in values]
+    total = LossSums.zero(torch.device("cpu"))
+    for one in sums:
+        total = total + one
+    assert [float(getattr(total, name)) for name in names] == pytest.approx(values.sum(0).tolist(), abs=1e-12)
+    reduced = LossSums.from_vector(torch.stack([s.vector() for s in sums]).sum(0))
+    assert torch.equal(LossSums.from_vector(reduced.vector()).vector(), reduced.vector())
+    assert reduced.vector().tolist() == pytest.approx(total.vector().tolist(), abs=1e-12)
+    assert total.vector().dtype == torch.float64
