@@ -43,7 +43,7 @@ from brorl.model.load import (
     load_model,
     load_tokenizer,
 )
-from brorl.model.memory_plan import MemoryPlan, available_bytes, check, plan_memory
+from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.planning.pilot import PilotParts
 from brorl.rollout.native.engine import NativeEngine
@@ -300,21 +300,22 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     num_rollouts, widening = build_rollouts_per_prompt(config)
     rollouts = widening.max_rollouts if widening else num_rollouts
     device = choose_device(config.device)
-    plan = plan_memory(
-        model_config,
+    offloaded = config.reference.offload and device.type != "cpu"
+    settings = MemorySettings(
         dtype=config.dtype,
-        lora=build_lora(config),
-        reference=config.kl.coefficient > 0,
-        offload_reference=config.reference.offload and device.type != "cpu",
         engine_bytes=int(config.engine.memory_gib * 2**30),
+        lora=build_lora(config),
+        reference=config.kl.coefficient > 0 and not offloaded,
         nodes_per_pass=config.engine.nodes_per_pass,
         gradient_checkpointing=config.engine.gradient_checkpointing,
-        num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
+    )
+    workload = Workload(
         prompt_tokens=prompts.longest,
         max_new_tokens=max(config.sampling.max_new_tokens, config.evaluation.max_new_tokens or 0),
+        num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
         num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
-        available=available_bytes(device),
     )
+    plan = plan_memory(model_config, settings, workload, available_bytes(device))
     check(plan, plan.available_bytes)
     return plan
 
