@@ -27,3 +27,8 @@ class OutOfMemoryError(UserError, MemoryError):
     """A memory limit does not hold the least that is needed."""
 
     exit_code = 1
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message without a full stop; its type if there is no message."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -81,9 +81,7 @@ def _tree_attention(
     unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
     if unknown or dropout or attention_mask is not None:
         what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
-        raise HooksError(
-            f"{type(module).__name__} needs {what}, which tree attention does not compute"
-        )
+        raise HooksError(f"{type(module).__name__} needs {what}, which tree attention does not compute")
     if sliding_window is not None and brorl_context.longest > sliding_window:
         raise HooksError(
             f"{type(module).__name__} has a sliding window of {sliding_window} tokens, and this context has "
