@@ -41,7 +41,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from brorl.algorithms.groups import Group
     from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
     from brorl.model.lora import LoraSettings, add_adapter
-    from brorl.model.memory_plan import plan_memory
+    from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
     from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
     from brorl.prompts.prompt import Prompt
     from brorl.rollout.native.engine import NativeEngine
@@ -58,10 +58,10 @@ def measure(name: str, variant: str) -> dict[str, object]:
     work({**MODELS["5M"], "num_hidden_layers": 1, "vocab_size": 64})  # libraries keep what they load at first use
     checkpointing = bool(options.get("gradient_checkpointing"))
     plan = plan_memory(
-        config, dtype=dtype, lora=lora, reference=False, offload_reference=False, engine_bytes=ENGINE_BYTES,
-        nodes_per_pass=None, gradient_checkpointing=checkpointing, num_rows=PROMPTS * ROLLOUTS, num_prompts=PROMPTS,
-        prompt_tokens=PROMPT_TOKENS, max_new_tokens=NEW_TOKENS,
-    )  # fmt: skip
+        config,
+        MemorySettings(dtype, ENGINE_BYTES, lora, gradient_checkpointing=checkpointing),
+        Workload(PROMPT_TOKENS, NEW_TOKENS, num_rows=PROMPTS * ROLLOUTS, num_prompts=PROMPTS),
+    )
     torch.manual_seed(0)
     before = bytes_in_use(device)
     model = LlamaForCausalLM(config)

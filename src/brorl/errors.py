@@ -29,6 +29,6 @@ class OutOfMemoryError(UserError, MemoryError):
     exit_code = 1
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message without its period, or the error's type if there is no message."""
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message without a full stop; its type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from brorl.model.hook_check import check_hooks
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import tree_logprobs
-from brorl.model.memory_plan import plan_memory
+from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.tree_attention import HooksError
 from brorl.rollout.native.cache import RowCache
 from brorl.rollout.native.engine import NativeEngine
@@ -65,7 +65,7 @@ REFUSED = {
     "mistral": ({**GROUPED, "sliding_window": 8}, "sliding window of 8"),
     "gpt_oss": ({**HEADS_OF_8, "num_local_experts": 2, "num_experts_per_tok": 1}, "s_aux"),
     "diffllama": (GROUPED, "calls its attention more than once"),
-    "stablelm": (GROUPED, "does not hand the arguments of the forward pass to its attention"),
+    "stablelm": (GROUPED, "does not pass the arguments of its forward pass to its attention"),
     "doge": (GROUPED, "an attention mask"),
 }
 
@@ -143,13 +143,11 @@ def test_shapes_of_keys_and_values() -> None:
 def test_memory_is_planned_with_the_shapes_that_decoding_has(model_type: str) -> None:
     """The rows' keys and values of the plan, found without weights, are those that the engine reserves for them."""
     model = tiny(model_type, EXACT[model_type])
-    options = {"dtype": "float32", "lora": None, "reference": False, "offload_reference": False, "nodes_per_pass": 64}
     rows, length = 50, 16
 
     def planned(max_new_tokens: int) -> int:  # prompts so long that what else changes with the length does not count
-        sizes = {"num_rows": rows, "prompt_tokens": 100, "max_new_tokens": max_new_tokens}
-        plan = plan_memory(model.config, **options, **sizes, engine_bytes=1 << 40, gradient_checkpointing=False)
-        return plan.sampling.num_bytes
+        settings = MemorySettings("float32", 1 << 40, nodes_per_pass=64)
+        return plan_memory(model.config, settings, Workload(100, max_new_tokens, num_rows=rows)).sampling.num_bytes
 
     cache = RowCache(model, kv_shapes(model), 1 << 40, rows, 2 * length)
     cache.place(np.arange(rows), 0, length, 0)
@@ -179,10 +177,9 @@ def test_an_encoder_decoder_is_refused() -> None:
 
 
 def test_a_model_without_attention_is_refused_before_its_weights_are_read() -> None:
-    options = {"dtype": "float32", "lora": None, "reference": False, "offload_reference": False, "nodes_per_pass": 64}
     config = tiny("mamba", REFUSED["mamba"][0]).config
     with pytest.raises(HooksError, match="MambaForCausalLM cannot be hooked: not all of its layers are attention"):
-        plan_memory(config, **options, engine_bytes=1 << 30, gradient_checkpointing=False)
+        plan_memory(config, MemorySettings("float32", 1 << 30, nodes_per_pass=64), Workload())
 
 
 def test_a_model_that_ignores_positions_is_refused() -> None:

@@ -149,15 +149,15 @@ def change_config(folder: Path, **changes: object) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\), and quantised weights cannot be"),
         (
             {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}},
-            r"needs code of its own \(trust_remote_code",
+            r"needs its own code \(trust_remote_code",
         ),
-        ({"model_type": "qwen99"}, r"model_type 'qwen99', which this version of transformers does not know"),
+        ({"model_type": "qwen99"}, r"model_type 'qwen99', which this transformers does not support"),
         ({"model_type": "t5"}, r"is a t5, which is not a causal language model"),
         ({"model_type": "vit"}, r"is a vit, which is not a causal language model"),
         ({"architectures": ["Qwen3ForSequenceClassification"]}, r"is a Qwen3ForSequenceClassification, which does not"),
         (
             {"vocab_size": 64},
-            r"do not fit its config.json: lm_head.weight has shape \(17, 32\), .* asks for \(64, 32\)",
+            r"do not fit its config.json: lm_head.weight has shape \(17, 32\), .* needs \(64, 32\)",
         ),
         ({"num_hidden_layers": 3, "layer_types": None}, r"lacks weights \(model.layers.2"),
     ],
@@ -285,7 +285,7 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == torch.device("cpu")
     assert choose_device("cpu") == torch.device("cpu")
-    with pytest.raises(UserError, match=r"cuda:1 was asked for.*set device: cpu"):
+    with pytest.raises(UserError, match=r"cuda:1 needs CUDA, .*set device: cpu"):
         choose_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto") == torch.device("cuda")

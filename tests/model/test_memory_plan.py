@@ -17,6 +17,8 @@ from brorl.model.lora import LoraSettings, add_adapter
 from brorl.model.memory_plan import (
     MemoryLine,
     MemoryPlan,
+    MemorySettings,
+    Workload,
     available_bytes,
     available_to_process,
     check,
@@ -27,10 +29,7 @@ from brorl.tree import RolloutTree
 from small_models import small_model
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-OPTIONS = {
-    "dtype": "float32", "lora": None, "reference": False, "offload_reference": False, "engine_bytes": 1 << 30,
-    "nodes_per_pass": 256, "gradient_checkpointing": False,
-}  # fmt: skip
+SETTINGS = MemorySettings("float32", 1 << 30, nodes_per_pass=256)
 
 
 def named(plan: MemoryPlan) -> dict[str, int]:
@@ -48,7 +47,8 @@ def test_what_is_kept_is_counted_exactly(architecture: str, dtype: str, lora: Lo
     """Weights, gradients and moments of a real model after an AdamW step, tied embeddings counted once."""
     trained_dtype = torch.float32 if dtype == "bfloat16" and lora is None else DTYPES[dtype]
     model = small_model(architecture, tie_word_embeddings=True, dtype=trained_dtype)
-    plan = plan_memory(model.config, **OPTIONS | {"dtype": dtype, "lora": lora, "reference": True})
+    settings = replace(SETTINGS, dtype=dtype, lora=lora)
+    plan = plan_memory(model.config, replace(settings, reference=True), Workload())
     if lora:
         add_adapter(model, lora)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -68,17 +68,14 @@ def test_what_is_kept_is_counted_exactly(architecture: str, dtype: str, lora: Lo
     assert {name: got.get(name) for name in expected} == expected
     assert set(got) == {*expected, "sampling", "learning"}
     assert plan.kept_bytes == sum(expected.values())
-    offloaded = plan_memory(
-        model.config, **OPTIONS | {"dtype": dtype, "lora": lora, "reference": True, "offload_reference": True}
-    )
-    assert "reference" not in named(offloaded)
+    assert "reference" not in named(plan_memory(model.config, settings, Workload()))
 
 
 def test_planning_a_model_far_too_large_takes_no_memory() -> None:
     config = small_model().config
     config.hidden_size, config.intermediate_size, config.num_hidden_layers = 8192, 28672, 80
     config.num_attention_heads, config.num_key_value_heads, config.head_dim, config.vocab_size = 64, 8, 128, 128_256
-    plan = plan_memory(config, **OPTIONS)
+    plan = plan_memory(config, SETTINGS, Workload())
     assert 70e9 * 4 < named(plan)["weights"] < 71e9 * 4  # Llama 3 70B
     with pytest.raises(UserError, match=r"needs .*AdamW 52\d\.\d GiB \(shrinks with lora.rank\)"):
         check(plan, 80 << 30)
@@ -90,11 +87,8 @@ def test_the_engine_is_never_planned_below_what_its_rows_take(dtype: str, rng: n
     model = small_model(dtype=DTYPES[dtype])
     for limit in (1 << 18, 1 << 22, 1 << 30):
         rows, prompt, length = (int(rng.integers(1, high)) for high in (200, 40, 100))
-        plan = plan_memory(
-            model.config,
-            **OPTIONS | {"dtype": dtype, "engine_bytes": limit},
-            num_rows=rows, prompt_tokens=prompt, max_new_tokens=length,
-        )  # fmt: skip
+        settings = replace(SETTINGS, dtype=dtype, engine_bytes=limit)
+        plan = plan_memory(model.config, settings, Workload(prompt, length, num_rows=rows))
         cache = RowCache(model, kv_shapes(model), limit, rows, length)
         try:
             needed = cache.bytes_for(np.full(length, rows), prompt)
@@ -135,10 +129,10 @@ def test_the_learners_estimate_is_near_what_autograd_keeps(
         enable_gradient_checkpointing(model)
     responses = rng.integers(0, vocabulary, (16, 32)).tolist()
     tree = RolloutTree.from_responses(rng.integers(0, vocabulary, 32).tolist(), responses, finished=[False] * 16)
-    sizes = {"num_rows": 16, "num_prompts": 1, "prompt_tokens": 32, "max_new_tokens": 32}
-    options = OPTIONS | sizes | {"nodes_per_pass": 512}
-    with_layers = plan_memory(model.config, **options).learning.num_bytes
-    planned = plan_memory(model.config, **options | {"gradient_checkpointing": checkpointing}).learning.num_bytes
+    settings, workload = replace(SETTINGS, nodes_per_pass=512), Workload(32, 32, num_rows=16, num_prompts=1)
+    with_layers = plan_memory(model.config, settings, workload).learning.num_bytes
+    settings = replace(settings, gradient_checkpointing=checkpointing)
+    planned = plan_memory(model.config, settings, workload).learning.num_bytes
     kept = kept_for_backward(model, tree, 512)
     if checkpointing:  # most of it is there in passing only, which autograd does not count
         assert kept < planned < 0.85 * with_layers
@@ -161,12 +155,12 @@ def test_what_does_not_fit_is_refused_and_what_may_not_is_said() -> None:
     assert warning is not None
     assert "may need 14.0 GiB" in warning
     assert "learning 5.0 GiB (shrinks with engine.nodes_per_pass)" in warning
-    assert check(PLAN, 13 << 30) == warning.replace("14.0 GiB:", "13.0 GiB:")
+    assert check(PLAN, 13 << 30) == warning.replace("14.0 GiB are", "13.0 GiB are")
     with pytest.raises(UserError) as refusal:
         check(PLAN, (13 << 30) - 1)
     assert str(refusal.value) == (
-        "the run needs 13.0 GiB of memory and there are 13.0 GiB: AdamW 6.0 GiB (shrinks with lora.rank); sampling "
-        "4.0 GiB (shrinks with engine.memory_gib); weights 3.0 GiB (shrinks with dtype)"
+        "the run needs 13.0 GiB of memory, and 13.0 GiB are available: AdamW 6.0 GiB (shrinks with lora.rank); "
+        "sampling 4.0 GiB (shrinks with engine.memory_gib); weights 3.0 GiB (shrinks with dtype)"
     )
 
 

@@ -198,11 +198,11 @@ def test_the_models_own_attention_is_back_afterwards_even_after_an_error(rng: np
     with pytest.raises(RuntimeError, match="on purpose"), tree_attention(model):
         raise RuntimeError("on purpose")
     torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=0, atol=0)
-    with pytest.raises(HooksError, match="does not hand the arguments"), tree_attention(model):
+    with pytest.raises(HooksError, match="does not pass the arguments"), tree_attention(model):
         model(input_ids=ids)  # inside, a forward pass without a context is a mistake
 
 
 def test_training_mode_dropout_in_the_attention_is_refused(rng: np.random.Generator) -> None:
     model = small_model(attention_dropout=0.5).train()
-    with pytest.raises(HooksError, match="LlamaAttention asks its attention for dropout"), tree_attention(model):
+    with pytest.raises(HooksError, match="LlamaAttention needs dropout"), tree_attention(model):
         prefill(model, [rng.integers(0, 17, 4).tolist()])

@@ -156,7 +156,7 @@ def test_mistakes_of_the_caller_are_named() -> None:
     tree = RolloutTree.from_responses(prompt.token_ids, [(97, EOS)])
     with pytest.raises(ValueError, match="1 prompts and 2 trees"):
         grade([prompt], [tree, tree], {"even": EvenLength()}, decode)
-    with pytest.raises(ValueError, match=r"domain 'even'.*there are: math"):
+    with pytest.raises(ValueError, match=r"domain 'even'.*verifiers: math"):
         grade([prompt], [tree], {"math": EvenLength()}, decode)
     with pytest.raises(ValueError, match="same order"):
         grade([prompt_named("q")], [tree], {"even": EvenLength()}, decode)

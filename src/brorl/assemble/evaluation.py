@@ -26,7 +26,15 @@ from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.load import check_vocabulary, choose_device, load_model, load_tokenizer
-from brorl.model.memory_plan import MemoryLine, MemoryPlan, available_bytes, check, plan_memory
+from brorl.model.memory_plan import (
+    MemoryLine,
+    MemoryPlan,
+    MemorySettings,
+    Workload,
+    available_bytes,
+    check,
+    plan_memory,
+)
 from brorl.model.source import find_model, read_config
 from brorl.prompts.benchmarks import BOXED_TEMPLATE
 from brorl.prompts.prompt import Prompt, fingerprint
@@ -208,19 +216,9 @@ def _check_memory(
     device = choose_device(config.device)
     samples = config.evaluation.num_samples
     largest = min(prompts_per_batch(samples, limit), max(map(len, prompts_of.values())))
-    training = plan_memory(
-        model_config,
-        dtype=config.dtype,
-        lora=None,
-        reference=False,
-        offload_reference=False,
-        engine_bytes=int(config.engine.memory_gib * 2**30),
-        nodes_per_pass=None,
-        gradient_checkpointing=False,
-        num_rows=largest * samples,
-        prompt_tokens=max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts),
-        max_new_tokens=limit,
-    )
+    longest = max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts)
+    settings = MemorySettings(config.dtype, int(config.engine.memory_gib * 2**30))
+    training = plan_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
     smaller = "--dtype bfloat16" if config.dtype != "bfloat16" else "another model"
     kept = (MemoryLine("weights", weights, smaller),)

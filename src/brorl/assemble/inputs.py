@@ -22,7 +22,7 @@ from brorl.assemble.settings import (
 from brorl.assemble.verification import build_pool, build_verifiers, check_references
 from brorl.config.settings import TrainConfig
 from brorl.model.load import choose_device, load_tokenizer
-from brorl.model.memory_plan import MemoryPlan, available_bytes, check, plan_memory
+from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.seeds import derived_seed
 from brorl.verify.grade import Grader
@@ -98,21 +98,22 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     num_rollouts, adaptive = build_rollouts_per_prompt(config)
     rollouts = adaptive.max_rollouts if adaptive else num_rollouts
     device = choose_device(config.device)
-    plan = plan_memory(
-        model_config,
+    offloaded = config.reference.offload and device.type != "cpu"
+    settings = MemorySettings(
         dtype=config.dtype,
-        lora=build_lora(config),
-        reference=config.kl.coefficient > 0,
-        offload_reference=config.reference.offload and device.type != "cpu",
         engine_bytes=int(config.engine.memory_gib * 2**30),
+        lora=build_lora(config),
+        reference=config.kl.coefficient > 0 and not offloaded,
         nodes_per_pass=config.engine.nodes_per_pass,
         gradient_checkpointing=config.engine.gradient_checkpointing,
-        num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
+    )
+    workload = Workload(
         prompt_tokens=prompts.longest,
         max_new_tokens=max(config.sampling.max_new_tokens, config.evaluation.max_new_tokens or 0),
+        num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
         num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
-        available=available_bytes(device),
     )
+    plan = plan_memory(model_config, settings, workload, available_bytes(device))
     check(plan, plan.available_bytes)
     return plan
 

@@ -1,11 +1,11 @@
-"""Gradient checkpointing under tree attention: layers are computed again in the backward pass, not kept.
+"""Gradient checkpointing under tree attention: the backward pass computes layers again.
 
 In: a Hugging Face causal LM. Out: the same model, whose decoder layers keep only their inputs while it is in training
-mode and gradients are recorded. It refuses models whose layers cannot be checkpointed.
+mode and gradients are recorded.
 
-Hugging Face's own switch is not enough. A layer looks up its attention when it runs, and the backward pass may run
-it again after the block of `tree_attention` has ended: with the wrong attention it would give a wrong gradient. So
-what the forward pass attended with is remembered, and put back for the recomputation.
+Hugging Face's own switch is not enough. A layer looks up its attention when it runs, and the backward pass may run it
+again after the block of `tree_attention` has ended. The wrong attention would give a wrong gradient. So the attention
+of the forward pass is stored and set again for the recomputation.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from brorl.model.tree_attention import attention
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Let the decoder layers of a model keep only their inputs for the backward pass.
+    """Make the decoder layers of a model keep only their inputs for the backward pass.
 
-    Memory for activations falls from all layers' to one layer's and every layer's input; each layer is computed
-    twice. Gradients are the same up to rounding, and on CPU bitwise. Only forward passes in training mode with
-    gradients are affected: sampling and evaluation run as before.
+    The memory for activations falls from that of all layers to that of one layer and every layer's input. Each layer is
+    computed twice. Gradients are equal up to rounding, and bitwise on a CPU. Only forward passes in training mode with
+    gradients change, not sampling and evaluation.
 
     Args:
         model: A causal LM.
@@ -43,10 +43,10 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
         )
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _AttendingAsNow(model)
+        return nullcontext(), _CurrentAttention(model)
 
     def run(forward: Callable[..., Any], *args: Any) -> Any:
-        # Nothing in a layer is random, so no random state has to be kept.
+        # Nothing in a layer is random, so no random state is kept.
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
 
     for layer in layers:
@@ -54,8 +54,8 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
         layer.gradient_checkpointing = True
 
 
-class _AttendingAsNow(AbstractContextManager[None]):
-    """Blocks in which a model attends as it does now; there may be several, one for each backward pass."""
+class _CurrentAttention(AbstractContextManager[None]):
+    """Blocks with a model's current attention implementation, one for each backward pass."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model, self._implementation = model, model.config._attn_implementation

@@ -1,8 +1,8 @@
 """Checks once, before any sampling, that tree attention reproduces a model.
 
-In: a causal LM. Out: the shapes of its keys and values. Two small trees go through the model: ragged prompts, responses
-that branch. The log-probs of their nodes are compared with a plain forward pass over the flattened rows. It refuses, by
-name, every architecture that raises an error on the way or whose log-probs differ.
+In: a causal LM. Out: the shapes of its keys and values. Two small trees with prompts of different lengths and branching
+responses go through the model. The log-probs of their nodes are compared with a plain forward pass over the flattened
+rows. An architecture that raises an error or whose log-probs differ is an error.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from brorl.model.tree_attention import HooksError
 from brorl.tree import RolloutTree
 
 _ROW_TOKENS = 10
-_PROMPT_TOKENS = (4, 6)  # a prompt and the longest path, 12 tokens, also fit into very small sliding windows
+_PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which fit into very small sliding windows
 _SHARED_TOKENS = 2  # of the two responses to a prompt
 
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
-    """Refuse a model whose forward pass tree attention does not reproduce.
+    """Check that tree attention reproduces the forward pass of a model.
 
     Args:
         model: A causal LM.
@@ -33,7 +33,7 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
         For each layer the shape of its keys and values.
 
     Raises:
-        HooksError: Naming the architecture and what it needs instead.
+        HooksError: If it does not.
     """
     trees = _trees(model.config.get_text_config().vocab_size)
     was_training = model.training
@@ -45,7 +45,7 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
             logits = _plain_logits(model, trees)
     except HooksError:
         raise
-    except Exception as error:  # whatever an exotic forward pass raises, the user needs the architecture's name
+    except Exception as error:  # a forward pass can raise anything; the user needs the architecture's name
         raise HooksError.of(model, f"{type(error).__name__}: {error}") from error
     finally:
         model.train(was_training)
@@ -59,7 +59,7 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
 
 
 def _trees(vocabulary: int) -> list[RolloutTree]:
-    """Return a tree for each prompt length; its two responses branch, and all rows are of one length."""
+    """Return a tree for each prompt length; its two responses branch, and all rows have the same length."""
     trees = []
     for length in _PROMPT_TOKENS:
         row = [7 * (length + i) % vocabulary for i in range(_ROW_TOKENS)]

@@ -1,8 +1,8 @@
-"""The shape of the keys and values that each layer of a model keeps of a token.
+"""The shape of the keys and values of a token in each layer of a model.
 
-In: a causal LM, also one without weights on the meta device. Out: one shape per layer. Configs name these sizes in many
-ways, and some models repeat or expand keys and values first, so the shapes are read off what the attention function
-receives. It refuses models whose layers do not all attend exactly once.
+In: a causal LM, also without weights on the meta device. Out: one shape per layer. Configs name these sizes in many
+ways, and some models repeat or expand keys and values first, so the shapes are those that the attention function
+receives. Models whose layers do not all attend exactly once are errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class KVShape(NamedTuple):
 
 
 class _Recorder:
-    """Notes the shapes of keys and values; returns an output of the right shape that holds zeros."""
+    """Records the shapes of keys and values; its attention output is zeros."""
 
     longest = 1
 
@@ -53,7 +53,7 @@ class _Recorder:
 
 @torch.no_grad()
 def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
-    """Feed one token to a model and return the shapes of its layers' keys and values.
+    """Run a model on one token and return the shapes of its layers' keys and values.
 
     Args:
         model: A causal LM in evaluation mode.
@@ -62,8 +62,8 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
         One shape per layer, in order.
 
     Raises:
-        HooksError: Naming the architecture, if a layer has no attention that can be hooked, calls it more than once, or
-            asks it for what tree attention does not compute.
+        HooksError: If a layer has no attention that can be hooked, calls it more than once, or needs attention that is
+            not computed here.
     """
     recorder = _Recorder()
     zero = torch.zeros(1, dtype=torch.long, device=model.device)

@@ -1,8 +1,8 @@
-"""Loads a Hugging Face causal LM and its tokenizer, and says plainly what is missing.
+"""Loads a Hugging Face causal LM and its tokenizer.
 
 In: the name of the shipped model, a local folder or a hub id. Out: a model on a device, with dropout off, and its
-tokenizer. It refuses a tokenizer without an end-of-sequence token, since no response could ever finish. A padding
-token is not needed: nothing is ever padded with one.
+tokenizer. A tokenizer without an end-of-sequence token is an error, since no response could finish. A padding token is
+not needed.
 """
 
 from __future__ import annotations
@@ -15,28 +15,16 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.lora import LoraSettings, add_adapter, continue_adapter, merged, require_peft
-from brorl.model.source import QUICKSTART, ModelSource, check_weights, find_model, not_loaded, read_config
+from brorl.model.source import ModelSource, check_weights, find_model, not_loaded, read_config
 
 _log = logging.getLogger(__name__)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
-
-__all__ = [
-    "QUICKSTART",
-    "LoadedModel",
-    "LoraSettings",
-    "check_vocabulary",
-    "choose_device",
-    "end_tokens",
-    "load_config",
-    "load_model",
-    "load_tokenizer",
-]
 
 
 class LoadedModel(NamedTuple):
@@ -50,12 +38,12 @@ def choose_device(name: str) -> torch.device:
     """Return the device of a config's name.
 
     Raises:
-        UserError: If CUDA was asked for and there is none.
+        UserError: If the name is a CUDA device and there is none.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"device {name} was asked for, but torch sees no CUDA device; set device: cpu")
+        raise UserError(f"device {name} needs CUDA, and torch finds no CUDA device; set device: cpu")
     return torch.device(name)
 
 
@@ -63,17 +51,19 @@ def load_tokenizer(name: str, end_token: str | None = None) -> PreTrainedTokeniz
     """Load a tokenizer and check that it has an end-of-sequence token.
 
     Args:
-        name: As in `load_model`; the tokenizer of an adapter may lie beside it or with its base.
-        end_token: Text of the token that ends a response, in place of the tokenizer's own; None leaves it.
+        name: As in `load_model`; the tokenizer of an adapter can be in its folder or in that of its base.
+        end_token: Text of the token that ends a response; None for the tokenizer's end token.
 
     Raises:
-        UserError: If it cannot be loaded, has no end token, or does not know `end_token`.
+        UserError: If it cannot be loaded or has no such token.
     """
     source = find_model(name)
     beside = source.adapter is not None and (source.adapter / "tokenizer_config.json").exists()
     path = str(source.adapter) if beside else source.path
     if Path(path).is_dir() and not any((Path(path) / file).exists() for file in _TOKENIZER_FILES):
-        raise UserError(f"model folder {name} has no tokenizer ({_TOKENIZER_FILES[0]}); copy the model's there")
+        raise UserError(
+            f"model folder {name} has no tokenizer ({_TOKENIZER_FILES[0]}); copy the model's tokenizer there"
+        )
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=source.local_only, trust_remote_code=False)
     except Exception as error:  # the tokenizers library raises bare Exceptions
@@ -96,10 +86,15 @@ def load_tokenizer(name: str, end_token: str | None = None) -> PreTrainedTokeniz
 
 
 def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a model has a row of its embedding for every token of a tokenizer.
+    """Check that a model's embedding has a row for every token of a tokenizer.
+
+    Args:
+        name: The model's name, for the error.
+        model: The model.
+        tokenizer: Its tokenizer.
 
     Raises:
-        UserError: If it does not.
+        UserError: If a row is missing.
     """
     embedding: Any = model.get_input_embeddings()
     rows = int(embedding.weight.shape[0])
@@ -107,17 +102,8 @@ def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTok
     if largest >= rows:
         raise UserError(
             f"the tokenizer of {name} has token {token!r} with id {largest}, and the model's embedding has {rows} "
-            "rows; put the tokenizer that belongs to the model into its folder"
+            "rows; copy the model's tokenizer into its folder"
         )
-
-
-def load_config(name: str) -> PreTrainedConfig:
-    """Read the config of a model (of an adapter, that of its base), and check that it is a trainable causal LM.
-
-    Raises:
-        UserError: If it does not exist, cannot be reached, or is something else.
-    """
-    return read_config(find_model(name))
 
 
 def load_model(
@@ -131,28 +117,28 @@ def load_model(
 
     Args:
         name: The shipped model, a folder or a hub id. An adapter is continued with `lora`, merged without.
-        device: Where it goes.
-        dtype: Of its weights; with `lora` of the frozen ones, the adapters' are float32 at least.
-        lora: Train low-rank adapters in place of all weights.
-        gradient_checkpointing: Compute activations again in the backward pass rather than keep them.
+        device: The device of its weights.
+        dtype: Type of its weights; with `lora` of the frozen weights, as adapters are at least float32.
+        lora: The adapters to train; None to train all weights.
+        gradient_checkpointing: Whether the backward pass computes activations again.
 
     Returns:
-        The model; `requires_grad` says which weights are trained.
+        The model; `requires_grad` marks the trained weights.
 
     Raises:
-        UserError: If it cannot be loaded or trained so.
+        UserError: If it cannot be loaded, or not be trained with these settings.
     """
     source = find_model(name)
     if lora or source.adapter:
         require_peft()  # before the weights are read
-    if source.adapter and not lora:  # merged in float32, since bfloat16 would round the adapters away
+    if source.adapter and not lora:  # in float32: bfloat16 would round the adapters away
         exact = torch.promote_types(dtype, torch.float32)
         model = merged(_load(source, exact), source.adapter)
         model.to(dtype)  # type: ignore[arg-type]
     else:
         model = _load(source, dtype)
     _switch_dropout_off(model)
-    model.name_or_path = source.path  # what checkpoints of adapters name as their base
+    model.name_or_path = source.path  # checkpoints of adapters name it as their base
     model.to(device)  # type: ignore[arg-type]
     if gradient_checkpointing:
         enable_gradient_checkpointing(model)
@@ -164,7 +150,7 @@ def load_model(
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Return the tokens that end a response: the tokenizer's, and those of the model's generation config."""
+    """Return the tokens that end a response: those of the tokenizer and of the model's generation config."""
     configured = getattr(model.generation_config, "eos_token_id", None)
     extra = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({tokenizer.eos_token_id, *(t for t in extra if t is not None)}))
@@ -180,7 +166,7 @@ def _load(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
                 source.path,
                 dtype=dtype,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
+                ignore_mismatched_sizes=True,  # errors with their names follow
                 local_files_only=source.local_only,
                 trust_remote_code=False,
             )
@@ -194,7 +180,7 @@ def _load(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
         weight, found, expected = sorted(info["mismatched_keys"])[0]
         raise UserError(
             f"the weights of {source.name!r} do not fit its config.json: {weight} has shape {tuple(found)}, and the "
-            f"config asks for {tuple(expected)}; put both from the same model into the folder"
+            f"config needs {tuple(expected)}; copy both from the same model"
         )
     if info["missing_keys"]:
         missing = ", ".join(sorted(info["missing_keys"])[:3])
@@ -209,7 +195,7 @@ def _load(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Keep transformers' progress bars, and its tables of what did not fit, off the screen."""
+    """Turn off the progress bars of transformers and its tables of weights that do not fit."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -223,6 +209,6 @@ def _switch_dropout_off(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-        for name, value in vars(module).items():  # modules that call the dropout function themselves
+        for name, value in vars(module).items():  # modules that call the dropout function
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)

@@ -1,8 +1,8 @@
 """Log-probabilities of every tree node under a model: exact, differentiable, chunked.
 
 In: a causal LM and trees. Out: one log-prob (nats) per node, given its prompt and prefix. `tree_logprobs` returns
-them as tensors that can be differentiated; `chunk_logprobs` yields them chunk by chunk, each of which is
-back-propagated before the next is computed: memory does not depend on N. In both, a prompt is computed once, and its
+them as tensors that can be differentiated. `chunk_logprobs` yields them chunk by chunk. The caller back-propagates each
+chunk before the next, which keeps the learner's memory independent of N. In both, a prompt is computed once, and its
 keys and values collect the gradient of all chunks before it flows through the prompt.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,12 +30,12 @@ _LOGITS_PER_CHUNK = 1 << 27
 
 @dataclass(frozen=True)
 class ChunkLogprobs:
-    """Log-probs of some nodes.
+    """Log-probs of the nodes of one chunk.
 
     Attributes:
         index: Their numbers among the nodes of all trees, in the trees' order, shape [K].
         logprob: Their log-probs in nats, shape [K].
-        entropy: Entropy (nats) of the distribution that each was drawn from, shape [K]; None if it was not asked for.
+        entropy: Entropy (nats) of the distribution that each was drawn from, shape [K]; None if not requested.
     """
 
     index: Tensor
@@ -43,7 +44,7 @@ class ChunkLogprobs:
 
 
 def default_max_nodes(model: PreTrainedModel) -> int:
-    """Return how many nodes to put in a chunk: 1024, or fewer where the vocabulary makes the logits large."""
+    """Return the number of nodes of a chunk: 1024, or fewer if a large vocabulary makes the logits large."""
     vocabulary: int = model.config.get_text_config().vocab_size
     return max(128, min(1024, _LOGITS_PER_CHUNK // vocabulary))
 
@@ -61,8 +62,8 @@ def tree_logprobs(
         model: A causal LM whose attention can be hooked.
         trees: P trees.
         next_token: From logits to the distribution that the rollouts were drawn from.
-        max_nodes: Number of nodes per forward pass; sets peak memory, not the result. With gradients, chunks are
-            computed again in the backward pass rather than kept.
+        max_nodes: Nodes per forward pass, 1 or more; sets peak memory, not the result. None for the default. With
+            gradients, chunks are computed again in the backward pass.
 
     Returns:
         For each tree the log-probs in nats, shape [M], differentiable where gradients are enabled.
@@ -73,23 +74,11 @@ def tree_logprobs(
     chunks: list[ChunkLogprobs] = []
     with tree_attention(model):
         cache, logits_PV = prefill(model, [t.prompt_ids for t in trees])
-    how = _Outputs(next_token, entropy=False)
-    chunks.append(_first_level(trees, offsets, logits_PV, how))
+    outputs = _Outputs(next_token, entropy=False)
+    chunks.append(_first_level(trees, offsets, logits_PV, outputs))
     for slices in split_into_chunks(trees, max_nodes or default_max_nodes(model)):
-        if torch.is_grad_enabled():
-            chunk = checkpoint(
-                _compute_chunk,
-                model,
-                trees,
-                offsets,
-                slices,
-                cache,
-                how,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-        else:
-            chunk = _compute_chunk(model, trees, offsets, slices, cache, how)
+        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs)
+        chunk = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else run()
         if chunk is not None:
             chunks.append(chunk)
     index = torch.cat([c.index for c in chunks])
@@ -105,14 +94,14 @@ def chunk_logprobs(
     max_nodes: int | None = None,
     entropy: bool = False,
 ) -> Iterator[ChunkLogprobs]:
-    """Yield the log-probs of all nodes in chunks; back-propagate the loss of each before the next.
+    """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
 
     Args:
         model: A causal LM whose attention can be hooked.
         trees: P trees.
         next_token: From logits to the distribution that the rollouts were drawn from.
-        max_nodes: Number of nodes (and of prompt tokens) per forward pass.
-        entropy: Whether the chunks hold the entropy of these distributions too, with a gradient.
+        max_nodes: Nodes (and prompt tokens) per forward pass, 1 or more; None for the default.
+        entropy: Whether to compute the entropy of these distributions too, with a gradient.
 
     Yields:
         Chunks that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
@@ -120,21 +109,21 @@ def chunk_logprobs(
     if not trees:
         return
     max_nodes = max_nodes or default_max_nodes(model)
-    offsets, how = _offsets(trees), _Outputs(next_token, entropy)
+    offsets, outputs = _offsets(trees), _Outputs(next_token, entropy)
     for start, stop in prompt_groups(trees, max_nodes):
         group, group_offsets = trees[start:stop], offsets[start:stop]
         with tree_attention(model):
             cache, logits_PV = prefill(model, [t.prompt_ids for t in group])
-            outputs = [logits_PV, *cache.key, *cache.value]
-            held = [x.detach().requires_grad_(x.requires_grad) for x in outputs]
+            computed = [logits_PV, *cache.key, *cache.value]
+            held = [x.detach().requires_grad_(x.requires_grad) for x in computed]
             num_layers = len(cache.key)
             held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.bias, cache.length)
-            yield _first_level(group, group_offsets, held[0], how)
+            yield _first_level(group, group_offsets, held[0], outputs)
             for slices in split_into_chunks(group, max_nodes):
-                part = _compute_chunk(model, group, group_offsets, slices, held_cache, how)
-                if part is not None:
-                    yield part
-            received = [(x, h.grad) for x, h in zip(outputs, held, strict=True) if h.grad is not None]
+                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs)
+                if chunk is not None:
+                    yield chunk
+            received = [(x, h.grad) for x, h in zip(computed, held, strict=True) if h.grad is not None]
             if received:
                 torch.autograd.backward([x for x, _ in received], [g for _, g in received])
 
@@ -145,7 +134,7 @@ def _compute_chunk(
     offsets: NDArray[np.int64],
     slices: list[ChunkSlice],
     cache: PromptCache,
-    how: _Outputs,
+    outputs: _Outputs,
 ) -> ChunkLogprobs | None:
     """Compute the log-probs of the nodes that a chunk owns below the first level; None if it owns none."""
     batch = TreeBatch(trees, offsets, slices, cache)
@@ -153,11 +142,11 @@ def _compute_chunk(
         return None
     with tree_attention(model):
         logits_RV = packed_logits(model, batch.token_F, batch.position_F, batch.context(cache), batch.logit_rows)
-    return how.of(logits_RV, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
+    return outputs.of(logits_RV, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
 
 
 def _first_level(
-    trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, how: _Outputs
+    trees: Sequence[RolloutTree], offsets: NDArray[np.int64], logits_PV: Tensor, outputs: _Outputs
 ) -> ChunkLogprobs:
     """Compute the log-probs of the first tokens after the prompts."""
     roots = [np.flatnonzero(t.parent < 0) for t in trees]
@@ -166,18 +155,26 @@ def _first_level(
     index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
     device = logits_PV.device
     row_K, token_K, index_K = (torch.from_numpy(a).to(device) for a in (row, token, index))
-    return how.of(logits_PV, torch.zeros(len(trees), device=device), row_K, token_K, index_K)
+    return outputs.of(logits_PV, torch.zeros(len(trees), device=device), row_K, token_K, index_K)
 
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Log-probs from logits, and entropies if wanted."""
+    """Computes log-probs, and entropies if requested, from logits."""
 
     next_token: NextToken
     entropy: bool
 
     def of(self, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> ChunkLogprobs:
-        """Return the part of nodes that are tokens `token_K`, drawn at rows `row_K`."""
+        """Return the log-probs of K nodes.
+
+        Args:
+            logits_RV: The model's logits, shape [R, V].
+            length_R: Tokens that the response of each row has so far, shape [R].
+            row_K: The row that predicts each node, shape [K].
+            token_K: Token id of each node, shape [K].
+            index_K: Number of each node among the nodes of all trees, shape [K].
+        """
         logits_RV = self.next_token.logits(logits_RV, length_R)
         weight_RV, lse_R = softmax_lse(logits_RV)
         logprob_K = logits_RV[row_K, token_K] - lse_R[row_K]
@@ -194,7 +191,7 @@ def _offsets(trees: Sequence[RolloutTree]) -> NDArray[np.int64]:
 
 
 def prompt_groups(trees: Sequence[RolloutTree], max_tokens: int) -> Iterator[tuple[int, int]]:
-    """Split trees into runs whose prompts hold about `max_tokens` tokens together."""
+    """Yield ranges [start, stop) of trees whose prompts together have at most about `max_tokens` tokens."""
     start, tokens = 0, 0
     for i, tree in enumerate(trees):
         tokens += len(tree.prompt_ids)

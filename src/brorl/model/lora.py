@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): training a few weights beside a model whose own weights stay.
+"""Low-rank adapters (LoRA, arXiv 2106.09685): a few trained weights in a model whose weights are frozen.
 
-In: a causal LM. Out: the same object with adapters in its linear layers, of which alone the weights are trained, so
-that attention hooks, sampling and log-probs work as before. It refuses dropout, and adapters whose settings differ
-from those asked for. Everything here needs the extra `peft`.
+In: a causal LM. Out: the same object with adapters in its linear layers; attention hooks, sampling and log-probs work
+as before. Adapters have no dropout: a ratio of new to old probabilities would contain its noise. Everything here needs
+the extra `peft`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from brorl.errors import UserError
+from brorl.errors import UserError, first_line
 
 ALL_LINEAR = "all-linear"
 _PREFIX = "base_model.model."
@@ -30,13 +30,12 @@ _UNSUPPORTED = ("use_dora", "use_rslora", "lora_bias", "modules_to_save", "rank_
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """Which adapters are trained.
+    """The adapters to train.
 
     Attributes:
-        rank: Rank of each adapter, >= 1.
-        alpha: Adapters are scaled by alpha / rank, > 0.
-        dropout: Must be 0: a ratio of new to old probabilities would otherwise contain the dropout's noise.
-        target_modules: Names of the layers that get one (`q_proj`, ...), or "all-linear": all but the output layer.
+        rank: Rank of each adapter, 1 or more.
+        alpha: Adapters are scaled by alpha / rank, above 0.
+        target_modules: Names of the layers with adapters (`q_proj`, ...), or "all-linear": all but the output layer.
 
     Raises:
         ValueError: If a value is out of range.
@@ -44,20 +43,13 @@ class LoraSettings:
 
     rank: int
     alpha: float = 32.0
-    dropout: float = 0.0
     target_modules: tuple[str, ...] | str = ALL_LINEAR
 
     def __post_init__(self) -> None:
         if self.rank < 1 or not self.alpha > 0:
-            raise ValueError(f"lora.rank must be >= 1 and lora.alpha > 0, not {self.rank} and {self.alpha}")
-        if self.dropout:
-            raise ValueError(
-                f"lora.dropout must be 0, not {self.dropout}: ratios of new to old probabilities would hold its noise"
-            )
+            raise ValueError(f"lora.rank must be >= 1 and lora.alpha > 0, got {self.rank} and {self.alpha}")
         if not self.target_modules or (isinstance(self.target_modules, str) and self.target_modules != ALL_LINEAR):
-            raise ValueError(
-                f"lora.target_modules must be names of layers or {ALL_LINEAR}, not {self.target_modules!r}"
-            )
+            raise ValueError(f"lora.target_modules must be layer names or {ALL_LINEAR}, got {self.target_modules!r}")
         if tuple(self.target_modules) == (ALL_LINEAR,):
             object.__setattr__(self, "target_modules", ALL_LINEAR)
 
@@ -75,10 +67,10 @@ def require_peft() -> None:
 
 
 def target_layers(model: PreTrainedModel, target_modules: Collection[str] | str) -> dict[str, nn.Module]:
-    """Return the layers of a model (it may lie on the meta device) that get an adapter, by name.
+    """Return the layers with an adapter by name; the model can be on the meta device.
 
     Raises:
-        UserError: If a name fits no layer.
+        UserError: If a name matches no layer.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -90,31 +82,30 @@ def target_layers(model: PreTrainedModel, target_modules: Collection[str] | str)
     if unused:
         names = ", ".join(sorted({n.rpartition(".")[2] for n in linear}))
         raise UserError(
-            f"lora.target_modules names {unused[0]!r}, and no linear layer of {type(model).__name__} is called so "
-            f"(there are {names}); correct it, or set {ALL_LINEAR}"
+            f"lora.target_modules names {unused[0]!r}, and no linear layer of {type(model).__name__} has this "
+            f"name (there are {names}); correct it, or set {ALL_LINEAR}"
         )
     return chosen
 
 
 def num_adapter_weights(model: PreTrainedModel, settings: LoraSettings) -> int:
-    """Return the number of weights of the adapters: rank * (inputs + outputs), over the layers that get one."""
+    """Return the number of weights of the adapters: rank * (inputs + outputs), over the layers with adapters."""
     weights: list[Any] = [layer.weight for layer in target_layers(model, settings.target_modules).values()]
     return settings.rank * sum(sum(weight.shape) for weight in weights)
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
-    """Add new adapters to a model, freeze its own weights, and let only the adapters be trained.
+    """Add new adapters to a model and freeze its other weights.
 
-    The adapters' weights are float32 even on a bfloat16 model (and float64 on a float64 model), so that small updates
-    are not rounded away. They start at random (torch's generator) with a product of 0: the model computes what it
-    computed before.
+    The adapters' weights are float32 even on a bfloat16 model (float64 on a float64 model), which keeps small updates.
+    They are random (torch's generator) with a product of 0: the output of the model does not change.
 
     Args:
-        model: A causal LM without adapters; `model.name_or_path` is what checkpoints name as their base.
-        settings: Which adapters.
+        model: A causal LM without adapters; checkpoints name `model.name_or_path` as their base.
+        settings: The adapters.
 
     Raises:
-        UserError: If peft is missing or a target fits no layer.
+        UserError: If peft is missing or a target matches no layer.
     """
     require_peft()
     from peft import LoraConfig
@@ -122,7 +113,7 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
     names = list(target_layers(model, settings.target_modules))
     config = LoraConfig(
         r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number works
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # any number is valid
         lora_dropout=0.0,
         target_modules=names,
         bias="none",
@@ -130,9 +121,9 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
     )
     try:
         model.add_adapter(config, _ADAPTER)
-    except (ImportError, ValueError) as error:  # transformers refuses versions of peft that are too old for it
+    except (ImportError, ValueError) as error:  # transformers rejects old versions of peft
         raise UserError(
-            f"no adapters could be added ({str(error).splitlines()[0]}); for another version of peft run: "
+            f"no adapters could be added ({first_line(error)}); for another version of peft run: "
             "pip install -U 'brorl[peft]'"
         ) from error
     dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
@@ -144,15 +135,15 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
 
 
 def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSettings) -> None:
-    """Add the adapters that were saved in a folder, to be trained on.
+    """Add saved adapters to a model, to continue their training.
 
     Args:
         model: The base model, without adapters.
         folder: A checkpoint of a LoRA run, or any LoRA adapter in peft's format.
-        settings: Those of this run; the saved adapters must have the same.
+        settings: The adapters of this run; the saved ones must have the same settings.
 
     Raises:
-        UserError: If they differ, or the folder's files are damaged.
+        UserError: If the settings differ, or the folder's files are damaged.
     """
     require_peft()
     from peft import PeftConfig
@@ -175,8 +166,8 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
     theirs = _describe(config.r, config.lora_alpha, saved)
     if ours != theirs:
         raise UserError(
-            f"the adapter in {folder} has {theirs}, and this run asks for {ours}; set lora.rank, lora.alpha and "
-            "lora.target_modules as they were, or lora.rank: 0 to merge it into its base"
+            f"the adapter in {folder} has {theirs}, and this run has {ours}; restore lora.rank, lora.alpha and "
+            "lora.target_modules, or set lora.rank: 0 to merge it into its base"
         )
     with torch.no_grad():
         for name, parameter in own.items():
@@ -184,10 +175,10 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
 
 
 def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Return a base model with the adapters of a folder added to its weights, all of them trainable.
+    """Return a base model with the adapters of a folder added to its weights, all trainable.
 
     Args:
-        model: The base model, in float32 at least: in bfloat16 small adapters would be rounded away.
+        model: The base model, at least in float32: bfloat16 would round small adapters away.
         folder: An adapter in peft's format.
 
     Raises:
@@ -198,12 +189,11 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers for what is deprecated there
+            warnings.simplefilter("ignore", FutureWarning)  # peft uses deprecated parts of transformers
             whole: PreTrainedModel = PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except (OSError, ValueError, RuntimeError, TypeError, SafetensorError) as error:
         raise UserError(
-            f"the adapter in {folder} cannot be merged into its base {model.name_or_path} "
-            f"({str(error).strip().splitlines()[0]})"
+            f"the adapter in {folder} cannot be merged into its base {model.name_or_path} ({first_line(error)})"
         ) from error
     whole.requires_grad_(True)
     return whole

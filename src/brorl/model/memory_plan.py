@@ -1,20 +1,20 @@
-"""How much memory a run will need, before its model is loaded.
+"""Prediction of the memory of a run, before its model is loaded.
 
 In: a model's config and the settings that decide the memory. Out: the bytes of each part at the peak, their sum, and
-what the machine has. The model is made on PyTorch's meta device, so that counting its weights costs no memory. `check`
-refuses a run whose certain parts do not fit, and names the settings that shrink them.
+the machine's free memory. The model is made on PyTorch's meta device: to count its weights takes no memory. `check`
+rejects a run whose certain parts do not fit, and names the settings that shrink them.
 
 Weights, gradients, AdamW's moments, the sampling copy and the reference are exact. The engine's line is its limit, or
-less where its rows cannot fill it. The learner's line is an estimate for responses as long as they may be:
+less if its rows cannot fill it. The learner's line is an estimate for responses of the maximum length:
 
     layer   = b * (6 h + 4 m + 4 H D + 3 H E) per token of nodes and prompts, and attention weights 4 H (T + S) per node
-    total   = layers * layer + 3 * layer (in passing: gradients, temporaries, what the allocator does not give back)
+    total   = layers * layer + 3 * layer (temporary: gradients, intermediate results, memory that the allocator keeps)
               + 3 * nodes * V * 4 bytes (logits, their softmax, their gradient)
 
-with h the hidden size, m the size inside the MLP, H heads with keys of D and values of E numbers, b bytes a number,
-S the longest prompt, T the longest response; with bfloat16 the 6 h stay float32, and 2 h in bfloat16 are added.
-Gradient checkpointing keeps h numbers per layer and token, and one layer's activations. docs/models.md compares all of
-it with measured peaks.
+with h the hidden size, m the size inside the MLP, H heads with keys of D and values of E numbers, b bytes per number,
+S the longest prompt, T the longest response. With bfloat16 the 6 h stay float32, and 2 h in bfloat16 are added.
+Gradient checkpointing keeps h numbers per layer and token, and one layer's activations. docs/models.md compares the
+predictions with measured peaks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, assert_never
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -36,16 +36,59 @@ from brorl.model.lora import LoraSettings, num_adapter_weights
 from brorl.model.tree_attention import HooksError
 
 _PREFILL_TOKENS = 16384  # the engine's
-_PASSING_LAYERS = 3
+_TEMPORARY_LAYERS = 3
 _GIB = 2**30
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """The settings of a run that decide its memory.
+
+    Attributes:
+        dtype: The run's `dtype`.
+        engine_bytes: The engine's limit.
+        lora: The adapters; None if all weights are trained.
+        reference: Whether a reference policy is in the device's memory.
+        nodes_per_pass: Nodes per forward pass of the learner, 1 or more; None for the default.
+        gradient_checkpointing: Whether activations are computed again.
+    """
+
+    dtype: Literal["float32", "float64", "bfloat16"]
+    engine_bytes: int
+    lora: LoraSettings | None = None
+    reference: bool = False
+    nodes_per_pass: int | None = None
+    gradient_checkpointing: bool = False
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether float32 weights are trained in bfloat16: the run then has a sampling copy of them."""
+        return self.dtype == "bfloat16" and self.lora is None
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Sizes of the batches of a run.
+
+    Attributes:
+        prompt_tokens: Tokens of the longest prompt.
+        max_new_tokens: Tokens of the longest response.
+        num_rows: Most rollouts that are sampled together, prompts times N; None if unknown.
+        num_prompts: Prompts of a mini-batch; None if unknown.
+    """
+
+    prompt_tokens: int = 512
+    max_new_tokens: int = 1024
+    num_rows: int | None = None
+    num_prompts: int | None = None
 
 
 class MemoryLine(NamedTuple):
     """One part of the memory.
 
     Attributes:
-        name: What it is.
-        num_bytes: How much.
+        name: Its name.
+        num_bytes: Its size.
         settings: Settings that make it smaller, by dotted name, in the order in which to try them.
     """
 
@@ -59,10 +102,10 @@ class MemoryPlan:
     """Memory of a run, by part.
 
     Attributes:
-        kept: What lies in memory all the time.
-        sampling: What the engine needs besides, while it samples.
-        learning: What the learner needs besides, while it learns; an upper estimate.
-        available_bytes: What the machine has for it; None if it does not tell.
+        kept: The parts that are always in memory.
+        sampling: The engine's memory while it samples.
+        learning: The learner's memory while it learns; an upper estimate.
+        available_bytes: The machine's free memory; None if unknown.
     """
 
     kept: tuple[MemoryLine, ...]
@@ -72,17 +115,17 @@ class MemoryPlan:
 
     @cached_property
     def kept_bytes(self) -> int:
-        """Bytes that are needed all the time."""
+        """Bytes of the parts that are always in memory."""
         return sum(line.num_bytes for line in self.kept)
 
     @property
     def certain_bytes(self) -> int:
-        """Bytes that a run is sure to need, or was granted: what is kept, and the engine's limit."""
+        """Bytes that a run certainly needs or may use: the kept parts and the engine's limit."""
         return self.kept_bytes + self.sampling.num_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Bytes at the peak: sampling and learning take turns."""
+        """Bytes at the peak; sampling and learning alternate."""
         return self.kept_bytes + max(self.sampling.num_bytes, self.learning.num_bytes)
 
     @property
@@ -93,101 +136,73 @@ class MemoryPlan:
 
     @property
     def summary(self) -> str:
-        """One line for a person."""
+        """One line for the console."""
         parts = ", ".join(f"{line.name} {_size(line.num_bytes)}" for line in self.lines)
-        there = "" if self.available_bytes is None else f"; {_size(self.available_bytes)} available"
-        return f"memory: about {_size(self.total_bytes)} predicted at most ({parts}){there}"
+        available = "" if self.available_bytes is None else f"; {_size(self.available_bytes)} available"
+        return f"memory: about {_size(self.total_bytes)} predicted at most ({parts}){available}"
 
 
 def plan_memory(
-    config: PreTrainedConfig,
-    *,
-    dtype: str,
-    lora: LoraSettings | None,
-    reference: bool,
-    offload_reference: bool,
-    engine_bytes: int,
-    nodes_per_pass: int | None,
-    gradient_checkpointing: bool,
-    num_rows: int | None = None,
-    num_prompts: int | None = None,
-    prompt_tokens: int = 512,
-    max_new_tokens: int = 1024,
-    available: int | None = None,
+    config: PreTrainedConfig, settings: MemorySettings, workload: Workload, available: int | None = None
 ) -> MemoryPlan:
     """Predict the memory of a run.
 
     Args:
         config: The model's config.
-        dtype: float32, float64 or bfloat16, as in the settings.
-        lora: The adapters, if not all weights are trained.
-        reference: Whether there is a reference policy.
-        offload_reference: Whether it lies in other memory than that of the device (on a CPU it cannot).
-        engine_bytes: The engine's limit.
-        nodes_per_pass: Nodes per forward pass of the learner; None for the default.
-        gradient_checkpointing: Whether activations are computed again.
-        num_rows: Rollouts that are sampled together at most, prompts times N; None if unknown.
-        num_prompts: Prompts that are learned from together, those of a mini-batch; None if unknown.
-        prompt_tokens: Length of the longest prompt, in tokens.
-        max_new_tokens: Length of the longest response, in tokens.
-        available: What the machine has, for the summary.
-
-    Returns:
-        The plan.
+        settings: The settings that decide the memory.
+        workload: The sizes of the batches.
+        available: The machine's free memory in bytes, for the summary; None if unknown.
 
     Raises:
         HooksError: If the model's attention cannot be hooked.
     """
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    shape = _Shape.of(model, dtype, lora is not None)
+    shape = _Shape.of(model, settings)
     num_weights = sum(p.numel() for p in model.parameters())
-    num_trained = num_adapter_weights(model, lora) if lora else num_weights
-    frozen_bytes = num_weights * shape.base_bytes if lora else 0
-    trained_bytes = num_trained * shape.trained_bytes
-    copies = dtype == "bfloat16" and lora is None
-    smaller = "dtype: bfloat16 with lora.rank" if lora is None else "dtype: bfloat16"
-    kept = (
-        MemoryLine("weights", frozen_bytes + trained_bytes, smaller),
-        MemoryLine("gradients", trained_bytes, "lora.rank"),
-        MemoryLine("AdamW", 2 * trained_bytes, "lora.rank"),
-        MemoryLine("sampling copy", 2 * num_weights if copies else 0, "lora.rank, whose runs have none"),
-        MemoryLine("reference", trained_bytes if reference and not offload_reference else 0, "reference.offload"),
-    )
-    nodes = nodes_per_pass or default_max_nodes(model)
-    if num_rows is not None:
-        nodes = min(nodes, num_rows * max_new_tokens)
-    sampling = shape.sampling_bytes(engine_bytes, num_rows, prompt_tokens, max_new_tokens)
-    prompts = max(nodes, prompt_tokens)  # what goes through the model together
-    if num_prompts is not None:
-        prompts = min(prompts, num_prompts * prompt_tokens)
-    context = prompt_tokens + max_new_tokens
-    learning = shape.learning_bytes(nodes, prompts, context, max_new_tokens, gradient_checkpointing)
-    if copies:
-        learning += 2 * num_weights  # autocast keeps its own casts of the weights during a pass
-    fewer = (
-        "engine.nodes_per_pass" if gradient_checkpointing else "engine.gradient_checkpointing, engine.nodes_per_pass"
-    )
+    kept = _kept_lines(model, num_weights, shape, settings)
+    sampling = shape.sampling_bytes(settings.engine_bytes, workload)
+    learning = shape.learning_bytes(settings, workload, settings.nodes_per_pass or default_max_nodes(model))
+    if settings.autocasts:
+        learning += 2 * num_weights  # autocast keeps its casts of the weights during a pass
+    fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
     return MemoryPlan(
         kept,
         MemoryLine("sampling", sampling, "engine.memory_gib"),
-        MemoryLine("learning", learning, f"{fewer}, sampling.max_new_tokens"),
+        MemoryLine("learning", learning, f"{fewer}engine.nodes_per_pass, sampling.max_new_tokens"),
         available,
     )
 
 
+def _kept_lines(
+    model: PreTrainedModel, num_weights: int, shape: _Shape, settings: MemorySettings
+) -> tuple[MemoryLine, ...]:
+    lora = settings.lora
+    trained_bytes = (num_adapter_weights(model, lora) if lora else num_weights) * shape.trained_bytes
+    frozen_bytes = num_weights * shape.computed_bytes if lora else 0
+    copy_bytes = 2 * num_weights if settings.autocasts else 0
+    smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
+    return (
+        MemoryLine("weights", frozen_bytes + trained_bytes, smaller),
+        MemoryLine("gradients", trained_bytes, "lora.rank"),
+        MemoryLine("AdamW", 2 * trained_bytes, "lora.rank"),
+        MemoryLine("sampling copy", copy_bytes, "lora.rank, whose runs have none"),
+        MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
+    )
+
+
 def check(plan: MemoryPlan, available: int | None) -> str | None:
-    """Refuse a run whose certain parts do not fit into memory.
+    """Reject a run whose certain parts do not fit into memory.
 
     Args:
         plan: The prediction.
-        available: Bytes that there are; None if the machine does not tell, and then nothing is refused.
+        available: Free bytes; None if unknown, which accepts every run.
 
     Returns:
         None if everything fits; a warning if only the learner's estimate, for the longest responses, does not.
 
     Raises:
-        UserError: Naming the largest parts and the settings that shrink them.
+        UserError: With the largest parts and the settings that shrink them.
     """
     if available is None or plan.total_bytes <= available:
         return None
@@ -196,17 +211,19 @@ def check(plan: MemoryPlan, available: int | None) -> str | None:
     advice = "; ".join(f"{line.name} {_size(line.num_bytes)} (shrinks with {line.settings})" for line in lines)
     if not certain:
         return (
-            f"the run may need {_size(plan.total_bytes)} of memory if responses get as long as they may, and there are "
-            f"{_size(available)}: {advice}"
+            f"the run may need {_size(plan.total_bytes)} of memory if responses reach the length limit, and "
+            f"{_size(available)} are available: {advice}"
         )
-    raise UserError(f"the run needs {_size(plan.certain_bytes)} of memory and there are {_size(available)}: {advice}")
+    raise UserError(
+        f"the run needs {_size(plan.certain_bytes)} of memory, and {_size(available)} are available: {advice}"
+    )
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Return the memory that a process may still take on a device; None where that cannot be told.
+    """Return the memory that a process may still take on a device; None if unknown.
 
-    On a CPU under Linux it is what the kernel says is available, or what the limits of its control groups (of
-    containers and job schedulers, versions 1 and 2) leave if that is less.
+    On a CPU under Linux it is the available memory of the kernel, or the rest of the limits of its control groups (of
+    containers and job schedulers, versions 1 and 2) if that is less.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -215,7 +232,7 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def available_to_process(root: Path) -> int | None:
-    """Return the memory that this process may still take, with the kernel's files found below `root`."""
+    """Return the memory that this process may still take, from the kernel's files below `root`."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     limits = [int(found[1]) * 1024] if found else []
     groups = dict(re.findall(r"^\d+:([^:]*):(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE))
@@ -230,7 +247,7 @@ def available_to_process(root: Path) -> int | None:
 
 
 def _left_in_groups(mount: Path, path: str, limit: str, usage: str, reclaimable: str) -> Iterable[int]:
-    """Yield what each limit from a control group up to the root leaves; a file cache gives way."""
+    """Yield the rest of each limit from a control group up to the root; a file cache counts as free."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts) + 1):
         folder = mount.joinpath(*parts[:depth])
@@ -248,7 +265,7 @@ def _read(path: Path) -> str:
 
 
 class _Shape(NamedTuple):
-    """What a model's activations depend on; sizes in numbers, `*_bytes` in bytes a number."""
+    """The sizes that decide a model's activations: counts of numbers, and bytes per number."""
 
     layers: int
     hidden: int
@@ -256,70 +273,81 @@ class _Shape(NamedTuple):
     heads: int
     kv: Sequence[KVShape]  # of each layer
     vocabulary: int
-    base_bytes: int  # frozen weights, or what is computed with
     trained_bytes: int
-    sampled_bytes: int
+    computed_bytes: int  # of activations, frozen weights and the sampling copy
 
     @classmethod
-    def of(cls, model: PreTrainedModel, dtype: str, lora: bool) -> _Shape:
-        kv = _kv_shapes(model)  # refuses a model without attention
+    def of(cls, model: PreTrainedModel, settings: MemorySettings) -> _Shape:
+        """Read the sizes of a model; one without attention is an error."""
+        kv = _kv_shapes(model)
         config: Any = model.config.get_text_config()
-        heads = config.num_attention_heads
         widest = max((max(p.shape) for n, p in model.named_parameters() if p.dim() == 2 and ".layers." in n), default=0)
         inner = getattr(config, "intermediate_size", None) or widest or 4 * config.hidden_size
-        trained = 8 if dtype == "float64" else 4
-        low = 2 if dtype == "bfloat16" else trained
-        return cls(
-            layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            inner=inner,
-            heads=heads,
-            kv=kv,
-            vocabulary=config.vocab_size,
-            base_bytes=low if lora else trained,
-            trained_bytes=trained,
-            sampled_bytes=low,
-        )
+        match settings.dtype:
+            case "float64":
+                trained, computed = 8, 8
+            case "float32":
+                trained, computed = 4, 4
+            case "bfloat16":
+                trained, computed = 4, 2
+            case _:
+                assert_never(settings.dtype)
+        sizes = (config.num_hidden_layers, config.hidden_size, inner, config.num_attention_heads)
+        return cls(*sizes, kv, config.vocab_size, trained, computed)
 
-    def sampling_bytes(self, limit: int, num_rows: int | None, prompt_tokens: int, max_new_tokens: int) -> int:
-        """Return the engine's rows within its limit, and the activations of its forward passes."""
-        of_token = sum(shape.size for shape in self.kv) * self.sampled_bytes
-        of_row = max_new_tokens * of_token + 3 * self.vocabulary * max(4, self.sampled_bytes)
-        rows = max(1, limit // of_row)
-        cache = limit
-        if num_rows is not None:
-            rows = min(rows, num_rows)
-            cache = min(limit, rows * of_row + num_rows * prompt_tokens * of_token)
-        scores = 3 * rows * self.heads * (max_new_tokens + prompt_tokens) * 4
-        prefill = _PREFILL_TOKENS if num_rows is None else min(_PREFILL_TOKENS, num_rows * prompt_tokens)
-        return cache + max(scores, prefill * self._of_token() // 2)
+    def sampling_bytes(self, limit: int, workload: Workload) -> int:
+        """Return the bytes of the engine's rows within its limit, and of the activations of its forward passes."""
+        token_bytes = sum(shape.size for shape in self.kv) * self.computed_bytes
+        row_bytes = workload.max_new_tokens * token_bytes + 3 * self.vocabulary * max(4, self.computed_bytes)
+        rows = max(1, limit // row_bytes)
+        cache, prefill = limit, _PREFILL_TOKENS
+        if workload.num_rows is not None:
+            prompt_tokens = workload.num_rows * workload.prompt_tokens
+            rows = min(rows, workload.num_rows)
+            cache = min(limit, rows * row_bytes + prompt_tokens * token_bytes)
+            prefill = min(prefill, prompt_tokens)
+        scores = 3 * rows * self.heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
+        return cache + max(scores, prefill * self._token_bytes() // 2)
 
-    def learning_bytes(self, nodes: int, prompts: int, context: int, max_new_tokens: int, checkpointing: bool) -> int:
-        """Return activations and logits of the largest chunk, with those of the prompts' tokens that it belongs to."""
-        fed = max(nodes, max_new_tokens)  # a response is never cut
-        of_score = 4 if self.sampled_bytes != 2 else 6  # float32, and bfloat16 for the product with the values
-        scores = fed * self.heads * context * max(of_score, self.sampled_bytes)
-        of_layer = (fed + prompts) * self._of_token() + scores
-        inputs = self.layers * (fed + prompts) * self.hidden * self.trained_bytes
-        logits = 3 * fed * self.vocabulary * max(4, self.trained_bytes)
-        return logits + _PASSING_LAYERS * of_layer + (inputs + of_layer if checkpointing else self.layers * of_layer)
+    def learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:
+        """Return the bytes of the activations and logits of the largest chunk, with the tokens of its prompts.
 
-    def _of_token(self) -> int:
+        Args:
+            settings: The settings that decide the memory.
+            workload: The sizes of the batches.
+            nodes: Nodes per forward pass.
+        """
+        longest, context = workload.max_new_tokens, workload.prompt_tokens + workload.max_new_tokens
+        if workload.num_rows is not None:
+            nodes = min(nodes, workload.num_rows * longest)
+        prompts = max(nodes, workload.prompt_tokens)  # tokens that go through the model together
+        if workload.num_prompts is not None:
+            prompts = min(prompts, workload.num_prompts * workload.prompt_tokens)
+        nodes = max(nodes, longest)  # a response is never split
+        score_bytes = 6 if self.computed_bytes == 2 else self.trained_bytes  # float32, and bfloat16 for the product
+        layer = (nodes + prompts) * self._token_bytes() + nodes * self.heads * context * score_bytes
+        logits = 3 * nodes * self.vocabulary * self.trained_bytes
+        inputs = self.layers * (nodes + prompts) * self.hidden * self.trained_bytes
+        kept = inputs + layer if settings.gradient_checkpointing else self.layers * layer
+        return logits + _TEMPORARY_LAYERS * layer + kept
+
+    def _token_bytes(self) -> int:
+        """Return the bytes of a token's activations in one layer."""
         residual = 6 * self.hidden * self.trained_bytes
-        if self.sampled_bytes < self.trained_bytes:  # norms are computed in float32, and cast for what follows
-            residual += 2 * self.hidden * self.sampled_bytes
+        if self.computed_bytes < self.trained_bytes:  # norms are computed in float32 and cast
+            residual += 2 * self.hidden * self.computed_bytes
         head = max(4 * shape.key_dim + 3 * shape.value_dim for shape in self.kv)
-        return residual + (4 * self.inner + self.heads * head) * self.sampled_bytes
+        return residual + (4 * self.inner + self.heads * head) * self.computed_bytes
 
 
 def _kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
-    """Return the shapes of the keys and values of a model on the meta device, or a guess where it cannot run there."""
+    """Return the shapes of the keys and values of a model on the meta device, or a guess if it cannot run there."""
     model.eval()
     try:
         return kv_shapes(model.to(torch.bfloat16))  # type: ignore[arg-type]  # matmuls of experts need it there
     except HooksError:
         raise
-    except Exception:  # some routers of experts read numbers, and there are none
+    except Exception:  # some routers of experts read values, which the meta device does not have
         config = model.config.get_text_config()
         heads, dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
         return [KVShape(heads, dim, dim)] * config.num_hidden_layers

@@ -1,7 +1,7 @@
-"""The distribution of the next token: from a model's logits to what rollouts are drawn from.
+"""The distribution of the next token, from a model's logits.
 
-In: logits, and how many tokens each response has so far. Out: logits of the policy that is trained, which is the one
-that samples (`brorl.rollout.native.draw`) before any top-p or top-k truncation.
+In: logits, and the number of tokens that each response has so far. Out: logits of the trained policy. This policy also
+samples (`brorl.rollout.native.draw`), before any top-p or top-k truncation.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NextToken:
-    """What turns a model's logits into the distribution that tokens are drawn from.
+    """Turns a model's logits into the distribution that tokens are drawn from.
 
     Attributes:
-        temperature: Divisor of the logits, > 0; the one the rollouts were sampled at.
-        min_new_tokens: No stop token before a response has this many tokens.
-        stop_token_ids: The stop tokens; needed where `min_new_tokens` is above 0.
+        temperature: Divisor of the logits, above 0; the temperature of the rollouts.
+        min_new_tokens: Tokens that a response has before it can have a stop token, 0 or more.
+        stop_token_ids: The stop tokens; required if `min_new_tokens` is above 0.
     """
 
     temperature: float = 1.0

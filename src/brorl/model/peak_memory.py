@@ -1,6 +1,6 @@
-"""Peak memory of a piece of work: of the device if it is a GPU, of the process if it is a CPU under Linux.
+"""Memory in use and at the peak: of the device if it is a GPU, of the process if it is a CPU under Linux.
 
-In: a device. Out: bytes in use, and bytes at the peak since the last reset; None where the machine does not tell.
+In: a device. Out: bytes in use, and bytes at the peak since the last reset; None if the system does not report them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def bytes_in_use(device: torch.device) -> int | None:
-    """Return the memory in use, after what is free has been given back to the system."""
+    """Return the memory in use, after free memory was returned to the system."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    with suppress(OSError, AttributeError):  # only the C library of GNU has it
+    with suppress(OSError, AttributeError):  # only GNU's C library has it
         ctypes.CDLL(None).malloc_trim(0)
     return _of_process("VmRSS")
 
 
 def reset_peak(device: torch.device) -> None:
-    """Let the peak be what is in use now."""
+    """Set the peak to the memory in use now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -35,7 +35,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Return the most memory that was in use since the last reset."""
+    """Return the maximum memory in use since the last reset."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return _of_process("VmHWM")

@@ -1,8 +1,7 @@
 """Softmax together with its log-sum-exp, in one pass over the scores.
 
-PyTorch's `exp` and `logsumexp` become many times slower on CPUs where results underflow, as they do for masked
-scores and for confident models; its `softmax` does not. Since the largest weight is exp(0) / Z, the log-sum-exp
-follows from the softmax.
+On CPUs, PyTorch's `exp` and `logsumexp` are many times slower when results underflow, as they do for masked scores and
+confident models; its `softmax` is not. The largest weight is exp(0) / Z, so the log-sum-exp follows from the softmax.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class _SoftmaxLse(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         grad_weight, grad_lse = grads
         if grad_weight is None:
-            assert grad_lse is not None  # autograd calls only with a gradient of one of the two
+            assert grad_lse is not None  # autograd passes the gradient of at least one of the two
             return weight * grad_lse[..., None]  # type: ignore[no-any-return]
         inner = (grad_weight * weight).sum(-1)
         if grad_lse is not None:
@@ -40,7 +39,7 @@ class _SoftmaxLse(torch.autograd.Function):
 
 
 def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
-    """Return softmax over the last dimension and the log-sum-exp of it.
+    """Return the softmax over the last dimension and its log-sum-exp.
 
     Args:
         score: Scores, shape [..., S], each row with at least one finite entry; -inf gets a weight of exactly 0.

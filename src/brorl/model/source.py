@@ -1,9 +1,9 @@
-"""Finds the model that a name stands for, and refuses before any weight is read what cannot be trained.
+"""Finds the model of a name, and rejects models that cannot be trained before any weight is read.
 
-In: the name of the shipped model, a local folder (a checkpoint of a run and its `best` link, too) or a hub id. Out:
-where transformers loads it from, its config, and the base of an adapter. It refuses, in one line each: what does not
-exist or cannot be reached, gated models, folders without config or weights, models that are no causal LM, quantised
-weights, and models that need code of their own.
+In: the name of the shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id. Out: the
+place that transformers loads it from, its config, and the base of an adapter. Errors of one line: a model that does not
+exist, is gated or cannot be reached, a folder without config or weights, a model that is no causal LM, quantised
+weights, and a model that needs its own code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from brorl.errors import UserError
+from brorl.errors import UserError, first_line
 
 QUICKSTART = "quickstart"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -39,10 +39,10 @@ class ModelSource:
     """Where a model is loaded from.
 
     Attributes:
-        name: As the user wrote it.
-        path: A folder, absolute and without links, or a hub id: it stays valid wherever the process runs.
-        local_only: Nothing may be downloaded, since all there is lies on this machine.
-        adapter: The folder of a LoRA adapter on top of it, or None.
+        name: The name from the settings.
+        path: An absolute folder without links, or a hub id; valid in any working directory.
+        local_only: Whether all files are on this machine, and none may be downloaded.
+        adapter: The folder of a LoRA adapter for it, or None.
     """
 
     name: str
@@ -52,13 +52,10 @@ class ModelSource:
 
 
 def find_model(name: str) -> ModelSource:
-    """Find what a name stands for.
+    """Find the model of a name.
 
     Args:
-        name: `quickstart`, a folder or a hub id. A folder that holds an adapter stands for its base with the adapter.
-
-    Returns:
-        The source; that of an adapter's base, if it is one.
+        name: `quickstart`, a folder or a hub id. The folder of an adapter means its base with the adapter.
 
     Raises:
         UserError: If it does not exist, cannot be reached, or is not a model folder.
@@ -69,17 +66,17 @@ def find_model(name: str) -> ModelSource:
     if folder.is_dir():
         return _find_in(folder.resolve(), name)
     if folder.exists():
-        raise UserError(f"model {name} is a file; set model to the Hugging Face folder that it lies in")
+        raise UserError(f"model {name} is a file; set model to the Hugging Face folder that contains it")
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"model folder {name} does not exist; set model to a folder, a hub id, or {QUICKSTART}")
     return ModelSource(name, name, local_only=_is_offline(name))
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
-    """Read the config of a model, and check that it is a causal LM whose weights can be trained.
+    """Read the config of a model.
 
     Raises:
-        UserError: If it is not.
+        UserError: If it is not a causal LM whose weights can be trained.
     """
     try:
         raw, _ = PreTrainedConfig.get_config_dict(source.path, local_files_only=source.local_only)
@@ -90,7 +87,7 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             source.path, local_files_only=source.local_only, trust_remote_code=False
         )
-    except Exception as error:  # strict config classes raise errors of their own
+    except Exception as error:  # strict config classes have their own errors
         raise UserError(not_loaded(source.name, "config", error)) from error
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(
@@ -101,44 +98,51 @@ def read_config(source: ModelSource) -> PreTrainedConfig:
     if cap:
         raise UserError(
             f"the model {source.name!r} ({config.model_type}) caps its attention scores (attn_logit_softcapping = "
-            f"{cap}), which tree attention does not compute; choose a Llama, Qwen, Mistral or another model without"
+            f"{cap}), which tree attention does not compute; choose a Llama, Qwen or Mistral model"
         )
     return config
 
 
 def check_weights(source: ModelSource) -> None:
-    """Check that a local folder holds all of its weight files, whole as far as their first bytes tell.
+    """Check that a local folder has all of its weight files, and none is a pointer of Git LFS.
 
     Raises:
-        UserError: If it does not.
+        UserError: If a file is missing or a pointer.
     """
     folder = Path(source.path)
     if not folder.is_dir():
         return
-    present = [folder / name for name in _WEIGHTS if (folder / name).exists()]
-    indices = [folder / name for name in _INDICES if (folder / name).exists()]
-    if not present and not indices:
+    files = [folder / name for name in _WEIGHTS if (folder / name).exists()]
+    index = next((folder / name for name in _INDICES if (folder / name).exists()), None)
+    if not files and index is None:
         raise UserError(f"model folder {source.name} has a config but no weights ({_WEIGHTS[0]}); copy them there")
-    if not present:
+    if not files and index is not None:
         try:
-            shards = sorted(set(json.loads(indices[0].read_text("utf-8"))["weight_map"].values()))
+            files = [
+                folder / shard for shard in sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+            ]
         except (ValueError, KeyError, AttributeError) as error:
-            raise UserError(f"{indices[0]} is damaged ({error!r}); copy it again") from error
-        present = [folder / shard for shard in shards]
-        missing = [path.name for path in present if not path.exists()]
-        if missing:
-            raise UserError(
-                f"model folder {source.name} lacks {len(missing)} of {len(shards)} weight files ({missing[0]}, ...); "
-                "copy them there"
-            )
-    for path in present:
+            raise UserError(f"{index} is damaged ({error!r}); copy it again") from error
+    missing = [path.name for path in files if not path.exists()]
+    if missing:
+        raise UserError(
+            f"model folder {source.name} lacks {len(missing)} of {len(files)} weight files ({missing[0]}, ...); "
+            "copy them there"
+        )
+    for path in files:
         with path.open("rb") as file:
             if file.read(20).startswith(b"version https://git-"):
                 raise UserError(f"{path} is a pointer of Git LFS and not the weights; run: git lfs pull")
 
 
 def not_loaded(name: str, what: str, error: Exception) -> str:
-    """Return the message for what transformers could not load."""
+    """Return the message for a failure of transformers.
+
+    Args:
+        name: The model's name.
+        what: The part that was not loaded, such as `config`.
+        error: The exception.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = lines or [type(error).__name__]
     reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")
@@ -146,15 +150,14 @@ def not_loaded(name: str, what: str, error: Exception) -> str:
 
 
 def _find_in(folder: Path, name: str) -> ModelSource:
-    if (folder / "config.json").exists() or not (folder / ADAPTER_CONFIG).exists():
-        if not (folder / "config.json").exists():
-            hint = " (it is a run; set model to one of its checkpoints)" if (folder / "checkpoints").is_dir() else ""
-            raise UserError(f"model folder {name} has no config.json; it must be a Hugging Face model folder{hint}")
-        if (folder / ADAPTER_CONFIG).exists():
-            raise UserError(
-                f"model folder {name} holds a model and an adapter; move the adapter to a folder of its own"
-            )
+    is_model, is_adapter = (folder / "config.json").exists(), (folder / ADAPTER_CONFIG).exists()
+    if is_model and is_adapter:
+        raise UserError(f"model folder {name} has a model and an adapter; move the adapter to another folder")
+    if is_model:
         return ModelSource(name, str(folder), local_only=True)
+    if not is_adapter:
+        hint = " (it is a run; set model to one of its checkpoints)" if (folder / "checkpoints").is_dir() else ""
+        raise UserError(f"model folder {name} has no config.json; it must be a Hugging Face model folder{hint}")
     try:
         base = json.loads((folder / ADAPTER_CONFIG).read_text("utf-8"))["base_model_name_or_path"]
     except (ValueError, KeyError, TypeError) as error:
@@ -164,21 +167,21 @@ def _find_in(folder: Path, name: str) -> ModelSource:
     except UserError as error:
         raise UserError(f"the base model of the adapter {name} was not found: {error}") from error
     if found.adapter is not None:
-        raise UserError(f"the base model of the adapter {name} is itself an adapter ({base}); merge that first")
+        raise UserError(f"the base model of the adapter {name} is an adapter too ({base}); merge the base first")
     return ModelSource(name, found.path, found.local_only, folder)
 
 
 def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
-    """Check what an unread config says of itself."""
+    """Check the entries of a config that was not interpreted yet."""
     kind = raw.get("model_type")
     if kind not in CONFIG_MAPPING:
         if raw.get("auto_map"):
             raise UserError(
-                f"the model {name!r} needs code of its own (trust_remote_code), which brorl does not run; choose an "
-                "architecture that transformers ships"
+                f"the model {name!r} needs its own code (trust_remote_code), which brorl does not run; choose an "
+                "architecture of transformers"
             )
         raise UserError(
-            f"the config.json of {name!r} has model_type {kind!r}, which this version of transformers does not know; "
+            f"the config.json of {name!r} has model_type {kind!r}, which this transformers does not support; "
             "upgrade transformers, or check the file"
         )
     if raw.get("quantization_config"):
@@ -190,59 +193,67 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
     other = [kind for kind in raw.get("architectures") or [] if _NOT_CAUSAL.search(kind)]
     if other:
         raise UserError(
-            f"the model {name!r} is a {other[0]}, which does not write text; set model to a causal language model"
+            f"the model {name!r} is a {other[0]}, which does not generate text; set model to a causal language model"
         )
 
 
 @cache
 def _is_offline(name: str) -> bool:
-    """Ask the hub once, briefly and without retries, whether a model is there; if it does not answer, look on disk.
+    """Send the hub one short request for a model; if it does not answer, look for downloaded files.
 
     Returns:
         True if the hub cannot be reached but the model was downloaded before.
 
     Raises:
-        UserError: If there is no such model, it may not be read, or it can be reached neither way.
+        UserError: If there is no such model, it may not be read, or it is neither on the hub nor on disk.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
         if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_PROBE_TIMEOUT_S)
-    except GatedRepoError as error:
-        raise UserError(
-            f"the model {name!r} is gated; ask for access at {constants.ENDPOINT}/{name}, then run: hf auth login"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"there is no model {name!r}: no such folder here, and no such public model on the hub; correct the name, "
-            "or, if it is private, run: hf auth login"
-        ) from error
-    except EntryNotFoundError as error:
-        raise UserError(
-            f"the model {name!r} on the hub has no config.json; if it is an adapter, run: hf download {name} "
-            "--local-dir FOLDER, and set model to that folder"
-        ) from error
-    except HFValidationError as error:
-        raise UserError(
-            f"{name!r} is neither a folder nor a hub id (like Qwen/Qwen3-0.6B); correct the name"
-        ) from error
-    except Exception as error:  # no network, no answer, a proxy that refuses: the HTTP client's errors share no base
+    except Exception as error:  # no network, no answer, a proxy: the errors of the HTTP client share no base class
+        answer = _hub_answer(name, error)
+        if answer is not None:
+            raise UserError(answer) from error
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return True
-        answer = f"HTTP {error.response.status_code}" if isinstance(error, HfHubHTTPError) else str(error)
-        reason = (answer.splitlines() or [type(error).__name__])[0]
+        reason = f"HTTP {error.response.status_code}" if isinstance(error, HfHubHTTPError) else first_line(error)
         raise UserError(
             f"there is no folder {name!r}, the hub cannot be reached ({reason}), and the model was not downloaded "
             f"before; set model to a local folder, or {QUICKSTART}"
         ) from error
     return False
+
+
+def _hub_answer(name: str, error: Exception) -> str | None:
+    """Return the message for an error by which the hub rejects a model; None for any other error."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+    )
+
+    match error:
+        case GatedRepoError():
+            return (
+                f"the model {name!r} is gated; ask for access at {constants.ENDPOINT}/{name}, then run: hf auth login"
+            )
+        case RepositoryNotFoundError():
+            return (
+                f"there is no model {name!r}: no such folder here, and no such public model on the hub; correct the "
+                "name, or, if it is private, run: hf auth login"
+            )
+        case EntryNotFoundError():
+            return (
+                f"the model {name!r} on the hub has no config.json; if it is an adapter, run: hf download {name} "
+                "--local-dir FOLDER, and set model to that folder"
+            )
+        case HFValidationError():
+            return f"{name!r} is neither a folder nor a hub id (like Qwen/Qwen3-0.6B); correct the name"
+        case _:
+            return None

@@ -1,9 +1,9 @@
 """Attention over trees, hooked into Hugging Face decoder models without changing them.
 
-In: a causal LM, packed tokens [1, T] with explicit positions, and a context that knows how these tokens attend. Out:
-what the model's own forward pass gives, with every token attending to its prompt and its own prefix. It refuses what
-it does not compute: sliding windows that bite, soft-capping, attention sinks, dropout. `hook_check.check_hooks` refuses
-all other models that it does not reproduce.
+In: a causal LM, packed tokens [1, T] with explicit positions, and a context that computes the attention of these
+tokens. Out: the output of the model's forward pass, in which every token attends to its prompt and its prefix. Sliding
+windows shorter than a context, soft-capping, attention sinks and dropout are errors. `hook_check.check_hooks` rejects
+all other models whose output differs.
 
 Notation: H query heads, K key-value heads, G = H / K, D head dimension (keys and values may have different ones), S
 prompt length.
@@ -34,16 +34,26 @@ class HooksError(UserError):
 
     @classmethod
     def of(cls, model: PreTrainedModel, reason: object) -> HooksError:
-        """Return the error that names an architecture, why it is refused, and what is needed instead."""
+        """Return the error for an architecture, with the reason."""
         needed = "brorl needs a decoder with full attention (Llama, Qwen, Mistral, ...)"
         return cls(f"{type(model).__name__} cannot be hooked: {reason}; {needed}")
 
 
 class AttentionContext(Protocol):
-    """How packed tokens attend; one call per layer, in the order of the layers."""
+    """The attention of packed tokens; one call per layer, in the order of the layers."""
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Return the attention output, shape [T, H, D]; the query is already scaled."""
+        """Compute the attention of one layer.
+
+        Args:
+            layer: Number of the layer, from 0 on.
+            query_THD: Scaled queries, shape [T, H, D].
+            key_TKD: Keys, shape [T, K, D].
+            value_TKD: Values, shape [T, K, D].
+
+        Returns:
+            The attention output, shape [T, H, D].
+        """
         ...
 
     @property
@@ -67,16 +77,14 @@ def _tree_attention(
 ) -> tuple[Tensor, None]:
     """Replace a layer's attention; query is [1, H, T, D], key and value are [1, K, T, D]."""
     if brorl_context is None:
-        raise HooksError(f"{type(module).__name__} does not hand the arguments of the forward pass to its attention")
+        raise HooksError(f"{type(module).__name__} does not pass the arguments of its forward pass to its attention")
     unknown = {n: v for n, v in others.items() if n not in _NEUTRAL_ARGUMENTS and v is not None and v is not False}
     if unknown or dropout or attention_mask is not None:
         what = ", ".join([*unknown, *(["dropout"] if dropout else [])]) or "an attention mask"
-        raise HooksError(
-            f"{type(module).__name__} asks its attention for {what}, which tree attention does not compute"
-        )
+        raise HooksError(f"{type(module).__name__} needs {what}, which tree attention does not compute")
     if sliding_window is not None and brorl_context.longest > sliding_window:
         raise HooksError(
-            f"{type(module).__name__} has a sliding window of {sliding_window} tokens and this context has "
+            f"{type(module).__name__} has a sliding window of {sliding_window} tokens, and this context has "
             f"{brorl_context.longest}; shorten prompts or max_new_tokens"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
@@ -88,12 +96,12 @@ def _tree_attention(
     return output[None].to(query.dtype), None
 
 
-AttentionInterface.register(_NAME, _tree_attention)  # and no mask under this name: transformers then builds none
+AttentionInterface.register(_NAME, _tree_attention)  # no mask has this name: transformers builds none
 
 
 @contextmanager
 def attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
-    """Let `model` attend with an implementation, by its name, inside the block; the previous one is back afterwards."""
+    """Set the attention implementation of `model` by its name inside the block, and restore the previous one."""
     previous = model.config._attn_implementation
     model.config._attn_implementation = implementation
     try:
@@ -103,7 +111,7 @@ def attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 
 
 def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Let `model` attend through contexts inside the block; its own attention is back afterwards."""
+    """Compute the attention of `model` by contexts inside the block, and restore its own attention."""
     return attention(model, _NAME)
 
 
@@ -116,8 +124,8 @@ def packed_logits(
         model: A causal LM, inside `tree_attention(model)`.
         token_T: Token ids, shape [T].
         position_T: Position of each token in its own sequence, shape [T].
-        context: How the tokens attend.
-        rows: Indices of the tokens whose logits are wanted, shape [R]; None for all tokens, in order.
+        context: The attention of the tokens.
+        rows: Indices of the tokens whose logits are returned, shape [R]; None for all tokens, in order.
 
     Returns:
         Logits, shape [R, V].
@@ -125,8 +133,8 @@ def packed_logits(
     limit = _position_limit(model)
     if limit is not None and context.longest > limit[1]:
         raise HooksError(
-            f"{type(model).__name__} scales its positions ({limit[0]}) by the longest of the batch "
-            f"beyond {limit[1]} tokens, and here are {context.longest}; shorten prompts or max_new_tokens"
+            f"{type(model).__name__} scales its positions ({limit[0]}) by the longest context of the batch "
+            f"beyond {limit[1]} tokens, and this one has {context.longest}; shorten prompts or max_new_tokens"
         )
     output = model(
         input_ids=token_T[None],
@@ -140,7 +148,7 @@ def packed_logits(
 
 
 def _position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
-    """Return the kind of rotary scaling that depends on the whole batch, and the length from which on it does."""
+    """Return the kind of rotary scaling that depends on the whole batch, and the length above which it does."""
     config = model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     kind = rope.get("rope_type")
@@ -169,7 +177,7 @@ class PromptCache(NamedTuple):
         """Memory of the keys and values."""
         return sum(x.numel() * x.element_size() for x in (*self.key, *self.value))
 
-    def select(self, prompts: Tensor) -> PromptCache:
+    def select(self, prompts: Tensor | slice) -> PromptCache:
         """Return the cache of some prompts, in the given order."""
         return PromptCache(
             [k[prompts] for k in self.key],
@@ -180,7 +188,7 @@ class PromptCache(NamedTuple):
 
 
 class PromptContext:
-    """Causal attention inside each of P packed prompts; keeps their keys and values."""
+    """Causal attention within each of P packed prompts; stores their keys and values."""
 
     def __init__(self, length_P: Tensor) -> None:
         self.longest = int(length_P.max())
@@ -196,7 +204,7 @@ class PromptContext:
         self._value: list[Tensor] = []
 
     def cache(self) -> PromptCache:
-        """Return the keys and values of all layers seen."""
+        """Return the keys and values of all layers computed so far."""
         bias = None if self._bias is None else self._bias.to(self._key[0].dtype)
         return PromptCache(self._key, self._value, bias, self._length)
 
@@ -204,13 +212,12 @@ class PromptContext:
         """Attend causally within each prompt; padding on the right is never attended to by a real token."""
         q, k, v = (self._padded(x) for x in (query_THD, key_TKD, value_TKD))
         assert layer <= len(self._key)
-        if layer == len(self._key):  # otherwise a backward pass computes a checkpointed layer again
+        if layer == len(self._key):  # else a backward pass computes a checkpointed layer again
             self._key.append(k)
             self._value.append(v)
         output = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
-        return (
-            output.transpose(1, 2).flatten(0, 1)[self._packed] if self._ragged else output.transpose(1, 2).flatten(0, 1)
-        )
+        flat = output.transpose(1, 2).flatten(0, 1)
+        return flat[self._packed] if self._ragged else flat
 
     def _padded(self, x_TKD: Tensor) -> Tensor:
         if self._ragged:
@@ -240,10 +247,15 @@ def prefill(model: PreTrainedModel, prompts: list[list[int]] | list[tuple[int, .
 
 
 class Grouping:
-    """Places T packed tokens of P prompts on a padded [P, R] grid and back, so that one matmul serves all prompts."""
+    """Places T packed tokens of P prompts on a padded [P, R] grid and back; one matmul then serves all prompts.
+
+    Args:
+        prompt_T: Prompt of each token, shape [T].
+        num_prompts: P.
+    """
 
     def __init__(self, prompt_T: Tensor, num_prompts: int) -> None:
-        self.cell_T: Tensor | None = None  # of each token; None if the grid is the tokens themselves
+        self.cell_T: Tensor | None = None  # of each token; None if the grid is the tokens
         if num_prompts == 1:
             self.shape = (1, prompt_T.numel())
             return
@@ -269,11 +281,11 @@ class Grouping:
 
 
 class PartialAttention(NamedTuple):
-    """Attention over a part of the keys, with what is needed to merge parts.
+    """Attention over some of the keys, which can be merged with attention over others.
 
     Attributes:
-        output: Attention over this part alone, shape [..., D].
-        lse: Log-sum-exp of this part's scores, shape [...].
+        output: Attention over these keys alone, shape [..., D].
+        lse: Log-sum-exp of their scores, shape [...].
     """
 
     output: Tensor
@@ -299,11 +311,11 @@ def attend_prompt(query_THD: Tensor, cache: PromptCache, layer: int, grouping: G
     Args:
         query_THD: Scaled queries, shape [T, H, D].
         cache: The prompts' keys and values.
-        layer: Which layer.
-        grouping: Which prompt each token belongs to.
+        layer: Number of the layer.
+        grouping: The tokens of each prompt.
 
     Returns:
-        The attention over the prompt part, leading shape [T, H].
+        The attention over the prompt's keys, leading shape [T, H].
     """
     key_PKSD, value_PKSD = cache.key[layer], cache.value[layer]
     num_kv_heads, head_dim = key_PKSD.shape[1], key_PKSD.shape[3]
@@ -313,9 +325,9 @@ def attend_prompt(query_THD: Tensor, cache: PromptCache, layer: int, grouping: G
     score = q @ key_PKSD.transpose(2, 3)  # [P, K, R * G, S]
     if cache.bias is not None:
         score += cache.bias[:, None]
-    part = PartialAttention.over(score, value_PKSD)
+    attended = PartialAttention.over(score, value_PKSD)
 
     def packed(x: Tensor) -> Tensor:  # [P, K, R * G, ...] -> [T, H, ...]
         return grouping.gather(x.unflatten(2, (rows, groups)).transpose(1, 2).flatten(2, 3))
 
-    return PartialAttention(packed(part.output), packed(part.lse))
+    return PartialAttention(packed(attended.output), packed(attended.lse))

@@ -1,13 +1,13 @@
-"""Cuts trees into chunks that fit in memory, and lays each chunk out for one packed forward pass.
+"""Splits trees into chunks that fit in memory, and lays out each chunk for one packed forward pass.
 
 In: the trees whose prompts share a `PromptCache`. Out: chunks of consecutive distinct responses. A chunk owns the
-nodes that no earlier chunk owns, and computes again the few ancestors of its first response. Only nodes that have
-children are fed to the model: a response's last token needs no forward pass.
+nodes that no earlier chunk owns, and computes the few ancestors of its first response again. The input nodes of a
+chunk are its nodes that have children: a response's last token needs no forward pass.
 
-Within a chunk the fed nodes form chains (a node, its first child, that one's first child, ...). A chain of at most W
-nodes is a row of queries, and the keys of its row are the path from the prompt to its end.
+Within a chunk the input nodes form chains (a node, its first child, that child's first child, ...). A chain of at most
+W nodes is a row of queries. The keys of the row are the path from the prompt to the end of the chain.
 
-Dimensions: F fed nodes, C chains, W queries per chain, T longest path, K owned nodes of a chunk.
+Dimensions: F input nodes, C chains, W queries per chain, T longest path, K owned nodes of a chunk.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class ChunkSlice:
 
 
 def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[list[ChunkSlice]]:
-    """Cut trees into chunks of consecutive responses that own about `max_nodes` nodes at most.
+    """Split trees into chunks of consecutive responses that own at most about `max_nodes` nodes.
 
-    A single response longer than that is a chunk of its own.
+    A single response longer than that is one chunk.
     """
     chunk: list[ChunkSlice] = []
     room, keys = max_nodes, 0
@@ -61,12 +61,12 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
 
 @dataclass(frozen=True)
 class ChunkInputs:
-    """The nodes of one part that go through the model, ancestors first, in preorder.
+    """The input nodes of one slice, ancestors first, in preorder.
 
     Attributes:
         node_F: Their indices in the tree, shape [F].
         parent_F: Their parents as positions in `node_F`, shape [F]; -1 for the first token after the prompt.
-        owned: The slice of tree nodes that the part owns.
+        owned: The range of tree nodes that the slice owns.
     """
 
     node_F: IntArray
@@ -74,10 +74,10 @@ class ChunkInputs:
     owned: slice
 
     @classmethod
-    def of(cls, tree: RolloutTree, part: ChunkSlice) -> ChunkInputs:
-        """Find the fed nodes of a part."""
-        begin = int(tree.leaf[part.start - 1]) + 1 if part.start else 0
-        stop = int(tree.leaf[part.stop - 1]) + 1
+    def of(cls, tree: RolloutTree, responses: ChunkSlice) -> ChunkInputs:
+        """Find the input nodes of a slice of a tree."""
+        begin = int(tree.leaf[responses.start - 1]) + 1 if responses.start else 0
+        stop = int(tree.leaf[responses.stop - 1]) + 1
         has_child = tree.parent[begin + 1 : stop] == np.arange(begin, stop - 1)
         inner = begin + np.flatnonzero(has_child)
         above = int(tree.parent[begin]) if begin < stop else -1
@@ -87,12 +87,18 @@ class ChunkInputs:
 
 
 class TreeBatch:
-    """One chunk, laid out: what is fed, how it attends, and which log-probs come out.
+    """The layout of one chunk: its input nodes, their attention, and the nodes whose log-probs it computes.
+
+    Args:
+        trees: P trees.
+        offsets: Number of nodes in the trees before each tree, shape [P].
+        slices: The slices of the chunk.
+        cache: Keys and values of the P prompts.
 
     Attributes:
-        token_F: Token ids that are fed, shape [F].
-        position_F: Their positions, prompt included, shape [F].
-        logit_rows: Fed nodes whose logits are needed, shape [R].
+        token_F: Token ids of the input nodes, shape [F].
+        position_F: Their positions, counted from the prompt's first token, shape [F].
+        logit_rows: Input nodes whose logits are needed, shape [R].
         length_R: Tokens of the response down to each of them, shape [R].
         target_row: For each owned node below the first level, the entry of `logit_rows` that predicts it, shape [K].
         target_token: Its token id, shape [K].
@@ -105,21 +111,21 @@ class TreeBatch:
         device = cache.length.device
         tokens, positions, prompts, parents, depths = [], [], [], [], []
         rows, targets, indices = [], [], []
-        fed_before = 0
-        for part in slices:
-            tree = trees[part.tree]
-            fed = ChunkInputs.of(tree, part)
-            owned = np.arange(fed.owned.start, fed.owned.stop)
+        num_inputs = 0
+        for responses in slices:
+            tree = trees[responses.tree]
+            inputs = ChunkInputs.of(tree, responses)
+            owned = np.arange(inputs.owned.start, inputs.owned.stop)
             owned = owned[tree.parent[owned] >= 0]
-            rows.append(fed_before + np.searchsorted(fed.node_F, tree.parent[owned]))
+            rows.append(num_inputs + np.searchsorted(inputs.node_F, tree.parent[owned]))
             targets.append(tree.token[owned])
-            indices.append(offsets[part.tree] + owned)
-            tokens.append(tree.token[fed.node_F])
-            depths.append(tree.depth[fed.node_F])
+            indices.append(offsets[responses.tree] + owned)
+            tokens.append(tree.token[inputs.node_F])
+            depths.append(tree.depth[inputs.node_F])
             positions.append(len(tree.prompt_ids) + depths[-1])
-            prompts.append(np.full(fed.node_F.size, part.tree))
-            parents.append(np.where(fed.parent_F >= 0, fed.parent_F + fed_before, -1))
-            fed_before += fed.node_F.size
+            prompts.append(np.full(inputs.node_F.size, responses.tree))
+            parents.append(np.where(inputs.parent_F >= 0, inputs.parent_F + num_inputs, -1))
+            num_inputs += inputs.node_F.size
 
         row_K = np.concatenate(rows)
         logit_rows = np.unique(row_K)
@@ -134,20 +140,21 @@ class TreeBatch:
         self.length_R = torch.from_numpy(self._depth_F[logit_rows] + 1).to(device)
 
     def context(self, cache: PromptCache) -> TreeContext:
-        """Return how the fed nodes attend, given the prompts' keys and values."""
+        """Return the attention of the input nodes, given the prompts' keys and values."""
         first, stop = int(self._prompt_F[0]), int(self._prompt_F[-1]) + 1
-        part = PromptCache(
-            [k[first:stop] for k in cache.key],
-            [v[first:stop] for v in cache.value],
-            None if cache.bias is None else cache.bias[first:stop],
-            cache.length[first:stop],
-        )
         prompt_F = torch.from_numpy(self._prompt_F - first).to(cache.length.device)
-        return TreeContext(part, prompt_F, self._depth_F, self._parent_F)
+        return TreeContext(cache.select(slice(first, stop)), prompt_F, self._depth_F, self._parent_F)
 
 
 class TreeContext:
-    """Fed nodes attend to their prompt and to their ancestors, chain by chain."""
+    """Attention of input nodes to their prompt and to their ancestors, chain by chain.
+
+    Args:
+        prompts: Keys and values of the prompts.
+        prompt_F: Prompt of each input node, shape [F].
+        depth_F: Depth of each input node, 0 for the first token after the prompt, shape [F].
+        parent_F: Position of each node's parent among the input nodes, -1 for none, shape [F].
+    """
 
     def __init__(self, prompts: PromptCache, prompt_F: Tensor, depth_F: IntArray, parent_F: IntArray) -> None:
         start_C, length_C, width = _chains(parent_F)
@@ -169,7 +176,7 @@ class TreeContext:
         self._bias = bias.masked_fill_(torch.from_numpy(unseen_CWT).to(device), float("-inf"))[:, None, :, None]
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Attend to the prompt and to the path, and merge."""
+        """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
         num_kv_heads = key_TKD.shape[1]
         key = key_TKD[self._path_CT].transpose(1, 2)  # [C, K, T, D]
         value = value_TKD[self._path_CT].transpose(1, 2)
@@ -178,29 +185,29 @@ class TreeContext:
         query = query.transpose(1, 2).flatten(2, 3)  # [C, K, W * G, D]
         score = query @ key.transpose(2, 3)
         score = (score.unflatten(2, (width, groups)) + self._bias).flatten(2, 3)
-        part = PartialAttention.over(score, value)
+        path = PartialAttention.over(score, value)
 
         def packed(x: Tensor) -> Tensor:  # [C, K, W * G, ...] -> [F, H, ...]
             x_CKWG: Tensor = x.unflatten(2, (width, groups))
             return x_CKWG.transpose(1, 2).flatten(2, 3).flatten(0, 1)[self._cell_F]
 
-        own = PartialAttention(packed(part.output), packed(part.lse))
+        own = PartialAttention(packed(path.output), packed(path.lse))
         return own.merged(attend_prompt(query_THD, self._prompts, layer, self._grouping))
 
 
 def _chains(parent_F: IntArray) -> tuple[IntArray, IntArray, int]:
     """Split preorder nodes into chains; return their first nodes [C], lengths [C], and the largest length W.
 
-    Long chains are split at the power of two next above the mean length, so that padding stays bounded.
+    Chains longer than the power of two above the mean length are split, which bounds the padding.
     """
     num_nodes = parent_F.size
     start = np.flatnonzero((parent_F < 0) | (parent_F != np.arange(num_nodes) - 1))
     length = np.diff(np.append(start, num_nodes))
     limit = 1 << max(2, int(np.ceil(length.mean()) - 1).bit_length())
-    parts = -(-length // limit)
-    within = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
-    start_C = np.repeat(start, parts) + within * limit
-    length_C = np.minimum(limit, np.repeat(length, parts) - within * limit)
+    count = -(-length // limit)
+    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    start_C = np.repeat(start, count) + within * limit
+    length_C = np.minimum(limit, np.repeat(length, count) - within * limit)
     return start_C, length_C, int(length_C.max())
 
 

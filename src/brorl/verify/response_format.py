@@ -1,7 +1,7 @@
-"""The format of a response: a pattern that its whole text should match.
+"""The format of a response: a pattern for its whole text.
 
-In: text. Out: whether it matches. A pattern can take exponential time on some texts, so each match has a time limit,
-and a text that reaches it counts as one that does not match.
+In: text. Out: whether it matches. A pattern can take exponential time on some texts, so each match has a time limit. A
+text that reaches the limit does not match.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ResponseFormat:
     """A regular expression for whole responses.
 
     Attributes:
-        pattern: In the syntax of the package `regex`, which is that of `re` and more; a dot matches line ends too.
+        pattern: In the syntax of the package `regex`, an extension of `re`; a dot matches line ends too.
 
     Raises:
         ValueError: If it is not a regular expression.
@@ -38,7 +38,7 @@ class ResponseFormat:
         return regex.compile(self.pattern, regex.DOTALL)
 
     def matches(self, text: str) -> bool:
-        """Return whether the whole text matches; white space around it does not count."""
+        """Return whether the whole text matches; white space around it is ignored."""
         try:
             return self._compiled.fullmatch(text.strip(), timeout=_TIMEOUT_S) is not None
         except TimeoutError:

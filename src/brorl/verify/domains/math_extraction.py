@@ -1,6 +1,6 @@
-r"""Where the answer of a response to a mathematical question stands.
+r"""Extracts the answer from a response to a mathematical question.
 
-In: a response's text. Out: the answer as the model wrote it, or None. The order, first found first taken:
+In: a response's text. Out: the answer as the model wrote it, or None. The first of these that exists:
 
 1. the content of the last complete `\boxed{...}` or `\fbox{...}`;
 2. what follows the last `answer is`, `answer:` or `answer =`: its first formula if there is one in that line, else the
@@ -8,7 +8,7 @@ In: a response's text. Out: the answer as the model wrote it, or None. The order
 3. the last formula in `$...$`, `$$...$$`, `\(...\)` or `\[...\]`;
 4. the last number.
 
-2 to 4 only look at the last 2,000 characters. It judges nothing, and its time is linear in the response's length.
+2 to 4 only read the last 2,000 characters. The time is linear in the response's length.
 """
 
 import re
@@ -21,7 +21,7 @@ _FORMULA = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
 )
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n")
-# `42 apples since each ...`: the number alone. What may belong to it stays: `2 pi`, `3 or 4`, `5 x`.
+# `42 apples since each ...`: the number alone. Words that may belong to it stay: `2 pi`, `3 or 4`, `5 x`.
 _LEADING_NUMBER = re.compile(
     r"([-+]?[0-9][0-9,./]*)\s+(?!(?:pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|or|and|to|plus|minus|times|over|divided|"
     r"mod|choose|percent|pct|hundred|thousand|million|billion)\b)[A-Za-z]{2,}.*"
@@ -47,7 +47,7 @@ def extract_answer(response: str) -> str | None:
 
 
 def tidy(answer: str) -> str:
-    r"""Drop what surrounds an answer and says nothing: space, line ends, emphasis, `$`, `\(`, `\[`, a full stop."""
+    r"""Strip an answer of space, line ends, emphasis, `$`, `\(`, `\[` and a full stop around it."""
     text = " ".join(answer.split())
     while True:
         before = text
@@ -80,10 +80,8 @@ def _after_marker(tail: str) -> str | None:
 
 
 def _last_formula(tail: str) -> str | None:
-    formula = None
-    for formula in _FORMULA.finditer(tail):  # noqa: B007 (the last one is what is wanted)
-        pass
-    return _content(formula) if formula else None
+    formulas = list(_FORMULA.finditer(tail))
+    return _content(formulas[-1]) if formulas else None
 
 
 def _content(formula: re.Match[str]) -> str:
