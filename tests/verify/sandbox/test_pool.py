@@ -13,6 +13,7 @@ import pytest
 
 from brorl.verify.sandbox.pool import Job, LoadError, Result, WorkerPool
 
+pytestmark = pytest.mark.linux
 HERE = Path(__file__).parent
 JOBS = str(HERE / "pool_jobs.py")
 
