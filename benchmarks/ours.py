@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from measurement import Job, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from worker import Turns
+from turns import Turns
 from workload import Work, Workload
 
 from brorl.algorithms.advantages import grpo

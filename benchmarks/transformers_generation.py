@@ -9,7 +9,7 @@ from flat_responses import Group, sampling_run
 from measurement import Job
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from worker import Turns
+from turns import Turns
 from workload import Workload
 
 

@@ -17,7 +17,7 @@ from datasets import Dataset
 from measurement import Job, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from worker import Turns
+from turns import Turns
 from workload import Workload
 
 # Every step is to see the model that the workload describes; a small step costs what a large does.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from flat_responses import Group, sampling_run
 from measurement import Job
-from worker import Turns
+from turns import Turns
 from workload import Workload
 
 CACHE_GIB = 4  # keys and values: 260,000 tokens of the big model
