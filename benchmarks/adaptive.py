@@ -1,8 +1,9 @@
-"""Adaptive rollouts against a fixed N at equal samples: what each sample buys.
+"""Adaptive rollouts against a fixed N at equal samples.
 
-In: nothing but options. Out: a Markdown table and, with `--output`, every number it was made from. Each run is a
-`brorl train` of the shipped model; arms take turns within a seed, on one thread. Every run goes on until it has drawn
-the last mark's samples, refills included; held-out pass@k at a mark is interpolated between the evaluations around it.
+In: options. Out: a Markdown table and, with `--output`, all numbers behind it. Each run is a
+`brorl train` of the shipped model; arms take turns within a seed, on one thread. Every run continues
+until it has drawn the samples of the last mark, including refills. Held-out pass@k at a mark is interpolated between
+evaluations.
 
     python benchmarks/adaptive.py --folder runs/adaptive --output adaptive.json
 """

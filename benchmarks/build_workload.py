@@ -1,7 +1,7 @@
 """Builds a workload: a model folder, its prompts, and the numbers that describe both.
 
 In: a name, and a checkpoint folder for the trained models. Out: a folder that every peer loads. It
-runs as a process of its own (`python build_workload.py '{...}'`), so that the scheduler stays small.
+runs as a separate process (`python build_workload.py '{...}'`), to keep the scheduler small.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from workload import Workload
 
 PROMPT_TOKENS = 64
 LOW_ENTROPY_NATS = 0.14
-CALIBRATION_PROMPTS = 4  # the same ones whatever is measured, so that a setting is one model
+CALIBRATION_PROMPTS = 4  # the same for all quantities: one model per setting
 CALIBRATION_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What to build.
+    """The workload to build.
 
     Attributes:
         setting: `full`, `low`, `big-full`, `big-low`, `shipped` or `trained`.
-        folder: Where; exists and is empty.
+        folder: Empty folder for the result.
         num_prompts: Prompts to choose, one per turn.
         response_tokens: Length of the random models' responses.
         model: Checkpoint folder, for `shipped` and `trained`.
-        recipe: The recipe whose puzzles these are asked, a built-in name or a file.
-        balanced: Take only puzzles on which the model is neither lost nor perfect.
-        seed: Of weights, prompts and trial samples.
+        recipe: Built-in name or file of the recipe whose puzzles are the prompts of the trained models.
+        balanced: Whether to take only puzzles with 1/8 to 7/8 of the trial responses correct.
+        seed: Seed of weights, prompts and trial samples.
     """
 
     setting: str
@@ -51,7 +51,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Task:
-    """What the model is asked; see `Workload` for the fields."""
+    """The prompts and their reward; `Workload` documents the fields."""
 
     domain: str
     prompts: list[dict[str, Any]]
@@ -61,11 +61,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Trial:
-    """Sampled responses and how uncertain the model was in them.
+    """Sampled responses and the entropy of their tokens.
 
     Attributes:
-        response_ids: Tokens with everything after the end cut off, per prompt and rollout.
-        entropy_nats: Mean entropy over all tokens sampled.
+        response_ids: Tokens up to the end token, per prompt and rollout.
+        entropy_nats: Mean entropy of all sampled tokens.
     """
 
     response_ids: list[list[list[int]]]
@@ -73,7 +73,7 @@ class Trial:
 
 
 def build(spec: Spec) -> Workload:
-    """Make the model folder and the prompts, write them, and print what they are."""
+    """Make and write the model folder and the prompts, and print a summary."""
     torch.manual_seed(spec.seed)
     workload = _of_checkpoint(spec) if spec.model else _of_random_model(spec)
     workload.write()
@@ -89,7 +89,7 @@ def build(spec: Spec) -> Workload:
 
 
 def _of_random_model(spec: Spec) -> Workload:
-    """Random weights; the end token lies outside of the vocabulary, so no response ends early."""
+    """Make a random model; its end token is outside of the vocabulary, so no response ends early."""
     big = spec.setting.startswith("big-")
     model = _random_llama(big, PROMPT_TOKENS + spec.response_tokens)
     vocab_size = model.config.vocab_size
@@ -125,7 +125,7 @@ def _random_llama(big: bool, max_tokens: int) -> PreTrainedModel:
 
 
 def _word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
-    """One word per token id, so that text and token ids say the same; the end token comes last."""
+    """Make a tokenizer with one word per token id; the end token comes last."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     words = {f"t{i}": i for i in range(vocab_size)} | {"<eos>": vocab_size}
@@ -151,7 +151,7 @@ def _scale_for(
     target_nats: float,
     rollouts: int,
 ) -> float:
-    """Scale the head in place until sampled tokens have the wanted entropy; return the factor.
+    """Scale the head in place until sampled tokens have the given entropy; return the factor.
 
     Bisection on the logarithm of the factor, between 1 (near uniform) and 10,000 (near greedy).
     """
@@ -207,7 +207,7 @@ def _sample(
 
 
 def _of_checkpoint(spec: Spec) -> Workload:
-    """A trained model on the puzzles that its recipe trains on."""
+    """Use a trained model with the training puzzles of its recipe."""
     assert spec.model is not None
     model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
@@ -226,7 +226,7 @@ def _of_checkpoint(spec: Spec) -> Workload:
 
 
 def _puzzles(tokenizer: Any, spec: Spec) -> tuple[int, list[dict[str, Any]]]:
-    """Return a recipe's response limit, and the prompts that its training sees first."""
+    """Return the response limit of a recipe and its first training prompts."""
     from brorl.config.reading import make_config, read_recipe
     from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
     from brorl.prompts.rendering import PromptFormat, render
@@ -254,8 +254,8 @@ def _balanced(
 ) -> list[dict[str, Any]]:
     """Keep the first prompts with between 1/8 and 7/8 of 64 responses correct.
 
-    Groups that are nearly all right or all wrong share more prefixes. Where there are too few of
-    the wanted kind, those nearest to one half fill the rest.
+    Groups with nearly equal outcomes share more prefixes. If too few prompts are in this range, the prompts closest to
+    one half are added.
     """
     eos = int(tokenizer.eos_token_id)
     kept: list[tuple[float, dict[str, Any]]] = []

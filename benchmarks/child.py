@@ -1,4 +1,4 @@
-"""The processes that measure, as the scheduler sees them: one core, one thread, one job, one run per turn.
+"""Measuring processes, from the side of the scheduler: one core, one thread, one job, one run per turn.
 
 In: jobs. Out: cells. It imports nothing heavy: a child's peak memory starts at its parent's size.
 """
@@ -21,13 +21,13 @@ SOURCE = HERE.parent / "src"
 
 @dataclass(frozen=True)
 class Limits:
-    """How many runs a cell gets.
+    """Limits of the runs of a cell.
 
     Attributes:
-        num_runs: Runs that count.
-        num_warmups: Runs before them, dropped.
-        cell_s: Seconds for all runs of a cell. There is no further run once it would take longer, though one run
-            always counts. A first run of more than half of it is no warm-up, but counts.
+        num_runs: Counted runs.
+        num_warmups: Dropped runs before the counted ones.
+        cell_s: Seconds for all runs of a cell. A run that would exceed it is not started, but one run always counts.
+            A first run of more than half of it is counted and not a warm-up.
     """
 
     num_runs: int
@@ -35,11 +35,11 @@ class Limits:
     cell_s: float
 
     def warmups(self, seconds: list[float]) -> int:
-        """Return how many of the first runs do not count."""
+        """Return the number of first runs that are warm-ups."""
         return 0 if seconds and seconds[0] > self.cell_s / 2 else self.num_warmups
 
     def reached(self, seconds: list[float]) -> bool:
-        """Tell from the seconds of the runs so far whether there is no further one."""
+        """Return whether the seconds of the runs so far rule out another run."""
         counted = len(seconds) - self.warmups(seconds)
         if counted < 1:
             return False
@@ -47,13 +47,13 @@ class Limits:
 
 
 class Child:
-    """A process that measures one job, one run per turn.
+    """A process that measures one job, with one run per turn.
 
     Args:
-        job: What it measures.
-        limits: How many runs it makes.
-        core: The core that it is pinned to.
-        log: File for what it and its libraries print.
+        job: The job.
+        limits: The limits of its runs.
+        core: The core of the process.
+        log: File for the output of the process and its libraries.
         python: The interpreter.
     """
 
@@ -69,13 +69,13 @@ class Child:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is no further run: it failed, or it reached its limits."""
+        """Whether the process failed or reached its limits."""
         return self.error is not None or self._limits.reached([run.seconds for run in self._runs])
 
     def take_turn(self) -> None:
-        """Ask for one run, and wait until the child idles.
+        """Request one run, and wait until the child idles.
 
-        What a child does after its run, such as TRL's logging, must not disturb the next child's.
+        Work after a run, such as TRL's logging, must not disturb the next child's run.
         """
         assert self._process.stdin is not None
         self._process.stdin.write("go\n")
@@ -83,7 +83,7 @@ class Child:
         self._receive_until("waiting", "peak_bytes")
 
     def finish(self) -> Cell:
-        """Dismiss the child, wait for its end and return what was measured."""
+        """Dismiss the child, wait for its end and return its cell."""
         output, _ = self._process.communicate()
         for line in output.splitlines():
             self._take(json.loads(line))
@@ -116,7 +116,7 @@ class Child:
 
 
 def start(script: str, argument: str, core: int, log: Path, python: str = sys.executable) -> subprocess.Popen[str]:
-    """Start one of the scripts next to this one, with one thread on one core."""
+    """Start a script of this folder with one thread on one core."""
     threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
     path = os.pathsep.join(p for p in (str(SOURCE), os.environ.get("PYTHONPATH")) if p)
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

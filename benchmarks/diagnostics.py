@@ -1,4 +1,4 @@
-"""The share of the training steps' time that live diagnostics took, read from the metrics of finished runs.
+"""The share of the steps' time that diagnostics took, from the metrics of finished runs.
 
 python benchmarks/diagnostics.py runs/A [runs/B ...]
 """
@@ -10,7 +10,7 @@ from statistics import median
 
 
 def main() -> None:
-    print("| run | steps | diagnostics without certificate, median share | all diagnostics, share of all time |")
+    print("| run | steps | diagnostics without held-out check, median share | all diagnostics, share of all time |")
     print("| --- | --- | --- | --- |")
     for path in map(Path, sys.argv[1:]):
         records = [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()]

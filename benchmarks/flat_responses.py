@@ -1,7 +1,7 @@
-"""Responses that a peer sampled one by one: what work that was, and how much of it a tree would share.
+"""Responses that a peer sampled one by one: their work, and the share that a tree would compute.
 
-In: token ids. Out: counts, and the `Run` of a peer that only samples. Plain Python, since peers run in environments of
-their own.
+In: token ids. Out: counts, and the `Run` of a peer that only samples. Plain Python, because peers have separate
+environments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def flat_work(num_prompt_tokens: int, lengths: Sequence[int]) -> Work:
 
     Args:
         num_prompt_tokens: Tokens of the prompt.
-        lengths: Tokens of each response, >= 1. The last one is drawn and never fed.
+        lengths: Tokens of each response, >= 1. The last token is drawn and not fed.
     """
     fed = sum(length - 1 for length in lengths)
     attended = sum(num_prompt_tokens * (n - 1) + (n - 1) * n // 2 for n in lengths)

@@ -1,4 +1,4 @@
-"""What the project wants of itself on one core at N = 512: results in, rows of a table out."""
+"""Minimum ratios on one core at N = 512: results in, rows of a table out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from measurement import Cell, Peer, Quantity
 from results import Group, Results
 from workload import Workload
 
-# (setting, quantity) -> the peer takes at least this many times as long as ours. Floors, not aims.
+# (setting, quantity) -> minimum of the peer's seconds divided by ours.
 FLOORS: dict[tuple[str, Quantity], float] = {
     ("full", "generation"): 3.0,
     ("low", "generation"): 8.0,
@@ -21,7 +21,7 @@ STEP_GROWTH = 3.0
 
 
 def floor_rows(results: Results) -> list[list[str]]:
-    """Return what, wanted, measured and met, for every floor whose cells were measured."""
+    """Return a row per floor with measured cells: what, wanted, measured, met."""
     rows: list[list[str]] = []
     for group in results.groups:
         workload = group.workload
@@ -47,7 +47,7 @@ def _speed(group: Group, workload: Workload, quantity: Quantity, floor: float) -
 
 
 def _memory(group: Group, workload: Workload) -> list[list[str]]:
-    """Ours against both of TRL's ways, above the loaded model."""
+    """Compare the memory above the loaded model with TRL, without and with gradient checkpointing."""
     rows = []
     for peer, ours, other in _pairs(group, workload, "step"):
         share = ours.above_baseline_bytes / max(1, other.above_baseline_bytes)

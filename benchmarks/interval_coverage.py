@@ -1,9 +1,9 @@
-"""How often 95% intervals of pass@k contain the truth, and how wide they are, by simulation.
+"""Simulated coverage and width of 95% intervals of pass@k.
 
 An experiment draws a pass rate for each of P prompts, the number of correct ones among n responses to each, and makes
 an interval for the mean of pass@k over all prompts. The truth is known from the distribution of the pass rates.
 Methods: the package's interval, the percentile bootstrap that it replaced, and Student's t. A table of all settings
-goes to standard output, and after it the worst of each number of prompts.
+goes to standard output, followed by the worst setting of each number of prompts.
 
 python benchmarks/interval_coverage.py [--prompts 5 30 128 1000] [--experiments 400] [--jobs 2]
 """

@@ -1,8 +1,8 @@
 """Learning rates for adapters and for all weights: held-out pass@k of the shipped model before and after 30 steps.
 
-In: nothing but options. Out: a Markdown table, the best rate of each kind, and, with `--output`, every number behind
-them. Each cell is a `brorl train quickstart` in a process of its own, with one thread. `--jobs` of them run at the same
-time. A run that finds nothing more to learn from ends early, and its last evaluation counts.
+In: options. Out: a Markdown table, the best rate of each kind, and, with `--output`, every number behind
+them. Each cell is a `brorl train quickstart` in a separate process with one thread; `--jobs` of them run in parallel.
+The last evaluation counts if a run ends early because no group is mixed.
 
     python benchmarks/lora_rates.py --folder runs/lora_rates --output lora_rates.json
 """

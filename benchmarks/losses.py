@@ -1,4 +1,4 @@
-"""What the parts of the recipe cost: seconds of a training step with each, as a ratio to plain PPO in the same run.
+"""The cost of losses, corrections and penalties: seconds of a training step, as a ratio to plain PPO in the same run.
 
     python benchmarks/losses.py [--repeats N]
 

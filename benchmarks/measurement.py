@@ -1,7 +1,6 @@
-"""What is measured: one job per fresh process, one run per turn, and the cell of a table that the runs make.
+"""Jobs, runs and cells: a fresh process measures one job, with one run per turn; the runs make a cell of a table.
 
-Light on purpose: the process that schedules the benchmark imports this and never torch, so that a child's peak memory
-(which starts at its parent's size) is its own.
+The scheduler imports this module and never torch, because a child's peak memory starts at its parent's size.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ Quantity = Literal["generation", "step"]
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement, made in a process of its own.
+    """One measurement in a fresh process.
 
     Attributes:
-        peer: Who is measured.
-        quantity: What: sampling alone, or a whole training step.
-        workload_folder: Where the workload lies.
+        peer: The measured package.
+        quantity: Sampling alone, or a whole training step.
+        workload_folder: Folder of the workload.
         num_rollouts: Rollouts per prompt, N.
         prompts_per_step: Prompts per turn, P.
         num_turns: Most runs, warm-up included.
@@ -45,12 +44,12 @@ class Run:
 
     Attributes:
         seconds: Wall time.
-        cpu_seconds: Time of the processor in this process, which other processes do not stretch.
+        cpu_seconds: Processor time of this process, independent of other processes.
         sampled_tokens: Tokens of all N rollouts.
-        unique_tokens: Distinct prefixes among them; None where the peer does not say which tokens it sampled.
-        work: What had to go through the model to sample; None where it is not counted.
-        parts: Seconds of the parts of a step, where the peer reports them.
-        facts: Other numbers worth keeping, such as the mean reward.
+        unique_tokens: Distinct prefixes among them; None if the peer does not report its tokens.
+        work: Tokens that went through the model for sampling; None if not counted.
+        parts: Seconds of the parts of a step, if the peer reports them.
+        facts: Other numbers, such as the mean reward.
     """
 
     seconds: float
@@ -70,15 +69,15 @@ class Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """All runs of one job without its warm-up turns, and what memory its process took.
+    """All runs of one job without its warm-up turns, and the memory of its process.
 
     Attributes:
         job: The job.
-        runs: The runs that count.
+        runs: The counted runs.
         warmups: The turns before them.
-        baseline_bytes: Resident set with everything imported and the model loaded.
-        peak_bytes: Largest resident set of the process's life (`ru_maxrss`).
-        error: Why there are no runs, if there are none.
+        baseline_bytes: Resident set after the imports and the loading of the model.
+        peak_bytes: Largest resident set of the process (`ru_maxrss`).
+        error: The error of a job without runs.
     """
 
     job: Job
@@ -111,22 +110,22 @@ class Cell:
 
     @property
     def unique_fraction(self) -> float | None:
-        """Median of unique over sampled tokens; None where it is unknown."""
+        """Median of unique over sampled tokens; None if unknown."""
         fractions = [run.unique_tokens / run.sampled_tokens for run in self.runs if run.unique_tokens]
         return median(fractions) if fractions else None
 
     @property
     def above_baseline_bytes(self) -> int:
-        """Peak resident set above what the loaded model and the libraries take."""
+        """Peak resident set above the baseline."""
         return self.peak_bytes - self.baseline_bytes
 
     def part(self, name: str) -> float | None:
-        """Median seconds of a part of the step, None where the peer does not report it."""
+        """Median seconds of a part of the step, None if the peer does not report it."""
         seconds = [run.parts[name] for run in self.runs if name in run.parts]
         return median(seconds) if seconds else None
 
     def fact(self, name: str) -> float | None:
-        """Median of one of the other numbers, None where the peer does not report it."""
+        """Median of one of the other numbers, None if the peer does not report it."""
         values = [run.facts[name] for run in self.runs if name in run.facts]
         return median(values) if values else None
 
@@ -139,7 +138,7 @@ class Cell:
                 over the same work: three times its operations, since each product has two in its backward pass.
 
         Returns:
-            The rate, None where the work or the time of the part is unknown.
+            The rate, None if the work or the time of the part is unknown.
         """
         passes = 1 if part == "generation" else 3
         rates = [

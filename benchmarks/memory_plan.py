@@ -3,8 +3,8 @@
     python benchmarks/memory_plan.py [--models 5M,20M,60M] [--variants full,checkpointing,lora,bfloat16] [--out FILE]
 
 A random Llama samples N = 32 responses of exactly 64 tokens for 2 prompts of 64 tokens, at full entropy, makes one
-update, and samples again. Peaks are of the resident set, above what the process held before the model was made;
-sampling and learning are measured apart. Linux only.
+update, and samples again. Peaks are those of the resident set above its size before the model was made;
+sampling and learning are measured separately. Linux only.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from measurement import Job, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from worker import Turns
+from turns import Turns
 from workload import Work, Workload
 
 from brorl.algorithms.advantages import grpo
@@ -25,29 +25,29 @@ from brorl.verify.domains.countdown import CountdownVerifier
 from brorl.verify.grade import grade
 from brorl.verify.verifier import Verdict, Verifier
 
-# As for TRL: every step is to see the model that the workload describes.
+# As for TRL: the model stays practically the same in all steps.
 LEARNING_RATE = 1e-7
 
 
 class ParityVerifier:
     """Calls a response of the random models correct if its token ids sum to an even number.
 
-    Their tokenizer writes token 17 as `t17`, so the text says the ids.
+    Their tokenizer writes token 17 as `t17`, so the text has the ids.
     """
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        """Judge responses one after the other."""
+        """Verify responses one by one."""
         return [self.verify(prompt, response) for prompt, response in items]
 
     def verify(self, prompt: Prompt, response: str) -> Verdict:  # noqa: ARG002
-        """Judge one response, which is never wrong for its form."""
+        """Verify one response; it cannot fail because of its format."""
         correct = sum(int(word[1:]) for word in response.split()) % 2 == 0
         return Verdict(correct, float(correct), None, "parity", 0.0)
 
 
 @dataclass(frozen=True)
 class Step:
-    """The parts of a training step, put together once and used in every step."""
+    """The parts of a training step, made once and used in every step."""
 
     engine: NativeEngine
     sampling: SamplingParams
@@ -67,7 +67,7 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
         sampling=SamplingParams(max_new_tokens=workload.max_new_tokens),
         verifier=ParityVerifier() if workload.domain == "parity" else CountdownVerifier(),
         decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
-        accept_truncated=workload.domain == "parity",  # where no response ever ends
+        accept_truncated=workload.domain == "parity",  # its responses never end
         learner=TreeLearner(model, LearnerSettings(LEARNING_RATE)),
     )
     measured = our_generation if job.quantity == "generation" else our_step
@@ -89,10 +89,10 @@ def our_generation(step: Step, prompts: list[Prompt], num_rollouts: int, seed: i
 
 
 def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) -> Run:
-    """Sample the trees, verify them, learn from them.
+    """Sample, verify and learn from the trees.
 
-    As in TRL, advantages are normalised within the group, and a group whose outcomes are not mixed
-    (which dynamic sampling would drop) goes through the update all the same.
+    As in TRL, advantages are normalized within the group, and groups that are not mixed stay in the update; dynamic
+    sampling would drop them.
     """
     cpu_start = time.process_time()
     times = [time.perf_counter()]
@@ -124,8 +124,8 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
 def tree_work(tree: RolloutTree) -> Work:
     """Count the work of sampling a tree, and of one forward pass of learning from it.
 
-    The prompt and every distinct prefix go through the model once; a node without children, the last token of its
-    responses, never does.
+    The prompt and every distinct prefix go through the model once. A node without children is the last token of its
+    responses and is not fed.
     """
     num_prompt = len(tree.prompt_ids)
     inner_F = np.unique(tree.parent[tree.parent >= 0])

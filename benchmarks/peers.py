@@ -1,8 +1,8 @@
 """Ours against transformers' `generate`, vLLM and TRL's GRPOTrainer, on one core, in fp32.
 
 In: flags. Out: markdown tables on standard output and, with `--output`, a JSON file with every run. Each measurement
-has a process of its own (so peak memory is its own), pinned to one core with one thread. Peers of one comparison take
-turns, one run each, so that a drifting clock meets all alike. This process imports nothing heavy.
+has a fresh process with its own peak memory, pinned to one core with one thread. Peers of one comparison take turns,
+one run each, so a drifting clock affects all equally. This process imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def _probe(core: int, folder: Path) -> dict[str, Any]:
 
 
 def _versions(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Read the versions of vLLM's environment."""
+    """Read the versions in the environment of vLLM."""
     output, _ = start("worker.py", "versions", args.core, folder / "versions.log", args.vllm_python).communicate()
     versions: dict[str, Any] = json.loads(output)
     return versions
 
 
 def _workloads(args: argparse.Namespace) -> list[tuple[str, int]]:
-    """List settings with the lengths of their responses; puzzles end by themselves."""
+    """List settings with the lengths of their responses; puzzles have natural ends."""
     lengths = {name: args.response_tokens if name in RANDOM else args.response_tokens[:1] for name in args.settings}
     return [(name, tokens) for name in args.settings for tokens in lengths[name]]
 
@@ -80,7 +80,7 @@ def _build_workload(setting: str, response_tokens: int, args: argparse.Namespace
 
 
 def _jobs(workload: Workload, quantity: Quantity, num_rollouts: int, args: argparse.Namespace) -> list[Job]:
-    """List who takes part in one comparison."""
+    """List the jobs of one comparison."""
     largest = max((n for n in args.num_rollouts if n <= args.peer_limit), default=0)
     jobs = []
     for peer in args.peers:
@@ -89,7 +89,7 @@ def _jobs(workload: Workload, quantity: Quantity, num_rollouts: int, args: argpa
         if peer != "ours" and num_rollouts > args.peer_limit:
             continue
         if peer == "trl-checkpointing" and num_rollouts != largest:
-            continue  # it tells what TRL's memory could be; one N says it
+            continue  # one N is enough for the memory of TRL with gradient checkpointing
         jobs.append(
             Job(
                 peer=peer,
@@ -105,7 +105,7 @@ def _jobs(workload: Workload, quantity: Quantity, num_rollouts: int, args: argpa
 
 
 def _compare(jobs: Sequence[Job], args: argparse.Namespace) -> Iterator[Cell]:
-    """Measure jobs side by side: all are loaded, then each makes one run in turn until it is done."""
+    """Measure jobs side by side: load all, then run them in turns."""
     limits = Limits(args.runs, args.warmups, args.cell_s)
     children = []
     for job in jobs:
@@ -143,19 +143,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num-rollouts", type=_numbers, default=[16, 64, 256, 512, 2048])
     parser.add_argument("--prompts-per-step", type=int, default=1)
     parser.add_argument("--peer-limit", type=int, default=512, help="largest N for the peers")
-    parser.add_argument("--runs", type=int, default=5, help="runs that count; medians of these")
-    parser.add_argument("--warmups", type=int, default=1, help="runs before them, dropped")
-    parser.add_argument("--cell-s", type=float, default=60.0, help="seconds for all runs of a cell; fewer runs if slow")
+    parser.add_argument("--runs", type=int, default=5, help="counted runs; tables show their medians")
+    parser.add_argument("--warmups", type=int, default=1, help="dropped runs before the counted ones")
+    parser.add_argument("--cell-s", type=float, default=60.0, help="seconds for all runs of a cell")
     parser.add_argument("--micro-batch", type=int, default=32, help="TRL's per-device batch")
     parser.add_argument(
         "--model",
         default=str(SOURCE / "brorl" / "quickstart_model"),
-        help="the setting shipped: a checkpoint folder (by default the model in the package)",
+        help="checkpoint folder of the setting `shipped` (default: the model of the package)",
     )
-    parser.add_argument("--trained", help="the setting trained: a checkpoint of `brorl train`")
-    parser.add_argument("--vllm-python", help="the Python of an environment with vLLM (vllm_environment.sh makes one)")
-    parser.add_argument("--recipe", default="quickstart", help="whose puzzles these two are asked")
-    parser.add_argument("--balanced", action="store_true", help="not too easy, not too hard ones")
+    parser.add_argument("--trained", help="checkpoint of `brorl train` for the setting `trained`")
+    parser.add_argument("--vllm-python", help="Python of an environment with vLLM, made by vllm_environment.sh")
+    parser.add_argument("--recipe", default="quickstart", help="recipe of the puzzles for these two settings")
+    parser.add_argument("--balanced", action="store_true", help="only puzzles with pass rates from 1/8 to 7/8")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument("--output", type=Path, help="JSON file with every run")
@@ -166,7 +166,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Refuse what is not known, and leave out what was not given."""
+    """Reject unknown names, and leave out settings and peers whose option is missing."""
     for flag, known in (("settings", SETTINGS), ("quantities", QUANTITIES), ("peers", PEERS)):
         if unknown := set(getattr(args, flag)) - set(known):
             parser.error(f"--{flag}: no {sorted(unknown)}; choose from {', '.join(known)}")
@@ -190,7 +190,7 @@ def _processor() -> str:
 
 
 def _write(args: argparse.Namespace, versions: dict[str, Any], results: Results, complete: bool) -> None:
-    """Write the JSON, if it is wanted: the machine, versions, every run, medians and the tables."""
+    """Write the machine, versions, runs, medians and tables to `--output`, if given."""
     if not args.output:
         return
     record = {
@@ -205,7 +205,7 @@ def _write(args: argparse.Namespace, versions: dict[str, Any], results: Results,
     }
     unfinished = args.output.with_suffix(".tmp")
     unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(args.output)  # at once, so that an interruption leaves a file that can be read
+    unfinished.replace(args.output)  # an interruption leaves a readable file
 
 
 @contextmanager
@@ -223,7 +223,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    """Measure everything asked for, print the tables, write the JSON."""
+    """Measure, print the tables and write the JSON file."""
     args = _arguments()
     began = time.perf_counter()
     with _work_folder(args.keep) as folder:

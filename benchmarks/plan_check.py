@@ -1,11 +1,11 @@
-"""Checks `brorl plan` against what really happens, on the shipped model: plan once, then train and sample at several N.
+"""Compares the predictions of `brorl plan` on the shipped model with training and sampling at several N.
 
     python benchmarks/plan_check.py [--steps 20] [--prompts 1024] [--repeats 3] [--rollouts 16,128,512] [--out DIR]
 
-Every training run is a child process with the recipe's 16 prompts per step, a learning rate of practically 0 (so that
-the policy stays what the plan is made for), no evaluation and no certificate; seconds are what its metrics call
+Every training run is a child process with the recipe's 16 prompts per step, a learning rate of practically 0, which
+keeps the policy of the plan, no evaluation and no held-out check; seconds are what its metrics call
 seconds.total, memory is the peak above the loaded model. Shares and tokens are those of fresh prompts of another seed.
-Plans and runs alternate, so that a machine that changes its speed does so for both. Prints the tables of docs/plan.md.
+Plans and runs alternate, so a change of the machine's speed affects both. Prints the tables of docs/plan.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Everything that was measured: cells with their workloads, to and from JSON.
+"""Results: cells with their workloads, to and from JSON.
 
-In: cells, or the JSON files of several invocations. Out: the cells that a table asks for.
+In: cells, or the JSON files of several invocations. Out: the cells of a table.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ class Group:
 
     @property
     def title(self) -> str:
-        """What the tables call it."""
+        """The name in tables."""
         return self.setting if self.prompts_per_step == 1 else f"{self.setting}, {self.prompts_per_step} prompts a step"
 
     @property
     def workload(self) -> Workload:
-        """The workload of the shortest responses, which says what the model is."""
+        """The workload of the shortest responses, which describes the model."""
         return min((entry.workload for entry in self.entries), key=lambda workload: workload.max_new_tokens)
 
     def rows(self, quantity: str) -> list[tuple[Workload, int]]:
-        """Return the workloads and N at which a quantity was asked for, by length and N."""
+        """Return the workloads and N of a quantity, by length and N."""
         asked = [e for e in self.entries if e.cell.job.quantity == quantity]
         workloads = {e.workload.max_new_tokens: e.workload for e in asked}
         keys = sorted({(e.workload.max_new_tokens, e.cell.job.num_rollouts) for e in asked})
         return [(workloads[tokens], num_rollouts) for tokens, num_rollouts in keys]
 
     def cell(self, workload: Workload, quantity: str, peer: str, num_rollouts: int) -> Cell | None:
-        """Return the cell that was measured, None if it was not or failed."""
+        """Return a measured cell; None if it is missing or failed."""
         for entry in self.entries:
             job = entry.cell.job
             key = (entry.workload.max_new_tokens, job.quantity, job.peer, job.num_rollouts)
@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Results:
-    """What tables are made of.
+    """The cells of all tables.
 
     Attributes:
         entries: Cells in the order of their measurement.
@@ -89,7 +89,7 @@ class Results:
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> Self:
-        """Read the JSON files of invocations on one machine; the peak is the best one seen."""
+        """Read the JSON files of invocations on one machine; the peak is the best of all."""
         entries: list[Entry] = []
         peak = 0.0
         for path in paths:

@@ -1,7 +1,7 @@
 """All measurements of docs/benchmarks.md against peers: each part is one call of `peers.py`.
 
-In: a folder. Out: one JSON file per part in it, and `benchmarks.md` with the tables of all parts. A part whose file is
-complete is not measured again, so that an interrupted suite goes on where it was.
+In: a folder. Out: one JSON file per part in it, and `benchmarks.md` with the tables of all parts. A part with a
+complete file is not measured again, so an interrupted suite continues.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ PARTS = {
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folder", type=Path, help="for the JSON files and benchmarks.md")
+    parser.add_argument("folder", type=Path, help="folder of the JSON files and benchmarks.md")
     parser.add_argument("--trained", help="a checkpoint of `brorl train` on the recipe quickstart")
-    parser.add_argument("--vllm-python", help="the Python of an environment with vLLM (vllm_environment.sh makes one)")
+    parser.add_argument("--vllm-python", help="Python of an environment with vLLM, made by vllm_environment.sh")
     parser.add_argument("--parts", default=",".join(PARTS), help=", ".join(PARTS))
     parser.add_argument("--core", default=str(max(os.sched_getaffinity(0))))
     args = parser.parse_args()
@@ -70,7 +70,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _measure(part: str, path: Path, args: argparse.Namespace) -> None:
-    """Run one part in a process of its own."""
+    """Run one part in a separate process."""
     command = [sys.executable, str(HERE / "peers.py"), *PARTS[part].split(), "--runs", str(NUM_RUNS)]
     command += ["--core", args.core, "--output", str(path)]
     command += ["--trained", args.trained] if args.trained else []
@@ -79,7 +79,7 @@ def _measure(part: str, path: Path, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure the parts that are missing, then write the tables of all."""
+    """Measure the missing parts, then write the tables of all parts."""
     args = _arguments()
     args.folder.mkdir(parents=True, exist_ok=True)
     paths = {part: args.folder / f"{part}.json" for part in args.parts}

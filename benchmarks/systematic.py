@@ -1,4 +1,4 @@
-"""What systematic sampling changes at one policy: coverage, and the variance of rewards and of gradients.
+"""Systematic against independent sampling at one policy: coverage, and the variance of rewards and gradients.
 
 In: a model of the recipe `quickstart` (the shipped one, or a checkpoint). Out: a table and a JSON file, with
 95% bootstrap intervals over prompts. Every training prompt is sampled many times with each scheme; variances are over

@@ -1,11 +1,11 @@
 """Learning curves of independent against systematic sampling, at equal unique tokens.
 
-In: nothing but the recipe `quickstart`. Out: one training run per N, scheme and seed (a finished run is not repeated),
-and a table of the paired differences in held-out pass@k. Both arms of a pair have the same seed, hence the same order
+In: the recipe `quickstart`. Out: one training run per N, scheme and seed (a finished run is not repeated),
+and a table of the paired differences in held-out pass@k. Both arms of a pair have the same seed, so the same order
 of prompts and the same held-out draws. Held-out rollouts are independent in both arms.
 
-A curve is read at marks of cumulative unique tokens: 50% and 100% of what the cheapest run of that N computed in all
-its steps, linearly interpolated between evaluations. Beside it stands the difference at the last step.
+A curve is read at marks of cumulative unique tokens: 50% and 100% of the tokens of the cheapest run of that N,
+linearly interpolated between evaluations. The table also has the difference at the last step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables of what was measured: results in, markdown out."""
+"""Tables of results: results in, Markdown out."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def markdown(results: Results, num_runs: int) -> str:
     """Return all tables.
 
     Args:
-        results: What was measured.
-        num_runs: Runs per cell where there was time; cells with fewer are listed below their table.
+        results: The results.
+        num_runs: Runs per complete cell; cells with fewer runs are listed below their table.
     """
     parts = [f"Matmul peak of one core, float32: {results.matmul_gflops:.0f} GFLOP/s.", LEGEND]
     floors = floor_rows(results)
@@ -99,7 +99,7 @@ def _step_table(results: Results, group: Group) -> str:
 
 
 def _notes(group: Group, quantity: Quantity, num_runs: int) -> str:
-    """Return what a table has no column for, one line each."""
+    """Return the lines below a table."""
     cells = [e for e in group.entries if e.cell.job.quantity == quantity and e.cell.runs]
     lines = []
     few = [f"{_label(e.workload, e.cell)}: {len(e.cell.runs)}" for e in cells if len(e.cell.runs) < num_runs]
@@ -167,7 +167,7 @@ def _of_peak(results: Results, workload: Workload, cell: Cell | None, part: Lite
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a markdown table without the columns that no row has a value for."""
+    """Return a Markdown table without its empty columns."""
     if not rows:
         return ""
     kept = [i for i in range(len(header)) if any(row[i] != ABSENT for row in rows)]

@@ -9,7 +9,7 @@ from flat_responses import Group, sampling_run
 from measurement import Job
 from torch import Tensor
 from transformers import AutoModelForCausalLM
-from worker import Turns
+from turns import Turns
 from workload import Workload
 
 
@@ -50,7 +50,7 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
 
 
 def _left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Return token ids padded with 0 on the left, and the mask of what is no padding."""
+    """Return token ids padded with 0 on the left, and the mask of the other tokens."""
     longest = max(len(ids) for ids in prompts)
     padded = torch.tensor([[0] * (longest - len(ids)) + ids for ids in prompts])
     mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in prompts])
@@ -58,7 +58,7 @@ def _left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
 
 
 def _responses(sampled_NT: Tensor, eos_token_id: int) -> list[list[int]]:
-    """Cut off what follows the end token, which is part of its response; the rest is padding."""
+    """Cut off the padding after the end token, which is part of its response."""
     is_end_NT = sampled_NT == eos_token_id
     valid_NT = (is_end_NT.long().cumsum(1) - is_end_NT.long()) == 0
     return [row[valid].tolist() for row, valid in zip(sampled_NT, valid_NT, strict=True)]

@@ -1,8 +1,8 @@
 """The peers `trl` and `trl-checkpointing`: a real GRPOTrainer.train().
 
-Set for speed where TRL leaves a choice: no reference model (beta 0), no vLLM, fp32, one optimizer
-step per generation, so that TRL needs no second forward pass for old log-probs. TRL's own default
-is gradient checkpointing on (`trl-checkpointing`): slower, but with less memory; `trl` has it off.
+The options favor speed: no reference model (beta 0), no vLLM, fp32, and one optimizer step per generation, which saves
+TRL the second forward pass for old log-probs. `trl-checkpointing` has gradient checkpointing, TRL's default, which is
+slower and needs less memory; `trl` has none.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from datasets import Dataset
 from measurement import Job, Run
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from worker import Turns
+from turns import Turns
 from workload import Workload
 
-# Every step is to see the model that the workload describes; a small step costs what a large does.
+# The model stays practically the same in all steps; the size of an update does not change its cost.
 LEARNING_RATE = 1e-7
 
 
 class StepTimer(TrainerCallback):
-    """Starts each optimizer step when the scheduler says so, and reports how long it took."""
+    """Starts each optimizer step at a turn of the scheduler, and reports its time."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
@@ -57,10 +57,10 @@ class StepTimer(TrainerCallback):
 
 
 def measure(job: Job, workload: Workload, turns: Turns) -> None:
-    """Train for as many steps as there are turns.
+    """Train one step per turn.
 
     Raises:
-        ValueError: If the job asks for generation alone, which `transformers` stands for.
+        ValueError: If the job is generation alone; `transformers` measures that.
     """
     if job.quantity != "step":
         raise ValueError(f"trl has no {job.quantity} to measure apart from transformers'")
@@ -118,7 +118,7 @@ def _config(job: Job, workload: Workload) -> GRPOConfig:
 
 
 def _time_generation(trainer: GRPOTrainer, timer: StepTimer) -> None:
-    """Also time the sampling inside the step; wraps a private method, reads nothing else of it."""
+    """Also time the sampling inside the step; it wraps a private method."""
     generate = trainer._generate_single_turn
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +137,7 @@ def _reward(workload: Workload, timer: StepTimer) -> Callable[..., list[float]]:
 
 
 def _parity(timer: StepTimer) -> Callable[..., list[float]]:
-    """Return a reward that makes nearly every group mixed: 1 where the token ids sum to even."""
+    """Return a reward that makes nearly every group mixed: 1 if the sum of the token ids is even."""
 
     def parity(completion_ids: list[list[int]], **_: Any) -> list[float]:
         timer.lengths = [len(ids) for ids in completion_ids]
@@ -148,7 +148,7 @@ def _parity(timer: StepTimer) -> Callable[..., list[float]]:
 
 
 def _countdown(eos_token_id: int, timer: StepTimer) -> Callable[..., list[float]]:
-    """Return the reward of our own countdown verifier; a response without an end token gets 0."""
+    """Return the reward of our countdown verifier; a response without an end token gets 0."""
     from brorl.prompts.prompt import Prompt
     from brorl.verify.domains.countdown import CountdownVerifier
 
@@ -172,7 +172,7 @@ def _countdown(eos_token_id: int, timer: StepTimer) -> Callable[..., list[float]
 
 
 def _check_tokens(tokenizer: Any, workload: Workload) -> None:
-    """Make sure that TRL, which tokenizes text itself, trains on the prompts the others get."""
+    """Check that TRL, which tokenizes the text, trains on the tokens of the other peers."""
     for prompt in workload.prompts:
         ids = tokenizer(text=[prompt["text"]])["input_ids"][0]
         if ids != prompt["token_ids"]:

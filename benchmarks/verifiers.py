@@ -1,9 +1,9 @@
-"""What verification costs: verdicts per second, and the worst that nasty answers do to a worker.
+"""The cost of verification: verdicts per second, and the effects of hostile answers on a worker.
 
 python benchmarks/verifiers.py [--workers N]
 
-Rates are ratios to math-verify called in this process, in the same run. The nasty answers are those of the tests;
-memory is the peak of resident memory of a worker, read while it works.
+Rates are ratios to math-verify called in this process, in the same run. The hostile answers are those of the tests.
+Memory is the peak resident memory of a worker during its work.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def rates(num_workers: int) -> None:
 
 
 def nasty() -> None:
-    print("\n| nasty answer | reason | wall time, s | peak memory of the worker, MiB |")
+    print("\n| hostile answer | reason | wall time, s | peak memory of the worker, MiB |")
     print("| --- | --- | --- | --- |")
     worst_s = worst_bytes = 0.0
     for name, response in RESPONSES.items():

@@ -1,8 +1,8 @@
 """The peer `vllm`: vLLM on the CPU samples N responses of each prompt, with prefix caching.
 
-Runs under the Python of an environment of its own (`vllm_environment.sh`), since vLLM pins other versions. The engine
-runs in this process, on this core, in float32, and may decode the rows of all rollouts together. Its keys and values
-lie in memory that is set aside beforehand, so its peak memory says nothing about N.
+It runs in a separate environment (`vllm_environment.sh`), because vLLM pins other versions. The engine
+runs in this process, on this core, in float32, and may decode the rows of all rollouts together. Its cache is
+allocated in advance, so its peak memory does not depend on N.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from flat_responses import Group, sampling_run
 from measurement import Job
-from worker import Turns
+from turns import Turns
 from workload import Workload
 
 CACHE_GIB = 4  # keys and values: 260,000 tokens of the big model
-# Not of each N: these decide what is compiled, and a workload is to be compiled once.
+# The same for all N: they determine the compilation, which should happen once per workload.
 LEAST_ROWS = 512
 LEAST_BATCHED_TOKENS = 4096
 

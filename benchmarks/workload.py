@@ -1,6 +1,6 @@
-"""What every peer is given: a model folder, prompts, lengths, and what the model costs.
+"""The workload of all peers: a model folder, prompts, lengths, and the cost of the model.
 
-In: `workload.json`, which `build_workload.py` wrote. It imports nothing heavy; the scheduler reads it too.
+In: `workload.json` of `build_workload.py`. It imports nothing heavy; the scheduler reads it too.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class Work:
-    """What goes through the model to sample some responses.
+    """The tokens that go through the model to sample some responses.
 
     Attributes:
-        fed_tokens: Tokens that go through the layers: prompts, and response tokens that another one follows.
-        attended: Sum over them of the positions they attend to, themselves included.
-        predictions: How many of them go through the head: one per prompt, and every response token that is fed.
+        fed_tokens: Tokens that go through the layers: prompts, and response tokens except the last ones.
+        attended: Sum over these tokens of the positions that they attend to, including themselves.
+        predictions: Tokens that go through the head: one per prompt, and every fed response token.
     """
 
     fed_tokens: int
@@ -37,21 +37,21 @@ class Work:
 
 @dataclass(frozen=True)
 class Workload:
-    """What every peer is given, and the numbers that describe it.
+    """The workload of all peers, and the numbers that describe it.
 
     Attributes:
         setting: `full`, `low`, `big-full`, `big-low`, `shipped` or `trained`.
         folder: Holds `model/` (Hugging Face format with tokenizer) and this, as `workload.json`.
-        domain: Which reward: `parity` (of the sum of the response's token ids) or `countdown`.
+        domain: The reward: `parity` (of the sum of the response's token ids) or `countdown`.
         prompts: `id`, `text`, `token_ids`, `reference` of every prompt, in the order of use.
         max_new_tokens: Length limit of a response.
         eos_token_id: The end-of-sequence token.
         fixed_length: Whether every response has exactly `max_new_tokens`: the end token lies outside of the vocabulary.
-        entropy_nats: Mean entropy of the tokens sampled, measured.
+        entropy_nats: Measured mean entropy of sampled tokens.
         head_scale: Factor on the language model head that gave this entropy.
         num_layers: Decoder layers.
         query_width: Heads times head size.
-        layer_parameters: Weights of the layers that a token is multiplied with.
+        layer_parameters: Weights of the layers in matrix products.
         head_parameters: Weights of the head.
     """
 
@@ -76,7 +76,7 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """The setting and the length limit, which are one row's workload."""
+        """The setting and the length limit: the workload of one row."""
         return f"{self.setting}-{self.max_new_tokens}"
 
     def prompts_of(self, turn: int, prompts_per_step: int) -> list[dict[str, Any]]:
@@ -90,18 +90,18 @@ class Workload:
 
     @classmethod
     def read(cls, folder: str | Path) -> Self:
-        """Read what `write` wrote."""
+        """Read `workload.json` of a folder."""
         return cls(**json.loads((Path(folder) / "workload.json").read_text(encoding="utf-8")))
 
     def flops(self, work: Work) -> float:
         """Count the floating-point operations of the matrix products of one forward pass.
 
         Args:
-            work: What goes through the model.
+            work: The work.
 
         Returns:
-            2 per weight and token (embeddings have none, the head only where something is predicted), and 4 per
-            layer, query channel and position attended to.
+            2 per weight and token (none for embeddings; the head only for predictions), and 4 per layer, query channel
+            and position attended to.
         """
         products = self.layer_parameters * work.fed_tokens + self.head_parameters * work.predictions
         return 2.0 * products + 4.0 * self.num_layers * self.query_width * work.attended

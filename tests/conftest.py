@@ -1,6 +1,7 @@
 """Fresh random inputs for every run, reproducible from the seed that a failing test reports."""
 
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -25,6 +26,11 @@ def puzzles_are_made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("brorl.assemble.data.countdown_puzzles", lru_cache(countdown_puzzles))
         yield
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("linux") and sys.platform != "linux":
+        pytest.skip("needs Linux")
 
 
 def pytest_report_header() -> str:

@@ -1,11 +1,11 @@
 """Checks the engine and the learner on an accelerator, and measures them against transformers `generate`.
 
-One call does everything and prints JSON: exactness (float64 and float32 on small models of four architectures), then
+One call prints JSON: exactness (float64 and float32 on small models of four architectures), then
 rollouts per second against `generate`, the time of a training step and peak memory on a larger random Llama, in
 float32 and bfloat16.
 
     python benchmarks/gpu/measure.py --device cuda --output gpu.json
-    python benchmarks/gpu/measure.py --device cpu --small          # the same code, to see that it runs
+    python benchmarks/gpu/measure.py --device cpu --small          # the same code without a GPU
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Both stages on one CUDA device, from nothing: a supervised warm start of a 25M-parameter model on a harder mixture of puzzles, small/prorl (N = 16) until
-# it hardly rises, and from its checkpoint the comparison: N = 16 continued against N = 512 at equal time, and the sweep over N between them.
+# it plateaus, then the comparison from its checkpoint: N = 16 continued against N = 512 at equal time, and the sweep over N between them.
 #     bash benchmarks/gpu/two_stages.sh [folder for the results]
-# Given again with the same folder it goes on where it was stopped.
-# DEVICE=cpu WIDTH=64 LAYERS=2 WARM_STEPS=300 FIRST=4 BUDGET=20 SEEDS=1 tries it without a GPU, in a few minutes.
+# A second call with the same folder continues.
+# DEVICE=cpu WIDTH=64 LAYERS=2 WARM_STEPS=300 FIRST=4 BUDGET=20 SEEDS=1 runs without a GPU in a few minutes.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${1:-runs/two_stages} device=${DEVICE:-cuda} first=${FIRST:-400} budget=${BUDGET:-240} seeds=${SEEDS:-3}

@@ -9,6 +9,7 @@ import pytest
 from child import Child, Limits
 from measurement import Job
 
+pytestmark = pytest.mark.linux
 STUB = """#!{python}
 import json, sys
 seconds = iter({seconds})

@@ -16,6 +16,7 @@ from brorl.cli.stop_signals import counted_stops, sigterm_as_interrupt
 from brorl.runs.checkpoint import last_checkpoint, read_step
 from run_support import SMALL, Outcome
 
+pytestmark = pytest.mark.linux
 SETTINGS = tuple(s for s in SMALL if not s.startswith(("--rollouts_per_prompt", "--evaluation.every", "--report")))
 COMPARE = ("compare", "quickstart", "--sweep=rollouts_per_prompt=8,16", "--match=steps", "--budget=5000",
            "--marks=1", "--seeds=2", "--jobs=2", *SETTINGS, "--output-dir=out")  # fmt: skip

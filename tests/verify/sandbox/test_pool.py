@@ -13,6 +13,7 @@ import pytest
 
 from brorl.verify.sandbox.pool import LoadError, Result, VerifierCall, WorkerPool
 
+pytestmark = pytest.mark.linux
 HERE = Path(__file__).parent
 CALLS = str(HERE / "pool_calls.py")
 
