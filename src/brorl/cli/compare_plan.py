@@ -156,7 +156,7 @@ def _arms(parsed: argparse.Namespace) -> tuple[ArmPlan, ...]:
     refuse_owned(overrides)
     checkpoint = parsed.checkpoint
     if checkpoint is not None:
-        from brorl.cli.checkpoint import resolve_checkpoint
+        from brorl.api.checkpoint import resolve_checkpoint
 
         checkpoint = resolve_checkpoint(checkpoint).model
         if Path(checkpoint).is_dir():

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Phase
+from brorl.api.checkpoint import Checkpoint, resolve_checkpoint
 from brorl.api.runs_folder import RUNS
-from brorl.cli.checkpoint import Checkpoint, resolve_checkpoint
 from brorl.cli.settings import Commands, add_settings, overrides_of
 from brorl.cli.stop_signals import STOPPED
 from brorl.errors import UserError
