@@ -132,8 +132,8 @@ def refuse_failed_trial(trial: Trial) -> None:
             )
     if not trial.right.verdict.correct and not trial.own_function:
         raise UserError(
-            f"question {prompt.id}: a response with the reference answer, {_short(trial.right.response)}, gets the verdict "
-            f"{trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
+            f"question {prompt.id}: a response with the reference answer, {_short(trial.right.response)}, gets the "
+            f"verdict {trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
         )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from brorl.api.plan_result import PlanResult
+    from brorl.console.screen import Screen
     from brorl.planning.pilot import PilotParts
     from brorl.planning.report import PlanReport
     from brorl.planning.step_timing import Measured
@@ -76,15 +77,8 @@ def plan(
 
     with Screen(f"brorl {brorl.__version__}", quiet=not progress) as screen:  # before torch is imported
         from brorl.api.plan_result import PlanResult, next_commands
-        from brorl.assemble.run import build_pilot
 
-        parts = build_pilot(config, screen.observe)
-        screen.observe(Phase("measuring"))
-        if pilot_prompts > parts.stream.num_prompts:
-            raise UserError(
-                f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "
-                "--pilot-prompts"
-            )
+        parts = _parts(config, pilot_prompts, screen)
         note = _note(recipe is None and source == RECIPE, given)
         with _folder(Path(output_dir).expanduser()) as folder:
             for line in (*_announcement(config, parts, pilot_prompts, pilot_rollouts), *note):
@@ -123,6 +117,20 @@ def _resolve(
             raise UserError(f"{checkpoint} and --model both name a model; give one of them")
     source = recipe or run_config or RECIPE
     return resolve_config(source, replaced), source
+
+
+def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen) -> PilotParts:
+    """Load the data and the model."""
+    from brorl.assemble.run import build_pilot
+
+    parts = build_pilot(config, screen.observe)
+    screen.observe(Phase("measuring"))
+    if pilot_prompts > parts.stream.num_prompts:
+        raise UserError(
+            f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "
+            "--pilot-prompts"
+        )
+    return parts
 
 
 def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:

@@ -1,10 +1,9 @@
-"""`brorl simulate`: the paper's token-level simulator, over several N and seeds, to a figure, a table and files."""
+"""`brorl simulate`: the paper's token-level simulator for several N and seeds; a figure, a table and files."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -16,7 +15,6 @@ from brorl.errors import StorageError, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
     from brorl.theory.simulator import SimulationResult, SimulationSettings
 
@@ -28,10 +26,10 @@ _HELP = {
     "steps": "gradient steps",
     "init": "initial logits: 0, correct tokens 3, anchor 5; `normal` adds noise to them",
     "init_spread": "standard deviation of that noise",
-    "anchor": "what the one token with logit 5 is",
-    "surrogate": "what multiplies a drawn token's advantage in the loss: p, or p / p_old",
-    "duplicates": "whether a token drawn c times enters the loss c times or once",
-    "baseline": "what is subtracted from each reward: the mean over the N draws, or nothing",
+    "anchor": "verdict on the one token with logit 5",
+    "surrogate": "factor of a drawn token's advantage in the loss: p, or p / p_old",
+    "duplicates": "whether a token drawn c times counts c times or once in the loss",
+    "baseline": "number subtracted from each reward: the mean over the N draws, or nothing",
     "reward_correct": "reward of a correct token",
     "reward_wrong": "reward of any other token",
     "optimizer": "torch's optimizer, with torch's default constants",
@@ -47,7 +45,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser = commands.add_parser(
         "simulate",
         usage="brorl simulate [--rollouts 4,16,512] [--seeds 0-4] [--key value ...]",
-        help="simulate what N does to the correct tokens of one softmax (the paper's Figure 3)",
+        help="simulate the effect of N on the correct tokens of one softmax (the paper's Figure 3)",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -75,7 +73,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
 
 
 def run_command(parsed: argparse.Namespace) -> int:
-    """Simulate every N with every seed, print and store the outcome, and return the exit code."""
+    """Simulate every N with every seed, print and store the results, and return the exit code."""
     from rich.console import Console
 
     from brorl.report.simulation import check_output_dir, end_point_table, write_simulation
@@ -101,12 +99,10 @@ def run_command(parsed: argparse.Namespace) -> int:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each field of the simulator's settings, less those that are lists here."""
+    """Add an option for each field of the simulator's settings, except rollouts and seed, which are lists here."""
     from brorl.theory.simulator import SimulationSettings
 
-    group = parser.add_argument_group(
-        "settings", "defaults: the paper's, and where it is silent those that fit Figure 3"
-    )
+    group = parser.add_argument_group("settings", "defaults: the paper's; where it leaves one open, that of Figure 3")
     hints = get_type_hints(SimulationSettings)
     for name, help_text in _HELP.items():
         hint, default = hints[name], getattr(SimulationSettings, name)
@@ -148,30 +144,29 @@ def _headline(experiments: Sequence[SimulationSettings]) -> str:
 
 
 def _simulate_all(experiments: Sequence[SimulationSettings], console: Console) -> list[SimulationResult]:
-    """Simulate one after another: a bar where there is a terminal, and a line for each one done."""
+    """Run the simulations in order, with a progress bar on a terminal and a line for each finished one."""
     from rich.progress import Progress
 
     from brorl.theory.simulator import simulate
 
-    results = []
+    results: list[SimulationResult] = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        steps = sum(settings.steps for settings in experiments)
-        task = progress.add_task(f"{len(experiments)} simulations", total=steps)
-        for index, settings in enumerate(experiments):
+        task = progress.add_task(f"{len(experiments)} simulations", total=sum(s.steps for s in experiments))
+
+        def advance(step: int) -> None:
+            progress.update(task, completed=len(results) * experiments[0].steps + step)
+
+        for settings in experiments:
             started = perf_counter()
-            result = simulate(settings, partial(_advance, progress, task, index * settings.steps))
+            result = simulate(settings, advance)
             results.append(result)
             line = (
                 f"N = {settings.rollouts:,}, seed {settings.seed}: correct mass {result.correct_mass[0]:.4f} -> "
                 f"{result.correct_mass[-1]:.4f}, {result.share_improved[-1]:.1%} of the correct tokens improved "
-                f"({perf_counter() - started:.1f} s, {index + 1} of {len(experiments)})"
+                f"({perf_counter() - started:.1f} s, {len(results)} of {len(experiments)})"
             )
             console.print(line, soft_wrap=True, markup=False)
     return results
-
-
-def _advance(progress: Progress, task: TaskID, before: int, step: int) -> None:
-    progress.update(task, completed=before + step)
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:
