@@ -76,13 +76,15 @@ def run_command(parsed: argparse.Namespace) -> int:
     """Simulate every N with every seed, print and store the results, and return the exit code."""
     from rich.console import Console
 
-    from brorl.report.simulation import check_output_dir, end_point_table, write_simulation
+    from brorl.report.simulation import check_output_dir, end_point_table, settings_line, write_simulation
 
     experiments = _experiments(parsed)
     output_dir = parsed.output_dir.expanduser()
     replaces = check_output_dir(output_dir)
     console = Console(highlight=False)
-    console.print(_headline(experiments), soft_wrap=True, markup=False)
+    first = experiments[0]
+    headline = f"{settings_line(first)}, weight decay {first.decay:g}; {first.steps:,} steps"
+    console.print(f"brorl {brorl.__version__}: {headline}", soft_wrap=True, markup=False)
     results = _simulate_all(experiments, console)
     console.print()
     console.print(end_point_table(results))
@@ -132,15 +134,6 @@ def _experiments(parsed: argparse.Namespace) -> list[SimulationSettings]:
         ]
     except ValueError as error:
         raise UserError(f"{error} (see brorl simulate --help)") from error
-
-
-def _headline(experiments: Sequence[SimulationSettings]) -> str:
-    settings = experiments[0]
-    return (
-        f"brorl {brorl.__version__}: {settings.vocabulary_size:,} tokens, {settings.num_correct:,} of them correct, "
-        f"{settings.steps:,} steps; {settings.surrogate} surrogate, baseline {settings.baseline}, {settings.optimizer} "
-        f"at learning rate {settings.learning_rate:g}, weight decay {settings.decay:g}"
-    )
 
 
 def _simulate_all(experiments: Sequence[SimulationSettings], console: Console) -> list[SimulationResult]:

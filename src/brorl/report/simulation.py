@@ -26,7 +26,7 @@ from rich.table import Table
 
 import brorl
 from brorl.errors import UserError
-from brorl.theory.simulator import SimulationResult
+from brorl.theory.simulator import SimulationResult, SimulationSettings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -123,7 +123,9 @@ def draw_figure(results: Sequence[SimulationResult]) -> Figure:
     panels[2].ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 8), frameon=False, fontsize=11)
-    figure.suptitle(_subtitle(results), fontsize=10, color="0.3")
+    seeds = sorted({r.settings.seed for r in results})
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+    figure.suptitle(f"{settings_line(results[0].settings)}; {over}", fontsize=10, color="0.3")
     return figure
 
 
@@ -213,14 +215,12 @@ def _draw_curves(panel: Axes, step_S: NDArray[np.int64], lines: dict[int, Curve]
             panel.fill_between(step_S, mean - spread, mean + spread, color=color, alpha=0.25, linewidth=0)
 
 
-def _subtitle(results: Sequence[SimulationResult]) -> str:
-    settings = results[0].settings
-    seeds = sorted({r.settings.seed for r in results})
-    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+def settings_line(settings: SimulationSettings) -> str:
+    """Return the main settings of a simulation on one line."""
     return (
         f"{settings.vocabulary_size:,} tokens, {settings.num_correct:,} of them correct; "
         f"{settings.surrogate} surrogate, baseline {settings.baseline}, "
-        f"{settings.optimizer} at learning rate {settings.learning_rate:g}; {over}"
+        f"{settings.optimizer} at learning rate {settings.learning_rate:g}"
     )
 
 
