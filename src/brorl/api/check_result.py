@@ -58,7 +58,7 @@ class _Lines:
         self._console = Console(highlight=False, quiet=not progress)
         self.kept: list[Text] = []
 
-    def say(self, *lines: str, style: str = "") -> None:
+    def show(self, *lines: str, style: str = "") -> None:
         for line in lines:
             self.kept.append(Text(line, style))
             self._console.print(self.kept[-1], soft_wrap=True)
@@ -81,22 +81,22 @@ def check_config(config: TrainConfig, name: str, timing: bool, progress: bool) -
     check_start(config)
     ready = prepare(config, config.model)
     lines = _Lines(progress)
-    lines.say(f"settings of {name}: ok")
+    lines.show(f"settings of {name}: ok")
     trials = []
     for source in dict.fromkeys(prompt.source for prompt in (*ready.prompts.train.prompts, *ready.prompts.held_out)):
         prompts = _show_source(source, ready, lines)
         for domain in dict.fromkeys(prompt.domain for prompt in prompts):
             trial = try_verifier(ready.grader.verifiers[domain], [p for p in prompts if p.domain == domain])
-            refuse_failed_trial(trial)
-            lines.say(*_trial_lines(trial))
+            check_trial(trial)
+            lines.show(*_trial_lines(trial))
             trials.append(trial)
-    lines.say("", *readiness_lines(ready, config))
+    lines.show("", *readiness_lines(ready, config))
     forecast = None
     if timing:
-        lines.say("loading the model and timing a few small steps (--no-timing skips this)", style="dim")
+        lines.show("loading the model and timing a few small steps (--no-timing skips this)", style="dim")
         forecast = _forecast(config, ready)
-        lines.say(*_forecast_lines(forecast, config))
-    lines.say(f"nothing was written; train with: brorl train {name}")
+        lines.show(*_forecast_lines(forecast, config))
+    lines.show(f"nothing was written; train with: brorl train {name}")
     return CheckResult(config, tuple(trials), forecast, tuple(lines.kept))
 
 
@@ -106,17 +106,17 @@ def _show_source(source: str, ready: Ready, lines: _Lines) -> list[Prompt]:
     held_out = [prompt for prompt in ready.prompts.held_out if prompt.source == source]
     prompts = [*train, *held_out]
     lengths, first = [len(prompt.token_ids) for prompt in prompts], prompts[0]
-    lines.say(
+    lines.show(
         f"\n{source}: {len(train):,} training prompts, {len(held_out):,} held out for evaluation; "
         f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
         f"prompt {first.id}, as the model reads it ({lengths[0]:,} tokens):",
     )
     text = str(ready.tokenizer.decode(list(first.token_ids), skip_special_tokens=False))
-    lines.say(*(f"  | {line}" for line in visible_text(text).split("\n")), style="cyan")
+    lines.show(*(f"  | {line}" for line in visible_text(text).split("\n")), style="cyan")
     return prompts
 
 
-def refuse_failed_trial(trial: Trial) -> None:
+def check_trial(trial: Trial) -> None:
     """Reject a verifier that fails, and a built-in one that calls the reference answer incorrect.
 
     Raises:

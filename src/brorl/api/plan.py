@@ -58,7 +58,7 @@ def plan(
         rollouts: Numbers of rollouts per prompt to compare, 2 to 2^20; the recipe's own number is added.
         seconds_per_step: Time budget of a step, > 0; None is the time of the recipe's own N and prompts.
         output_dir: Folder of the files; an earlier plan in it is replaced.
-        progress: Print what the command prints.
+        progress: Print the output of the command.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
 
     Returns:
@@ -134,7 +134,7 @@ def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen) -> PilotPart
 
 
 def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:
-    """Return which recipe is planned if no argument names one."""
+    """Return a line about the default recipe if it is planned."""
     if not is_default:
         return []
     if "data.sources" in given:
@@ -165,7 +165,7 @@ def _folder(path: Path) -> Iterator[Path]:
 
 
 def _announcement(config: TrainConfig, parts: PilotParts, pilot_prompts: int, pilot_rollouts: int) -> list[str]:
-    """Return what is planned, and the amount of work."""
+    """Return the plan's model, recipe and amount of work as lines."""
     pilot = pilot_prompts * pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step
     parameters = sum(p.numel() for p in parts.model.parameters())
@@ -189,11 +189,11 @@ def _measure(
 
     from brorl.planning.step_timing import measure
 
-    def say(text: str) -> None:
+    def announce(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, style="dim")
 
     with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
-        return measure(parts, *pilot, np.array(wanted), Path(scratch), say)
+        return measure(parts, *pilot, np.array(wanted), Path(scratch), announce)
 
 
 def _report(config: TrainConfig, parts: PilotParts, measured: Measured, budget: float | None) -> PlanReport:
