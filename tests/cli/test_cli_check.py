@@ -52,7 +52,7 @@ def test_a_check_from_end_to_end() -> None:
     for said in (
         "settings of quickstart: ok",
         f"countdown: {ready.prompts.train.num_prompts:,} training prompts, 2 held out",
-        f"{np.median(lengths):g} tokens in the median, {max(lengths)} in the longest",
+        f"median length {np.median(lengths):g} tokens, longest {max(lengths)}",
         f"prompt {first.id}, as the model reads it ({len(first.token_ids)} tokens):",
         f"<bos>{first.text}",  # what the tokenizer adds is shown
         "memory: about",
@@ -63,7 +63,7 @@ def test_a_check_from_end_to_end() -> None:
     verified = re.findall(r"(reference|another) answer, as the response `([^`]*)`: (correct|incorrect)", outcome.out)
     assert [(which, judged) for which, _, judged in verified] == [("reference", "correct"), ("another", "incorrect")]
     assert eval(verified[0][1]) == int(first.reference.split(" -> ")[1])
-    seconds = re.search(r"seconds a step: about ([\d.]+) \((.*)\)", outcome.out)
+    seconds = re.search(r"seconds per step: about ([\d.]+) \((.*)\)", outcome.out)
     assert seconds
     phases = [float(phase.split()[1]) for phase in seconds[2].split(", ")]
     assert float(seconds[1]) == pytest.approx(sum(phases), rel=0.05)
@@ -115,7 +115,7 @@ def test_a_model_that_solves_nothing_is_warned_of(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny")
     outcome = command("check", *SMALL, f"--model={model}", "--sampling.max_new_tokens=4")
     assert outcome.code == 0, outcome
-    assert "warning: none of the measured groups had both correct and incorrect rollouts" in outcome.said
+    assert "warning: none of the measured groups is mixed (correct and incorrect rollouts)" in outcome.said
 
 
 def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(

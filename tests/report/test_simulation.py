@@ -17,7 +17,7 @@ import brorl
 from brorl.errors import UserError
 from brorl.report.simulation import (
     check_output_dir,
-    courses,
+    curves,
     draw_figure,
     end_point_table,
     to_csv,
@@ -39,17 +39,17 @@ def results(rng: np.random.Generator) -> list[SimulationResult]:
 
 
 @pytest.mark.parametrize("seeds", [2, 3])
-def test_courses_are_mean_and_standard_deviation_over_seeds(results: list[SimulationResult], seeds: int) -> None:
+def test_curves_are_mean_and_standard_deviation_over_seeds(results: list[SimulationResult], seeds: int) -> None:
     some = results[: 3 * seeds]
     for quantity in QUANTITIES:
-        found = courses(some, quantity)
+        found = curves(some, quantity)
         assert list(found) == [3, 50, 1200]
-        for rollouts, course in found.items():
+        for rollouts, curve in found.items():
             runs = [getattr(r, quantity).tolist() for r in some if r.settings.rollouts == rollouts]
-            assert course.mean == pytest.approx([statistics.mean(v) for v in zip(*runs, strict=True)], rel=1e-12)
+            assert curve.mean == pytest.approx([statistics.mean(v) for v in zip(*runs, strict=True)], rel=1e-12)
             spread = [statistics.stdev(v) for v in zip(*runs, strict=True)]
-            assert course.spread == pytest.approx(spread, rel=1e-9, abs=1e-15)
-    assert not courses(results[:3], "correct_mass")[50].spread.any()  # one seed has none
+            assert curve.spread == pytest.approx(spread, rel=1e-9, abs=1e-15)
+    assert not curves(results[:3], "correct_mass")[50].spread.any()  # one seed has none
 
 
 def test_json_holds_the_results(results: list[SimulationResult]) -> None:
@@ -81,9 +81,9 @@ def test_figure_has_a_line_for_every_n_in_every_panel(results: list[SimulationRe
         lines = {line.get_label(): line for line in panel.lines if str(line.get_label()).startswith("N = ")}
         assert list(lines) == ["N = 3", "N = 50", "N = 1,200"]
         assert len({line.get_color() for line in lines.values()}) == 3
-        for line, course in zip(lines.values(), courses(results, quantity).values(), strict=True):
+        for line, curve in zip(lines.values(), curves(results, quantity).values(), strict=True):
             assert np.array_equal(line.get_xdata(), [0, 10, 20, 25])
-            assert np.array_equal(line.get_ydata(), scale * course.mean)
+            assert np.array_equal(line.get_ydata(), scale * curve.mean)
         assert panel.get_xlabel() == "gradient step"
         assert panel.get_ylabel()
         assert panel.get_title()
@@ -91,9 +91,9 @@ def test_figure_has_a_line_for_every_n_in_every_panel(results: list[SimulationRe
     assert [text.get_text() for text in legend.get_texts()] == ["N = 3", "N = 50", "N = 1,200"]
     assert any(line.get_linestyle() == ":" for line in figure.axes[0].lines)  # the start
     bands = figure.axes[0].collections
-    for band, course in zip(bands, courses(results, "correct_mass").values(), strict=True):
+    for band, curve in zip(bands, curves(results, "correct_mass").values(), strict=True):
         edges = {(x, y) for x, y in band.get_paths()[0].vertices.tolist()}
-        for step, mean, spread in zip((0, 10, 20, 25), course.mean, course.spread, strict=True):
+        for step, mean, spread in zip((0, 10, 20, 25), curve.mean, curve.spread, strict=True):
             assert {(step, mean - spread), (step, mean + spread)} <= edges
     assert not draw_figure(results[:3]).axes[0].collections
 
@@ -108,13 +108,13 @@ def test_table_shows_start_and_end_on_a_narrow_console(results: list[SimulationR
     assert "…" not in text
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()[:1].isdigit()}
     assert list(rows) == ["3", "50", "1,200"]
-    mass, improved = courses(results, "correct_mass"), courses(results, "share_improved")
+    mass, improved = curves(results, "correct_mass"), curves(results, "share_improved")
     for row, at in zip(rows.values(), mass, strict=True):
         ends = [f"{mass[at].mean[-1]:.4f}", "±", f"{mass[at].spread[-1]:.0e}"]
         change = f"{mass[at].mean[-1] - mass[at].mean[0]:+.4f}"
         better = [f"{100 * improved[at].mean[-1]:.1f}", "±", f"{100 * improved[at].spread[-1]:.1f}"]
         assert row[:8] == [f"{mass[at].mean[0]:.4f}", *ends, change, *better]
-    drop = courses(results, "worst_drop")[3]
+    drop = curves(results, "worst_drop")[3]
     worst = f"{drop.mean[-1]:.1e} ± {drop.spread[-1]:.0e}" if drop.mean[-1] else " 0 "  # in a few draws none falls
     assert worst in text
     assert "±" not in shown(results[:3])
@@ -125,7 +125,7 @@ def test_table_shows_start_and_end_on_a_narrow_console(results: list[SimulationR
 def test_only_rollouts_and_seed_may_differ(results: list[SimulationResult]) -> None:
     other = replace(results[1], settings=replace(results[1].settings, learning_rate=0.1))
     for make in (to_json, draw_figure, end_point_table):
-        with pytest.raises(ValueError, match="differ in rollouts and seed alone"):
+        with pytest.raises(ValueError, match="differ only in rollouts and seed"):
             make([results[0], other])
     with pytest.raises(ValueError, match="at least one simulation"):
         to_json([])
@@ -201,7 +201,7 @@ def test_what_an_interrupted_write_leaves_can_be_written_over(
 @pytest.mark.parametrize("name", NAMES)
 def test_foreign_files_are_not_replaced(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('{"format": "something else"}')
-    with pytest.raises(UserError, match=f"holds {name} that brorl simulate did not write"):
+    with pytest.raises(UserError, match=f"has {name} that brorl simulate did not write"):
         check_output_dir(tmp_path)
 
 

@@ -63,7 +63,7 @@ def test_chances_equal_the_share_in_a_simulation(rng: Rng) -> None:
         assert abs(became[among].mean() - expected) < 6 * sigma
 
 
-def test_nothing_is_to_be_won_where_both_outcomes_were_seen_or_a_pass_rate_is_certain() -> None:
+def test_nothing_is_to_be_won_in_a_mixed_group_or_a_pass_rate_is_certain() -> None:
     prior = PassRates(0.5, 0.5, 0.1, 0.1)
     assert not next_rollout_gains(5, 2, 4, prior).any()
     assert next_rollout_gains(5, 5, 4, prior).all()
@@ -141,7 +141,7 @@ def test_the_more_promising_outcome_goes_first() -> None:
     assert allocate_rollouts([8, 8], [0, 8], 8, 64, PassRates(0.5, 5.0, 0.0, 0.5)) == [(0, 8)]
 
 
-def test_rounds_make_as_many_groups_informative_as_the_chances_say(rng: Rng) -> None:
+def test_rounds_make_as_many_groups_mixed_as_the_chances_say(rng: Rng) -> None:
     """Realised minus foretold is a martingale: its variance is the sum of the variances of the single outcomes."""
     prior, groups, maximum = PassRates(0.4, 2.0, 0.2, 0.1), 4000, 64
     p = draw_pass_rates(prior, groups, rng)

@@ -1,4 +1,4 @@
-"""The held-out certificate: exact mean over all draws, and coverage of its intervals by simulation."""
+"""The held-out check: exact mean over all draws, and coverage of its intervals by simulation."""
 
 from dataclasses import replace
 from itertools import product

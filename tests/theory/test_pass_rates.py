@@ -80,8 +80,8 @@ def test_shares_are_integrals_over_pass_rates(rng: np.random.Generator) -> None:
         never, always = rng.dirichlet([1, 1, 4])[:2]
         rates = PassRates(rng.uniform(0.2, 3), rng.uniform(0.2, 3), never, always)
         for n in (2, 16, 300):
-            informative = integral(rates, lambda p, n=n: 1 - p**n - (1 - p) ** n)
-            assert rates.mixed(n) == pytest.approx(informative, abs=1e-6)
+            mixed = integral(rates, lambda p, n=n: 1 - p**n - (1 - p) ** n)
+            assert rates.mixed(n) == pytest.approx(mixed, abs=1e-6)
             assert rates.solved(n) == pytest.approx(integral(rates, lambda p, n=n: 1 - (1 - p) ** n), abs=1e-6)
 
 
@@ -138,13 +138,11 @@ def test_the_distribution_of_any_shape_follows_rates_that_no_beta_does(rng: np.r
     rates = np.array([0.04, 0.6])
     correct = rng.binomial(64, rates[rng.integers(0, 2, 20_000)])
     wanted = np.array([16, 64, 128, 1024])
-    informative, solved = shares_of_any_shape(correct, 64, wanted)
+    mixed, solved = shares_of_any_shape(correct, 64, wanted)
     np.testing.assert_allclose(solved, [1 - ((1 - rates) ** n).mean() for n in wanted.tolist()], atol=0.02)
-    np.testing.assert_allclose(
-        informative, [1 - ((1 - rates) ** n + rates**n).mean() for n in wanted.tolist()], atol=0.02
-    )
-    np.testing.assert_allclose(informative[1], mixed_in_subset(correct, 64, 64).mean(), atol=0.005)
-    assert fit_pass_rates(correct, 64).mixed(128) < 0.98 < informative[2]
+    np.testing.assert_allclose(mixed, [1 - ((1 - rates) ** n + rates**n).mean() for n in wanted.tolist()], atol=0.02)
+    np.testing.assert_allclose(mixed[1], mixed_in_subset(correct, 64, 64).mean(), atol=0.005)
+    assert fit_pass_rates(correct, 64).mixed(128) < 0.98 < mixed[2]
 
 
 def test_weights_are_repeated_prompts(rng: np.random.Generator) -> None:
@@ -152,14 +150,14 @@ def test_weights_are_repeated_prompts(rng: np.random.Generator) -> None:
     correct = draw(rng, PassRates(0.5, 1.5, 0.2, 0.05), 60, 32)
     weight = rng.multinomial(60, np.full(60, 1 / 60), 3).astype(float)
     wanted = np.array([64, 512])
-    informative, solved = refit_shares(correct, 32, weight, wanted)
+    mixed, solved = refit_shares(correct, 32, weight, wanted)
     for row in range(3):
         repeated = np.repeat(correct, weight[row].astype(int))
         again = refit_shares(repeated, 32, np.ones((1, 60)), wanted)
-        np.testing.assert_array_equal(informative[row], again[0][0])
+        np.testing.assert_array_equal(mixed[row], again[0][0])
         np.testing.assert_array_equal(solved[row], again[1][0])
         fit = fit_pass_rates(repeated, 32)
-        np.testing.assert_allclose(informative[row], [fit.mixed(int(n)) for n in wanted], atol=0.25)
+        np.testing.assert_allclose(mixed[row], [fit.mixed(int(n)) for n in wanted], atol=0.25)
         np.testing.assert_allclose(solved[row], [fit.solved(int(n)) for n in wanted], atol=0.25)
 
 

@@ -13,10 +13,10 @@ from scipy import stats
 
 from brorl.errors import DivergedError
 from brorl.theory.simulator import (
+    Optimizer,
     SimulationSettings,
     draw,
     initial_logits,
-    make_optimizer,
     simulate,
     surrogate_gradient,
 )
@@ -102,7 +102,7 @@ def test_optimizers_are_those_of_torch_step_by_step(
     settings = replace(SMALL, optimizer=optimizer, weight_decay=weight_decay, epsilon=epsilon, learning_rate=0.05)
     ours = rng.normal(size=60)
     theirs = torch.tensor(ours.copy(), requires_grad=True)
-    optimizer_ours, optimizer_theirs = make_optimizer(settings), make_torch_optimizer(theirs, settings)
+    optimizer_ours, optimizer_theirs = Optimizer(settings), make_torch_optimizer(theirs, settings)
     scale_V = 10.0 ** rng.uniform(-11, 0, 60)  # far below and far above epsilon
     for _ in range(40):
         gradient = rng.normal(size=60) * scale_V * (rng.random(60) < 0.7)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brorl.cli.check import refuse_failed_trial
+from brorl.api.check_result import check_trial
 from brorl.errors import UserError
 from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles
 from brorl.prompts.prompt import Prompt
@@ -47,14 +47,14 @@ def test_mathematical_answers(reference: str, others: list[str], pool: WorkerPoo
     trial = try_verifier(MathVerifier(pool), prompts("math", reference, *others))
     assert trial.right.verdict.correct
     assert not trial.wrong.verdict.correct  # equal answers of other prompts are passed over
-    refuse_failed_trial(trial)
+    check_trial(trial)
 
 
 def test_a_reference_that_nothing_equals_is_refused(pool: WorkerPool) -> None:
     with pytest.raises(
         UserError, match=r"question math:0: a response with the reference answer, .* fix the row's answer"
     ):
-        refuse_failed_trial(try_verifier(MathVerifier(pool), prompts("math", "\\\\", "4")))
+        check_trial(try_verifier(MathVerifier(pool), prompts("math", "\\\\", "4")))
 
 
 def test_functions_of_the_user(pool: WorkerPool, tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_functions_of_the_user(pool: WorkerPool, tmp_path: Path) -> None:
     assert (same.right.response, same.right.verdict.correct) == ("a", True)
     assert (same.wrong.response, same.wrong.verdict.correct) == ("b", False)
     assert not strict.right.verdict.correct
-    refuse_failed_trial(same)
-    refuse_failed_trial(strict)  # it may want more than the reference answer
+    check_trial(same)
+    check_trial(strict)  # it may want more than the reference answer
     with pytest.raises(
         UserError, match="failed on the response `b` to question mine:0: verifier raised ZeroDivisionError"
     ):
-        refuse_failed_trial(trials["fails"])
+        check_trial(trials["fails"])

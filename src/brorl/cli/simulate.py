@@ -1,10 +1,9 @@
-"""`brorl simulate`: the paper's token-level simulator, over several N and seeds, to a figure, a table and files."""
+"""`brorl simulate`: the paper's token-level simulator for several N and seeds; a figure, a table and files."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -16,7 +15,6 @@ from brorl.runs import RUNS
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
 
     from brorl.theory.simulator import SimulationResult, SimulationSettings
 
@@ -28,10 +26,10 @@ _HELP = {
     "steps": "gradient steps",
     "init": "initial logits: 0, correct tokens 3, anchor 5; `normal` adds noise to them",
     "init_spread": "standard deviation of that noise",
-    "anchor": "what the one token with logit 5 is",
-    "surrogate": "what multiplies a drawn token's advantage in the loss: p, or p / p_old",
-    "duplicates": "whether a token drawn c times enters the loss c times or once",
-    "baseline": "what is subtracted from each reward: the mean over the N draws, or nothing",
+    "anchor": "verdict on the one token with logit 5",
+    "surrogate": "factor of a drawn token's advantage in the loss: p, or p / p_old",
+    "duplicates": "whether a token drawn c times counts c times or once in the loss",
+    "baseline": "number subtracted from each reward: the mean over the N draws, or nothing",
     "reward_correct": "reward of a correct token",
     "reward_wrong": "reward of any other token",
     "optimizer": "torch's optimizer, with torch's default constants",
@@ -47,7 +45,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     parser = commands.add_parser(
         "simulate",
         usage="brorl simulate [--rollouts 4,16,512] [--seeds 0-4] [--key value ...]",
-        help="simulate what N does to the correct tokens of one softmax (the paper's Figure 3)",
+        help="simulate the effect of N on the correct tokens of one softmax (the paper's Figure 3)",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -75,16 +73,18 @@ def add_parser(commands: Commands, chosen: bool) -> None:
 
 
 def run_command(parsed: argparse.Namespace) -> int:
-    """Simulate every N with every seed, print and store the outcome, and return the exit code."""
+    """Simulate every N with every seed, print and store the results, and return the exit code."""
     from rich.console import Console
 
-    from brorl.report.simulation import check_output_dir, end_point_table, write_simulation
+    from brorl.report.simulation import check_output_dir, end_point_table, settings_line, write_simulation
 
     experiments = _experiments(parsed)
     output_dir = parsed.output_dir.expanduser()
     replaces = check_output_dir(output_dir)
     console = Console(highlight=False)
-    console.print(_headline(experiments), soft_wrap=True, markup=False)
+    first = experiments[0]
+    headline = f"{settings_line(first)}, weight decay {first.decay:g}; {first.steps:,} steps"
+    console.print(f"brorl {brorl.__version__}: {headline}", soft_wrap=True, markup=False)
     results = _simulate_all(experiments, console)
     console.print()
     console.print(end_point_table(results))
@@ -101,12 +101,10 @@ def run_command(parsed: argparse.Namespace) -> int:
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each field of the simulator's settings, less those that are lists here."""
+    """Add an option for each field of the simulator's settings, except rollouts and seed, which are lists here."""
     from brorl.theory.simulator import SimulationSettings
 
-    group = parser.add_argument_group(
-        "settings", "defaults: the paper's, and where it is silent those that fit Figure 3"
-    )
+    group = parser.add_argument_group("settings", "defaults: the paper's; where it leaves one open, that of Figure 3")
     hints = get_type_hints(SimulationSettings)
     for name, help_text in _HELP.items():
         hint, default = hints[name], getattr(SimulationSettings, name)
@@ -138,40 +136,30 @@ def _experiments(parsed: argparse.Namespace) -> list[SimulationSettings]:
         raise UserError(f"{error} (see brorl simulate --help)") from error
 
 
-def _headline(experiments: Sequence[SimulationSettings]) -> str:
-    settings = experiments[0]
-    return (
-        f"brorl {brorl.__version__}: {settings.vocabulary_size:,} tokens, {settings.num_correct:,} of them correct, "
-        f"{settings.steps:,} steps; {settings.surrogate} surrogate, baseline {settings.baseline}, {settings.optimizer} "
-        f"at learning rate {settings.learning_rate:g}, weight decay {settings.decay:g}"
-    )
-
-
 def _simulate_all(experiments: Sequence[SimulationSettings], console: Console) -> list[SimulationResult]:
-    """Simulate one after another: a bar where there is a terminal, and a line for each one done."""
+    """Run the simulations in order, with a progress bar on a terminal and a line for each finished one."""
     from rich.progress import Progress
 
     from brorl.theory.simulator import simulate
 
-    results = []
+    results: list[SimulationResult] = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        steps = sum(settings.steps for settings in experiments)
-        task = progress.add_task(f"{len(experiments)} simulations", total=steps)
-        for index, settings in enumerate(experiments):
+        task = progress.add_task(f"{len(experiments)} simulations", total=sum(s.steps for s in experiments))
+
+        def advance(step: int) -> None:
+            progress.update(task, completed=len(results) * experiments[0].steps + step)
+
+        for settings in experiments:
             started = perf_counter()
-            result = simulate(settings, partial(_advance, progress, task, index * settings.steps))
+            result = simulate(settings, advance)
             results.append(result)
             line = (
                 f"N = {settings.rollouts:,}, seed {settings.seed}: correct mass {result.correct_mass[0]:.4f} -> "
                 f"{result.correct_mass[-1]:.4f}, {result.share_improved[-1]:.1%} of the correct tokens improved "
-                f"({perf_counter() - started:.1f} s, {index + 1} of {len(experiments)})"
+                f"({perf_counter() - started:.1f} s, {len(results)} of {len(experiments)})"
             )
             console.print(line, soft_wrap=True, markup=False)
     return results
-
-
-def _advance(progress: Progress, task: TaskID, before: int, step: int) -> None:
-    progress.update(task, completed=before + step)
 
 
 def _whole_numbers(text: str) -> tuple[int, ...]:

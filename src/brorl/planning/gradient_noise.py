@@ -48,7 +48,13 @@ class GradientProducts:
 
     @classmethod
     def of(cls, first_PK: FloatArray, second_PK: FloatArray, half_rollouts: int) -> GradientProducts:
-        """Multiply the gradients (or random projections that keep inner products), each of shape [P, K]."""
+        """Multiply the gradients, or random projections that keep inner products.
+
+        Args:
+            first_PK: Gradients of the P prompts from the first half of their rollouts, shape [P, K].
+            second_PK: The same from the second half, shape [P, K].
+            half_rollouts: Rollouts in each half, >= 1.
+        """
         mean_PK, difference_PK = (first_PK + second_PK) / 2, first_PK - second_PK
         return cls(
             gram_PP=mean_PK @ mean_PK.T,

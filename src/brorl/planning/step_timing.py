@@ -92,7 +92,7 @@ def measure(
     num_rollouts: int,
     wanted: IntArray,
     scratch: Path,
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
 ) -> Measured:
     """Take the pilot and time some steps.
 
@@ -102,7 +102,7 @@ def measure(
         num_rollouts: Rollouts of each; even, >= 4.
         wanted: Numbers of rollouts to compare, ascending, shape [J].
         scratch: An empty folder on the disk where runs are stored.
-        say: Gets a line at the beginning of each part.
+        announce: Gets a line at the beginning of each part.
 
     Raises:
         NoMixedGroupError: If no group has both correct and incorrect rollouts.
@@ -119,12 +119,12 @@ def measure(
     seconds = [call.clock.seconds() for call in calls]
     quick = sum(s["generation"] + s["verification"] for s in seconds) <= _QUICK_SECONDS
 
-    say("gradients of the pilot's prompts, on a copy of the model")
+    announce("gradients of the pilot's prompts, on a copy of the model")
     warm_up = StepTimer(parts, copy.deepcopy(parts.model), scratch)
     products = gradient_products(warm_up.learner.model, groups, parts, parts.generator(1))
     warm_up.finish(calls[0])  # imports and one-time setup are not part of a step's memory
     del warm_up
-    say("timing the phases of a step")
+    announce("timing the phases of a step")
     timer = StepTimer(parts, copy.deepcopy(parts.model), scratch)
     sizes = timing_sizes(num_prompts, num_rollouts, parts.prompts_per_step, int(wanted[-1]), quick)
     peaks = [timer.observe(prompts[:p], n, quick) for n, p in sizes]  # warms up, too

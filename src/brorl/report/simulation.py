@@ -1,9 +1,9 @@
 """Simulations to files, a figure and a table.
 
 In: results of `brorl.theory.simulator.simulate` that differ only in the number of rollouts and in the seed. Out:
-`simulation.json` (settings and every record), `simulation.csv` (the same records, one a line), `simulation.png` (three
-panels over the steps, as in the paper's Figure 3) and a table of start and end. It refuses to mix other simulations,
-and to replace files of these names that no simulation wrote.
+`simulation.json` (settings and every record), `simulation.csv` (the same records, one per line), `simulation.png`
+(three panels over the steps, as in the paper's Figure 3) and a table of start and end. Files of these names that no
+simulation wrote are never replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.table import Table
 
 import brorl
 from brorl.errors import UserError
-from brorl.theory.simulator import SimulationResult
+from brorl.theory.simulator import SimulationResult, SimulationSettings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,20 +44,20 @@ _PANELS = (  # quantity, title, label of the axis, scale
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """One quantity of one N over S recorded steps, over the seeds.
+class Curve:
+    """One quantity of one N at S recorded steps.
 
     Attributes:
         mean: Mean over the seeds, shape [S].
-        spread: Standard deviation over the seeds (divided by their number less 1), shape [S]; 0 with one seed.
+        spread: Standard deviation over the seeds (with their number minus 1), shape [S]; 0 with one seed.
     """
 
     mean: FloatArray
     spread: FloatArray
 
 
-def courses(results: Sequence[SimulationResult], quantity: str) -> dict[int, Course]:
-    """Return the course of a quantity for each N, N ascending.
+def curves(results: Sequence[SimulationResult], quantity: str) -> dict[int, Curve]:
+    """Return the curve of a quantity for each N, N ascending.
 
     Args:
         results: Simulations that differ only in rollouts and seed.
@@ -71,13 +71,13 @@ def courses(results: Sequence[SimulationResult], quantity: str) -> dict[int, Cou
     for result in results:
         by_rollouts.setdefault(result.settings.rollouts, []).append(getattr(result, quantity))
     return {
-        rollouts: Course(np.mean(values, axis=0), _spread(np.array(values)))
+        rollouts: Curve(np.mean(values, axis=0), _spread(np.array(values)))
         for rollouts, values in sorted(by_rollouts.items())
     }
 
 
 def to_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
-    """Return what `simulation.json` holds: format, version, the shared settings, and one entry a simulation."""
+    """Return the content of `simulation.json`: format, version, the shared settings, and one entry per simulation."""
     _require_one_experiment(results)
     shared = asdict(results[0].settings) | {"weight_decay": results[0].settings.decay}
     del shared["rollouts"], shared["seed"]
@@ -90,7 +90,7 @@ def to_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
 
 
 def to_csv(results: Sequence[SimulationResult]) -> str:
-    """Return what `simulation.csv` holds: a header, and a line for each record of each simulation."""
+    """Return the content of `simulation.csv`: a header, and a line for each record of each simulation."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["rollouts", "seed", "step", *_QUANTITIES])
@@ -104,14 +104,14 @@ def to_csv(results: Sequence[SimulationResult]) -> str:
 def draw_figure(results: Sequence[SimulationResult]) -> Figure:
     """Draw correct mass, percentage improved and worst drop over the steps, one line for each N.
 
-    With several seeds a line is their mean, and a band around it one standard deviation to each side.
+    With several seeds a line is their mean, with a band of one standard deviation to each side.
 
     Source: the layout of BroRL (arXiv 2510.01180), Figure 3.
     """
     figure = Figure(figsize=(13.0, 4.6), layout="constrained")
     panels: list[Axes] = list(figure.subplots(1, 3))
     for panel, (quantity, title, label, scale) in zip(panels, _PANELS, strict=True):
-        _draw_courses(panel, results[0].step, courses(results, quantity), scale)
+        _draw_curves(panel, results[0].step, curves(results, quantity), scale)
         panel.set_title(title, fontsize=12)
         panel.set_xlabel("gradient step")
         panel.set_ylabel(label)
@@ -123,25 +123,27 @@ def draw_figure(results: Sequence[SimulationResult]) -> Figure:
     panels[2].ticklabel_format(axis="y", style="sci", scilimits=(0, 0), useMathText=True)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=min(len(names), 8), frameon=False, fontsize=11)
-    figure.suptitle(_subtitle(results), fontsize=10, color="0.3")
+    seeds = sorted({r.settings.seed for r in results})
+    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+    figure.suptitle(f"{settings_line(results[0].settings)}; {over}", fontsize=10, color="0.3")
     return figure
 
 
 def end_point_table(results: Sequence[SimulationResult]) -> Table:
-    """Make the table of start and end for each N; with several seeds each end with its standard deviation."""
-    mass, improved, drop = (courses(results, quantity) for quantity in _QUANTITIES)
+    """Return the table of start and end for each N; with several seeds, ends have their standard deviation."""
+    mass, improved, drop = (curves(results, quantity) for quantity in _QUANTITIES)
     seeds = len({r.settings.seed for r in results})
     over = f" ({seeds} seeds: mean ± standard deviation)" if seeds > 1 else ""
     title = f"Mass of the correct tokens, {results[0].step[-1]:,} steps{over}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("N", "start", "end", "change", "improved, %", "worst drop"):
         table.add_column(column, justify="right", no_wrap=True)
-    for rollouts, course in mass.items():
+    for rollouts, curve in mass.items():
         table.add_row(
             f"{rollouts:,}",
-            f"{course.mean[0]:.4f}",
-            _with_spread(course, seeds, ".4f", ".0e"),
-            f"{course.mean[-1] - course.mean[0]:+.4f}",
+            f"{curve.mean[0]:.4f}",
+            _with_spread(curve, seeds, ".4f", ".0e"),
+            f"{curve.mean[-1] - curve.mean[0]:+.4f}",
             _with_spread(improved[rollouts], seeds, ".1f", scale=100.0),
             _with_spread(drop[rollouts], seeds, ".1e", ".0e") if drop[rollouts].mean[-1] else "0",
         )
@@ -152,11 +154,11 @@ def check_output_dir(directory: Path) -> bool:
     """Check, before any work, that the files of a simulation may be written to a directory.
 
     Returns:
-        Whether the directory holds an earlier simulation, which `write_simulation` would replace.
+        Whether the directory has an earlier simulation, which `write_simulation` would replace.
 
     Raises:
-        UserError: If it is not a directory or could not be made, or if it holds a file of one of the three names and
-            `simulation.json` does not say that a simulation wrote them.
+        UserError: If it is not a directory or cannot be made, or if it has a file of one of the three names without the
+            `simulation.json` of a simulation.
     """
     existing = next(path for path in (directory, *directory.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
@@ -166,14 +168,14 @@ def check_output_dir(directory: Path) -> bool:
     present = [name for name in (JSON_NAME, CSV_NAME, PNG_NAME) if os.path.lexists(directory / name)]
     if present and not _is_simulation(directory / JSON_NAME):
         raise UserError(
-            f"output_dir {directory} holds {', '.join(present)} that brorl simulate did not write; "
+            f"output_dir {directory} has {', '.join(present)} that brorl simulate did not write; "
             "move it away or choose another --output-dir"
         )
     return bool(present)
 
 
 def write_simulation(results: Sequence[SimulationResult], directory: Path) -> None:
-    """Write the three files, making the directory if needed; all are complete before the first gets its name."""
+    """Write the three files, and the directory if needed; all are complete before the first gets its name."""
     contents = {
         PNG_NAME: _png(draw_figure(results)),
         CSV_NAME: to_csv(results).encode(),
@@ -184,7 +186,7 @@ def write_simulation(results: Sequence[SimulationResult], directory: Path) -> No
     try:
         for name, content in contents.items():
             partial[name].write_bytes(content)
-        for name in reversed(contents):  # the JSON first: it is what tells a simulation's files from others
+        for name in reversed(contents):  # the JSON first: it marks the files of a simulation
             partial[name].replace(directory / name)
     finally:
         for path in partial.values():
@@ -197,38 +199,35 @@ def _require_one_experiment(results: Sequence[SimulationResult]) -> None:
     first = results[0].settings
     for result in results:
         if replace(result.settings, rollouts=first.rollouts, seed=first.seed) != first:
-            raise ValueError(f"simulations must differ in rollouts and seed alone: {result.settings} against {first}")
+            raise ValueError(f"simulations must differ only in rollouts and seed: {result.settings} and {first}")
 
 
 def _spread(value_RS: FloatArray) -> FloatArray:
     return value_RS.std(axis=0, ddof=1) if len(value_RS) > 1 else np.zeros(value_RS.shape[1])
 
 
-def _draw_courses(panel: Axes, step_S: NDArray[np.int64], lines: dict[int, Course], scale: float) -> None:
-    colour_of = colormaps["plasma"]
-    for index, (rollouts, course) in enumerate(lines.items()):
-        colour = colour_of(0.85 * index / max(len(lines) - 1, 1))
-        mean, spread = scale * course.mean, scale * course.spread
-        panel.plot(step_S, mean, color=colour, linewidth=1.8, label=f"N = {rollouts:,}")
+def _draw_curves(panel: Axes, step_S: NDArray[np.int64], lines: dict[int, Curve], scale: float) -> None:
+    for index, (rollouts, curve) in enumerate(lines.items()):
+        color = colormaps["plasma"](0.85 * index / max(len(lines) - 1, 1))
+        mean, spread = scale * curve.mean, scale * curve.spread
+        panel.plot(step_S, mean, color=color, linewidth=1.8, label=f"N = {rollouts:,}")
         if spread.any():
-            panel.fill_between(step_S, mean - spread, mean + spread, color=colour, alpha=0.25, linewidth=0)
+            panel.fill_between(step_S, mean - spread, mean + spread, color=color, alpha=0.25, linewidth=0)
 
 
-def _subtitle(results: Sequence[SimulationResult]) -> str:
-    settings = results[0].settings
-    seeds = sorted({r.settings.seed for r in results})
-    over = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean of {len(seeds)} seeds"
+def settings_line(settings: SimulationSettings) -> str:
+    """Return the main settings of a simulation on one line."""
     return (
         f"{settings.vocabulary_size:,} tokens, {settings.num_correct:,} of them correct; "
         f"{settings.surrogate} surrogate, baseline {settings.baseline}, "
-        f"{settings.optimizer} at learning rate {settings.learning_rate:g}; {over}"
+        f"{settings.optimizer} at learning rate {settings.learning_rate:g}"
     )
 
 
-def _with_spread(course: Course, seeds: int, form: str, spread_form: str | None = None, scale: float = 1.0) -> str:
-    """Return the end of a course as text, with several seeds with its spread."""
-    text = format(scale * course.mean[-1], form)
-    return f"{text} ± {scale * course.spread[-1]:{spread_form or form}}" if seeds > 1 else text
+def _with_spread(curve: Curve, seeds: int, form: str, spread_form: str | None = None, scale: float = 1.0) -> str:
+    """Return the end of a curve as text, with its spread if there are several seeds."""
+    text = format(scale * curve.mean[-1], form)
+    return f"{text} ± {scale * curve.spread[-1]:{spread_form or form}}" if seeds > 1 else text
 
 
 def _png(figure: Figure) -> bytes:

@@ -86,11 +86,12 @@ def mass_change_of_draw(
     Source: derived here from `brorl.theory.mass_balance.pooled_change`.
     """
     _check_estimator(estimator, get_args(Estimator))
-    draw = _Draw.of(outcomes.p_V, outcomes.correct_V, count)
+    count_V = _checked(count, outcomes.p_V.size)
     if estimator == "reinforce":
-        return float(draw.share_V @ _reinforce_change(outcomes, step))
-    pull = outcomes.q_neg * draw.mean_p_correct + outcomes.q_pos * draw.mean_p_wrong
-    return step.learning_rate * draw.spread(estimator, step) * pull
+        return float(count_V / count_V.sum() @ _reinforce_change(outcomes, step))
+    x, a, b = _means(outcomes.p_V, outcomes.correct_V, count_V)
+    pull = outcomes.q_neg * a + outcomes.q_pos * b
+    return step.learning_rate * float(_spread(np.asarray(x), estimator, step)) * pull
 
 
 def mass_change(
@@ -176,48 +177,30 @@ def shrinkage_of_unsampled(
     p_L = as_numpy(p)[0].astype(np.float64)
     if p_L.ndim != 1 or not ((p_L >= 0) & (p_L <= 1)).all():
         raise ValueError("p must be one row of probabilities between 0 and 1, shape [L]; apply exp to log-probs")
-    draw = _Draw.of(p_L, boolean_mask(correct, "correct", p_L.size), count)
-    return -step.learning_rate * draw.spread(estimator, step) * (draw.mean_p_correct - draw.mean_p_wrong)
+    x, a, b = _means(p_L, boolean_mask(correct, "correct", p_L.size), _checked(count, p_L.size))
+    return -step.learning_rate * float(_spread(np.asarray(x), estimator, step)) * (a - b)
 
 
-@dataclass(frozen=True, eq=False)
-class _Draw:
-    """The rollouts of one draw.
-
-    Attributes:
-        share_V: Share of the rollouts that gave each outcome, shape [V].
-        share_correct: Share of correct rollouts, x.
-        mean_p_correct: Mean probability of the correct rollouts, a; 0 if there is none.
-        mean_p_wrong: Mean probability of the incorrect rollouts, b; 0 if there is none.
-    """
-
-    share_V: FloatArray
-    share_correct: float
-    mean_p_correct: float
-    mean_p_wrong: float
-
-    @classmethod
-    def of(cls, p_V: FloatArray, correct_V: BoolArray, count: ArrayLike) -> _Draw:
-        count_V, dtype = as_numpy(count)
-        if count_V.shape != p_V.shape or count_V.dtype.kind not in "fiu":
-            raise ValueError(
-                f"count must hold {p_V.size} whole numbers, one per outcome, got {dtype} of shape {count_V.shape}; "
-                f"count the rollouts that gave each outcome"
-            )
-        count_V = count_V.astype(np.float64)
-        if not (np.isfinite(count_V) & (count_V >= 0) & (count_V == np.floor(count_V))).all() or not count_V.any():
-            raise ValueError("count must hold whole numbers >= 0, not all 0; count the rollouts that gave each outcome")
-        num_correct, num_wrong = float(count_V[correct_V].sum()), float(count_V[~correct_V].sum())
-        return cls(
-            share_V=count_V / (num_correct + num_wrong),
-            share_correct=num_correct / (num_correct + num_wrong),
-            mean_p_correct=float(count_V[correct_V] @ p_V[correct_V]) / max(num_correct, 1),
-            mean_p_wrong=float(count_V[~correct_V] @ p_V[~correct_V]) / max(num_wrong, 1),
+def _checked(count: ArrayLike, size: int) -> FloatArray:
+    """Return the count of each outcome as float64, shape [V]."""
+    count_V, dtype = as_numpy(count)
+    if count_V.shape != (size,) or count_V.dtype.kind not in "fiu":
+        raise ValueError(
+            f"count must hold {size} whole numbers, one per outcome, got {dtype} of shape {count_V.shape}; count the "
+            "rollouts that gave each outcome"
         )
+    count_V = count_V.astype(np.float64)
+    if not (np.isfinite(count_V) & (count_V >= 0) & (count_V == np.floor(count_V))).all() or not count_V.any():
+        raise ValueError("count must hold whole numbers >= 0, not all 0; count the rollouts that gave each outcome")
+    return count_V
 
-    def spread(self, estimator: WithBaseline, step: GradientStep) -> float:
-        """Return `_spread` of this draw."""
-        return float(_spread(np.asarray(self.share_correct), estimator, step))
+
+def _means(p_V: FloatArray, correct_V: BoolArray, count_V: FloatArray) -> tuple[float, float, float]:
+    """Return x, a and b of a draw; a or b is 0 without a rollout of its kind."""
+    num_correct, num_wrong = float(count_V[correct_V].sum()), float(count_V[~correct_V].sum())
+    mean_p_correct = float(count_V[correct_V] @ p_V[correct_V]) / max(num_correct, 1)
+    mean_p_wrong = float(count_V[~correct_V] @ p_V[~correct_V]) / max(num_wrong, 1)
+    return num_correct / (num_correct + num_wrong), mean_p_correct, mean_p_wrong
 
 
 def _reinforce_change(outcomes: Outcomes, step: GradientStep) -> FloatArray:

@@ -152,7 +152,7 @@ def simulate(settings: SimulationSettings, on_record: Callable[[int], None] | No
     rng = np.random.default_rng(seed_sequence(settings.seed, 1))
     logit_V = initial_logits(settings)
     p_V, gradient_V = np.empty_like(logit_V), np.empty_like(logit_V)
-    optimizer = make_optimizer(settings)
+    optimizer = Optimizer(settings)
     _softmax(logit_V, 0, out=p_V)
     start_C = p_V[: settings.num_correct].copy()
     steps, records = [], []
@@ -245,11 +245,11 @@ def surrogate_gradient(
     out[token_K] -= weight_K
 
 
-class Adam:
-    """torch.optim.AdamW or Adam on one vector in place, with torch's default betas 0.9 and 0.999.
+class Optimizer:
+    """torch.optim.AdamW, Adam (with betas 0.9 and 0.999) or SGD (without momentum), on one vector in place.
 
     Args:
-        settings: Learning rate, weight decay, epsilon; decoupled weight decay if its optimizer is "adamw".
+        settings: Optimizer, learning rate, weight decay (decoupled for AdamW, else added to the gradient), epsilon.
     """
 
     def __init__(self, settings: SimulationSettings) -> None:
@@ -265,6 +265,9 @@ class Adam:
             logit_V *= 1 - settings.learning_rate * settings.decay
         elif settings.decay:
             gradient_V += np.multiply(logit_V, settings.decay, out=scratch_V)
+        if settings.optimizer == "sgd":
+            logit_V -= np.multiply(gradient_V, settings.learning_rate, out=scratch_V)
+            return
         self._first_V *= 0.9
         self._first_V += np.multiply(gradient_V, 1 - 0.9, out=scratch_V)
         self._second_V *= 0.999
@@ -277,29 +280,6 @@ class Adam:
         np.divide(self._first_V, scratch_V, out=scratch_V)
         scratch_V *= settings.learning_rate / (1 - 0.9**self._steps)
         logit_V -= scratch_V
-
-
-class SGD:
-    """torch.optim.SGD without momentum, on one vector in place.
-
-    Args:
-        settings: Learning rate and weight decay, which is added to the gradient.
-    """
-
-    def __init__(self, settings: SimulationSettings) -> None:
-        self._settings = settings
-
-    def update(self, logit_V: FloatArray, gradient_V: FloatArray) -> None:
-        """Take a step; changes both arguments."""
-        if self._settings.decay:
-            gradient_V += self._settings.decay * logit_V
-        gradient_V *= self._settings.learning_rate
-        logit_V -= gradient_V
-
-
-def make_optimizer(settings: SimulationSettings) -> Adam | SGD:
-    """Make the optimizer that the settings name, with fresh state."""
-    return SGD(settings) if settings.optimizer == "sgd" else Adam(settings)
 
 
 def _softmax(logit_V: FloatArray, step: int, out: FloatArray) -> None:

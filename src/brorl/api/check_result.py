@@ -1,0 +1,198 @@
+"""The checks of a recipe whose settings are valid: prompts, verifiers, memory, seconds per step; and their result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from brorl.api.display import to_html
+from brorl.assemble.inputs import RunInputs, input_lines, prepare
+from brorl.assemble.run import build_pilot_parts, check_start
+from brorl.assemble.settings import build_sampling
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.format import duration
+from brorl.planning.report import seconds_text
+from brorl.planning.step_forecast import MOST_TOKENS, StepForecast, forecast_step
+from brorl.prompts.prompt import Prompt
+from brorl.report.visible_text import visible_text
+from brorl.trackers import require_package
+from brorl.verify.trial import Trial, Verified, try_verifier
+from brorl.verify.verifier import TIMEOUT, is_failure
+
+_PHASES = ("generation", "verification", "training", "diagnostics", "storing")
+
+
+@dataclass(frozen=True, eq=False)
+class CheckResult:
+    """A recipe that can be trained.
+
+    Attributes:
+        config: The checked settings.
+        trials: One trial of the verifier for each source and domain.
+        forecast: The expected seconds of a step; None without timing.
+        lines: The report.
+    """
+
+    config: TrainConfig
+    trials: tuple[Trial, ...]
+    forecast: StepForecast | None
+    lines: tuple[Text, ...]
+
+    def __rich__(self) -> Group:
+        """Return the report."""
+        return Group(*self.lines)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
+
+class _Lines:
+    """Prints and keeps lines."""
+
+    def __init__(self, progress: bool) -> None:
+        self._console = Console(highlight=False, quiet=not progress)
+        self.kept: list[Text] = []
+
+    def show(self, *lines: str, style: str = "") -> None:
+        for line in lines:
+            self.kept.append(Text(line, style))
+            self._console.print(self.kept[-1], soft_wrap=True)
+
+
+def check_config(config: TrainConfig, name: str, timing: bool, progress: bool) -> CheckResult:
+    """Check a recipe of valid settings.
+
+    Args:
+        config: The settings.
+        name: Name of the recipe.
+        timing: Load the model and forecast the seconds of a step.
+        progress: Print the report line by line.
+
+    Raises:
+        UserError: On the first problem.
+    """
+    for tracker in config.tracking.to:
+        require_package(tracker)
+    check_start(config)
+    ready = prepare(config, config.model)
+    lines = _Lines(progress)
+    lines.show(f"settings of {name}: ok")
+    trials = []
+    for source in dict.fromkeys(prompt.source for prompt in (*ready.prompts.train.prompts, *ready.prompts.held_out)):
+        prompts = _show_source(source, ready, lines)
+        for domain in dict.fromkeys(prompt.domain for prompt in prompts):
+            trial = try_verifier(ready.grader.verifiers[domain], [p for p in prompts if p.domain == domain])
+            check_trial(trial)
+            lines.show(*_trial_lines(trial))
+            trials.append(trial)
+    lines.show("", *input_lines(ready, config))
+    forecast = None
+    if timing:
+        lines.show("loading the model and timing a few small steps (--no-timing skips this)", style="dim")
+        forecast = _forecast(config, ready)
+        lines.show(*_forecast_lines(forecast, config))
+    lines.show(f"nothing was written; train with: brorl train {name}")
+    return CheckResult(config, tuple(trials), forecast, tuple(lines.kept))
+
+
+def _show_source(source: str, ready: RunInputs, lines: _Lines) -> list[Prompt]:
+    """Show the number and the lengths of a source's prompts, and the first one as the model reads it."""
+    train = [prompt for prompt in ready.prompts.train.prompts if prompt.source == source]
+    held_out = [prompt for prompt in ready.prompts.held_out if prompt.source == source]
+    prompts = [*train, *held_out]
+    lengths, first = [len(prompt.token_ids) for prompt in prompts], prompts[0]
+    lines.show(
+        f"\n{source}: {len(train):,} training prompts, {len(held_out):,} held out for evaluation; "
+        f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
+        f"prompt {first.id}, as the model reads it ({lengths[0]:,} tokens):",
+    )
+    text = str(ready.tokenizer.decode(list(first.token_ids), skip_special_tokens=False))
+    lines.show(*(f"  | {line}" for line in visible_text(text).split("\n")), style="cyan")
+    return prompts
+
+
+def check_trial(trial: Trial) -> None:
+    """Reject a verifier that fails, and a built-in one that calls the reference answer incorrect.
+
+    Raises:
+        UserError: With the question, the response and the verifier's reason.
+    """
+    prompt = trial.prompt
+    for verified in (trial.right, trial.wrong):
+        reason = verified.verdict.reason
+        if reason == TIMEOUT or is_failure(reason):
+            raise UserError(
+                f"the verifier of the domain {prompt.domain!r} failed on the response {_short(verified.response)} to "
+                f"question {prompt.id}: {reason}; it must return a verdict for every text"
+            )
+    if not trial.right.verdict.correct and trial.certain:
+        raise UserError(
+            f"question {prompt.id}: a response with the reference answer, {_short(trial.right.response)}, gets the "
+            f"verdict {trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
+        )
+
+
+def _trial_lines(trial: Trial) -> list[str]:
+    prompt = trial.prompt
+    lines = [
+        f"verified as {prompt.domain}, question {prompt.id} with the reference answer {_short(prompt.reference)}:",
+        _verified_line("reference answer", trial.right),
+        _verified_line("another answer", trial.wrong),
+    ]
+    if not trial.right.verdict.correct:
+        lines.append("  warning: your function rejects the reference answer; that is right only if it checks more")
+    if trial.wrong.verdict.correct:
+        lines.append("  warning: your function accepts another answer")
+    return lines
+
+
+def _verified_line(name: str, verified: Verified) -> str:
+    verdict = verified.verdict
+    outcome = "correct" if verdict.correct else "incorrect"
+    reason = "" if verdict.reason == outcome else f", {_short(verdict.reason, quoted=False)}"
+    extracted = "no answer extracted" if verdict.extracted is None else f"extracted {_short(verdict.extracted)}"
+    return f"  {name}, as the response {_short(verified.response)}: {outcome}{reason} ({extracted})"
+
+
+def _forecast(config: TrainConfig, ready: RunInputs) -> StepForecast:
+    """Load the model and run a few small steps in a temporary folder."""
+    parts = build_pilot_parts(config, ready, build_sampling(config))
+    with TemporaryDirectory(prefix="brorl-check-") as scratch:
+        return forecast_step(parts, config.samples_per_step // config.prompts_per_step, Path(scratch))
+
+
+def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
+    """Return the expected seconds of a step and of the run, and how they were estimated."""
+    total, rollouts = forecast.seconds["total"], config.samples_per_step // config.prompts_per_step
+    phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
+    lines = [f"seconds per step: about {seconds_text(total)} ({phases})"]
+    if config.steps is not None:
+        lines.append(f"{config.steps:,} steps: about {duration(config.steps * total)}, without evaluations")
+    lines.append(
+        f"estimated from {forecast.num_rollouts:,} rollouts in steps of up to {forecast.num_prompts} prompts, timed in "
+        f"{forecast.measured_seconds:.1f} s, extrapolated to {rollouts} rollouts x {config.prompts_per_step} prompts"
+    )
+    if forecast.kept_share is not None:
+        lines[-1] += f"; the expected share of mixed groups is {forecast.kept_share:.0%}"
+    elif config.dynamic_sampling.enabled:
+        lines.append(
+            "warning: none of the measured groups is mixed (correct and incorrect rollouts); without mixed groups a "
+            "step samples again and again, takes longer than predicted, and learns nothing"
+        )
+    if forecast.most_seconds > 1.01 * total:
+        lines.append(
+            f"measured responses were cut at {MOST_TOKENS} tokens; if all of these grow to "
+            f"{config.sampling.max_new_tokens:,}, a step takes up to about {seconds_text(forecast.most_seconds)} s"
+        )
+    return lines
+
+
+def _short(text: str, quoted: bool = True) -> str:
+    shown = visible_text(text if len(text) <= 80 else f"{text[:77]}...", one_line=True)
+    return f"`{shown}`" if quoted else shown

@@ -1,0 +1,223 @@
+"""`brorl.plan`: the N and the prompts per step for a time budget, measured here; also the body of `brorl plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import brorl
+from brorl.activity import Phase
+from brorl.api.checkpoint import resolve_checkpoint
+from brorl.api.settings import ConfigOrPath, resolve_config
+from brorl.config.reading import flat_settings
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.format import plain
+from brorl.runs import RUNS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from brorl.api.plan_result import PlanResult
+    from brorl.console.screen import Screen
+    from brorl.planning.pilot import PilotParts
+    from brorl.planning.report import PlanReport
+    from brorl.planning.step_timing import Measured
+
+ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
+RECIPE = "quickstart"
+_LEAST_PROMPTS, _LEAST_ROLLOUTS, _MOST_ROLLOUTS = 8, 4, 2**20
+
+
+def plan(
+    checkpoint: str | Path | None = None,
+    *,
+    recipe: ConfigOrPath | None = None,
+    pilot_prompts: int = 64,
+    pilot_rollouts: int = 64,
+    rollouts: Sequence[int] = ROLLOUTS,
+    seconds_per_step: float | None = None,
+    output_dir: str | Path = RUNS / "plan",
+    progress: bool = True,
+    **overrides: Any,
+) -> PlanResult:
+    """Compare numbers of rollouts per prompt on this machine, and recommend one for a time budget.
+
+    It takes a pilot, times a few steps, and writes `plan.json` and `plan.png`. The model does not change. Ctrl-C stops
+    it without a plan.
+
+    Args:
+        checkpoint: A model (`quickstart`, a folder, a hub id), a run, or a checkpoint in a run; None is the recipe's
+            model.
+        recipe: Name of a built-in recipe, path of a YAML file, nested settings, or a config; None is the config of the
+            checkpoint's run, or else `quickstart`.
+        pilot_prompts: Training prompts of the pilot, >= 8.
+        pilot_rollouts: Rollouts of each, an even number >= 4.
+        rollouts: Numbers of rollouts per prompt to compare, 2 to 2^20; the recipe's own number is added.
+        seconds_per_step: Time budget of a step, > 0; None is the time of the recipe's own N and prompts.
+        output_dir: Folder of the files; an earlier plan in it is replaced.
+        progress: Print the output of the command.
+        overrides: Settings that replace those of the recipe, nested or by dotted name.
+
+    Returns:
+        The plan. It shows as tables in terminals and notebooks.
+
+    Raises:
+        UserError: If an argument, the data, the model or the machine's memory does not fit, or no group of the pilot is
+            mixed.
+    """
+    _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step)
+    given = flat_settings(overrides)
+    config, source = _resolve(checkpoint, recipe, given)
+    wanted = sorted({*rollouts, config.rollouts_per_prompt})
+
+    from brorl.console.screen import Screen
+
+    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:  # before torch is imported
+        from brorl.api.plan_result import PlanResult, next_commands
+
+        parts = _parts(config, pilot_prompts, screen)
+        note = _note(recipe is None and source == RECIPE, given)
+        with _folder(Path(output_dir).expanduser()) as folder:
+            for line in (*_announcement(config, parts, pilot_prompts, pilot_rollouts), *note):
+                screen.console.print(line, soft_wrap=True, markup=False)
+            measured = _measure(parts, (pilot_prompts, pilot_rollouts), wanted, folder, screen.console)
+            report = _report(config, parts, measured, seconds_per_step)
+            _write(report, folder)
+            result = PlanResult(folder, report, *next_commands(report.plan, checkpoint, source, given))
+            screen.console.print(result, soft_wrap=True)
+            return result
+
+
+def _check(pilot_prompts: int, pilot_rollouts: int, rollouts: Sequence[int], seconds_per_step: float | None) -> None:
+    if not rollouts or min(rollouts) < 2 or max(rollouts) > _MOST_ROLLOUTS:
+        raise UserError(f"rollouts: every number must lie between 2 and {_MOST_ROLLOUTS:,}, not {list(rollouts)}")
+    if pilot_prompts < _LEAST_PROMPTS:
+        raise UserError(f"pilot_prompts must be at least {_LEAST_PROMPTS}, not {pilot_prompts}")
+    if pilot_rollouts < _LEAST_ROLLOUTS or pilot_rollouts % 2:
+        raise UserError(
+            f"pilot_rollouts must be an even number of at least {_LEAST_ROLLOUTS} (the gradients of two halves are "
+            f"compared), not {pilot_rollouts}"
+        )
+    if seconds_per_step is not None and not 0 < seconds_per_step < float("inf"):
+        raise UserError(f"seconds_per_step must be above 0 and finite, not {seconds_per_step}")
+
+
+def _resolve(
+    checkpoint: str | Path | None, recipe: ConfigOrPath | None, given: Mapping[str, Any]
+) -> tuple[TrainConfig, ConfigOrPath]:
+    """Return the config to plan for, with a fixed number of rollouts per prompt, and its recipe."""
+    replaced = {**given, "adaptive.enabled": False}
+    run_config = None
+    if checkpoint is not None:
+        replaced["model"], run_config = resolve_checkpoint(str(checkpoint))
+        if "model" in given:
+            raise UserError(f"{checkpoint} and --model both name a model; give one of them")
+    source = recipe or run_config or RECIPE
+    return resolve_config(source, replaced), source
+
+
+def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen) -> PilotParts:
+    """Load the data and the model."""
+    from brorl.assemble.run import build_pilot
+
+    parts = build_pilot(config, screen.observe)
+    screen.observe(Phase("measuring"))
+    if pilot_prompts > parts.stream.num_prompts:
+        raise UserError(
+            f"pilot_prompts = {pilot_prompts} is more than the {parts.stream.num_prompts} training prompts; lower "
+            "--pilot-prompts"
+        )
+    return parts
+
+
+def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:
+    """Return a line about the default recipe if it is planned."""
+    if not is_default:
+        return []
+    if "data.sources" in given:
+        return [f"no --recipe: all settings except the prompts are those of {RECIPE}"]
+    return [
+        f"no --recipe: the plan is for the arithmetic puzzles of {RECIPE}; plan your own prompts with --recipe "
+        "mine.yaml or --data FILE"
+    ]
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[Path]:
+    """Make the folder before any measurement; remove a new one if the block is interrupted before it writes a plan."""
+    is_new = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to --output-dir {path} ({error.strerror}); choose a folder that you may write to"
+        ) from error
+    try:
+        yield path
+    except KeyboardInterrupt:
+        if is_new:
+            with suppress(OSError):  # not empty: the plan is written already
+                path.rmdir()
+        raise
+
+
+def _announcement(config: TrainConfig, parts: PilotParts, pilot_prompts: int, pilot_rollouts: int) -> list[str]:
+    """Return the plan's model, recipe and amount of work as lines."""
+    pilot = pilot_prompts * pilot_rollouts
+    step = config.rollouts_per_prompt * config.prompts_per_step
+    parameters = sum(p.numel() for p in parts.model.parameters())
+    return [
+        f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
+        f"the recipe: N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts per step",
+        f"pilot: {pilot_rollouts} rollouts of each of {pilot_prompts} training prompts, {pilot:,} in total "
+        f"({plain(pilot / step, 2)} of a step), and two gradients of each prompt",
+        "timings: the phases of a step at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more than "
+        "the pilot, or more than a quarter of it after a pilot of more than 10 s",
+    ]
+
+
+def _measure(
+    parts: PilotParts, pilot: tuple[int, int], wanted: Sequence[int], folder: Path, console: Console
+) -> Measured:
+    """Take a pilot of (prompts, rollouts of each) and time some steps."""
+    from tempfile import TemporaryDirectory
+
+    import numpy as np
+
+    from brorl.planning.step_timing import measure
+
+    def announce(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False, style="dim")
+
+    with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
+        return measure(parts, *pilot, np.array(wanted), Path(scratch), announce)
+
+
+def _report(config: TrainConfig, parts: PilotParts, measured: Measured, budget: float | None) -> PlanReport:
+    from brorl.planning.recommendation import StepSettings, make_plan
+    from brorl.planning.report import PlanReport
+
+    settings = StepSettings(
+        num_rollouts=config.rollouts_per_prompt,
+        prompts_per_step=config.prompts_per_step,
+        mini_batches=config.optimizer.mini_batches,
+        dynamic_sampling=config.dynamic_sampling.enabled,
+        most_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
+    )
+    found = make_plan(measured.counts, measured.cost, settings, budget, parts.generator(3))
+    return PlanReport.of(found, measured, settings, config.model, str(parts.model.device))
+
+
+def _write(report: PlanReport, folder: Path) -> None:
+    import json
+
+    from brorl.planning.figure import draw_plan
+    from brorl.planning.report import plan_record
+    from brorl.storage import replace_file, storage_errors
+
+    with storage_errors(folder):
+        replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
+        draw_plan(report, folder / "plan.png")

@@ -1,0 +1,124 @@
+"""`brorl.plan` against `brorl plan`, its result, and the meaning of its arguments."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+import brorl
+from brorl.api import plan as plan_module
+from brorl.api.plan import RECIPE, _note, _resolve
+from brorl.api.plan_result import PlanResult
+from brorl.config.reading import flat_settings, parse_yaml
+from run_support import SMALL, command
+
+PILOT = {"pilot_prompts": 12, "pilot_rollouts": 8, "rollouts": [4, 16, 64]}
+TIMED = ("seconds", "budget", "noise", "to_best", "memory", "tokens_per_second", "probes", "cost", "time_error")
+OVERRIDES = {
+    name: parse_yaml(value, name) for name, _, value in (text.removeprefix("--").partition("=") for text in SMALL)
+}
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step, with a checkpoint."""
+    path = tmp_path_factory.mktemp("runs") / "short"
+    outcome = command("train", *SMALL, "--steps=1", "--evaluation.num_prompts=0", f"--output_dir={path}", "--seed=5")
+    assert outcome.code == 0, outcome
+    return path
+
+
+def without_times(value: Any) -> Any:
+    """Drop the numbers that depend on the machine's speed."""
+    if isinstance(value, dict):
+        return {k: without_times(v) for k, v in value.items() if not any(word in k for word in TIMED)}
+    return [without_times(v) for v in value] if isinstance(value, list) else value
+
+
+def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
+    result = brorl.plan(**PILOT, seconds_per_step=2.5, output_dir="mine", progress=False, **OVERRIDES)
+    assert capsys.readouterr().out == ""
+    outcome = command(
+        "plan", *SMALL, "--pilot-prompts=12", "--pilot-rollouts=8", "--rollouts=4,16,64", "--seconds-per-step=2.5",
+        "--output-dir=theirs",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome
+    mine, theirs = (json.loads(Path(folder, "plan.json").read_text()) for folder in ("mine", "theirs"))
+    assert mine.keys() == theirs.keys()
+    for record in (mine, theirs):
+        assert record.pop("recommendation")["seconds_per_step"] == 2.5
+    assert without_times(mine) == without_times(theirs)
+
+    assert isinstance(result, PlanResult)
+    assert result.json_file == Path("mine/plan.json")
+    assert imread(result.figure_file).std() > 0.05
+    assert [row.num_rollouts for row in result.rows] == [4, 16, 64]
+    assert [row["memory_bytes"] for row in mine["rows"]] == list(result.memory_bytes)
+    assert result.recommended is not None
+    assert result.train_command is not None
+    words = shlex.split(result.train_command)
+    assert words[:3] == ["brorl", "train", "quickstart"]
+    assert words[words.index("--rollouts_per_prompt") + 1] == str(result.recommended.num_rollouts)
+    assert words[words.index("--prompts_per_step") + 1] == str(result.recommended.budget_prompts)
+    page = result._repr_html_()
+    for text in ("Steps of 2.50 s", "mine/plan.json", "recommended"):
+        assert text in page
+
+
+def test_what_a_checkpoint_argument_means(run: Path, tmp_path: Path) -> None:
+    def means(checkpoint: Any = None, recipe: Any = None, **given: Any) -> tuple[str, int, int]:
+        config, _ = _resolve(checkpoint, recipe, flat_settings(given))
+        return config.model, config.rollouts_per_prompt, config.seed
+
+    checkpoint = run / "checkpoints" / "step-000001"
+    assert means() == means("quickstart") == ("quickstart", 512, 0)
+    assert means("some/hub-id") == ("some/hub-id", 512, 0)
+    assert means(tmp_path) == (str(tmp_path), 512, 0)
+    assert means(run) == means(checkpoint) == (str(checkpoint), 16, 5)
+    assert means(run, "quickstart") == (str(checkpoint), 512, 0)
+    assert means(run, seed=9) == (str(checkpoint), 16, 9)
+    assert means(None, {"rollouts_per_prompt": 32, "steps": 3}) == ("quickstart", 32, 0)
+    assert means(adaptive={"enabled": True}, rollouts_per_prompt=64)[1] == 64  # a plan compares fixed numbers
+    with pytest.raises(brorl.UserError, match="both name a model"):
+        means("quickstart", model="other")
+
+
+def test_a_plan_without_a_recipe_names_the_prompts() -> None:
+    assert "the plan is for the arithmetic puzzles of quickstart" in "".join(_note(True, {}))
+    assert f"all settings except the prompts are those of {RECIPE}" in "".join(_note(True, {"data.sources": "a.jsonl"}))
+    assert _note(False, {}) == []
+
+
+def test_an_interrupted_plan_leaves_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plan_module, "_measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        brorl.plan(**PILOT, output_dir="new", progress=False, **OVERRIDES)
+    assert not Path("new").exists()
+    Path("old").mkdir()
+    assert command("plan", *SMALL, "--output-dir=old").code == 130
+    assert Path("old").is_dir()
+
+
+def test_a_check_from_python_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    from brorl.api.check import check
+
+    result = check("quickstart", timing=False, progress=False, **OVERRIDES)
+    assert capsys.readouterr().out == ""
+    outcome = command("check", *SMALL, "--no-timing")
+    printed = [line for line in outcome.out.splitlines() if "available" not in line]
+    assert [line for text in result.lines for line in text.plain.split("\n") if "available" not in line] == printed
+    assert result.forecast is None
+    assert [trial.right.verdict.correct for trial in result.trials] == [True]
+    assert "settings of quickstart: ok" in result._repr_html_()
