@@ -69,6 +69,26 @@ def test_the_page_works_in_a_browser(tmp_path: Path, rng: np.random.Generator) -
         check_that_a_request_would_be_seen(browser)
 
 
+def test_the_summary_of_several_runs_fits_a_laptop(tmp_path: Path, rng: np.random.Generator) -> None:
+    paths = [tmp_path / f"a-long-name-of-a-run-with-its-rate-3e-4-and-its-seed-{seed}" for seed in range(3)]
+    for path in paths:
+        settings = "steps: 100000\nbudget: {limit: 40000000, unit: unique_tokens}\nrollouts_per_prompt: adaptive\n"
+        records, _ = make_run(path, rng, settings=settings)
+        for record in records:
+            for name, value in record.get("sampling", {}).items():
+                if name.startswith(("samples", "sampled_tokens", "unique_tokens")):
+                    record["sampling"][name] = value * 1_234_567
+            record.get("seconds", {})["total"] = 12_345.6
+        (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = tmp_path / "page.html"
+    page.write_text(make_page(read_runs(paths)).html, "utf-8")
+    with Chromium(chromium_or_skip()) as browser:
+        browser.set_width(1280)
+        browser.open(page)
+        width, room = browser.value("(e => [e.scrollWidth, e.clientWidth])(document.querySelector('#summary .scroll'))")
+        assert 0 < width <= room
+
+
 def check_silence(browser: Chromium, page: Path) -> None:
     assert browser.requests() == []
     assert browser.files_opened() == [page.as_uri()]

@@ -1,7 +1,7 @@
-"""The data sets of an evaluation: named benchmarks, files, puzzles, or what the checkpoint's run held out.
+"""The data sets of an evaluation: named benchmarks, files, puzzles, or the held-out questions of the checkpoint's run.
 
-In: data sets as the user named them, and the settings. Out: their questions, each with what stands around it. What
-cannot be read, and two sets of one name, are refused.
+In: data sets as the user named them, and the settings. Out: their questions, with the prompt format of each data set.
+Data that cannot be read, and two data sets with one name, are rejected.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _NO_LIMIT = 2**31
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be evaluated.
+    """The model, the data and the settings of an evaluation.
 
     Attributes:
-        config: Settings; those of the checkpoint's run if it belongs to one. `evaluation` says how many responses and
-            how they are drawn; its `max_new_tokens` is null where nothing says how long they may be.
-        data: Data sets as the user named them; none for what the run held out.
-        belongs_to_run: Whether the prompt format is that of a run, or the shipped model's recipe.
+        config: Settings; those of the checkpoint's run if it has one. `evaluation.max_new_tokens` is null if neither
+            the user nor the run sets it.
+        data: Data sets as the user named them; none for the questions that the run held out.
+        belongs_to_run: Whether the prompt format is that of a run or of the shipped model's recipe.
         own_template: Whether the user set prompt.template.
-        limit: Prompts of each data set at most; None for all.
+        limit: Most prompts of each data set; None for all.
     """
 
     config: TrainConfig
@@ -50,10 +50,10 @@ class QuestionSet(NamedTuple):
 
     Attributes:
         name: Its name.
-        source: Where it is from, for the record.
+        source: Its origin, for the record.
         questions: Its questions.
-        style: What stands around them.
-        published: Whether it is a benchmark, which the user cannot correct.
+        style: Its prompt format.
+        published: Whether it is a published benchmark, which the user cannot correct.
     """
 
     name: str
@@ -74,28 +74,26 @@ def read_sets(request: Request) -> list[QuestionSet]:
     names = [one.name for one in sets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
-        raise UserError(
-            f"two data sets have the name {repeated!r}; rename one of them: --data '{{path: ..., name: ...}}'"
-        )
+        raise UserError(f"two data sets have the name {repeated!r}; rename one: --data '{{path: ..., name: ...}}'")
     if request.limit is None:
         return sets
     seed = request.config.data.split_seed
     return [
         one._replace(questions=split_held_out(one.questions, 1.0, seed).held_out[: request.limit])
         if request.data
-        else one  # cut already, as in training
+        else one  # already limited, as in training
         for one in sets
     ]
 
 
 def parse_data(text: str) -> BenchmarkSource | FileConfig | CountdownConfig:
-    """Find what one --data means.
+    """Return the data set that a value of --data names.
 
     Args:
         text: Name of a benchmark, `NAME=PATH_OR_HUB_ID`, a puzzle, a file or hub id, or a YAML mapping.
 
     Raises:
-        UserError: If it means nothing.
+        UserError: If it names none.
     """
     name, equals, path = text.partition("=")
     if text in BENCHMARKS:
@@ -136,16 +134,16 @@ def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
                 file = FileSource(**{**source.model_dump(), "name": source.label})
                 return QuestionSet(source.label, _described(source), read_questions(file), own, published=False)
     except (UserError, ValueError) as error:
-        said = re.sub(r"data\.sources\[\]\.", "", str(error))
-        if "has no column" in said and isinstance(source, FileConfig):
-            said += f", as in --data '{{path: {source.path}, prompt_column: NAME}}'"
+        message = re.sub(r"data\.sources\[\]\.", "", str(error))
+        if "has no column" in message and isinstance(source, FileConfig):
+            message += f", as in --data '{{path: {source.path}, prompt_column: NAME}}'"
         if near := get_close_matches(text.lower(), BENCHMARKS, 3, 0.7):
-            said += f"; did you mean the benchmark {' or '.join(near)}?"
-        raise UserError(said if said.startswith("--data") else f"--data {text}: {said}") from error
+            message += f"; did you mean the benchmark {' or '.join(near)}?"
+        raise UserError(message if message.startswith("--data") else f"--data {text}: {message}") from error
 
 
 def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
-    """Return what the run held out, and what it only evaluates on."""
+    """Return the questions that the run held out, and those of its evaluation sources."""
     config = request.config
     if not request.belongs_to_run or not (config.data.held_out_share or config.evaluation.sources):
         raise UserError(
@@ -164,7 +162,7 @@ def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
 
 
 def _described(source: FileConfig | CountdownConfig) -> str:
-    """Return where questions are from, for the record."""
+    """Return the origin of questions, for the record."""
     if isinstance(source, FileConfig):
         return source.path
     targets = f"{source.min_target} to {source.max_target}"

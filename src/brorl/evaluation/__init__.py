@@ -1,1 +1,1 @@
-"""How good a model is: pass@k on held-out prompts, with intervals."""
+"""Evaluation of models: pass@k on held-out prompts, with intervals."""

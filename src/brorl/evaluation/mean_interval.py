@@ -49,10 +49,10 @@ def mean_with_interval(value_P: FloatArray) -> Estimate:
         The mean and its interval, within [0, 1].
 
     Raises:
-        ValueError: If there is no value, or one outside of 0 to 1.
+        ValueError: If there is no value, or a value outside of 0 to 1.
     """
     if not value_P.size or not ((value_P >= 0) & (value_P <= 1)).all():
-        raise ValueError(f"a mean over prompts needs one value from 0 to 1 per prompt, at least one; got {value_P}")
+        raise ValueError(f"a mean over prompts needs at least one value, each from 0 to 1, not {value_P}")
     return Estimate(float(value_P.mean()), _low_end(value_P), 1 - _low_end(1 - value_P))
 
 

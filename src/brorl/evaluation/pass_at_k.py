@@ -1,7 +1,7 @@
-"""pass@k and worst@k: the chance that one at least, or all, of k responses to a prompt are correct.
+"""pass@k and worst@k: the chance that at least one, or all, of k responses to a prompt are correct.
 
-In: how many of n responses to each prompt were correct. Out: unbiased estimates for each prompt. It refuses counts that
-cannot be and k above n.
+In: the number of correct responses among n to each prompt. Out: unbiased estimates for each prompt. Counts above n and
+k above n are rejected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with a 95% interval. The code that makes it documents the method and what the interval covers.
+    """A number with a 95% interval. The code that makes it documents the method and the coverage of the interval.
 
     The intervals of a single evaluation are over prompts (`brorl.evaluation.mean_interval`). Those of a comparison are
     mostly t intervals over prompts and seeds (`brorl.comparison.paired`).
@@ -37,8 +37,8 @@ def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: int
     """Estimate pass@k of each prompt: 1 - C(n - c, k) / C(n, k).
 
     Args:
-        num_correct_P: Number of correct ones, c, among n responses to each prompt, shape [P].
-        num_samples: n.
+        num_correct_P: Number of correct responses, c, among n to each prompt, shape [P], 0 to n.
+        num_samples: Responses per prompt, n, at least 1.
         k: Number of attempts, 1 to n.
 
     Returns:
@@ -56,11 +56,11 @@ def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: int
 def worst_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: int, k: int) -> FloatArray:
     """Estimate worst@k of each prompt, the chance that all of k responses are correct: C(c, k) / C(n, k).
 
-    pass@k tells how widely a model covers the prompts, worst@k how sharply: how surely it solves those that it can.
+    pass@k measures the coverage of the prompts, worst@k the reliability on each of them.
 
     Args:
-        num_correct_P: Number of correct ones, c, among n responses to each prompt, shape [P].
-        num_samples: n.
+        num_correct_P: Number of correct responses, c, among n to each prompt, shape [P], 0 to n.
+        num_samples: Responses per prompt, n, at least 1.
         k: Number of attempts, 1 to n.
 
     Returns:
@@ -77,9 +77,9 @@ def worst_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: in
 def _checked(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: int, k: int) -> NDArray[np.int64]:
     num_correct = np.asarray(num_correct_P, np.int64)
     if not 1 <= k <= num_samples:
-        raise ValueError(f"pass@{k} and worst@{k} need k between 1 and the {num_samples} samples")
+        raise ValueError(f"pass@k and worst@k need k from 1 to the number of samples {num_samples}, not {k}")
     if ((num_correct < 0) | (num_correct > num_samples)).any():
-        raise ValueError(f"counts of correct samples must lie between 0 and {num_samples}")
+        raise ValueError(f"counts of correct samples must be from 0 to {num_samples}, not {num_correct}")
     return num_correct
 
 

@@ -127,7 +127,7 @@ def _change_figure(run: RunRecord, change: ScoreChange) -> Figure:
     if change.difference:
         ends = change.difference.value, change.difference.low, change.difference.high
         rounded = Estimate(*(round(end, 3) + 0.0 for end in ends))  # + 0.0: never -0.000
-        details.insert(0, f"change {_unbroken(interval(rounded, sign='+'))}")
+        details.insert(0, f"change {rounded.value:+.3f} {_ends(rounded, '+')}")
     best = best_evaluation(run)
     if best is not None and best is not last and change.k == ks_of(best)[0]:
         details.append(f"best: {score(best, change.k).value:.3f} {_when(best)}")
@@ -230,12 +230,12 @@ def _first_and_last(run: RunRecord, place: int) -> tuple[int, Estimate, Estimate
 
 
 def _before_after(run: RunRecord, place: int) -> str:
-    """Return a score at the first and the last evaluation. The text may break before an interval and at the arrow."""
+    """Return a score at the first and the last evaluation, as text that breaks at the arrow."""
     ends = _first_and_last(run, place)
     if not ends:
         return "not evaluated"
     k, *scores = ends
-    texts = [f"{one.value:.3f} {_ends(one)}" for one in (scores if len(run.evaluations) > 1 else scores[:1])]
+    texts = [_unbroken(interval(one)) for one in (scores if len(run.evaluations) > 1 else scores[:1])]
     return f"pass@{k}: " * (place != 0) + " → ".join(texts)
 
 
@@ -266,8 +266,8 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "–"  # noqa: RUF001
 
 
-def _ends(estimate: Estimate) -> str:
-    return _unbroken(f"[{estimate.low:.3f}, {estimate.high:.3f}]")
+def _ends(estimate: Estimate, sign: str = "") -> str:
+    return _unbroken(f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]")
 
 
 def _unbroken(text: str) -> str:
