@@ -99,7 +99,7 @@ def test_what_cannot_be_reported_is_refused_in_one_line(run: Path) -> None:
     assert "compared is a comparison; its own pages are comparison.md" in refusal("report", "compared")
     assert "brorl report compared/arms/*/seed-0" in refusal("samples", "compared")
     Path("notes.html").write_text("mine")
-    assert "notes.html exists already and is not a report" in refusal("report", run, "--output", "notes.html")
+    assert "notes.html exists and is not a report" in refusal("report", run, "--output", "notes.html")
     assert Path("notes.html").read_text() == "mine"
     assert "is a folder" in refusal("report", run, "--output", ".")
     assert "RUN" in refusal("report")

@@ -229,13 +229,13 @@ def _hints(config: TrainConfig, path: Path, ending: Ending, is_new: bool) -> lis
 
 
 def _write_report(path: Path) -> str:
-    from brorl.report.page.report_file import REPORT, write_report
+    from brorl.report.page.file import write_report
 
     try:
-        write_report([path], path / REPORT)
+        report = write_report([path])
     except UserError as error:  # the run itself is complete
         return f"no report: {error}"
-    return f"charts and rollouts: open {path / REPORT} in a browser"
+    return f"charts and rollouts: open {report.path} in a browser"
 
 
 def _examples(config: TrainConfig, result: TrainingResult) -> list[str]:

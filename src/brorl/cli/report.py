@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from brorl.cli.settings import Commands
 from brorl.runs import RUNS
-
-_REPORT = "report.html"
 
 
 def add_parser(commands: Commands, chosen: bool) -> None:  # noqa: ARG001 (no settings to add)
@@ -18,21 +17,17 @@ def add_parser(commands: Commands, chosen: bool) -> None:  # noqa: ARG001 (no se
         help="show runs as one HTML file: charts, rollouts, settings",
         allow_abbrev=False,
     )
-    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="run directories; several are overlaid")
+    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="run directories; charts show all of them")
     parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help=f"where to write it (default: RUN/{_REPORT}; of several runs: {RUNS / _REPORT})",
-    )
-    parser.set_defaults(execute=lambda parsed: report(parsed.runs, parsed.output))
+        "--output", type=Path, metavar="FILE",
+        help=f"the file (default: RUN/report.html; for several runs: {RUNS}/report.html)",
+    )  # fmt: skip
+    parser.set_defaults(execute=report)
 
 
-def report(paths: list[Path], output: Path | None) -> int:
+def report(parsed: argparse.Namespace) -> int:
     """Write the report of runs and return the exit code."""
-    from brorl.report.page.report_file import REPORT, write_report
+    from brorl.report.page.file import write_report
 
-    target = output or (paths[0] / REPORT if len(paths) == 1 else RUNS / REPORT)
-    size = write_report(paths, target)
-    print(f"{target} ({size / 1e6:.1f} MB): open it in a browser")  # noqa: T201
+    print(write_report(parsed.runs, parsed.output))  # noqa: T201
     return 0
