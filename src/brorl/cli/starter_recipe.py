@@ -79,57 +79,53 @@ def make_starter(path: str, model: str | None, guess: Guess, questions: Sequence
 
 def starter_recipe(starter: Starter, name: str) -> str:
     """Return the recipe as YAML with comments; `name` is its file."""
-    guess = starter.guess
-    lines = [
-        ("model: " + _quoted(starter.model), "a folder or a Hugging Face hub id"),
-        ("rollouts_per_prompt: 16", "N: 16 for a quick try, 512 in BroRL; compare them: brorl plan"),
-        ("prompts_per_step: 8", "small, for a laptop; BroRL has 128"),
-        ("steps: 20", "a first look; the runs of the paper take 419 to 3,000"),
-        ("checkpoint_every: 10", "a stopped run resumes from the last checkpoint: brorl resume"),
-        ("data:", ""),
-        ("  sources:", ""),
-        (f"    - path: {_quoted(starter.path)}", "relative to the folder in which brorl is started"),
-        (f"      prompt_column: {_quoted(guess.prompt_column)}", "the question"),
-        (f"      answer_column: {_quoted(guess.answer_column)}", "the reference answer"),
-        (f"      domain: {_quoted(guess.domain)}", f"the verifier: {guess.domain_reason}"),
-        (
-            f"  held_out_share: {starter.held_out_share:g}",
-            f"about {starter.num_held_out} of the {starter.num_questions:,} questions are kept for evaluation",
-        ),
-        ("prompt:", ""),
-        (f"  template: {_quoted(starter.template)}", "text around each question, {prompt}"),
-        ("  chat: auto", "use the model's chat template if it has one"),
-        ("sampling:", ""),
-        ("  temperature: 1.0", "sample from the model as it is"),
-        (f"  max_new_tokens: {starter.max_new_tokens}", "longer responses are cut and count as incorrect"),
-        ("optimizer:", ""),
-        ("  learning_rate: 2.0e-6", "brorl's default, from ProRL; raise it for a very small model"),
-        ("  mini_batches: 2", "updates per step; each needs at least one prompt"),
-        ("evaluation:", ""),
-        (f"  num_prompts: {min(starter.num_held_out, 32)}", "held-out questions for pass@k"),
-        ("  num_samples: 16", "responses per question"),
-        ("  ks: [1, 16]", "pass@1 and pass@16; a k is at most num_samples"),
-        ("  every: 10", "steps between evaluations; the start and the end are always evaluated"),
-    ]
+    guess, after, functions = starter.guess, "", ""
     if guess.answer_after is not None:
-        place = 1 + next(i for i, (setting, _) in enumerate(lines) if "answer_column" in setting)
-        setting = f"      answer_after: {_quoted(guess.answer_after)}"
-        lines.insert(place, (setting, "the answer follows the last occurrence of this text"))
+        after = f"""
+      answer_after: {_quoted(guess.answer_after)}  # the answer follows the last occurrence of this text"""
     if starter.needs_verifier:
-        function = f"    {_quoted(guess.domain)}: {FUNCTION_FILE}:check"
-        comment = "yours to write: def check(response: str, reference: str) -> bool"
-        lines += [("verification:", ""), ("  functions:", ""), (function, comment)]
-    head = [
-        f"# A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}",
-        "# Every key is also an option of the command line (--steps 50). All keys: brorl train --help, docs/recipe.md",
-    ]
-    return "\n".join([*head, *(_line(*line) for line in lines)]) + "\n"
+        functions = f"""
+verification:
+  functions:
+    {_quoted(guess.domain)}: {FUNCTION_FILE}:check  # write def check(response: str, reference: str) -> bool"""
+    text = f"""\
+# A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}
+# Every key is also an option of the command line (--steps 50). All keys: brorl train --help, docs/recipe.md
+model: {_quoted(starter.model)}  # a folder or a Hugging Face hub id
+rollouts_per_prompt: 16  # N: 16 for a quick try, 512 in BroRL; compare them: brorl plan
+prompts_per_step: 8  # small, for a laptop; BroRL has 128
+steps: 20  # a first look; the runs of the paper take 419 to 3,000
+checkpoint_every: 10  # a stopped run resumes from the last checkpoint: brorl resume
+data:
+  sources:
+    - path: {_quoted(starter.path)}  # relative to the folder in which brorl is started
+      prompt_column: {_quoted(guess.prompt_column)}  # the question
+      answer_column: {_quoted(guess.answer_column)}  # the reference answer{after}
+      domain: {_quoted(guess.domain)}  # the verifier: {guess.domain_reason}
+  held_out_share: {starter.held_out_share:g}  # about {starter.num_held_out} of {starter.num_questions:,} questions, for evaluation
+prompt:
+  template: {_quoted(starter.template)}  # text around each question, {{prompt}}
+  chat: auto  # use the model's chat template if it has one
+sampling:
+  temperature: 1.0  # sample from the model as it is
+  max_new_tokens: {starter.max_new_tokens}  # longer responses are cut and count as incorrect
+optimizer:
+  learning_rate: 2.0e-6  # brorl's default, from ProRL; raise it for a very small model
+  mini_batches: 2  # updates per step; each needs at least one prompt
+evaluation:
+  num_prompts: {min(starter.num_held_out, 32)}  # held-out questions for pass@k
+  num_samples: 16  # responses per question
+  ks: [1, 16]  # pass@1 and pass@16; a k is at most num_samples
+  every: 10  # steps between evaluations; the start and the end are always evaluated{functions}
+"""
+    return "\n".join(map(_aligned, text.splitlines())) + "\n"
 
 
-def _line(setting: str, comment: str) -> str:
-    """Return a setting with its comment beside it, or above it where the line would be long."""
-    if not comment:
-        return setting
+def _aligned(line: str) -> str:
+    """Return a line with its comment in the column of all comments, or above the setting where that is long."""
+    setting, _, comment = line.rpartition("  # ")
+    if not setting:
+        return line
     if len(setting) <= _COLUMN:
         return f"{setting:<{_COLUMN + 2}}# {comment}"
     indent = " " * (len(setting) - len(setting.lstrip()))
