@@ -80,6 +80,7 @@ def make_starter(path: str, model: str | None, guess: Guess, questions: Sequence
 def starter_recipe(starter: Starter, name: str) -> str:
     """Return the recipe as YAML with comments; `name` is its file."""
     guess, after, functions = starter.guess, "", ""
+    split = f"{starter.num_held_out} of {starter.num_questions:,} questions are held out for evaluation"
     if guess.answer_after is not None:
         after = f"""
       answer_after: {_quoted(guess.answer_after)}  # the answer follows the last occurrence of this text"""
@@ -102,7 +103,7 @@ data:
       prompt_column: {_quoted(guess.prompt_column)}  # the question
       answer_column: {_quoted(guess.answer_column)}  # the reference answer{after}
       domain: {_quoted(guess.domain)}  # the verifier: {guess.domain_reason}
-  held_out_share: {starter.held_out_share:g}  # about {starter.num_held_out} of {starter.num_questions:,} questions, for evaluation
+  held_out_share: {starter.held_out_share:g}  # {split}
 prompt:
   template: {_quoted(starter.template)}  # text around each question, {{prompt}}
   chat: auto  # use the model's chat template if it has one
