@@ -33,6 +33,9 @@ def test_every_cell_of_the_notebook_works(tmp_path: Path, monkeypatch: pytest.Mo
         for cell in notebook.cells
         if cell.cell_type == "code"
     }
+    (lines,) = (text for source, text in shown.items() if source.startswith("run = brorl.train("))
+    assert "finished 10 steps; run directory: runs/first" in lines
+    assert "\x1b" not in lines
     assert "text/html" in shown["run"]
     assert "pass@1" in shown["run"]
     for verb in ("evaluate", "plan"):

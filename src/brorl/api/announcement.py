@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import brorl
-
-if TYPE_CHECKING:
-    from brorl.config.settings import TrainConfig
-    from brorl.training.run import TrainingRun
+from brorl.assemble.settings import build_learning_rate, build_policy_loss
+from brorl.config.reading import parse_yaml
+from brorl.config.settings import TrainConfig
+from brorl.model.load import choose_device
+from brorl.runs.checkpoint import is_checkpoint, read_step
+from brorl.training.run import TrainingRun
 
 
 def announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
@@ -20,9 +22,6 @@ def announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
         run: The parts of the run.
         step: Steps that the run has done.
     """
-    from brorl.assemble.settings import build_policy_loss
-    from brorl.model.load import choose_device
-
     learner = run.algorithm.learner
     trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
@@ -42,9 +41,6 @@ def announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
 
 def lineage_of(model: str) -> dict[str, Any] | None:
     """Return the run and step that a model is a checkpoint of; None if it is not a checkpoint."""
-    from brorl.config.reading import parse_yaml
-    from brorl.runs.checkpoint import is_checkpoint, read_step
-
     checkpoint = Path(model)
     if not is_checkpoint(checkpoint):
         return None
@@ -66,8 +62,6 @@ def _stage(lineage: dict[str, Any], from_checkpoint: bool) -> str:
 
 def _learning_rate(config: TrainConfig) -> str:
     """Return the learning rate, and the formula where it is scaled with the batch."""
-    from brorl.assemble.settings import build_learning_rate
-
     optimizer, rate = config.optimizer, build_learning_rate(config)
     if not optimizer.reference_batch:
         return f"{rate:.2e}"

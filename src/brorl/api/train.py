@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
-from brorl.activity import Activity, Phase
 from brorl.api.runs_folder import make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
 from brorl.api.settings import ConfigOrPath, recipe_name, resolve_config
-from brorl.config.reading import dump_yaml, flat_settings
-from brorl.config.resuming import fixed_settings
-from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.runs import RUNS
 
 if TYPE_CHECKING:
     from brorl.api.training_result import TrainingResult
-    from brorl.console.progress import TrainingProgress
     from brorl.console.screen import Screen
-    from brorl.runs.checkpoint import TrainerState
-    from brorl.runs.run_directory import Record, RunDirectory
-    from brorl.training.journal import Ending
-    from brorl.training.run import TrainingRun
-    from brorl.training.stop_request import StopRequest
 
 _RECIPE = "quickstart"
-_FEW = 16  # rollouts per prompt that the hint at the end compares with
 
 
 def train(
@@ -59,15 +46,17 @@ def train(
     if resume:
         if not isinstance(config_or_path, str | Path | None):
             raise UserError("resume=True needs a run directory as the first argument, or None for the newest run")
-        return _resume(config_or_path, flat_settings(overrides), progress)
+        return _resume(config_or_path, overrides, progress)
     recipe = _RECIPE if config_or_path is None else config_or_path
     config = resolve_config(recipe, overrides)
-    with _screen(progress) as screen:  # before torch is imported, which takes seconds
+    with _screen(progress) as screen:  # shown while torch is imported, which takes seconds
+        from brorl.api.training_session import TrainingSession
+
         directory = make_run_directory(config.output_dir, Path(recipe_name(recipe)).stem)
         with directory.locked():  # until it is released, no other process uses or removes the directory
             refuse_used_folder(directory.path)
             try:
-                return _run_to_end(config, directory, screen, is_new=True)
+                return TrainingSession(config, directory, screen, is_new=True).run_to_end()
             except UserError:
                 if not directory.read_metrics():
                     remove_unused(directory)
@@ -87,178 +76,15 @@ def _resume(path: str | Path | None, overrides: Mapping[str, Any], progress: boo
         )
     config = resolve_config(config_file, overrides)
     with _screen(progress) as screen:
+        from brorl.api.training_session import TrainingSession
         from brorl.runs.run_directory import RunDirectory
 
         directory = RunDirectory(Path(path))
         with directory.locked():
-            return _run_to_end(config, directory, screen, is_new=False)
+            return TrainingSession(config, directory, screen, is_new=False).run_to_end()
 
 
 def _screen(progress: bool) -> Screen:
     from brorl.console.screen import Screen
 
     return Screen(f"brorl {brorl.__version__}", silent=not progress)
-
-
-def _run_to_end(config: TrainConfig, directory: RunDirectory, screen: Screen, is_new: bool) -> TrainingResult:
-    """Train to the end, or to the next interruption.
-
-    Args:
-        config: The run's settings.
-        directory: The run's files; the caller holds its lock.
-        screen: Where the run is shown.
-        is_new: Whether the run starts here.
-    """
-    from brorl.assemble.settings import build_budget
-    from brorl.console.progress import TrainingProgress
-    from brorl.runs.checkpoint import last_checkpoint
-    from brorl.trackers import require_package
-    from brorl.training.stop_request import StopRequest
-
-    screen.log_to(directory.path / "run.log")
-    for tracker in config.tracking.to:
-        require_package(tracker)
-    lines, stop = TrainingProgress(config.steps, build_budget(config), screen), StopRequest(screen.answer_stop)
-    try:
-        run, state = _begin(config, directory, lines, screen, stop)
-        ending, message = _train_tracked(config, run, state, lines, screen, stop)
-    except KeyboardInterrupt:
-        last = last_checkpoint(directory.checkpoints)
-        where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
-        screen.say(
-            f"\nstopped at once; unsaved work is discarded; {where} with: brorl resume {directory.path}",
-            is_command=True,
-        )
-        raise
-    return _finish(config, directory, lines, screen, ending, message, is_new)
-
-
-def _begin(
-    config: TrainConfig, directory: RunDirectory, lines: TrainingProgress, screen: Screen, stop: StopRequest
-) -> tuple[TrainingRun, TrainerState]:
-    """Make the parts of the run, write the files that describe it, and announce it."""
-    from brorl.api.announcement import announcement, lineage_of
-    from brorl.assemble.run import build_run
-    from brorl.training.schedule import is_due
-
-    def observe(activity: Activity) -> None:
-        lines.observe(activity)
-        stop.check()
-
-    if not directory.config_file.exists():  # a run that is killed from here on can be resumed
-        _write_config(config, directory)
-    run, state = build_run(config, directory, lines.show, screen.say, observe)
-    _write_config(config, directory)
-    if not directory.begun_file.exists():
-        directory.write_begun(fixed_settings(config), has_checkpoint=False)
-    directory.write_environment(continued_from=lineage_of(config.model))
-    benchmark = run.measurements.benchmark
-    directory.write_held_out(benchmark.prompts if benchmark else [])
-    lines.recall(directory.read_metrics())
-    screen.status.start_training(state.step, lambda step: is_due(step, config.evaluation.every) or step == config.steps)
-    for line in announcement(config, run, state.step):
-        screen.say(line)
-    return run, state
-
-
-def _train_tracked(
-    config: TrainConfig,
-    run: TrainingRun,
-    state: TrainerState,
-    lines: TrainingProgress,
-    screen: Screen,
-    stop: StopRequest,
-) -> tuple[Ending, str]:
-    """Train, and send every line of the metrics to the screen and the trackers."""
-    from brorl.trackers import open_trackers
-    from brorl.training.loop import train as train_run
-
-    tracking, directory = config.tracking, run.outputs.directory
-    name, settings = tracking.run_name or directory.path.name, config.model_dump(mode="json")
-    past = directory.read_metrics()
-    with closing(
-        open_trackers(tracking.to, tracking.project, name, settings, directory.path, screen.say, past)
-    ) as trackers:
-
-        def report(record: Record) -> None:
-            lines.show(record)
-            trackers.log(record)
-
-        return train_run(replace(run, outputs=replace(run.outputs, report=report)), state, stop)
-
-
-def _finish(
-    config: TrainConfig,
-    directory: RunDirectory,
-    lines: TrainingProgress,
-    screen: Screen,
-    ending: Ending,
-    message: str,
-    is_new: bool,
-) -> TrainingResult:
-    """Write the report, print the tables and the next commands, and return the result."""
-    from brorl.api.training_result import read_result
-    from brorl.training.journal import Ending
-
-    screen.observe(Phase("writing", "report"))
-    hints = _hints(config, directory.path, ending, is_new)
-    if config.report and ending is not Ending.INTERRUPTED:
-        hints = [_write_report(directory.path), *hints]
-    result = read_result(directory, ending, message)
-    lines.finish(result.metrics, directory.path, message, hints)
-    if ending is Ending.NO_MIXED_GROUPS:
-        for line in _examples(config, result):
-            screen.say(line, is_command=True)
-    return result
-
-
-def _hints(config: TrainConfig, path: Path, ending: Ending, is_new: bool) -> list[str]:
-    """Return the commands that continue the run."""
-    from brorl.training.journal import Ending
-
-    resume = f"brorl resume {path}"
-    match ending:
-        case Ending.INTERRUPTED:
-            return [f"continue with: {resume}"]
-        case Ending.NO_MIXED_GROUPS:
-            return [f"try again, with other draws: {resume}"]
-        case Ending.COLLAPSED:
-            return [f"continue anyway: {resume}"]
-        case Ending.FINISHED:
-            pass
-    limit, steps = config.budget.limit, config.steps
-    longer = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
-    longer += [] if steps is None else [f"--steps {2 * steps}"]
-    hints = [f"train longer: {resume} {' '.join(longer)}"]
-    if is_new and not config.adaptive.enabled and config.rollouts_per_prompt > _FEW:
-        again = f"{path / 'config.yaml'} --output_dir null --rollouts_per_prompt {_FEW}"
-        hints.append(f"compare with few rollouts: brorl train {again}")
-    return hints
-
-
-def _write_report(path: Path) -> str:
-    from brorl.report.page.file import write_report
-
-    try:
-        return f"charts and rollouts: open {write_report([path]).path} in a browser"
-    except UserError as error:  # the run itself is complete
-        return f"no report: {error}"
-
-
-def _examples(config: TrainConfig, result: TrainingResult) -> list[str]:
-    """Return responses of the last step, if none was correct."""
-    from brorl.report.samples import unsolved_examples
-
-    last = result.metrics[-1]
-    if config.store_rollouts_every:
-        return unsolved_examples(result.path, last["step"])
-    if last["sampling"]["share_correct"]:
-        return []
-    return ["store_rollouts_every: 1 stores the rollouts, and `brorl samples` shows them"]
-
-
-def _write_config(config: TrainConfig, directory: RunDirectory) -> None:
-    from brorl.storage import replace_file, storage_errors
-
-    with storage_errors(directory.config_file):
-        replace_file(directory.config_file, dump_yaml(config).encode())

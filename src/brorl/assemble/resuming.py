@@ -1,7 +1,7 @@
-"""Whether a run can be resumed: found out before the data and the model are read.
+"""The check that a run can be resumed, before the data and the model are read.
 
-In: the settings now, the run directory and its last checkpoint. It refuses settings that changed, checkpoints that are
-gone, and a checkpoint that is damaged, and names the command to use instead.
+In: the current settings, the run directory and its last checkpoint. Changed settings, missing checkpoints and a damaged
+checkpoint are errors that name the command to use instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from brorl.runs.run_directory import RunDirectory
 
 
 def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
-    """Refuse to go on with a run that would not be the same run; a new run passes.
+    """Reject a run that cannot continue as the same run; a new run passes.
 
     Args:
         config: The run's settings.
@@ -24,7 +24,7 @@ def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Pa
         checkpoint: Its last complete checkpoint, if there is one.
 
     Raises:
-        UserError: On the first thing that is wrong.
+        UserError: On the first problem.
     """
     begun = directory.read_begun()
     change = first_change(begun.get("settings", {}), config)
@@ -44,7 +44,7 @@ def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Pa
 
 
 def go_back(directory: RunDirectory) -> str:
-    """Return what to do where the last checkpoint cannot be used."""
+    """Return the command to use if the last checkpoint cannot be used."""
     *earlier, last = complete_checkpoints(directory.checkpoints)
     if earlier:
         return f"resume from {earlier[-1].name} with: rm -r {last} && brorl resume {directory.path}"

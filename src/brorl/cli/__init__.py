@@ -1,8 +1,8 @@
-"""The command line: one module a command, each of which adds its options and says what runs.
+"""The command line: one module per command, with its options and the call of its function.
 
-Errors that the user can fix are one line on stderr, exit code 2 for what was found before any work and 1 for what
-stopped a run. Ctrl-C and SIGTERM stop every command alike, exit code 130. numpy, torch and transformers are imported
-only once a command really runs.
+Errors that the user can fix are one line on stderr, with exit code 2 before any work and 1 for an error that stopped a
+run. Ctrl-C and SIGTERM stop every command with exit code 130. numpy, torch and transformers are imported when a command
+runs, and not for help.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     Args:
-        arguments: Command line without the program's name; that of the process if not given.
+        arguments: Command line without the program's name; by default that of the process.
     """
     try:
         with sigterm_as_interrupt():
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make_parser(chosen: Collection[str]) -> argparse.ArgumentParser:
-    """Make the parser of all commands; settings are added to the `chosen` ones alone, since that takes time."""
+    """Make the parser of all commands; only the `chosen` ones get the settings, because adding them takes time."""
     parser = _Parser(
         prog="brorl",
         description="Reinforcement learning from verifiable rewards at many rollouts per prompt, as one tree.",

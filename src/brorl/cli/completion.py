@@ -1,6 +1,6 @@
 """`brorl completion`: a script that completes commands and options in bash, zsh and fish.
 
-The script is static: a press of the Tab key runs no Python. It is made by shtab from the parsers of all commands.
+shtab makes the script from the parsers of all commands. The script is static: the Tab key starts no Python process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from brorl.cli.settings import Commands
 from brorl.errors import UserError
 
 _SHELLS = ("bash", "zsh", "fish")
-_FILES = ("ARM", "CHECKPOINT", "DATA", "DATA_FILE", "FILE", "MODEL", "RECIPE", "RUN", "SOURCE")  # what a path may be
+_FILES = ("ARM", "CHECKPOINT", "DATA", "DATA_FILE", "FILE", "MODEL", "RECIPE", "RUN", "SOURCE")  # placeholders of paths
 _FOLDERS = ("DIR",)
 
 

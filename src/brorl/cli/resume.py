@@ -19,7 +19,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
     )
     parser.add_argument(
         "run", nargs="?", metavar="RUN", type=Path,
-        help=f"run directory (default: the run in {RUNS}/ that was active last and is not finished)",
+        help=f"run directory (default: the newest unfinished run in {RUNS}/)",
     )  # fmt: skip
     parser.set_defaults(execute=lambda parsed: train(parsed.run, overrides_of(parsed), resume=True))
     if chosen:

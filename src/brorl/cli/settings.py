@@ -1,4 +1,4 @@
-"""Options of the command line that are settings of a recipe: one for every field of the config."""
+"""Settings of a recipe as options of the command line: one option for every field of the config."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] | None = N
 
 
 def overrides_of(parsed: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings given as options, each parsed like a value in YAML."""
+    """Return the settings given as options; each value is parsed as YAML."""
     from brorl.config.reading import parse_yaml, settings_of
     from brorl.config.settings import TrainConfig
 
@@ -53,7 +53,7 @@ def unknown_option(option: str, command: str | None) -> str:
     if not option.startswith("--"):
         return f"unexpected argument {option!r} (see brorl {command or ''} --help)"
     if command in ("init", "simulate", "report", "samples", "eval", "completion"):
-        return f"--{name} is not an option of brorl {command}; see brorl {command} --help"
+        return f"--{name} is not an option of brorl {command} (see brorl {command} --help)"
     if command == "resume":
         return f"--{name} cannot be changed on resume; these settings can: {', '.join(CHANGEABLE_ON_RESUME)}"
     return unknown_setting(name)

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: what Slurm, Kubernetes and `kill` send stops a command as Ctrl-C does.
+"""Ctrl-C and SIGTERM: the signal of Slurm, Kubernetes and `kill` stops a command as Ctrl-C does.
 
-A command that keeps what it has done catches KeyboardInterrupt, prints what was kept and the command that goes on, and
-returns `STOPPED`. A training run asks for its stop itself (`brorl.training.stop_request`), and a comparison counts the
-signals that it passes on to its runs.
+A command that keeps finished work catches KeyboardInterrupt, prints the command that continues, and returns `STOPPED`.
+A training run handles the signals itself (`brorl.training.stop_request`), and a comparison counts the signals that it
+sends on to its runs.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
-STOPPED = 130  # exit code of a command that was stopped, whichever the signal
+STOPPED = 130  # exit code of a stopped command, for either signal
 STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 _Handler = Callable[[int, FrameType | None], object]
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Within the block, SIGTERM raises KeyboardInterrupt. Other threads than the main one leave signals alone."""
+    """Within the block, SIGTERM raises KeyboardInterrupt. Outside of the main thread it does nothing."""
     with _handled({signal.SIGTERM}, _interrupt):
         yield
 
 
 @dataclass
 class StopCount:
-    """How many stop signals came.
+    """Counter of stop signals.
 
     Attributes:
-        count: Their number.
+        count: Signals received.
     """
 
     count: int = 0
@@ -44,7 +44,7 @@ class StopCount:
 
 @contextmanager
 def counted_stops() -> Iterator[StopCount]:
-    """Within the block, SIGINT and SIGTERM are counted and interrupt nothing."""
+    """Within the block, SIGINT and SIGTERM are counted and do not interrupt."""
     stops = StopCount()
     with _handled(STOP_SIGNALS, stops.add):
         yield stops

@@ -31,10 +31,7 @@ def train(config_or_path: ConfigOrPath | None, overrides: dict[str, Any], resume
     """Train and return the exit code: 0, 130 if the run was stopped, 1 if it made no update."""
     from brorl.api.train import train as train_run
 
-    try:
-        result = train_run(config_or_path, resume=resume, **overrides)
-    except KeyboardInterrupt:  # the message is printed already
-        return STOPPED
+    result = train_run(config_or_path, resume=resume, **overrides)
 
     from brorl.training.journal import Ending
 

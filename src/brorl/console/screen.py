@@ -39,7 +39,9 @@ class Screen:
     """
 
     def __init__(self, name: str = "", quiet_s: float = _QUIET_S, silent: bool = False) -> None:
-        self.console = Console(highlight=False, quiet=silent, force_jupyter=False)  # lines as one text in notebooks
+        self.console = Console(highlight=False, quiet=silent)
+        if self.console.is_jupyter:  # plain text, as in a file, instead of one HTML element per line
+            self.console = Console(highlight=False, quiet=silent, force_jupyter=False, force_terminal=False)
         self.is_live = self.console.is_interactive and self.console.is_terminal and not silent
         if not self.console.is_terminal:
             self.console.width = WIDTH

@@ -1,0 +1,172 @@
+"""The training of a run in this process: from its settings and directory to its end or an interruption.
+
+In: checked settings, a locked run directory and a screen. Out: a `TrainingResult`. All calls of `build_run` and of the
+training loop for `brorl.train` are here.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from brorl.activity import Activity, Phase
+from brorl.api.announcement import announcement, lineage_of
+from brorl.api.training_result import TrainingResult, read_result
+from brorl.assemble.run import build_run
+from brorl.assemble.settings import build_budget
+from brorl.config.reading import dump_yaml
+from brorl.config.resuming import fixed_settings
+from brorl.config.settings import TrainConfig
+from brorl.console.progress import TrainingProgress
+from brorl.console.screen import Screen
+from brorl.errors import UserError
+from brorl.report.page.file import write_report
+from brorl.report.samples import unsolved_examples
+from brorl.runs.checkpoint import TrainerState, last_checkpoint
+from brorl.runs.run_directory import Record, RunDirectory
+from brorl.storage import replace_file, storage_errors
+from brorl.trackers import open_trackers, require_package
+from brorl.training.journal import Ending
+from brorl.training.loop import train as train_run
+from brorl.training.run import TrainingRun
+from brorl.training.schedule import is_due
+from brorl.training.stop_request import StopRequest
+
+_FEW = 16  # rollouts per prompt in the hint at the end
+
+
+@dataclass(frozen=True)
+class TrainingSession:
+    """The training of a run in this process.
+
+    Attributes:
+        config: The run's settings.
+        directory: The run's files; the caller holds its lock.
+        screen: Where the run is shown.
+        is_new: Whether the run starts here.
+    """
+
+    config: TrainConfig
+    directory: RunDirectory
+    screen: Screen
+    is_new: bool
+
+    def run_to_end(self) -> TrainingResult:
+        """Train to the end, or to the next interruption.
+
+        Raises:
+            UserError: If the run cannot start or continue.
+            KeyboardInterrupt: On the second Ctrl-C; the step under way is discarded.
+        """
+        config, screen = self.config, self.screen
+        screen.log_to(self.directory.path / "run.log")
+        for tracker in config.tracking.to:
+            require_package(tracker)
+        progress, stop = TrainingProgress(config.steps, build_budget(config), screen), StopRequest(screen.answer_stop)
+        try:
+            run, state = self._begin(progress, stop)
+            ending, message = self._train(run, state, progress, stop)
+        except KeyboardInterrupt:
+            last = last_checkpoint(self.directory.checkpoints)
+            where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
+            screen.say(f"\nstopped at once; unsaved work is discarded; {where} with: {self._resume}", is_command=True)
+            raise
+        return self._finish(progress, ending, message)
+
+    @property
+    def _resume(self) -> str:
+        return f"brorl resume {self.directory.path}"
+
+    def _begin(self, progress: TrainingProgress, stop: StopRequest) -> tuple[TrainingRun, TrainerState]:
+        """Make the parts of the run, write the files that describe it, and announce it."""
+        config, directory = self.config, self.directory
+
+        def observe(activity: Activity) -> None:
+            progress.observe(activity)
+            stop.check()
+
+        if not directory.config_file.exists():  # a run that is killed from here on can be resumed
+            self._write_config()
+        run, state = build_run(config, directory, progress.show, self.screen.say, observe)
+        self._write_config()
+        if not directory.begun_file.exists():
+            directory.write_begun(fixed_settings(config), has_checkpoint=False)
+        directory.write_environment(continued_from=lineage_of(config.model))
+        benchmark = run.measurements.benchmark
+        directory.write_held_out(benchmark.prompts if benchmark else [])
+        progress.recall(directory.read_metrics())
+        self.screen.status.start_training(
+            state.step, lambda step: is_due(step, config.evaluation.every) or step == config.steps
+        )
+        for line in announcement(config, run, state.step):
+            self.screen.say(line)
+        return run, state
+
+    def _write_config(self) -> None:
+        with storage_errors(self.directory.config_file):
+            replace_file(self.directory.config_file, dump_yaml(self.config).encode())
+
+    def _train(
+        self, run: TrainingRun, state: TrainerState, progress: TrainingProgress, stop: StopRequest
+    ) -> tuple[Ending, str]:
+        """Train, and send every line of the metrics to the screen and the trackers."""
+        tracking, path = self.config.tracking, self.directory.path
+        name, settings = tracking.run_name or path.name, self.config.model_dump(mode="json")
+        past = self.directory.read_metrics()
+        with closing(
+            open_trackers(tracking.to, tracking.project, name, settings, path, self.screen.say, past)
+        ) as trackers:
+
+            def report(record: Record) -> None:
+                progress.show(record)
+                trackers.log(record)
+
+            return train_run(replace(run, outputs=replace(run.outputs, report=report)), state, stop)
+
+    def _finish(self, progress: TrainingProgress, ending: Ending, message: str) -> TrainingResult:
+        """Write the report, print the tables and the next commands, and return the result."""
+        self.screen.observe(Phase("writing", "report"))
+        hints = self._hints(ending)
+        if self.config.report and ending is not Ending.INTERRUPTED:
+            hints = [self._write_report(), *hints]
+        result = read_result(self.directory, ending, message)
+        progress.finish(result.metrics, result.path, message, hints)
+        if ending is Ending.NO_MIXED_GROUPS:
+            for line in self._examples(result.metrics[-1]):
+                self.screen.say(line, is_command=True)
+        return result
+
+    def _hints(self, ending: Ending) -> list[str]:
+        """Return the commands that continue the run."""
+        match ending:
+            case Ending.INTERRUPTED:
+                return [f"continue with: {self._resume}"]
+            case Ending.NO_MIXED_GROUPS:
+                return [f"try again, with other draws: {self._resume}"]
+            case Ending.COLLAPSED:
+                return [f"continue anyway: {self._resume}"]
+            case Ending.FINISHED:
+                pass
+        limit, steps, number = self.config.budget.limit, self.config.steps, self.config.rollouts_per_prompt
+        longer = [] if limit is None else [f"--budget.limit {2 * limit:g}"]
+        longer += [] if steps is None else [f"--steps {2 * steps}"]
+        hints = [f"train longer: {self._resume} {' '.join(longer)}"]
+        if self.is_new and not self.config.adaptive.enabled and number > _FEW:
+            again = f"{self.directory.config_file} --output_dir null --rollouts_per_prompt {_FEW}"
+            hints.append(f"compare with few rollouts: brorl train {again}")
+        return hints
+
+    def _write_report(self) -> str:
+        try:
+            report = write_report([self.directory.path])
+        except UserError as error:  # the run itself is complete
+            return f"no report: {error}"
+        return f"charts and rollouts: open {report.path} in a browser"
+
+    def _examples(self, last: Record) -> list[str]:
+        """Return responses of the last step, if none was correct."""
+        if self.config.store_rollouts_every:
+            return unsolved_examples(self.directory.path, last["step"])
+        if last["sampling"]["share_correct"]:
+            return []
+        return ["store_rollouts_every: 1 stores the rollouts, and `brorl samples` shows them"]

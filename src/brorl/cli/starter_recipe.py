@@ -1,0 +1,138 @@
+"""A first recipe for a data file, with a comment on every setting.
+
+In: the guessed meaning of a file, and its questions. Out: YAML text for `brorl check` and `brorl train`. The numbers
+suit a first run on a laptop; the comments name those of the paper.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from brorl.prompts.benchmarks import BOXED_TEMPLATE
+from brorl.prompts.countdown import COUNTDOWN_DOMAIN
+from brorl.prompts.guess import Guess
+from brorl.prompts.question import Question, split_held_out
+from brorl.verify.domains.table import DOMAINS
+
+_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+FUNCTION_FILE = "my_checks.py"
+_HELD_OUT = 64  # questions, if there are enough
+_SHARES = (0.2, 0.3, 0.4, 0.5)  # held-out shares to try for small files
+_COLUMN = 44  # of the comments
+
+
+@dataclass(frozen=True)
+class Starter:
+    """The settings of a first recipe that depend on the data.
+
+    Attributes:
+        model: Model to train.
+        path: The data.
+        guess: Its columns and its verifier.
+        template: Text around a question.
+        max_new_tokens: Length limit of a response.
+        num_questions: Questions in the data.
+        num_held_out: Number of held-out questions; 0 switches evaluation off.
+        held_out_share: The share that holds out this number.
+    """
+
+    model: str
+    path: str
+    guess: Guess
+    template: str
+    max_new_tokens: int
+    num_questions: int
+    num_held_out: int
+    held_out_share: float
+
+    @property
+    def needs_verifier(self) -> bool:
+        """Whether the user writes the verifier."""
+        return self.guess.domain not in DOMAINS
+
+
+def make_starter(path: str, model: str | None, guess: Guess, questions: Sequence[Question]) -> Starter:
+    """Choose the settings.
+
+    Args:
+        path: The data.
+        model: Model to train; None for the default.
+        guess: Columns and verifier of the data.
+        questions: All questions in the data.
+    """
+    puzzles, names_box = guess.domain == COUNTDOWN_DOMAIN, all("boxed" in question.asked for question in questions)
+    wanted = round(max(0.02, min(_HELD_OUT / len(questions), _SHARES[0])), 2)
+    sizes = ((share, len(split_held_out(questions, share, 0).held_out)) for share in (wanted, *_SHARES))
+    share, num_held_out = next(((s, n) for s, n in sizes if 0 < n < len(questions)), (0.0, 0))
+    return Starter(
+        model=model or ("quickstart" if puzzles else _MODEL),
+        path=path,
+        guess=guess,
+        template=BOXED_TEMPLATE if guess.domain == "math" and not names_box else "{prompt}",
+        max_new_tokens=16 if puzzles else 256,
+        num_questions=len(questions),
+        num_held_out=num_held_out,
+        held_out_share=share,
+    )
+
+
+def starter_recipe(starter: Starter, name: str) -> str:
+    """Return the recipe as YAML with comments; `name` is its file."""
+    guess, after, functions = starter.guess, "", ""
+    split = f"{starter.num_held_out} of {starter.num_questions:,} questions are held out for evaluation"
+    if guess.answer_after is not None:
+        after = f"""
+      answer_after: {_quoted(guess.answer_after)}  # the answer follows the last occurrence of this text"""
+    if starter.needs_verifier:
+        functions = f"""
+verification:
+  functions:
+    {_quoted(guess.domain)}: {FUNCTION_FILE}:check  # write def check(response: str, reference: str) -> bool"""
+    text = f"""\
+# A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}
+# Every key is also an option of the command line (--steps 50). All keys: brorl train --help, docs/recipe.md
+model: {_quoted(starter.model)}  # a folder or a Hugging Face hub id
+rollouts_per_prompt: 16  # N: 16 for a quick try, 512 in BroRL; compare them: brorl plan
+prompts_per_step: 8  # small, for a laptop; BroRL has 128
+steps: 20  # a first look; the runs of the paper take 419 to 3,000
+checkpoint_every: 10  # a stopped run resumes from the last checkpoint: brorl resume
+data:
+  sources:
+    - path: {_quoted(starter.path)}  # relative to the folder in which brorl is started
+      prompt_column: {_quoted(guess.prompt_column)}  # the question
+      answer_column: {_quoted(guess.answer_column)}  # the reference answer{after}
+      domain: {_quoted(guess.domain)}  # the verifier: {guess.domain_reason}
+  held_out_share: {starter.held_out_share:g}  # {split}
+prompt:
+  template: {_quoted(starter.template)}  # text around each question, {{prompt}}
+  chat: auto  # use the model's chat template if it has one
+sampling:
+  temperature: 1.0  # sample from the model as it is
+  max_new_tokens: {starter.max_new_tokens}  # longer responses are cut and count as incorrect
+optimizer:
+  learning_rate: 2.0e-6  # brorl's default, from ProRL; raise it for a very small model
+  mini_batches: 2  # updates per step; each needs at least one prompt
+evaluation:
+  num_prompts: {min(starter.num_held_out, 32)}  # held-out questions for pass@k
+  num_samples: 16  # responses per question
+  ks: [1, 16]  # pass@1 and pass@16; a k is at most num_samples
+  every: 10  # steps between evaluations; the start and the end are always evaluated{functions}
+"""
+    return "\n".join(map(_aligned, text.splitlines())) + "\n"
+
+
+def _aligned(line: str) -> str:
+    """Return a line with its comment in the column of all comments, or above the setting where that is long."""
+    setting, _, comment = line.rpartition("  # ")
+    if not setting:
+        return line
+    if len(setting) <= _COLUMN:
+        return f"{setting:<{_COLUMN + 2}}# {comment}"
+    indent = " " * (len(setting) - len(setting.lstrip()))
+    return f"{indent}# {comment}\n{setting}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
