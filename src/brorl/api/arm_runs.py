@@ -30,7 +30,7 @@ from brorl.errors import UserError
 _POLL_S = 0.5
 _KILLED_BY = 3  # signals sent to the comparison
 _STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
-_PRELOADED = (  # in the process that all runs are forked from, so that a run starts at once
+_PRELOADED = (  # in the process that all runs are forked from: a run starts at once
     "brorl.assemble.run",
     "brorl.console.progress",
     "brorl.trackers",
