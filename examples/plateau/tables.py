@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from brorl.comparison.results_of import results_of
-
 from brorl.comparison.arms import Arm, Comparison
 from brorl.comparison.matching import costs_at
-from brorl.comparison.paired import difference_interval, mean_over_runs, scores_at
+from brorl.comparison.paired import difference_interval, mean_over_runs
 from brorl.comparison.reading import read_comparison
+from brorl.comparison.results import results_of
+from brorl.comparison.scores import Measure, scores_at
 from brorl.comparison.tables import against_first_table, coverage_table, equal_score_table
 from brorl.comparison.token_efficiency import training_efficiency
 from brorl.format import interval, short, signed
@@ -43,7 +43,7 @@ def tuning_table(comparison: Comparison) -> Table:
         )
         for arm in comparison.arms
     )
-    columns = (*SETTINGS.values(), *(f"pass@{k}" for k in comparison.ks), "both outcomes")
+    columns = (*SETTINGS.values(), *(f"pass@{k}" for k in comparison.ks), "mixed groups")
     return Table(f"N = 16 after {short(comparison.budget)} samples, one seed", columns, rows, words=frozenset())
 
 
@@ -72,7 +72,7 @@ def way_table(arm: Arm) -> Table:
         "pass@1",
         "pass@16",
         "pass@256",
-        "both outcomes",
+        "mixed groups",
         "all correct",
         "correct in training",
     )
@@ -82,7 +82,7 @@ def way_table(arm: Arm) -> Table:
 
 
 def shares(window: list[Record]) -> tuple[str, str, str]:
-    """Shares of the groups with both outcomes, of those with only correct rollouts, and of correct rollouts."""
+    """Shares of the groups that were mixed, of those with only correct rollouts, and of correct rollouts."""
     if not window:
         return "", "", ""
     groups, drawn = (sum(s[key] for s in window) for key in ("groups", "samples"))
@@ -106,21 +106,21 @@ def rates_table(point: Path) -> Table:
 def costs_table(comparison: Comparison, point: str) -> Table:
     """What every N spent, saw and scored."""
     columns = (
-        "N", "prompts", "rate", "steps", "samples", "unique tokens", "sampled per unique", "samples/s", "both outcomes",
+        "N", "prompts", "rate", "steps", "samples", "unique tokens", "sampled per unique", "samples/s", "mixed groups",
         "correct in training", "pass@1 since the switch", *(f"pass@{k}" for k in comparison.ks),
     )  # fmt: skip
-    start = (scores_at(comparison, comparison.arms[0], 0, "best@k", k).mean() for k in comparison.ks)
+    start = (scores_at(comparison, comparison.arms[0], 0, Measure(k)).mean() for k in comparison.ks)
     rows = [("start", *[""] * 10, *(f"{value:.3f}" for value in start))]
     for arm in comparison.arms:
         costs, use = costs_at(arm, comparison.unit, comparison.budget), training_efficiency(arm)
         rates = [rate.mean for rate in (use.tokens_per_unique, use.samples_per_s) if rate is not None]
-        scores = (mean_over_runs(scores_at(comparison, arm, comparison.budget, "best@k", k)) for k in comparison.ks)
-        ends = (scores_at(comparison, arm, eval_point) for eval_point in (0, comparison.budget))
-        sigmoid_curve = difference_interval(*ends, seeds_paired=True)
+        scores = (mean_over_runs(scores_at(comparison, arm, comparison.budget, Measure(k))) for k in comparison.ks)
+        ends = (scores_at(comparison, arm, spent) for spent in (0, comparison.budget))
+        rise = difference_interval(*ends, seeds_paired=True)
         rows.append((
             str(arm.num_rollouts), str(arm.prompts_per_step), arm.differs.get(RATE, "as N = 16"),
             *(short(spent.mean) for spent in (costs.steps, costs.samples, costs.unique_tokens)), *map(short, rates),
-            mixed_groups(arm), training_success(arm), signed(sigmoid_curve), *map(interval, scores),
+            mixed_groups(arm), training_success(arm), signed(rise), *map(interval, scores),
         ))  # fmt: skip
     title = f"From the {point}, {comparison.budget:.0f} seconds, {len(comparison.arms[0].runs)} seeds"
     return Table(title, columns, tuple(rows), words=frozenset())
@@ -148,10 +148,10 @@ def tables_of(folder: Path) -> Iterator[Table]:
             yield rates_table(folder / point)
         if (folder / point / "compare" / "comparison.json").is_file():
             comparison = read_comparison(folder / point / "compare")
-            found = results_of(comparison)
-            yield from (costs_table(comparison, point), against_first_table(found), coverage_table(found))
-            if found.equal_score is not None:
-                yield equal_score_table(found.equal_score, found)
+            results = results_of(comparison)
+            yield from (costs_table(comparison, point), against_first_table(results), coverage_table(results))
+            if results.equal_score is not None:
+                yield equal_score_table(results)
 
 
 if __name__ == "__main__":

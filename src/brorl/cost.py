@@ -1,7 +1,7 @@
-"""What a run spends: units, costs of steps, budgets.
+"""Units of cost, the cost of steps, and budgets.
 
-In: lines of a run's metrics. Out: their cost in every unit, and whether a budget is spent. Evaluations are not part of
-any cost.
+In: lines of a run's metrics. Out: their cost in every unit, whether a budget is spent, and amounts as text. Evaluations
+are not part of any cost.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ UNIT_WORDS: dict[Unit, str] = {unit: unit.replace("_", " ") for unit in UNITS}
 
 @dataclass(frozen=True)
 class Cost:
-    """What some steps cost.
+    """The cost of some steps.
 
     Attributes:
         steps: Number of steps.
         seconds: Wall time of the steps, without evaluations.
         samples: Rollouts sampled, before dynamic sampling drops any.
-        sampled_tokens: Tokens of these rollouts, as if each were sampled by itself.
-        unique_tokens: Nodes of their trees: tokens that were computed.
+        sampled_tokens: Tokens of these rollouts, without sharing.
+        unique_tokens: Nodes of their trees: the tokens that were computed.
     """
 
     steps: int = 0
@@ -52,9 +52,9 @@ class Cost:
 
 
 def cost_of_step(record: Mapping[str, Any]) -> Cost:
-    """Return the cost of a step from its line of the metrics; nothing for the line of the start.
+    """Return the cost of a step from its line of the metrics; zero for the line of the start.
 
-    A step that found nothing to learn from made no update: it counts in every unit but steps.
+    A step without mixed groups made no update: it counts in every unit except steps.
     """
     if "sampling" not in record:
         return Cost()
@@ -70,12 +70,12 @@ def total_cost(records: Iterable[Mapping[str, Any]]) -> Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a run may spend, and when it is evaluated on the way.
+    """What a run may spend, and when it is evaluated.
 
     Attributes:
-        unit: What is counted.
-        limit: The run ends with the step that reaches this.
-        eval_points: Amounts at which the run is evaluated: after the first step that reaches each.
+        unit: The unit.
+        limit: The run ends with the step that reaches this amount.
+        eval_points: Amounts at which the run is evaluated, after the first step that reaches each.
     """
 
     unit: Unit
@@ -87,7 +87,9 @@ class Budget:
             raise ValueError(f"a budget must be above 0, not {self.limit} {self.unit}")
         wrong = next((m for m in self.eval_points if not 0 < m <= self.limit), None)
         if wrong is not None:
-            raise ValueError(f"marks must lie above 0 and up to the budget of {self.limit} {self.unit}, not at {wrong}")
+            raise ValueError(
+                f"evaluation points must lie above 0 and up to the budget of {self.limit} {self.unit}, not at {wrong}"
+            )
 
     def is_spent(self, spent: Cost) -> bool:
         """Return whether a run that spent this has reached the limit."""

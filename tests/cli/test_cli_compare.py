@@ -1,6 +1,5 @@
 """`brorl compare` as a user calls it: real runs on a tiny budget, and everything that is refused before any."""
 
-import argparse
 import json
 import os
 import shutil
@@ -12,11 +11,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from brorl.api.arm_runs import ArmRun, Slot, cpu_slots, gpu_slots, progress_of
+from brorl.api.comparison_plan import Arguments, arm_folders, plan_in
 from brorl.assemble.comparison import ArmPlan, differences, sweep_arms
-from brorl.cli.arm_runs import ArmRun, Slot, cpu_slots, gpu_slots, progress_of
-from brorl.cli.compare import _folders
-from brorl.cli.compare_plan import plan_of
-from brorl.comparison import figure as comparison_figure
+from brorl.comparison import report as comparison_report
 from brorl.comparison.arms import labelled
 from brorl.comparison.reading import read_comparison
 from brorl.config.settings import TrainConfig
@@ -50,7 +48,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
 @pytest.fixture(autouse=True)
 def figures_of_the_first_comparison_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure takes seconds; `compared` is made before this and draws its own."""
-    monkeypatch.setattr(comparison_figure, "draw_comparison", lambda _, path: path.touch())
+    monkeypatch.setattr(comparison_report, "draw_comparison", lambda _, path: path.touch())
 
 
 def refusal(*arguments: str | Path) -> str:
@@ -167,10 +165,8 @@ def test_progress_follows_a_run_that_goes_back_to_a_checkpoint(compared: Compare
 def test_seeds_can_be_added_and_it_is_remembered(compared: Compared, tmp_path: Path) -> None:
     shutil.copytree(compared.folder, tmp_path / "out", symlinks=True)
     spec_file = tmp_path / "out/compare.json"
-    arguments = argparse.Namespace(**dict.fromkeys(("sweep", "checkpoint", "match", "budget", "marks", "output_dir")))
-    arguments.arms, arguments.seeds = [str(tmp_path / "out")], 4
-    folder, plan = plan_of(arguments)
-    assert (folder, plan.seeds, plan.seeds_before) == (tmp_path / "out", 4, (2,))
+    plan = plan_in(tmp_path / "out", Arguments(seeds=4))
+    assert (plan.seeds, plan.seeds_before) == (4, (2,))
     spec_file.write_text("{")
     assert "is damaged" in refusal(tmp_path / "out")
 
@@ -225,7 +221,7 @@ def test_ctrl_c_saves_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert outcome.code == 130, outcome
-    assert f"more up to their last checkpoint; go on with: brorl compare {folder}" in outcome.said
+    assert f"more up to their last checkpoint; continue with: brorl compare {folder}" in outcome.said
     for run in runs:  # each ended after a step, with a checkpoint of it
         assert (run / f"checkpoints/step-{num_steps(run):06d}/COMMIT").is_file()
 
@@ -239,12 +235,12 @@ def num_steps(run: Path) -> int:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["quickstart"], "how much may each run spend? give --budget X, in seconds"),
+        (["quickstart"], "the budget of each run is missing; give --budget X, in seconds"),
         (["quickstart", "--budget=5"], "a comparison needs two recipes, or one recipe and --sweep"),
         (["quickstart", "prorl", "--budget=5"], "start from the same checkpoint: give it with --from"),
         (["quickstart", "quickstart-16", "--budget=0"], "--budget: an amount above 0 is needed, not 0"),
         (["quickstart", "quickstart-16", "--budget=5", "--seeds=0"], "--seeds: at least 1 is needed, not 0"),
-        (["quickstart", "quickstart-16", "--budget=5", "--jobs=999"], "runs must not share one; lower it"),
+        (["quickstart", "quickstart-16", "--budget=5", "--jobs=999"], "runs cannot share one; lower it"),
         (
             ["quickstart", "quickstart-16", "--budget=5", "--marks=3,x"],
             "--marks: a number of evaluation points, or amounts",
@@ -257,7 +253,7 @@ def num_steps(run: Path) -> int:
         ),
         (["quickstart", "--sweep=rollouts_per_prompt", "--budget=5"], "should look like rollouts_per_prompt=16,64,512"),
         (["quickstart", "--sweep=rollouts_per_promt=1,2", "--budget=5"], "did you mean rollouts_per_prompt"),
-        (["quickstart", "--sweep=rollouts_per_prompt=4", "--budget=5"], "at least two, each"),
+        (["quickstart", "--sweep=rollouts_per_prompt=4", "--budget=5"], "at least two"),
         (
             ["quickstart", "--sweep=rollouts_per_prompt=4,8", "--sweep=prompts_per_step=4,8,9", "--budget=5"],
             "(rollouts_per_prompt 2, prompts_per_step 3)",
@@ -279,7 +275,7 @@ def num_steps(run: Path) -> int:
         ),
         (["--match=samples"], "give --budget X, in samples"),
         (["nowhere.yaml", "quickstart", "--budget=5"], "is neither a file nor a built-in recipe"),
-        ([".", "quickstart", "--budget=5"], ". is a folder, but of no run; an arm is a recipe or a finished run"),
+        ([".", "quickstart", "--budget=5"], ". is a folder without a run; an arm is a recipe or a finished run"),
         (["quickstart", "quickstart", "--budget=5"], "1: quickstart and 2: quickstart do not differ in any setting"),
     ],
 )
@@ -331,7 +327,7 @@ def test_seconds_are_not_gone_on_with_on_another_machine(compared: Compared, tmp
 def test_a_finished_run_must_tell_what_is_needed(compared: Compared, tmp_path: Path) -> None:
     run = shutil.copytree(compared.folder / "arms/N=8/seed-0", tmp_path / "run", symlinks=True)
     settings = ("quickstart", "--rollouts_per_prompt=16", *TINY, "--output-dir", tmp_path / "out")
-    assert f"the seconds of {run} were measured at another time" in refusal(run, *settings)
+    assert f"the seconds of {run} were measured earlier" in refusal(run, *settings)
     given = next(f"{s.cost.samples:.3g}" for s in read_comparison(compared.folder).arms[0].runs[0].scores[1:])
     refused = refusal(run, *settings, "--match=samples", "--budget=3.33")
     assert "was not evaluated at 3.33 samples; give one of:" in refused  # a step has at least 16
@@ -355,13 +351,13 @@ def test_settings_in_which_arms_differ_are_found_whatever_they_hold() -> None:
 def test_a_folder_does_not_hide_a_recipe_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "quickstart").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert "how much may each run spend?" in refusal("quickstart", "quickstart-16")
+    assert "the budget of each run is missing" in refusal("quickstart", "quickstart-16")
 
 
 def test_every_arm_has_a_folder_of_its_own() -> None:
     def folders(*names: str) -> list[str]:
         config = TrainConfig()
-        return list(_folders([ArmPlan(name, config) for name in names]).values())
+        return list(arm_folders([ArmPlan(name, config) for name in names]).values())
 
     assert folders("N=8", "N=16") == ["arms/N=8", "arms/N=16"]
     assert folders("template={p} ?", "template={p} !") == ["arms/1-template=_p___", "arms/2-template=_p___"]
@@ -371,7 +367,7 @@ def test_every_arm_has_a_folder_of_its_own() -> None:
 
 def test_arms_have_short_names_and_titles_where_these_are_letters() -> None:
     def told(sweep: dict[str, list[Any]]) -> list[tuple[str, str]]:
-        return [(arm.name, arm.title) for arm in sweep_arms("quickstart", {}, None, sweep)]
+        return [(arm.name, arm.title) for arm in sweep_arms("quickstart", {}, sweep)]
 
     assert told({"rollouts_per_prompt": [8, 16], "optimizer.learning_rate": [1e-4, 3e-4]}) == [
         ("N=8", ""),
@@ -409,7 +405,7 @@ def test_the_answer_comes_before_the_tables(compared: Compared) -> None:
     said, written = compared.outcome.said, " ".join((compared.folder / "comparison.md").read_text().split())
     for text in (said, written):
         places = [text.index(part) for part in (
-            " ".join(record["verdict"][0].split()), "What the arms spent and scored", "What this rests on",
+            " ".join(record["verdict"][0].split()), "What the arms spent and scored", "Basis and limits",
             " ".join(record["verdict"][-1].split()),
         )]  # fmt: skip
         assert places == sorted(places)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from brorl.cli.stop_signals import counted_stops, sigterm_as_interrupt
+from brorl.api.arm_runs import counted_stops
+from brorl.cli.stop_signals import sigterm_as_interrupt
 from brorl.runs.checkpoint import last_checkpoint, read_step
 from run_support import SMALL, Outcome
 
@@ -121,7 +122,7 @@ def test_a_comparison_saves_its_runs(tmp_path: Path, reached: str) -> None:
         assert outcome.code == 130, outcome.out
         assert "stopping: 2 runs finish their steps and save" in outcome.out
         assert outcome.out.splitlines()[-1] == (
-            "stopped: 0 of 4 runs are complete, 2 more up to their last checkpoint; go on with: brorl compare out"
+            "stopped: 0 of 4 runs are complete, 2 more up to their last checkpoint; continue with: brorl compare out"
         )
 
 
@@ -138,7 +139,7 @@ def test_the_second_signal_discards_the_steps_under_way(tmp_path: Path) -> None:
     assert [num_steps(p.parent) for p in tmp_path.glob("out/arms/*/*/metrics.jsonl")] == [0, 0]
     last = command.said.splitlines()[-1]
     assert last.startswith("stopped: 0 of 4 runs are complete")
-    assert last.endswith("; go on with: brorl compare out")
+    assert last.endswith("; continue with: brorl compare out")
 
 
 def test_an_evaluation_keeps_its_parts(tmp_path: Path) -> None:

@@ -387,7 +387,8 @@ class TestConsole:
     def test_80_columns_hold_every_number(self, rng: np.random.Generator, num_arms: int, kind: str) -> None:
         comparison = synthetic(
             rng, numbers=[16 * 2**i for i in range(num_arms)], num_tasks=5, num_prompts=15,
-            eval_points=(1e5, 3e5, 1.2345e6), unit="unique_tokens", names=[f"{kind} {16 * 2**i}" for i in range(num_arms)],
+            eval_points=(1e5, 3e5, 1.2345e6), unit="unique_tokens",
+            names=[f"{kind} {16 * 2**i}" for i in range(num_arms)],
             overshoot={0: 0.3},
         )  # fmt: skip
         text = rendered(comparison)

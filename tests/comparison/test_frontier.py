@@ -171,7 +171,7 @@ def test_a_fit_is_refused_where_the_data_do_not_carry_it() -> None:
 
 
 def test_rises_are_compared_between_different_evaluations() -> None:
-    """A step that passes two evaluation points gives them the same evaluation, which does not count as a stand-still."""
+    """A step that passes two evaluation points gives them the same evaluation; that is no stand-still."""
     scores = [score_of(Cost(seconds=c), [n] * 4) for c, n in ((0.0, 1), (10.0, 2), (40.0, 5))]
     arms = [arm_of("a", [run_of(s, scores) for s in range(2)]), arm_of("b", [run_of(s, scores) for s in range(2)], 64)]
     (row, _) = frontier(comparison_of(arms, [10, 20, 40], 8)).saturation

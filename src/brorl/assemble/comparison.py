@@ -1,8 +1,8 @@
-"""A comparison from recipes: the arms as checked configs that differ only where they should.
+"""The arms of a comparison as checked configs that differ only where they should.
 
-In: recipes, finished runs, settings for all arms, a sweep. Out: one config per arm and what they have in common. What
-would make the comparison worth nothing is refused here, before anything is trained: other start, other held-out
-prompts, other ways of sampling them, steps too large for the budget.
+In: recipes, finished runs, settings for all arms, a sweep. Out: one config per arm. Arms that cannot be compared are an
+error before anything is trained: another start, other held-out prompts, another way of sampling them, steps too large
+for the budget.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from brorl.assemble.inputs import prepare
 from brorl.comparison.arms import labelled
@@ -19,9 +19,12 @@ from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_
 from brorl.config.settings import TrainConfig
 from brorl.cost import UNIT_WORDS, Budget, Unit
 from brorl.errors import UserError
+from brorl.format import counted, memory_size
 from brorl.model.load import choose_device
 from brorl.model.memory_plan import available_bytes
 from brorl.runs.run_directory import RunDirectory, held_out_record
+
+Recipe: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
 
 _OWNED = {
     "seed": "--seeds N, which runs seeds 0 to N-1",
@@ -40,10 +43,10 @@ class ArmPlan:
     """An arm before it is run.
 
     Attributes:
-        name: What it is called: short.
-        config: Its settings, but for seed, output directory and budget.
-        run: The finished run that it is; None if it is still to be run.
-        title: Its full name, if it is called by a letter; else empty.
+        name: Its short name.
+        config: Its settings, without seed, output directory and budget.
+        run: The directory of a finished run; None if the arm is still to be run.
+        title: Its full name if the short name is a letter; else empty.
     """
 
     name: str
@@ -53,93 +56,94 @@ class ArmPlan:
 
     @property
     def full_name(self) -> str:
-        """Name and title, for whoever has not seen yet what the letters are."""
+        """Name and title."""
         return f"{self.name} ({self.title})" if self.title else self.name
 
 
-def refuse_owned(overrides: Mapping[str, Any]) -> None:
-    """Refuse settings that the comparison itself decides.
-
-    Raises:
-        UserError: Naming the option to use instead.
-    """
-    taken = next((name for name in overrides if name in _OWNED), None)
-    if taken:
-        raise UserError(f"--{taken} is decided by the comparison; use {_OWNED[taken]}")
+def reject_owned(overrides: Mapping[str, Any]) -> None:
+    """Raise a UserError for a setting that the comparison decides, with the option to use instead."""
+    owned = next((name for name in overrides if name in _OWNED), None)
+    if owned:
+        raise UserError(f"--{owned} is decided by the comparison; use {_OWNED[owned]}")
 
 
-def is_run(path: str) -> bool:
-    """Return whether an argument is a run directory."""
-    return (Path(path) / "config.yaml").is_file() and (Path(path) / "metrics.jsonl").is_file()
-
-
-def read_arms(recipes: Sequence[str], overrides: Mapping[str, Any], checkpoint: str | None) -> list[ArmPlan]:
+def read_arms(recipes: Sequence[Recipe], settings: Mapping[str, Any]) -> list[ArmPlan]:
     """Read one arm per recipe or run directory.
 
     Args:
-        recipes: Recipe files, built-in names, or directories of runs.
-        overrides: Settings for all arms that are still to be run.
-        checkpoint: What they start from; None leaves it to the recipes.
+        recipes: Recipe files, built-in names, directories of runs, nested settings, or configs.
+        settings: Settings for all arms that are still to be run, by dotted name.
 
     Raises:
-        UserError: If a recipe does not work.
+        UserError: If a recipe is wrong.
     """
     plans = []
-    settings = dict(overrides) | ({} if checkpoint is None else {"model": checkpoint})
-    for recipe in recipes:
-        if Path(recipe).is_dir() and not is_run(recipe) and recipe not in builtin_recipes():
-            raise UserError(
-                f"{recipe} is a folder, but of no run; an arm is a recipe or a finished run (a checkpoint is given "
-                "with --from, and the folder of a comparison alone)"
-            )
-        if is_run(recipe):
-            file = Path(recipe) / "config.yaml"
+    for number, recipe in enumerate(recipes, 1):
+        if not isinstance(recipe, str | Path):
+            plans.append(ArmPlan(f"arm {number}", make_config(_settings_of_recipe(recipe), settings, f"arm {number}")))
+            continue
+        path, name = Path(recipe), str(recipe)
+        if _is_run(path):
+            file = path / "config.yaml"
             config = make_config(parse_yaml(file.read_text("utf-8"), str(file)), {}, str(file))
-            plans.append(ArmPlan(Path(recipe).resolve().name, config, Path(recipe).resolve()))
+            plans.append(ArmPlan(path.resolve().name, config, path.resolve()))
+        elif path.is_dir() and name not in builtin_recipes():
+            raise UserError(
+                f"{recipe} is a folder without a run; an arm is a recipe or a finished run (a checkpoint is given with "
+                "--from, and the folder of a comparison alone)"
+            )
         else:
-            plans.append(ArmPlan(Path(recipe).stem, make_config(read_recipe(recipe), settings, recipe)))
+            plans.append(ArmPlan(path.stem, make_config(read_recipe(name), settings, name)))
     return _named(plans)
 
 
-def sweep_arms(
-    recipe: str, overrides: Mapping[str, Any], checkpoint: str | None, sweep: Mapping[str, Sequence[Any]]
-) -> list[ArmPlan]:
+def sweep_arms(recipe: Recipe, settings: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[ArmPlan]:
     """Make one arm per value of the swept settings, which change together.
 
     Args:
         recipe: The recipe of all arms.
-        overrides: Settings for all arms.
-        checkpoint: What they start from; None leaves it to the recipe.
+        settings: Settings for all arms, by dotted name.
         sweep: Values by setting, of one length.
 
     Raises:
-        UserError: If the values are not of one length, repeat themselves, or do not work.
+        UserError: If the values are not of one length, repeat themselves, or are wrong.
     """
-    if is_run(recipe):
+    if isinstance(recipe, str | Path) and _is_run(Path(recipe)):
         raise UserError(f"{recipe} is a run, and --sweep makes new ones; give the recipe: {recipe}/config.yaml")
-    refuse_owned(sweep)
+    reject_owned(sweep)
     lengths = {name: len(values) for name, values in sweep.items()}
     if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise UserError(f"--sweep: settings change together, and need as many values, at least two, each ({told})")
-    settings = dict(overrides) | ({} if checkpoint is None else {"model": checkpoint})
-    if both := next((name for name in sweep if name in overrides), None):
+        given = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise UserError(f"--sweep: settings change together and need as many values each, at least two ({given})")
+    if both := next((name for name in sweep if name in settings), None):
         raise UserError(f"--{both} and --sweep {both} both set it; leave one out")
-    arms = [*map(repr, zip(*sweep.values(), strict=True))]
+    rows = list(zip(*sweep.values(), strict=True))
+    arms = [*map(repr, rows)]
     if repeated := next((arm for arm in arms if arms.count(arm) > 1), None):
         raise UserError(f"--sweep: two arms would have the same values {repeated}; every arm needs its own")
-    given = read_recipe(recipe)
+    given_settings = _settings_of_recipe(recipe)
+    name_of_recipe = str(recipe) if isinstance(recipe, str | Path) else "the recipe"
     plans = []
-    for values in zip(*sweep.values(), strict=True):
+    for values in rows:
         chosen = dict(zip(sweep, values, strict=True))
-        telling = {key: value for key, value in chosen.items() if len({*map(str, sweep[key])}) > 1}
-        name = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in telling.items())
-        plans.append(ArmPlan(name, make_config(given, {**settings, **chosen}, recipe)))
+        differing = {key: value for key, value in chosen.items() if len({*map(str, sweep[key])}) > 1}
+        name = ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in differing.items())
+        plans.append(ArmPlan(name, make_config(given_settings, {**settings, **chosen}, name_of_recipe)))
     return _named(plans)
 
 
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file() and (path / "metrics.jsonl").is_file()
+
+
+def _settings_of_recipe(recipe: Recipe) -> dict[str, Any]:
+    if isinstance(recipe, TrainConfig):
+        return recipe.model_dump(mode="json")
+    return dict(recipe) if isinstance(recipe, Mapping) else read_recipe(str(recipe))
+
+
 def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:
-    """Call arms by their N if each has its own, else by recipe or swept values if all are short, else A, B, C, ..."""
+    """Name arms by their N if each has its own, else by recipe or swept values if all are short, else A, B, C, ..."""
     rollouts = ["adaptive" if plan.config.adaptive.enabled else plan.config.rollouts_per_prompt for plan in plans]
     names = [plan.name for plan in plans]
     if len({*map(str, rollouts)}) == len(plans):
@@ -150,14 +154,14 @@ def _named(plans: Sequence[ArmPlan]) -> list[ArmPlan]:
 
 
 def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, jobs: int) -> None:
-    """Refuse arms that cannot be compared, or that cannot run.
+    """Raise a UserError if arms cannot be compared or cannot run.
 
     Args:
         plans: The arms.
-        unit: What the budget counts.
+        unit: Unit of the budget.
         budget: What each run may spend.
         seeds: Runs of each arm.
-        jobs: Runs at a time, whose memory adds up.
+        jobs: Runs in parallel, whose memory adds up.
 
     Raises:
         UserError: On the first thing that is wrong.
@@ -172,7 +176,7 @@ def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, 
     for plan in plans[1:]:
         _check_same(first, plan)
     for plan in plans:
-        step = _cost_of_one_step(plan.config, unit)
+        step = plan.config.samples_per_step if unit == "samples" else 0
         if plan.run is None and step > TOLERANCE * budget:
             raise UserError(
                 f"one step of {plan.full_name} takes {step:,} {UNIT_WORDS[unit]}, more than {TOLERANCE:.0%} of the "
@@ -183,7 +187,7 @@ def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, 
 
 
 def _check_same(first: ArmPlan, other: ArmPlan) -> None:
-    """Refuse two arms that do not start at the same place, or are not measured alike."""
+    """Raise a UserError if two arms start from different checkpoints, or are evaluated differently."""
     if first.config.model != other.config.model:
         raise UserError(
             f"{first.full_name} starts from {first.config.model} and {other.full_name} from {other.config.model}; arms "
@@ -201,7 +205,7 @@ def _check_same(first: ArmPlan, other: ArmPlan) -> None:
 
 
 def _measured_by(config: TrainConfig) -> dict[str, Any]:
-    """Return the settings that decide what an evaluation finds."""
+    """Return the settings that decide the result of an evaluation."""
     evaluation = config.evaluation.model_dump(exclude={"every", "keep_best"})
     evaluation["max_new_tokens"] = config.evaluation.max_new_tokens or config.sampling.max_new_tokens
     verification = config.verification.model_dump(exclude={"workers"})
@@ -209,17 +213,15 @@ def _measured_by(config: TrainConfig) -> dict[str, Any]:
         **{f"evaluation.{name}": value for name, value in evaluation.items()},
         **{f"verification.{name}": value for name, value in verification.items()},
         "sampling.end_token": config.sampling.end_token,
-        "rewards.stop_properly": "above 0" if config.rewards.stop_properly else "0",  # then cut ones are verified too
+        "rewards.stop_properly": "above 0"
+        if config.rewards.stop_properly
+        else "0",  # then truncated ones are verified too
         "device": config.device,
     }
 
 
-def _cost_of_one_step(config: TrainConfig, unit: Unit) -> int:
-    return config.samples_per_step if unit == "samples" else 0
-
-
 def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
-    """Read the data of every arm that is to be run, and predict its memory; no weights are loaded."""
+    """Read the data of every arm that is still to be run, and predict its memory; no weights are loaded."""
     needed: list[int] = []
     held_out: list[list[dict[str, str]]] = []
     for plan in plans:
@@ -232,7 +234,7 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
     for plan, asked in zip(plans, held_out, strict=True):
         if asked != held_out[0]:
             raise UserError(
-                f"{plan.full_name} holds out other prompts than {plans[0].full_name}, so that their scores cannot be "
+                f"{plan.full_name} holds out other prompts than {plans[0].full_name}, so their scores cannot be "
                 "compared; give both the same data, data.held_out_share, data.split_seed and prompt settings"
             )
     device = choose_device(plans[0].config.device)
@@ -240,8 +242,8 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
     together = sum(sorted(needed)[-jobs:])
     if device.type == "cpu" and available is not None and together > available:
         raise UserError(
-            f"{jobs} runs at a time need {together / 2**30:.1f} GiB of memory and there are {available / 2**30:.1f}; "
-            "lower --jobs or engine.memory_gib"
+            f"{counted(jobs, 'run')} in parallel need {memory_size(together)} of memory, and "
+            f"{memory_size(available)} are available; lower --jobs or engine.memory_gib"
         )
 
 
@@ -257,14 +259,14 @@ def run_config(plan: ArmPlan, seed: int, directory: Path, budget: Budget) -> Tra
         "report": False,
         "budget.unit": budget.unit,
         "budget.limit": budget.limit,
-        "budget.marks": list(budget.marks),
+        "budget.marks": list(budget.eval_points),
         "tracking.run_name": f"{plan.full_name} seed {seed}",
     }
     return make_config(settings, own, plan.name)
 
 
 def differences(configs: Sequence[TrainConfig]) -> list[dict[str, str]]:
-    """Return, for each config, its values of the settings in which not all of them agree."""
+    """Return, for each config, its values of the settings in which the configs differ."""
     dumped = [config.model_dump(mode="json") for config in configs]
     flat = [{name: str(_value(settings, name)) for name, _ in settings_of(TrainConfig)} for settings in dumped]
     ignored = {"seed", "output_dir", "steps", "report", "evaluation.every", "checkpoint_every", "keep_checkpoints"}

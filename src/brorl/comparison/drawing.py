@@ -19,12 +19,12 @@ from brorl.evaluation.pass_at_k import FloatArray
 INK, GREY, PALE = "#2b2f36", "#8a8f98", "#d5d8dd"
 _BLUE, _ORANGE = "#1f5fa8", "#cc7417"
 _ANY = (_BLUE, _ORANGE, "#2e8b6a", "#b3382c", "#7b5ea7", "#8a6d3b", "#5b626d", "#c2508f")
-# from light to dark as well as from warm to cold, so that the order survives color blindness and grey printing
+# from light to dark and from warm to cold: the order survives color blindness and gray printing
 _RAMP = LinearSegmentedColormap.from_list("rollouts", ["#d3901c", "#cf5a3c", "#9a3f77", "#4c489c", "#142f57"])
 
 
 def arm_colors(comparison: Comparison) -> dict[str, str]:
-    """Return a color for each arm: two that are far apart; of more a ramp by N, adaptive arms in grey; else any."""
+    """Return a color for each arm: two that are far apart; of more a ramp by N, adaptive arms in gray; else any."""
     arms = comparison.arms
     if len(arms) == 2:
         return {arms[0].name: _ORANGE, arms[1].name: _BLUE}

@@ -37,7 +37,7 @@ class ArmAtScore:
     Attributes:
         arm: Its name.
         spent: What its runs had spent on average, in the comparison's unit; None if the arm was above the level at its
-            first evaluation, so that nothing is known there.
+            first evaluation, because nothing is known there.
         coverage: pass@k there, with a 95% interval over prompts and seeds; None if `spent` is.
         difference: That less the coverage of the first arm, with its interval; 0 for the first arm itself. None if the
             coverage of either is not known.
@@ -90,7 +90,8 @@ def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
     if len(risen) < 2 or risen[0] > 0:
         return None
     arms, curves = [comparison.arms[i] for i in risen], [all_curves[i] for i in risen]
-    level, readings = _level([curve.mean() for curve in curves]), _Readings.of(arms, curves)
+    level = _level([curve.mean() for curve in curves])
+    value_A, pseudo_KA = _jackknife(arms, curves)
     first_known = curves[0].is_evaluated_before(level)
     found = []
     for i, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
@@ -98,10 +99,14 @@ def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
             found.append(ArmAtScore(arm.name, None, None, None, None))
             continue
         spent_T = np.array([costs_at(arm, comparison.unit, point).of(comparison.unit).mean for point in points])
-        difference = readings.difference(i) if first_known else None
+        of_prompts, *of_seeds = [pseudo[:, i] for pseudo in pseudo_KA]
+        coverage = interval_from(float(value_A[i]), of_prompts, of_seeds, 0, 1)
+        difference = None
+        if first_known:
+            of_prompts, *of_seeds = [pseudo[:, i] - pseudo[:, 0] for pseudo in pseudo_KA]
+            difference = interval_from(float(value_A[i] - value_A[0]), of_prompts, of_seeds, -1, 1)
         conclusion = None if difference is None else conclusion_of(difference)
-        spent = _at(curve.mean()[0], spent_T, level)
-        found.append(ArmAtScore(arm.name, spent, readings.coverage(i), difference, conclusion))
+        found.append(ArmAtScore(arm.name, _at(curve.mean()[0], spent_T, level), coverage, difference, conclusion))
     not_risen = tuple(arm.name for i, arm in enumerate(comparison.arms) if i not in risen)
     return EqualScore(level, k, tuple(found), not_risen)
 
@@ -136,45 +141,24 @@ class _Curve:
         return score_T, coverage_T
 
 
-@dataclass(frozen=True, eq=False)
-class _Readings:
-    """The coverage read from the arms' curves, shape [A], and its jackknife pseudo-values.
+def _jackknife(arms: Sequence[Arm], curves: list[_Curve]) -> tuple[FloatArray, list[FloatArray]]:
+    """Return the coverage read from the arms' curves, shape [A], and its pseudo-values.
 
-    Attributes:
-        value_A: The coverage of each arm.
-        of_prompts_PA: Pseudo-values of each prompt.
-        of_seeds_SA: Of each seed: one array of shape [S, A], or one for each arm if runs are not paired.
+    The first pseudo-values are those of the prompts, shape [P, A]. Those of the seeds follow, shape [S, A]: one array,
+    or one for each arm if runs are not paired.
     """
-
-    value_A: FloatArray
-    of_prompts_PA: FloatArray
-    of_seeds_SA: tuple[FloatArray, ...]
-
-    @classmethod
-    def of(cls, arms: Sequence[Arm], curves: list[_Curve]) -> _Readings:
-        value_A = _read([curve.mean() for curve in curves])
-        num_prompts = curves[0].score_TSP.shape[2]
-        prompts = _pseudo(value_A, [[curve.without(p, 2) for curve in curves] for p in range(num_prompts)])
-        paired = all(have_same_seeds(arms[0], arm) for arm in arms)
-        changed = [curves] if paired else [[curve] for curve in curves]  # those that lose a run together
-        seeds = tuple(
-            _pseudo(value_A, [
-                [curve.without(s, 1) if any(curve is one for one in group) else curve.mean() for curve in curves]
-                for s in range(group[0].score_TSP.shape[1])
-            ])
-            for group in changed
-        )  # fmt: skip
-        return cls(value_A, prompts, seeds)
-
-    def coverage(self, a: int) -> Estimate:
-        """Return an arm's coverage with its interval."""
-        of_seeds = [pseudo_SA[:, a] for pseudo_SA in self.of_seeds_SA]
-        return interval_from(float(self.value_A[a]), self.of_prompts_PA[:, a], of_seeds, 0, 1)
-
-    def difference(self, a: int) -> Estimate:
-        """Return an arm's coverage less the first arm's, with its interval."""
-        of_prompts, *of_seeds = [pseudo[:, a] - pseudo[:, 0] for pseudo in (self.of_prompts_PA, *self.of_seeds_SA)]
-        return interval_from(float(self.value_A[a] - self.value_A[0]), of_prompts, of_seeds, -1, 1)
+    value_A = _read([curve.mean() for curve in curves])
+    num_prompts = curves[0].score_TSP.shape[2]
+    pseudo = [_pseudo(value_A, [[curve.without(p, 2) for curve in curves] for p in range(num_prompts)])]
+    paired = all(have_same_seeds(arms[0], arm) for arm in arms)
+    for changed in [range(len(curves))] if paired else [range(a, a + 1) for a in range(len(curves))]:
+        num_seeds = curves[changed[0]].score_TSP.shape[1]
+        replicates = [
+            [curve.without(s, 1) if a in changed else curve.mean() for a, curve in enumerate(curves)]
+            for s in range(num_seeds)
+        ]
+        pseudo.append(_pseudo(value_A, replicates))
+    return value_A, pseudo
 
 
 def _pseudo(value_A: FloatArray, replicates: list[list[_MeanCurve]]) -> FloatArray:

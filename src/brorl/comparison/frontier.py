@@ -72,7 +72,7 @@ class BestArm:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the second scores the same, so that their order is arbitrary."""
+        """Whether the second scores the same; the order of the two is then arbitrary."""
         return abs(self.lead.value) < _TIE
 
 

@@ -77,30 +77,21 @@ def _draw_scores(axis: Axes, frontier: Frontier, results: ComparisonResults) -> 
     """Draw every arm's score against the budget, the best of each budget, and its interval."""
     comparison = results.comparison
     colors = arm_colors(comparison)
-    points = {(p.eval_point, p.arm): p for p in frontier.points}
-    best = [points[b.eval_point, b.arm] for b in frontier.best]
-    eval_points = [p.eval_point for p in best]
-    axis.fill_between(
-        eval_points,
-        [p.score.low for p in best],
-        [p.score.high for p in best],
-        color=PALE,
-        alpha=0.42,
-        linewidth=0,
-        zorder=1,
-    )
-    axis.plot(eval_points, [p.score.value for p in best], color="#b3b8c1", linewidth=9, alpha=0.75, zorder=2,
+    best = [frontier.at(b.eval_point)[b.arm].score for b in frontier.best]
+    places = [b.eval_point for b in frontier.best]
+    low, high = [score.low for score in best], [score.high for score in best]
+    axis.fill_between(places, low, high, color=PALE, alpha=0.42, linewidth=0, zorder=1)
+    axis.plot(places, [score.value for score in best], color="#b3b8c1", linewidth=9, alpha=0.75, zorder=2,
               solid_capstyle="round", solid_joinstyle="round", gid="frontier")  # fmt: skip
     for arm in comparison.arms:
-        of_arm = [points[eval_point, arm.name] for eval_point in comparison.eval_points]
+        of_arm = [point for point in frontier.points if point.arm == arm.name]
         _draw_arm(axis, of_arm, colors[arm.name], adaptive=arm.num_rollouts is None)
-    for b, point in zip(frontier.best, best, strict=True):
-        if b.is_tied:
-            continue
-        axis.plot(
-            b.eval_point, point.score.value, "o", markersize=8.5, markeredgewidth=1.8, markeredgecolor=colors[b.arm],
-            markerfacecolor=colors[b.arm] if b.lead_shown else "white", zorder=5,
-        )  # fmt: skip
+    for b, score in zip(frontier.best, best, strict=True):
+        if not b.is_tied:
+            axis.plot(
+                b.eval_point, score.value, "o", markersize=8.5, markeredgewidth=1.8, markeredgecolor=colors[b.arm],
+                markerfacecolor=colors[b.arm] if b.lead_shown else "white", zorder=5,
+            )  # fmt: skip
     start = float(start_scores(comparison, frontier.measure).mean())
     draw_start(axis, start, below=start <= min(p.score.value for p in frontier.points), fontsize=8.5)
     style(axis)
@@ -108,15 +99,11 @@ def _draw_scores(axis: Axes, frontier: Frontier, results: ComparisonResults) -> 
     axis.set_xlabel("")
     axis.tick_params(labelbottom=False)
     axis.set_title(_title(frontier), fontsize=11, color=INK, loc="left")
-    seen = [
-        start,
-        *(p.score.value for p in frontier.points),
-        *(end for p in best for end in (p.score.low, p.score.high)),
-    ]
+    seen = [start, *(p.score.value for p in frontier.points), *low, *high]
     pad = 0.07 * (max(seen) - min(seen)) or 0.05
     axis.set_ylim(min(seen) - pad, max(seen) + pad)
-    last = {arm.name: points[comparison.eval_points[-1], arm.name].score.value for arm in comparison.arms}
-    label_ends(axis, comparison.eval_points[-1], {name: (value, name) for name, value in last.items()}, comparison)
+    labels = {name: (point.score.value, name) for name, point in frontier.at(results.budget).items()}
+    label_ends(axis, results.budget, labels, comparison)
 
 
 def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str, *, adaptive: bool) -> None:
@@ -126,16 +113,9 @@ def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str, *, adapti
         [p.eval_point for p in points], compared, color=color, linewidth=1.7, marker="o", markersize=3.5, zorder=4,
         linestyle="--" if adaptive else "-", label=points[0].arm,
     )  # fmt: skip
-    left_out = [p for p in points if p.why_left_out is not None]
-    if left_out:
-        axis.plot(
-            [p.eval_point for p in left_out],
-            [p.score.value for p in left_out],
-            "x",
-            color=color,
-            markersize=6,
-            zorder=4,
-        )
+    if any(np.isnan(compared)):
+        left_out = [(p.eval_point, p.score.value) for p in points if p.why_left_out is not None]
+        axis.plot(*zip(*left_out, strict=True), "x", color=color, markersize=6, zorder=4)
 
 
 def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, first: bool) -> None:
@@ -193,13 +173,8 @@ def rows_of(comparison: Comparison) -> tuple[dict[str, float], dict[str, str]]:
     if not comparison.ordered_by_rollouts:
         return {arm.name: float(i) for i, arm in enumerate(arms)}, {arm.name: arm.name for arm in arms}
     top = max(log2(arm.num_rollouts) for arm in arms if arm.num_rollouts is not None)
-    places, words = {}, {}
-    for arm in arms:
-        if arm.num_rollouts is not None:
-            places[arm.name], words[arm.name] = log2(arm.num_rollouts), f"{arm.num_rollouts:,}"
-        else:
-            places[arm.name], words[arm.name] = top + 1.5, arm.name
-    return places, words
+    places = {arm.name: top + 1.5 if arm.num_rollouts is None else log2(arm.num_rollouts) for arm in arms}
+    return places, {arm.name: arm.name if arm.num_rollouts is None else f"{arm.num_rollouts:,}" for arm in arms}
 
 
 def _title(frontier: Frontier) -> str:

@@ -137,6 +137,6 @@ def _match(arm: Arm, run: RunScores, unit: Unit, eval_point: float) -> RunMatch:
     words = (
         f"arm {arm.name}, seed {run.seed}: not matched at {budget}; the step that reached it ended at {used}, "
         f"{over:.0%} more (at most {TOLERANCE:.0%} counts as matched): raise the budget, or lower the arm's "
-        "prompts_per_step so that its steps are smaller"
+        "prompts_per_step to make its steps smaller"
     )
     return RunMatch(arm.name, run.seed, spent, None, False, words)

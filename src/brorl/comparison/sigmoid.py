@@ -164,7 +164,7 @@ def sigmoid_curve(
 def fit_sigmoids(x_M: FloatArray, y_BM: FloatArray, least: float, most: float) -> SigmoidFits:
     """Fit a sigmoid that does not fall to each set of numbers.
 
-    Slopes and middles are searched on a grid, from gentle to steep, so that of equally good curves the gentlest wins.
+    Slopes and middles are searched on a grid, from gentle to steep: of equally good curves the gentlest wins.
     For each pair the best levels follow in closed form.
 
     Args:

@@ -13,7 +13,7 @@ from statistics import median
 
 from brorl.comparison.arms import Arm
 from brorl.comparison.equal_cost import EqualCost
-from brorl.comparison.matching import TOLERANCE, RunMatch, Spread
+from brorl.comparison.matching import TOLERANCE, Spread
 from brorl.comparison.paired import Conclusion, PairedDifference
 from brorl.comparison.results import ComparisonResults, Pair, with_names
 from brorl.cost import UNIT_WORDS, UNITS, Unit, amount
@@ -98,25 +98,23 @@ def key_words(results: ComparisonResults) -> list[str]:
 def match_words(results: ComparisonResults) -> list[str]:
     """Return the unit in which the arms are matched, or the arms that are not, with the fix."""
     unit, budget = results.comparison.unit, results.budget
-    over: dict[str, list[RunMatch]] = {}
-    for run in results.matches:
-        if not run.matched:
-            over.setdefault(run.arm, []).append(run)
-    if not over:
+    at_budget = [(name, points[-1]) for name, points in results.arms.items()]
+    unmatched = [(name, at.costs.of(unit).most) for name, at in at_budget if not at.matched]
+    if not unmatched:
         return [
             f"Compute-matched in {UNIT_WORDS[unit]}: no run spent over {TOLERANCE:.0%} more than "
             f"{amount(budget, unit)}; evaluations are not counted.",
             *_slow_runs(results),
         ]
-    lines = _slow_runs(results)
-    for name, runs in over.items():
-        most = max(run.spent.of(unit) for run in runs)
-        lines.append(
+    return [
+        *_slow_runs(results),
+        *(
             f"NOT compute-matched: {name} spent up to {amount(most, unit)}, {most / budget - 1:.0%} more than "
             f"{amount(budget, unit)} (at most {TOLERANCE:.0%} is allowed), because its last step was long; raise the "
             "budget, or lower its prompts_per_step."
-        )
-    return lines
+            for name, most in unmatched
+        ),
+    ]
 
 
 def _slow_runs(results: ComparisonResults) -> list[str]:

@@ -1,0 +1,236 @@
+"""`brorl.compare`: train arms from one checkpoint with one budget, and conclude which is better.
+
+In: recipes or a sweep, a budget, seeds. Out: a folder with all runs, and a `FinishedComparison`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console, Group
+from rich.text import Text
+
+from brorl.api.arm_runs import Slot, cpu_slots, finish_runs, gpu_slots
+from brorl.api.comparison_plan import Arguments, ComparisonPlan, plan_for, plan_in
+from brorl.api.comparison_view import ComparisonView
+from brorl.assemble.comparison import Recipe, check_arms
+from brorl.comparison.arms import Arm
+from brorl.comparison.paired import PairedDifference
+from brorl.comparison.reading import read_comparison, read_spec
+from brorl.comparison.results import ComparisonResults, results_of
+from brorl.config.reading import settings_of
+from brorl.config.settings import TrainConfig
+from brorl.cost import Unit
+from brorl.errors import UserError
+from brorl.format import counted
+from brorl.model.load import choose_device
+from brorl.runs.run_directory import RunDirectory, processor_name
+from brorl.runs.run_record import SPEC_FILE
+from brorl.storage import storage_errors
+from brorl.table import Table
+
+_RUNS = Path("runs")
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedComparison:
+    """A comparison whose runs are complete.
+
+    Attributes:
+        path: Its folder.
+        results: All numbers, with 95% intervals.
+        answer: Sentences that answer the question, the answer first.
+        remarks: Sentences on the basis and the limits of the answer.
+        tables: The tables, in the order of reading.
+        files: The written files: `comparison.json`, `comparison.md`, `comparison.png`, and `frontier.png` for more than
+            two arms.
+    """
+
+    path: Path
+    results: ComparisonResults
+    answer: tuple[str, ...]
+    remarks: tuple[str, ...]
+    tables: tuple[Table, ...]
+    files: tuple[Path, ...]
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """The arms with their runs and evaluations."""
+        return self.results.comparison.arms
+
+    @property
+    def unit(self) -> Unit:
+        """The unit in which the arms are matched; `results.unmatched` names runs that are not."""
+        return self.results.comparison.unit
+
+    @property
+    def difference(self) -> PairedDifference | None:
+        """pass@1 of the second arm less the first, with its interval and conclusion; None for more than two arms."""
+        return None if self.results.pair is None else self.results.pair.differences[1]
+
+    def __rich__(self) -> Group:
+        parts: list[Any] = [Text("\n".join(self.answer))]
+        for table in self.tables:
+            parts += ["", table]
+        names = ", ".join(file.name for file in self.files)
+        parts += [Text("\nBasis and limits", style="bold"), *(Text(f"- {line}") for line in self.remarks)]
+        return Group(*parts, Text(f"\nwritten to {self.path}: {names}"))
+
+    def __repr__(self) -> str:
+        return f"FinishedComparison({str(self.path)!r}: {self.answer[0]})"
+
+    def _repr_html_(self) -> str:
+        console = Console(record=True, file=io.StringIO(), width=100, highlight=False, force_jupyter=False)
+        console.print(self)
+        page = '<pre style="white-space:pre-wrap; line-height:1.2">{code}</pre>'
+        return console.export_html(inline_styles=True, code_format=page)
+
+
+def compare(
+    *arms: Recipe,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    checkpoint: str | Path | None = None,
+    match: Unit | None = None,
+    budget: float | None = None,
+    marks: int | Sequence[float] | None = None,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    output_dir: str | Path | None = None,
+    progress: bool = True,
+    **overrides: Any,
+) -> FinishedComparison:
+    """Train arms from one checkpoint with one budget, and return which is better.
+
+    The runs are child processes on their own cores or GPUs. A stopped comparison continues with the same call, or with
+    its folder as the only argument; finished runs are not repeated.
+
+    Args:
+        arms: Two or more recipes (names, files, nested settings, configs), one of which may be the directory of a
+            finished run; one recipe with `sweep`; or the folder of a comparison. Default: quickstart-16, quickstart.
+        sweep: Values by setting, one arm per value; several settings change together.
+        checkpoint: The model that all arms start from (`--from`). Default: the model of the recipes.
+        match: Unit in which every run gets the same budget: seconds (default), samples, unique_tokens, or steps.
+        budget: What each run may spend, in that unit.
+        marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
+            last at the budget; or the amounts at which to evaluate.
+        seeds: Runs of each arm. Default: 5. More seeds can be added to a folder later.
+        jobs: Runs in parallel. Default: as many as fit on the cores or GPUs.
+        output_dir: The folder. Default: runs/compare-...
+        progress: Whether to print the plan and the runs as they end.
+        overrides: Settings for all arms, by dotted name or nested.
+
+    Raises:
+        UserError: If an argument is wrong, the arms cannot be compared, or a run failed.
+        KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
+    """
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs: at least 1 is needed, not {jobs}")
+    arguments = Arguments(
+        arms, sweep, None if checkpoint is None else str(checkpoint), match, budget, marks, seeds,
+        dict(_dotted(overrides)),
+    )  # fmt: skip
+    folder, plan = _folder_and_plan(arguments, output_dir)
+    console = Console(highlight=False, quiet=not progress)
+    view = ComparisonView(console, plan.runs_in(folder))
+    if (folder / SPEC_FILE).is_file() and len(view.complete) == len(plan.runs_in(folder)):
+        view.print_complete()
+        return _finished(folder)
+    slots = _slots(jobs, plan)
+    machine = _machine(slots)
+    _require_same_machine(folder, plan, machine)
+    check_arms(plan.arms, plan.unit, plan.budget, plan.seeds, len(slots))
+    _run(folder, plan, slots, machine, view)
+    return _finished(folder)
+
+
+def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonPlan]:
+    """Return the folder, which is new or holds the same comparison, and the plan."""
+    first = arguments.arms[0] if len(arguments.arms) == 1 else None
+    if isinstance(first, str | Path) and (Path(first) / SPEC_FILE).is_file():
+        if output_dir is not None:
+            raise UserError(
+                f"{first} is a comparison already, and --output-dir would change it; only --seeds and --jobs may"
+            )
+        return Path(first), plan_in(Path(first), arguments)
+    if output_dir is None:
+        return _RUNS / f"compare-{datetime.now():%Y%m%d-%H%M%S}", plan_for(None, arguments)
+    folder = Path(output_dir).expanduser()
+    return folder, plan_for(folder, arguments)
+
+
+def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Return nested settings by dotted name; a setting that is itself a mapping keeps its value."""
+    known = {name for name, _ in settings_of(TrainConfig)}
+    for key, value in settings.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and name not in known:
+            yield from _dotted(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str, view: ComparisonView) -> None:
+    """Bring all runs to their end. The folder is locked meanwhile."""
+    runs = plan.runs_in(folder)
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with RunDirectory(folder).locked():
+        plan.write(folder, machine)
+        view.announce(plan, machine, folder)
+        try:
+            finish_runs([run for run in runs if run not in view.complete], slots, view)
+        except KeyboardInterrupt:
+            view.stopped(folder, runs)
+            raise
+        finally:
+            view.close()
+
+
+def _finished(folder: Path) -> FinishedComparison:
+    """Read the runs of a complete comparison, and write its files."""
+    from brorl.comparison.report import text_of, write_report  # matplotlib, which takes a second
+    from brorl.comparison.tables import tables_of
+
+    comparison = read_comparison(folder)
+    files, results = write_report(comparison, folder), results_of(comparison)
+    text = text_of(results)
+    return FinishedComparison(folder, results, text.answer, text.remarks, tuple(tables_of(results)), tuple(files))
+
+
+def _slots(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
+    """Return the places of runs in parallel."""
+    device = plan.arms[0].config.device
+    if choose_device(device).type == "cpu":
+        return cpu_slots(jobs, max(arm.config.engine.threads for arm in plan.arms))
+    if ":" not in device:
+        return gpu_slots(jobs)
+    if jobs not in (None, 1):
+        raise UserError(f"--jobs {jobs}: device = {device} is one GPU, and runs cannot share one; set device: cuda")
+    return [Slot()]
+
+
+def _machine(slots: Sequence[Slot]) -> str:
+    """Return the processor or accelerator and the places of runs, in the wording that existing folders hold."""
+    if not slots[0].cores and torch.cuda.is_available():
+        place, name = "a GPU", torch.cuda.get_device_name()
+    else:
+        place, name = counted(len(slots[0].cores) or 1, "core"), processor_name()
+    return f"{name}, {counted(len(slots), 'run')} at a time, each on {place} of its own"
+
+
+def _require_same_machine(folder: Path, plan: ComparisonPlan, machine: str) -> None:
+    """Raise a UserError if seconds were measured on another machine, or with other cores for each run."""
+    if plan.unit != "seconds" or not (folder / SPEC_FILE).is_file():
+        return
+    before = read_spec(folder)["machine"]
+    if before != machine:
+        raise UserError(
+            f"{folder} was started on {before}, and this is {machine}: a comparison in seconds cannot continue here; "
+            "use the same --jobs, or start a new one in another --output-dir"
+        )

@@ -1,0 +1,110 @@
+"""The console output of a comparison while it runs: the plan, runs as they end, and how to continue a stopped one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+from rich.console import Console
+from rich.text import Text
+
+import brorl
+from brorl.api.arm_runs import ArmRun, RunProgress, progress_of
+from brorl.api.comparison_plan import ComparisonPlan
+from brorl.cost import UNIT_WORDS, amount
+from brorl.format import counted, duration, plain
+from brorl.runs.checkpoint import last_checkpoint
+from brorl.runs.run_directory import RunDirectory
+
+
+class ComparisonView:
+    """One line for each run that has ended, and on a terminal the runs in progress.
+
+    Args:
+        console: The console.
+        runs: All runs.
+    """
+
+    def __init__(self, console: Console, runs: Sequence[ArmRun]) -> None:
+        self._console, self._num_runs = console, len(runs)
+        self.complete = frozenset(run for run in runs if progress_of(run).ended)
+        self._num_done = len(self.complete)
+        self._width = max((len(run.arm) for run in runs), default=0)
+        self._started = perf_counter()
+        self._in_progress = 0.0
+        self._status = console.status("starting")
+
+    def announce(self, plan: ComparisonPlan, machine: str, folder: Path) -> None:
+        """Print the plan, and show runs in progress from here on."""
+        names = (" against " if len(plan.arms) == 2 else ", ").join(arm.name for arm in plan.arms)
+        self._print(
+            f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, "
+            f"{amount(plan.budget, plan.unit)} of training each, {counted(plan.seeds, 'seed')}"
+        )
+        self._print(f"{counted(self._num_runs, 'run')} in all; {machine}")
+        self._print(f"evaluated at {', '.join(map(plain, plan.eval_points))} {UNIT_WORDS[plan.unit]}; folder {folder}")
+        for arm in plan.arms:
+            if arm.title:
+                self._print(f"{arm.name}: {arm.title}")
+        if plan.unit == "seconds":
+            self._print(
+                "evaluations and startup take extra time; keep the machine free of other work, because seconds are "
+                "matched"
+            )
+        if self.complete:
+            self.print_complete()
+        if self._console.is_terminal and len(self.complete) < self._num_runs:
+            self._status.start()
+
+    def print_complete(self) -> None:
+        """Print how many runs are complete already."""
+        self._print(f"{len(self.complete)} of {self._num_runs} runs are complete already")
+
+    def run_ended(self, progress: RunProgress) -> None:
+        """Print a run that has ended."""
+        self._num_done += 1
+        ks = dict.fromkeys((min(progress.score), max(progress.score))) if progress.score else {}
+        scores = "  ".join(f"pass@{k} {progress.first[k]:.3f} -> {progress.score[k]:.3f}" for k in ks)
+        left = self._seconds_left(self._num_done - len(self.complete) + max(self._in_progress - 1, 0))
+        spent = f"{progress.spent.steps:,} steps, {progress.spent.seconds:,.0f} s"
+        run = f"{progress.run.arm:<{self._width}}  seed {progress.run.seed}"
+        remaining = "" if not left else f"{duration(left)} left"
+        self._print(f"{self._num_done:>4}/{self._num_runs}  {run}  {scores}  {spent}  {remaining}")
+
+    def runs_progressed(self, running: Sequence[RunProgress]) -> None:
+        """Show the runs in progress."""
+        self._in_progress = sum(progress.share for progress in running)
+        left = self._seconds_left(self._num_done - len(self.complete) + self._in_progress)
+        shares = ", ".join(f"{p.run.arm} seed {p.run.seed} {p.share:.0%}" for p in running)
+        self._status.update(Text(f"{shares}{'' if not left else f'; about {duration(left)} left'}"))
+
+    def stopping(self, num_runs: int) -> None:
+        """Print that runs will stop."""
+        runs = "1 run finishes its step and saves" if num_runs == 1 else f"{num_runs} runs finish their steps and save"
+        self._print(f"\nstopping: {runs}; Ctrl-C again discards the steps in progress")
+
+    def stopped(self, folder: Path, runs: Sequence[ArmRun]) -> None:
+        """Print what is kept of a comparison that was stopped, and the command that continues it."""
+        complete = {run for run in runs if progress_of(run).ended}
+        saved = [
+            run for run in runs if run not in complete and last_checkpoint(RunDirectory(run.directory).checkpoints)
+        ]
+        more = f", {len(saved)} more up to {'its' if len(saved) == 1 else 'their'} last checkpoint" if saved else ""
+        self._print(
+            f"\nstopped: {len(complete)} of {len(runs)} runs are complete{more}; continue with: brorl compare "
+            f"{shlex.quote(str(folder))}"
+        )
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        self._status.stop()
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False)
+
+    def _seconds_left(self, done: float) -> float | None:
+        """Estimate the remaining time from the share of this call's work that is done."""
+        whole = self._num_runs - len(self.complete)
+        return (perf_counter() - self._started) * (whole - done) / done if done > 0.02 else None

@@ -1,0 +1,105 @@
+"""`brorl.compare` from Python: the result against the files that it writes, and a script that calls it."""
+
+import html
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brorl.api.compare import FinishedComparison, compare
+from brorl.comparison import report as comparison_report
+from brorl.config.reading import make_config, parse_yaml, read_recipe
+from brorl.errors import UserError
+from run_support import SMALL
+
+TINY: dict[str, Any] = {
+    name.removeprefix("--"): parse_yaml(value, name)
+    for name, value in (option.split("=", 1) for option in SMALL)
+    if name not in ("--rollouts_per_prompt", "--prompts_per_step", "--evaluation.every", "--report")
+}
+BUDGET: dict[str, Any] = {"match": "steps", "budget": 4, "marks": [2], "seeds": 1, "jobs": 1}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> FinishedComparison:
+    recipe = read_recipe("quickstart") | {"rollouts_per_prompt": 8}
+    other = make_config(read_recipe("quickstart"), {"rollouts_per_prompt": 16}, "quickstart")
+    folder = tmp_path_factory.mktemp("compare") / "out"
+    return compare(recipe, other, **BUDGET, output_dir=folder, progress=False, prompts_per_step=2, **TINY)
+
+
+def test_the_result_carries_what_was_measured(compared: FinishedComparison) -> None:
+    assert [arm.num_rollouts for arm in compared.arms] == [8, 16]
+    assert compared.unit == "steps"
+    ends = []
+    for arm in compared.arms:
+        (run,) = arm.runs
+        records = [json.loads(line) for line in (Path(run.path) / "metrics.jsonl").read_text().splitlines()]
+        assert [r["step"] for r in records if "evaluation" in r] == [0, 2, 4]
+        evaluation = records[-1]["evaluation"]
+        ends.append(np.array(evaluation["prompts"]["num_correct"]) / evaluation["num_samples"])
+    assert compared.difference is not None
+    assert compared.difference.difference.value == pytest.approx((ends[1] - ends[0]).mean(), abs=1e-12)
+    record = json.loads((compared.path / "comparison.json").read_text())
+    assert record["verdict"] == [*compared.answer, *compared.remarks]
+    assert [file.name for file in compared.files] == ["comparison.json", "comparison.md", "comparison.png"]
+    assert all(file.stat().st_size > 100 for file in compared.files)
+    markdown = compared.files[1].read_text()
+    assert all(table.markdown() in markdown for table in compared.tables)
+
+
+def test_a_notebook_and_a_terminal_show_the_answer_and_every_table(compared: FinishedComparison) -> None:
+    shown = " ".join(html.unescape(re.sub(r"<[^>]*>", "", compared._repr_html_())).split())
+    for text in (compared.answer[0], *(table.title for table in compared.tables), "Basis and limits"):
+        assert text in shown
+    assert compared.answer[0] in repr(compared)
+
+
+def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
+    compared: FinishedComparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(comparison_report, "draw_comparison", lambda _, path: path.touch())
+    before = {p: p.stat().st_mtime_ns for p in compared.path.glob("arms/*/*/*")}
+    again = compare(compared.path, progress=False)
+    assert (again.answer, again.tables) == (compared.answer, compared.tables)
+    assert capsys.readouterr().out == ""
+    assert {p: p.stat().st_mtime_ns for p in compared.path.glob("arms/*/*/*")} == before
+    with pytest.raises(UserError, match="num_samples would change it"):
+        compare(compared.path, evaluation={"num_samples": 3})
+    with pytest.raises(UserError, match="--output-dir would change it"):
+        compare(compared.path, output_dir="elsewhere")
+
+
+def test_wrong_arguments_are_errors_before_any_work(tmp_path: Path) -> None:
+    for arguments, words in (
+        ({"jobs": 0}, "--jobs: at least 1 is needed, not 0"),
+        ({"match": "hours", "budget": 1}, "'hours' is not a unit"),
+        ({"sweep": {"rollouts_per_prompt": [8, 16]}}, "the budget of each run is missing"),
+        ({"sweep": {"rollouts_per_prompt": [8, 16]}, "budget": 4, "marks": [5]}, "up to the budget of 4, not 5"),
+        ({"budget": 4, "evaluation": {"evry": 5}}, "did you mean evaluation.every"),
+        ({"budget": 4, "seed": 5}, "seed is decided by the comparison; use --seeds N"),
+    ):
+        with pytest.raises(UserError, match=words):
+            compare(output_dir=tmp_path / "out", **arguments)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_script_is_not_run_again_by_its_runs(tmp_path: Path) -> None:
+    """It calls `compare` at the top, without a guard, and one run is enough to see that."""
+    script = tmp_path / "script.py"
+    settings = {**BUDGET, "budget": 1, "marks": 1, **TINY, "prompts_per_step": 2}
+    script.write_text(
+        "from brorl.api.compare import compare\nprint('started')\n"
+        f"sweep = {{'rollouts_per_prompt': [8, 16]}}\n"
+        f"compared = compare('quickstart', sweep=sweep, output_dir='out', **{settings!r})\n"
+        "print(len(compared.arms), 'arms')\n"
+    )
+    outcome = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stdout.count("started") == 1
+    assert outcome.stdout.endswith("2 arms\n")
