@@ -1,18 +1,19 @@
 """Fresh random inputs for every run, reproducible from the seed that a failing test reports."""
 
+import gc
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import lru_cache
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
 from brorl.prompts.countdown import countdown_puzzles
+from child_runs import ForkServer
 
-torch.set_num_threads(1)  # the models are tiny; threads only cost
+os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and tests run in parallel; child processes inherit it
 settings.register_profile("brorl", deadline=None, print_blob=True)  # no timed assertions
 settings.load_profile("brorl")
 
@@ -25,6 +26,23 @@ def puzzles_are_made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("brorl.assemble.data.countdown_puzzles", lru_cache(countdown_puzzles))
         yield
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server that forks child runs: one for the session, before the workers start."""
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup(ForkServer().close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt the imports from garbage collection: searching the modules of torch takes half a second each time."""
+    gc.disable()
+    result = yield
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 def pytest_report_header() -> str:

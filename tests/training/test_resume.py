@@ -15,10 +15,9 @@ import torch
 from brorl.cost import total_cost
 from brorl.runs.checkpoint import load_state
 from brorl.runs.run_directory import RunDirectory
+from child_runs import ChildRuns, Harm
 from run_support import (
     SMALL,
-    ChildRuns,
-    Harm,
     Outcome,
     assert_identical,
     assert_same_run,
@@ -33,10 +32,8 @@ KILLED = -9
 
 
 @pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildRuns]:
-    runs = ChildRuns(tmp_path_factory.mktemp("runs"))
-    yield runs
-    runs.close()
+def child(tmp_path_factory: pytest.TempPathFactory) -> ChildRuns:
+    return ChildRuns(tmp_path_factory.mktemp("runs"))
 
 
 class Reference(NamedTuple):

@@ -1,14 +1,14 @@
 """Both stages of the recipe with every part at work: killed and resumed, they equal what nothing happened to."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from brorl.runs.checkpoint import best_checkpoint
-from run_support import ChildRuns, Harm, assert_same_run, metrics_without_times
+from child_runs import ChildRuns, Harm
+from run_support import assert_same_run, metrics_without_times
 
 KILLED = -9
 PROMPTS = "prompts.jsonl"
@@ -55,14 +55,13 @@ INSTANTS = {
 
 
 @pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildRuns]:
+def child(tmp_path_factory: pytest.TempPathFactory) -> ChildRuns:
     runs = ChildRuns(tmp_path_factory.mktemp("runs"))
     rows = [
         {"prompt": f"{a} {b} -> {a * b}:", "answer": f"{a} {b} -> {a * b}"} for b in range(2, 9) for a in range(1, b)
     ]
     (runs.folder / PROMPTS).write_text("\n".join(map(json.dumps, rows)))
-    yield runs
-    runs.close()
+    return runs
 
 
 def settings_of(child: ChildRuns, variant: str) -> tuple[str, ...]:
