@@ -157,8 +157,8 @@ def _import_everything() -> None:
     from multiprocessing import forkserver, resource_tracker, util  # noqa: F401
 
     import pyarrow.parquet
-    import rich._emoji_codes
-    import ruamel.yaml
+    import rich._emoji_codes  # noqa: F401
+    import ruamel.yaml  # noqa: F401
     import torch
     import torch.utils.serialization.config
     import transformers.models.llama.modeling_llama  # noqa: F401

@@ -170,9 +170,10 @@ def test_chunks_are_no_larger_than_asked(max_nodes: int, rng: np.random.Generato
 
 def test_default_chunk_shrinks_with_the_vocabulary() -> None:
     """Logits of a chunk stay near 2^27 numbers; between 128 and 1024 nodes."""
-    sizes = {
-        v: default_max_nodes(small_model(vocab_size=v, hidden_size=4, head_dim=2)) for v in (17, 150_000, 4_000_000)
-    }
+    model, sizes = small_model(), {}
+    for v in (17, 150_000, 4_000_000):
+        model.config.vocab_size = v
+        sizes[v] = default_max_nodes(model)
     assert sizes[17] == 1024
     assert 0.9 < sizes[150_000] * 150_000 / 2**27 <= 1
     assert sizes[4_000_000] == 128
