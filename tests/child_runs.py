@@ -174,7 +174,9 @@ def _import_everything() -> None:
     load_tokenizer("quickstart")  # fills caches of transformers
     load_model("quickstart", torch.device("cpu"), torch.float32)
     pyarrow.Table.from_pylist([{"imports": "pandas, where it is installed"}])
-    brorl.assemble.data.countdown_puzzles = lru_cache(brorl.assemble.data.countdown_puzzles)
+    brorl.assemble.data.countdown_puzzles = puzzles = lru_cache(brorl.assemble.data.countdown_puzzles)
+    for max_number in (5, 7):  # those of the tests
+        puzzles(3, max_number, range(1, 100))
     util.spawnv_passfds = _fork_program
     gc.collect()
     gc.freeze()  # children neither search what was there before, nor copy its pages

@@ -38,11 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection() -> Generator[None, object, object]:
     """Exempt the imports from garbage collection: searching the modules of torch takes half a second each time."""
     gc.disable()
-    result = yield
-    gc.collect()
-    gc.freeze()
-    gc.enable()
-    return result
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header() -> str:

@@ -30,6 +30,7 @@ RECIPE = (
     "--evaluation.num_prompts=2",
     "--evaluation.num_samples=8",
     "--evaluation.ks=[1, 8]",
+    "--report=false",
 )
 SOURCES = (
     "--data.sources=[{{task: countdown, max_number: 5, weight: 2}}, {{path: {file}, domain: countdown, name: mine}}]"
@@ -75,7 +76,7 @@ def test_two_stages_killed_in_each_equal_the_uninterrupted_ones(child: ChildRuns
     first, second = folder / "prorl", folder / "brorl"
     assert child("train", *settings, "--output_dir", first).code == 0
     check_that_every_part_was_at_work(first)
-    broader = (*settings, "--rollouts_per_prompt=64", "--prompts_per_step=2", "--optimizer.from_checkpoint=true")
+    broader = (*settings, "--rollouts_per_prompt=32", "--prompts_per_step=2", "--optimizer.from_checkpoint=true")
     broader = (*broader, f"--model={first / 'checkpoints' / 'step-000004'}")
     stage = child("train", *broader, "--output_dir", second)
     assert stage.code == 0, stage.err
