@@ -1,19 +1,20 @@
 """Fresh random inputs for every run, reproducible from the seed that a failing test reports."""
 
+import gc
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import lru_cache
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
 from brorl.prompts.countdown import countdown_puzzles
+from child_runs import ForkServer
 
-torch.set_num_threads(1)  # the models are tiny; threads only cost
+os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and tests run in parallel; child processes inherit it
 settings.register_profile("brorl", deadline=None, print_blob=True)  # no timed assertions
 settings.load_profile("brorl")
 
@@ -31,6 +32,24 @@ def puzzles_are_made_once() -> Iterator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("linux") and sys.platform != "linux":
         pytest.skip("needs Linux")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server that forks child runs: one for the session, before the workers start."""
+    if not hasattr(config, "workerinput"):
+        config.add_cleanup(ForkServer().close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Exempt the imports from garbage collection: searching the modules of torch takes half a second each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header() -> str:

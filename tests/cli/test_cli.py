@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -362,8 +363,9 @@ def last_active(name: str, hours_ago: float) -> Path:
 
 
 def test_resume_without_a_run_takes_the_newest_that_is_not_finished() -> None:
-    for name in ("old", "newer", "finished"):
-        short_run(f"--output_dir=runs/{name}")
+    short_run("--output_dir=runs/old")
+    for name in ("newer", "finished"):
+        shutil.copytree("runs/old", f"runs/{name}")
     for name in ("old", "newer"):  # as if they had been stopped after the first of 2 steps
         config = Path("runs", name, "config.yaml")
         config.write_text(config.read_text().replace("steps: 1\n", "steps: 2\n"))

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ import pytest
 from brorl.api.arm_runs import counted_stops
 from brorl.cli.stop_signals import sigterm_as_interrupt
 from brorl.runs.checkpoint import last_checkpoint, read_step
+from child_runs import Child
 from run_support import SMALL, Outcome
 
 pytestmark = pytest.mark.linux
@@ -24,16 +23,12 @@ COMPARE = ("compare", "quickstart", "--sweep=rollouts_per_prompt=8,16", "--match
 WITHIN_S = 400.0  # no matter how busy the machine is
 
 
-class Started:
-    """A command in a process of its own, its output in a file."""
+class Started(Child):
+    """A command in a process that is forked for it, its output in a file."""
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self._log = folder / "said.txt"
-        with self._log.open("w") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "brorl", *arguments], cwd=folder, stdout=file, stderr=subprocess.STDOUT,
-                start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-            )  # fmt: skip
+        super().__init__(folder, *arguments, log=self._log)
 
     @property
     def said(self) -> str:
@@ -43,12 +38,15 @@ class Started:
         """Wait for something that the command does."""
         deadline = time.monotonic() + WITHIN_S
         while not happened():
-            assert self.process.poll() is None, self.said
+            assert is_alive(self.pid), self.said
             assert time.monotonic() < deadline, self.said
             time.sleep(0.05)
 
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
     def ended(self) -> Outcome:
-        return Outcome(self.process.wait(WITHIN_S), self.said, "")
+        return self.wait(WITHIN_S)._replace(out=self.said)
 
     def family(self) -> list[int]:
         """Return the processes that it started, and those that they started."""
@@ -59,7 +57,7 @@ class Started:
             except OSError:  # it has ended
                 continue
             parents[int(stat.parent.name)] = int(fields[1])
-        found = [self.process.pid]
+        found = [self.pid]
         for pid in found:
             found += [child for child, parent in parents.items() if parent == pid]
         return found[1:]
@@ -71,10 +69,9 @@ def started(folder: Path, *arguments: str) -> Iterator[Started]:
     try:
         yield command
     finally:
-        for pid in [*command.family(), command.process.pid]:
+        for pid in [*command.family(), command.pid]:
             if is_alive(pid):
                 os.kill(pid, signal.SIGKILL)
-        command.process.wait()
 
 
 def is_alive(pid: int) -> bool:
@@ -106,9 +103,9 @@ def test_a_comparison_saves_its_runs(tmp_path: Path, reached: str) -> None:
         family = command.family()
         assert len(family) >= 3  # two runs, and the process that forks them
         if reached == "the comparison is killed":
-            command.process.kill()
+            command.send(signal.SIGKILL)
         else:
-            command.process.terminate()
+            command.send(signal.SIGTERM)
             for pid in family if reached == "every process" else []:
                 if is_alive(pid):
                     os.kill(pid, signal.SIGTERM)
@@ -132,9 +129,9 @@ def test_the_second_signal_discards_the_steps_under_way(tmp_path: Path) -> None:
     arguments = [a for a in COMPARE if not a.startswith(("--sweep", "--prompts_per_step"))]
     with started(tmp_path, *arguments, *endless) as command:
         command.until(lambda: len([p for p in tmp_path.glob("out/arms/*/*/metrics.jsonl") if p.read_bytes()]) == 2)
-        command.process.terminate()
+        command.send(signal.SIGTERM)
         command.until(lambda: "stopping: 2 runs" in command.said)
-        command.process.send_signal(signal.SIGINT)
+        command.send(signal.SIGINT)
         assert command.ended().code == 130
     assert [num_steps(p.parent) for p in tmp_path.glob("out/arms/*/*/metrics.jsonl")] == [0, 0]
     last = command.said.splitlines()[-1]
@@ -146,7 +143,7 @@ def test_an_evaluation_keeps_its_parts(tmp_path: Path) -> None:
     arguments = ("eval", "quickstart", "--samples=8192", "--ks=1", "--engine.threads=1", "--output-dir=out")
     with started(tmp_path, *arguments) as command:
         command.until(lambda: any(tmp_path.glob("out/responses/part-*.parquet")))
-        command.process.terminate()
+        command.send(signal.SIGTERM)
         outcome = command.ended()
     done = len(list(tmp_path.glob("out/responses/part-*.parquet")))
     assert outcome.code == 130, outcome.out
@@ -159,7 +156,7 @@ def test_an_evaluation_keeps_its_parts(tmp_path: Path) -> None:
 def test_a_plan_leaves_nothing(tmp_path: Path) -> None:
     with started(tmp_path, "plan", "--pilot-rollouts=4096", "--engine.threads=1", "--output-dir=out") as command:
         command.until(lambda: (tmp_path / "out").is_dir() and "pilot: " in command.said)
-        command.process.terminate()
+        command.send(signal.SIGTERM)
         outcome = command.ended()
     assert outcome.code == 130, outcome.out
     assert outcome.out.splitlines()[-1] == "stopped: a plan is written at its end; give the same command again"

@@ -98,7 +98,7 @@ def test_what_passes_the_check_is_sampled_and_differentiated_exactly(model_type:
     """Decoding, and the tree with its gradient, against the flattened batch through the model's own attention."""
     model = tiny(model_type, EXACT[model_type], torch.float64)
     engine = NativeEngine(model, END)
-    trees = engine.sample(ragged_prompts(rng), 20, SamplingParams(max_new_tokens=6), seed=int(rng.integers(1 << 60)))
+    trees = engine.sample(ragged_prompts(rng), 8, SamplingParams(max_new_tokens=5), seed=int(rng.integers(1 << 60)))
     coefficients = [torch.from_numpy(rng.normal(size=t.num_rollouts)) for t in trees]
     flat = flattened_logprobs(model, trees)
     for tree, of_rollouts in zip(trees, flat, strict=True):

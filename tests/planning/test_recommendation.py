@@ -97,11 +97,11 @@ def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
     """
     truth = PassRates(0.6, 1.8, never=0.15)
     covered = np.zeros((2, WANTED.size))
-    repeats = 20
+    repeats, counts = 20, pilot(rng, 48)
     for _ in range(repeats):
         never = rng.random(48) < truth.never
         rate = np.where(never, 0.0, rng.beta(truth.a, truth.b, 48))
-        counts = replace(pilot(rng, 48), correct_P=rng.binomial(N, rate))
+        counts = replace(counts, correct_P=rng.binomial(N, rate))
         weight = rng.multinomial(48, np.full(48, 1 / 48), 60).astype(float)
         fit = fit_pass_rates(counts.correct_P, N)
         estimates = share_estimates(counts, expect(counts, fit), expect(counts, fit, weight))

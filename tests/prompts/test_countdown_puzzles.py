@@ -174,9 +174,10 @@ class TestQuestions:
         questions = countdown_questions(countdown_puzzles(3, 13, range(1, 100)))
         assert len({question.id for question in questions}) == len(questions)
 
-    def test_prompts_are_the_bare_puzzles_as_the_shipped_tokenizer_spells_them(self) -> None:
+    def test_prompts_are_the_bare_puzzles_as_the_shipped_tokenizer_spells_them(self, rng: np.random.Generator) -> None:
         tokenizer = AutoTokenizer.from_pretrained(Path(brorl.__file__).parent / "quickstart_model")
-        puzzles = countdown_puzzles(3, 7, range(1, 100))
+        every = countdown_puzzles(3, 7, range(1, 100))
+        puzzles = [every[i] for i in rng.choice(len(every), 300, replace=False)]
         expected = [
             Prompt(
                 f"countdown-{'-'.join(map(str, p.numbers))}-to-{p.target}",

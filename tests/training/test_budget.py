@@ -24,11 +24,18 @@ def spent_by(records: list[dict[str, Any]], unit: str) -> list[float]:
     return np.cumsum(rows).tolist()
 
 
+@pytest.fixture(scope="module")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps without a budget."""
+    path = tmp_path_factory.mktemp("runs") / "probe"
+    outcome = command("train", *SMALL, *QUIET, "--steps=3", "--output_dir", path)
+    assert outcome.code == 0, outcome.err
+    return path
+
+
 @pytest.mark.parametrize("unit", ["samples", "unique_tokens"])
-def test_a_run_ends_with_its_budget_and_is_evaluated_at_its_marks(unit: str, tmp_path: Path) -> None:
-    probe = command("train", *SMALL, *QUIET, "--steps=3", "--output_dir", tmp_path / "probe")
-    assert probe.code == 0, probe.err
-    spent = spent_by(records_of(tmp_path / "probe"), unit)
+def test_a_run_ends_with_its_budget_and_is_evaluated_at_its_marks(unit: str, probe: Path, tmp_path: Path) -> None:
+    spent = spent_by(records_of(probe), unit)
     limit, mark = spent[2] + 1, spent[1] - 1  # reached by the third step, and by the first
     options = (f"--budget.unit={unit}", f"--budget.limit={limit}", f"--budget.marks=[{mark}]")
     outcome = command("train", *SMALL, *QUIET, *options, "--output_dir", tmp_path / "run")

@@ -1,14 +1,14 @@
 """Both stages of the recipe with every part at work: killed and resumed, they equal what nothing happened to."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from brorl.runs.checkpoint import best_checkpoint
-from run_support import ChildRuns, Harm, assert_same_run, metrics_without_times
+from child_runs import ChildRuns, Harm
+from run_support import assert_same_run, metrics_without_times
 
 KILLED = -9
 PROMPTS = "prompts.jsonl"
@@ -30,6 +30,7 @@ RECIPE = (
     "--evaluation.num_prompts=2",
     "--evaluation.num_samples=8",
     "--evaluation.ks=[1, 8]",
+    "--report=false",
 )
 SOURCES = (
     "--data.sources=[{{task: countdown, max_number: 5, weight: 2}}, {{path: {file}, domain: countdown, name: mine}}]"
@@ -55,14 +56,13 @@ INSTANTS = {
 
 
 @pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChildRuns]:
+def child(tmp_path_factory: pytest.TempPathFactory) -> ChildRuns:
     runs = ChildRuns(tmp_path_factory.mktemp("runs"))
     rows = [
         {"prompt": f"{a} {b} -> {a * b}:", "answer": f"{a} {b} -> {a * b}"} for b in range(2, 9) for a in range(1, b)
     ]
     (runs.folder / PROMPTS).write_text("\n".join(map(json.dumps, rows)))
-    yield runs
-    runs.close()
+    return runs
 
 
 def settings_of(child: ChildRuns, variant: str) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def test_two_stages_killed_in_each_equal_the_uninterrupted_ones(child: ChildRuns
     first, second = folder / "prorl", folder / "brorl"
     assert child("train", *settings, "--output_dir", first).code == 0
     check_that_every_part_was_at_work(first)
-    broader = (*settings, "--rollouts_per_prompt=64", "--prompts_per_step=2", "--optimizer.from_checkpoint=true")
+    broader = (*settings, "--rollouts_per_prompt=32", "--prompts_per_step=2", "--optimizer.from_checkpoint=true")
     broader = (*broader, f"--model={first / 'checkpoints' / 'step-000004'}")
     stage = child("train", *broader, "--output_dir", second)
     assert stage.code == 0, stage.err

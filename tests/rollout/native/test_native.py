@@ -127,19 +127,19 @@ def test_rows_that_wait_for_memory_change_nothing(
     model = small_model(seed=int(rng.integers(1 << 30)))
     prompts, sampling = ragged_prompts(rng, 4), SamplingParams(max_new_tokens=7)
     ample_spy = Spy(monkeypatch)
-    ample = NativeEngine(model, EOS, share_prefixes=share_prefixes).sample(prompts, 30, sampling, seed=5)
+    ample = NativeEngine(model, EOS, share_prefixes=share_prefixes).sample(prompts, 16, sampling, seed=5)
     assert ample_spy.prefills == 1
     assert max(ample_spy.rows) > 17
 
     memory_bytes = room_for(model, rows, 7, prompts)
     spy = Spy(monkeypatch)
     engine = NativeEngine(model, EOS, memory_bytes=memory_bytes, share_prefixes=share_prefixes)
-    assert_same_trees(engine.sample(prompts, 30, sampling, seed=5), ample)
+    assert_same_trees(engine.sample(prompts, 16, sampling, seed=5), ample)
     assert spy.prefills > 1  # so some did wait
     assert rows <= max(spy.rows) < max(ample_spy.rows)
     assert max(spy.held_bytes) <= memory_bytes < max(ample_spy.held_bytes)
     with pytest.raises(MemoryError, match=r"raise engine.memory_gib or lower sampling.max_new_tokens"):
-        NativeEngine(model, EOS, memory_bytes=room_for(model, 1, 7, []) - 1).sample(prompts, 30, sampling, seed=5)
+        NativeEngine(model, EOS, memory_bytes=room_for(model, 1, 7, []) - 1).sample(prompts, 16, sampling, seed=5)
 
 
 def room_for(model: PreTrainedModel, rows: int, tokens: int, prompts: list[list[int]]) -> int:
@@ -157,7 +157,7 @@ def test_memory_that_was_never_written_has_no_influence(
     """New memory may hold anything. Here it holds NaN, and rows that waited come back to slots that grew meanwhile."""
     model = small_model(seed=int(rng.integers(1 << 30)))
     prompts, sampling = ragged_prompts(rng, 3), SamplingParams(max_new_tokens=20)
-    expected = NativeEngine(model, EOS).sample(prompts, 30, sampling, seed=9)
+    expected = NativeEngine(model, EOS).sample(prompts, 12, sampling, seed=9)
     empty = torch.empty
 
     def poisoned(*args: object, **options: object) -> Tensor:
@@ -166,7 +166,7 @@ def test_memory_that_was_never_written_has_no_influence(
 
     monkeypatch.setattr(torch, "empty", poisoned)
     engine = NativeEngine(model, EOS, memory_bytes=room_for(model, rows, 20, prompts))
-    assert_same_trees(engine.sample(prompts, 30, sampling, seed=9), expected)
+    assert_same_trees(engine.sample(prompts, 12, sampling, seed=9), expected)
 
 
 def test_row_cache_budget_covers_what_it_holds(rng: np.random.Generator) -> None:
@@ -371,7 +371,7 @@ def test_no_response_ends_before_the_minimum_and_log_probs_are_those_of_the_othe
     model = small_model(seed=int(rng.integers(1 << 30)), scale=0.1)
     stops, least = [0, 3, 5], 3
     sampling = SamplingParams(temperature, max_new_tokens=6, stop_token_ids=(5,), min_new_tokens=least)
-    trees = NativeEngine(model, [0, 3]).sample(ragged_prompts(rng, 3), 100, sampling, seed=4)
+    trees = NativeEngine(model, [0, 3]).sample(ragged_prompts(rng, 3), 40, sampling, seed=4)
     lengths = np.concatenate([t.length[t.finished] for t in trees])
     assert lengths.min() == least + 1  # the stop token itself comes after
     learned = tree_logprobs(model, trees, next_token=NextToken(temperature, least, tuple(stops)), max_nodes=30)
