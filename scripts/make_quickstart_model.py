@@ -1,11 +1,9 @@
-"""Make the small model that the `quickstart` recipe starts from.
+"""Make the small starting model of the recipe `quickstart`.
 
-In: a seed and sizes. Out: a Hugging Face folder with a character-level tokenizer and a Llama-type
-model. The model reads random arithmetic expressions next to a target; the target is the
-expression's value in some of the examples (three in ten by default), and drawn at random in the
-rest. So it writes well-formed answers and has an idea of which of them fit, but seldom gives one
-that does: a start that reinforcement learning can improve. It sees no solver's output and never
-the numbers of a held-out puzzle.
+In: a seed and sizes. Out: a Hugging Face folder with a character-level tokenizer and a Llama-type model. The training
+examples are random arithmetic expressions with a target. The target is the value of the expression in three of ten
+examples by default, and random in the others. The model writes well-formed answers with a low pass rate, which
+reinforcement learning can improve. The examples contain no solutions of a solver and no numbers of held-out puzzles.
 
     python scripts/make_quickstart_model.py --output src/brorl/quickstart_model
 """
@@ -45,11 +43,11 @@ CHARACTERS = "0123456789+-*/() >:"
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")
 PAD, BOS, EOS, UNK = range(4)
 VOCABULARY = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS))}
-IGNORED = -100  # label of the positions that are not learned
+IGNORED = -100  # label of positions without a loss
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Return the tokenizer: one token a character, `<bos>` before every text."""
+    """Return the tokenizer: one token per character, and `<bos>` before every text."""
     tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
@@ -90,7 +88,7 @@ def build_model(vocab_size: int, hidden_size: int, num_layers: int) -> LlamaForC
 
 
 def random_expression(numbers: tuple[int, ...], rng: random.Random) -> tuple[str, int] | None:
-    """Join the numbers in random order by random operators; None if the value is no integer.
+    """Join the numbers in random order by random operators; None if the value is not an integer.
 
     Returns:
         The expression with as few parentheses as its structure needs, and its value.
@@ -130,7 +128,7 @@ def random_batch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw puzzles with an expression each; return token ids and labels, both [B, T].
 
-    Only the expression and the end token after it are learned.
+    Only the expression and its end token have labels.
     """
     rows: list[tuple[list[int], int]] = []
     while len(rows) < batch_size:
@@ -212,10 +210,10 @@ def measure(
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
-    """Write the folder and check that the Auto classes read back what was written.
+    """Write the folder and check that the Auto classes read the same model.
 
     Raises:
-        RuntimeError: If what is read differs.
+        RuntimeError: If the model differs after reading.
     """
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
@@ -238,8 +236,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--output", type=Path, required=True, help="folder to write")
     add("--seed", type=int, default=0, help="seed of weights and examples")
     add("--steps", type=int, default=3500, help="gradient steps")
-    add("--batch-size", type=int, default=64, help="expressions a step")
-    add("--learning-rate", type=float, default=4e-3, help="peak; cosine to a twentieth")
+    add("--batch-size", type=int, default=64, help="expressions per step")
+    add("--learning-rate", type=float, default=4e-3, help="peak; falls by a cosine to a twentieth")
     add("--wrong-targets", type=float, default=0.7, help="share of examples with a random target")
     add("--hidden-size", type=int, default=64)
     add("--num-layers", type=int, default=3)
@@ -248,8 +246,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--max-target", type=int, default=99, help="largest target; the smallest is 1")
     add("--held-out-fraction", type=float, default=0.2, help="share of multisets of numbers")
     add("--split-seed", type=int, default=0)
-    add("--device", default="cpu", help="where to train; the weights depend on it in the last bits")
-    add("--num-threads", type=int, default=1, help="the weights depend on it in the last bits")
+    add("--device", default="cpu", help="training device; affects the last bits of the weights")
+    add("--num-threads", type=int, default=1, help="threads; affects the last bits of the weights")
     return parser.parse_args()
 
 
