@@ -1,4 +1,4 @@
-"""What a CHECKPOINT on the command line means: a model, a run, or a checkpoint in one."""
+"""The meaning of CHECKPOINT on the command line and in Python: a model, a run, or a checkpoint in a run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from brorl.errors import UserError
 
 
 class Checkpoint(NamedTuple):
-    """What a name stands for.
+    """A model, and the run that trained it.
 
     Attributes:
-        model: What is loaded.
-        run_config: The config of the run that it belongs to; None if it belongs to none.
+        model: Name or folder of the model to load.
+        run_config: Config of the run; None if the model is not from a run.
     """
 
     model: str
@@ -21,14 +21,14 @@ class Checkpoint(NamedTuple):
 
 
 def resolve_checkpoint(name: str) -> Checkpoint:
-    """Find what a name stands for.
+    """Return the model and the run of a name.
 
     Args:
         name: `quickstart`, a model's folder or hub id, a run directory (its last checkpoint), or a checkpoint in one,
-            `best` among them.
+            such as `best`.
 
     Raises:
-        UserError: If it is a file, or a run has no whole checkpoint there.
+        UserError: If the name is a file, or the run has no complete checkpoint.
     """
     path = Path(name).expanduser()
     if path.is_file():
