@@ -159,7 +159,7 @@ def test_a_plan_leaves_nothing(tmp_path: Path) -> None:
         command.send(signal.SIGTERM)
         outcome = command.ended()
     assert outcome.code == 130, outcome.out
-    assert outcome.out.splitlines()[-1] == "stopped: a plan is written at its end; give the same command again"
+    assert outcome.out.splitlines()[-1] == "stopped: a plan is written at its end; rerun the command"
     assert not (tmp_path / "out").exists()
 
 
