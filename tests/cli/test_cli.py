@@ -407,7 +407,7 @@ def test_a_run_that_a_tracker_refused_leaves_nothing_behind(monkeypatch: pytest.
         Path("run/trackers.json").write_text("{}")
         raise UserError("wandb did not start")
 
-    monkeypatch.setattr("brorl.trackers.open_trackers", refuse)
+    monkeypatch.setattr("brorl.api.training_session.open_trackers", refuse)
     outcome = command("train", *SMALL, "--steps=1", "--output_dir=run")
     assert outcome.code == 2
     assert not Path("run").exists()
