@@ -31,7 +31,7 @@ _POLL_S = 0.5
 _KILLED_BY = 3  # signals sent to the comparison
 _STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 _PRELOADED = (  # in the process that all runs are forked from: a run starts at once
-    "brorl.assemble.run",
+    "brorl.api.training_session",
     "brorl.console.progress",
     "brorl.trackers",
     "pyarrow.parquet",

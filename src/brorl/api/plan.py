@@ -86,7 +86,8 @@ def plan(
             measured = _measure(parts, (pilot_prompts, pilot_rollouts), wanted, folder, screen.console)
             report = _report(config, parts, measured, seconds_per_step)
             _write(report, folder)
-            result = PlanResult(folder, report, *next_commands(report.plan, checkpoint, source, given))
+            fixed = {**given, "adaptive.enabled": False} if config.adaptive.enabled else given
+            result = PlanResult(folder, report, *next_commands(report.plan, checkpoint, source, fixed))
             screen.console.print(result, soft_wrap=True)
             return result
 
