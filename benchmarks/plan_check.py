@@ -5,7 +5,8 @@
 Every training run is a child process with the recipe's 16 prompts per step, a learning rate of practically 0 (so that
 the policy stays what the plan is made for), no evaluation and no certificate; seconds are what its metrics call
 seconds.total, memory is the peak above the loaded model. Shares and tokens are those of fresh prompts of another seed.
-Plans and runs alternate, so that a machine that changes its speed does so for both. Prints the tables of docs/plan.md.
+Plans and runs alternate, so that a machine that changes its speed does so for both. Prints the tables of
+docs/explanation/planning.md.
 """
 
 from __future__ import annotations

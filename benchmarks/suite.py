@@ -1,4 +1,4 @@
-"""All measurements of docs/benchmarks.md against peers: each part is one call of `peers.py`.
+"""All measurements of docs/explanation/benchmarks.md against peers: each part is one call of `peers.py`.
 
 In: a folder. Out: one JSON file per part in it, and `benchmarks.md` with the tables of all parts. A part whose file is
 complete is not measured again, so that an interrupted suite goes on where it was.

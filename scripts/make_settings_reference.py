@@ -1,4 +1,4 @@
-"""Write docs/settings.md: every setting of a recipe with its type, default and description.
+"""Write docs/reference/settings.md: every setting of a recipe with its type, default and description.
 
 In: the config classes, which are the truth. Out: the page. `tests/test_docs.py` fails when the two differ.
 
@@ -18,12 +18,12 @@ from pydantic.fields import FieldInfo
 from brorl.config.settings import TrainConfig
 from brorl.config.sources import CountdownConfig, FileConfig
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 INTRODUCTION = """\
 # Settings
 
 Every setting of `brorl train`. `scripts/make_settings_reference.py` writes this page from the config classes in
-[`src/brorl/config`](../src/brorl/config), and `brorl train --help` prints the same.
+[`src/brorl/config`](../../src/brorl/config), and `brorl train --help` prints the same.
 
 In a recipe, a section is a group:
 
@@ -38,7 +38,7 @@ over the recipe, and the recipe over these defaults. A key that does not exist i
 """
 SOURCES = """\
 `data.sources` and `evaluation.sources` take one source or a list. Each source is a built-in puzzle or a file.
-`evaluation.sources` takes files only. [data.md](data.md) has examples.
+`evaluation.sources` takes files only. [data.md](../how-to/data.md) has examples.
 """
 
 

@@ -16,7 +16,7 @@ from brorl.config.sources import CountdownConfig, FileConfig
 from run_support import SMALL, command
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = ("small puzzles", "pairs")
 MEASURED = (  # all that a run of fixed N can measure
     "--steps=10",
@@ -79,13 +79,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[bool]]:
 
 
 def test_every_key_of_the_metrics_is_documented(written: dict[str, set[bool]]) -> None:
-    documented = set(first_cells("using.md", "What metrics.jsonl holds"))
+    documented = set(first_cells("reference/runs.md", "What metrics.jsonl holds"))
     null_as_a_whole = {key for key, nulls in written.items() if nulls == {True} and f"{key}.*" in documented}
     assert set(written) - documented - null_as_a_whole == set()
 
 
 def test_every_documented_key_of_the_metrics_is_written(written: dict[str, set[bool]]) -> None:
-    documented = first_cells("using.md", "What metrics.jsonl holds")
+    documented = first_cells("reference/runs.md", "What metrics.jsonl holds")
     assert len(documented) == len(set(documented))
     assert set(documented) - set(written) == set()
 
@@ -101,7 +101,8 @@ def test_the_settings_reference_is_up_to_date() -> None:
 
 def test_the_settings_reference_names_every_setting() -> None:
     """The generator's own walk over the classes, against the one behind `brorl train --help`."""
-    named = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "settings.md").read_text("utf-8"), re.MULTILINE))
+    page = (ROOT / "docs" / "reference" / "settings.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
     in_sources = {*CountdownConfig.model_fields, *FileConfig.model_fields}
     assert named - in_sources == {name for name, _ in settings_of(TrainConfig)} - in_sources
     assert in_sources <= named
@@ -118,7 +119,7 @@ def templates(source: str) -> Iterator[str]:
 
 def test_quoted_errors_are_those_of_the_source() -> None:
     """Each quote, with `<...>` in place of values, must be part of one text of the source."""
-    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
     quotes = [re.sub("<[^>]*>", "<>", " ".join(q.split())) for q in re.findall(r"```text\n(.*?)```", page, re.DOTALL)]
     assert len(quotes) == page.count("\n## ")
     texts = [text for file in (ROOT / "src").rglob("*.py") for text in templates(file.read_text("utf-8"))]
@@ -145,8 +146,9 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_the_index_lists_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text("utf-8")
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
     listed = re.findall(r"^- \[[^]]+\]\(([^)]+\.md)\)", index, re.MULTILINE)
     assert len(listed) == len(set(listed))
-    assert {name for name in listed if "/" not in name} == {p.name for p in PAGES} - {"README.md"}
-    assert "(docs/README.md)" in (ROOT / "README.md").read_text("utf-8")
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT}
+    assert {name for name in listed if not name.startswith("..")} == pages - {"index.md"}
+    assert "(docs/index.md)" in (ROOT / "README.md").read_text("utf-8")

@@ -51,7 +51,7 @@ def starter_recipe(starter: Starter, name: str) -> str:
     """Return the recipe as YAML with comments; `name` is the file that it goes to."""
     lines = [
         f"# A first try on a laptop. Look at what it will do: brorl check {name}. Start it: brorl train {name}",
-        "# Every key can be given on the command line too (--steps 50). All keys: brorl train --help, docs/recipe.md",
+        "# Every key can be given on the command line too (--steps 50). All keys: brorl train --help",
         *_line(f"model: {_quoted(starter.model)}", "a folder or a Hugging Face hub id"),
         *_line("rollouts_per_prompt: 16", "N: 16 for a quick try, 512 in BroRL; compare them: brorl plan"),
         *_line("prompts_per_step: 8", "small, for a laptop; BroRL has 128"),

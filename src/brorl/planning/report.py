@@ -161,7 +161,7 @@ def advice(report: PlanReport) -> list[str]:
     lines.append(_limits(report))
     lines.append(
         "Noise of one step's gradient and the share of informative groups are not the final performance: rare "
-        "successes, changed policies and the optimizer count too (docs/theory.md)."
+        "successes, changed policies and the optimizer count too (docs/explanation/theory.md)."
     )
     return lines
 

@@ -8,7 +8,7 @@ Pass rates are Beta(a, b) a priori, with spikes at 0 and at 1: a plain Beta cann
 groups that are seen at several N at once. A mixed group has no chance left to win and never gets more.
 
 The chances hold for independent rollouts. Allocation that depends on outcomes makes successes / rollouts a biased
-estimate of a widened group's pass rate; docs/adaptive_rollouts.md says by how much.
+estimate of a widened group's pass rate; docs/explanation/adaptive_rollouts.md says by how much.
 """
 
 from __future__ import annotations

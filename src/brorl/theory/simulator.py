@@ -5,7 +5,7 @@ There is no model and no prompt: a token is a whole response, and the correct to
 It refuses settings that cannot be meant, and it stops where the logits are no longer finite.
 
 The settings that the paper leaves open (optimizer constants, duplicates, whether the anchor is correct) default to what
-reproduces its Figure 3; docs/simulator.md has the numbers for the alternatives.
+reproduces its Figure 3; docs/explanation/simulator.md has the numbers for the alternatives.
 """
 
 from __future__ import annotations
