@@ -5,7 +5,8 @@
 Every training run is a child process with the recipe's 16 prompts per step, a learning rate of practically 0, which
 keeps the policy of the plan, no evaluation and no held-out check; seconds are what its metrics call
 seconds.total, memory is the peak above the loaded model. Shares and tokens are those of fresh prompts of another seed.
-Plans and runs alternate, so a change of the machine's speed affects both. Prints the tables of docs/plan.md.
+Plans and runs alternate, so a change of the machine's speed affects both. Prints the tables of
+docs/explanation/planning.md.
 """
 
 from __future__ import annotations

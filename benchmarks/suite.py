@@ -1,4 +1,4 @@
-"""All measurements of docs/benchmarks.md against peers: each part is one call of `peers.py`.
+"""All measurements of docs/explanation/benchmarks.md against peers: each part is one call of `peers.py`.
 
 In: a folder. Out: one JSON file per part in it, and `benchmarks.md` with the tables of all parts. A part with a
 complete file is not measured again, so an interrupted suite continues.

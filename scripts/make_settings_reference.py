@@ -1,4 +1,4 @@
-"""Write docs/settings.md: every setting of a recipe with its type, default and description.
+"""Write docs/reference/settings.md: every setting of a recipe with its type, default and description.
 
 In: the config classes, which are the truth. Out: the page. `tests/test_docs.py` fails when the two differ.
 
@@ -7,6 +7,7 @@ In: the config classes, which are the truth. Out: the page. `tests/test_docs.py`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
@@ -18,12 +19,12 @@ from pydantic.fields import FieldInfo
 from brorl.config.settings import TrainConfig
 from brorl.config.sources import CountdownConfig, FileConfig
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 INTRODUCTION = """\
 # Settings
 
 Every setting of `brorl train`. `scripts/make_settings_reference.py` writes this page from the config classes in
-[`src/brorl/config`](../src/brorl/config), and `brorl train --help` prints the same.
+`src/brorl/config`, and `brorl train --help` prints the same.
 
 In a recipe, a section is a group:
 
@@ -38,7 +39,7 @@ over the recipe, and the recipe over these defaults. A key that does not exist i
 """
 SOURCES = """\
 `data.sources` and `evaluation.sources` take one source or a list. Each source is a built-in puzzle or a file.
-`evaluation.sources` takes files only. [data.md](data.md) has examples.
+`evaluation.sources` takes only files. [Use your own data](../how-to/data.md) has examples.
 """
 
 
@@ -83,7 +84,7 @@ def _table(settings: list[tuple[str, FieldInfo]], prefix: str) -> str:
 
 
 def type_name(annotation: Any) -> str:
-    """Return the type of a setting in words."""
+    """Return the type of a setting as text."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return type_name(inner[0])
@@ -115,8 +116,9 @@ def _yaml(value: Any) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text of which Markdown shows every character, in the cell of a table."""
-    return text.replace("<", "&lt;").replace("*", "\\*").replace("|", "\\|")
+    """Return text of which Markdown shows every character, in the cell of a table, with links to the pages it cites."""
+    shown = text.replace("<", "&lt;").replace("*", "\\*").replace("|", "\\|")
+    return re.sub(r"docs/(\S+\.md)", r"[docs/\1](../\1)", shown)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,16 @@
-"""The pages under docs/ against the program: keys of metrics.jsonl, settings, texts of errors, links."""
+"""The documentation against the program: metrics, files, settings, commands, errors; and its links, lines and lists."""
 
 import ast
 import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
@@ -16,7 +18,10 @@ from brorl.config.sources import CountdownConfig, FileConfig
 from run_support import SMALL, command
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+TRY = "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/brorl train"
+TEST = "python3 -m venv .venv && .venv/bin/pip install -e '.[dev]' && .venv/bin/pytest"
 SOURCES = ("small puzzles", "pairs")
 MEASURED = (  # all that a run of fixed N can measure
     "--steps=10",
@@ -55,23 +60,28 @@ def keys_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield name, inner
 
 
-def first_cells(page: str, heading: str) -> list[str]:
-    """Return what stands in backticks in the first column of the tables below a heading."""
-    text = (ROOT / "docs" / page).read_text("utf-8")
-    below = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    assert below, f"docs/{page} has no heading {heading!r}"
-    cells = re.findall(r"^\|([^|]*)\|", below, re.MULTILINE)
+def first_cells(page: str) -> list[str]:
+    """Return the names in backticks in the first column of all tables of a page."""
+    cells = re.findall(r"^\|([^|]*)\|", (DOCS / page).read_text("utf-8"), re.MULTILINE)
     return [name for cell in cells for name in re.findall("`([^`]+)`", cell)]
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[bool]]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Three real runs: one that measures everything, one with adaptive rollouts, one without a correct rollout."""
+    folders = []
+    for name, settings, code in (("measured", MEASURED, 0), ("adaptive", ADAPTIVE, 0), ("fruitless", FRUITLESS, 1)):
+        folders.append(tmp_path_factory.mktemp("docs") / name)
+        outcome = command("train", *SMALL, *settings, "--output_dir", folders[-1])
+        assert outcome.code == code, outcome.err
+    return folders
+
+
+@pytest.fixture(scope="module")
+def written(runs: list[Path]) -> dict[str, set[bool]]:
     """The keys that real runs write, each with whether it was null."""
     found: dict[str, set[bool]] = {}
-    for name, settings, code in (("measured", MEASURED, 0), ("adaptive", ADAPTIVE, 0), ("fruitless", FRUITLESS, 1)):
-        run = tmp_path_factory.mktemp("docs") / name
-        outcome = command("train", *SMALL, *settings, "--output_dir", run)
-        assert outcome.code == code, outcome.err
+    for run in runs:
         for line in (run / "metrics.jsonl").read_text().splitlines():
             for key, value in keys_of(json.loads(line)):
                 found.setdefault(key, set()).add(value is None)
@@ -79,29 +89,40 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[bool]]:
 
 
 def test_every_key_of_the_metrics_is_documented(written: dict[str, set[bool]]) -> None:
-    documented = set(first_cells("using.md", "What metrics.jsonl holds"))
+    documented = set(first_cells("reference/metrics.md"))
     null_as_a_whole = {key for key, nulls in written.items() if nulls == {True} and f"{key}.*" in documented}
     assert set(written) - documented - null_as_a_whole == set()
 
 
 def test_every_documented_key_of_the_metrics_is_written(written: dict[str, set[bool]]) -> None:
-    documented = first_cells("using.md", "What metrics.jsonl holds")
+    documented = first_cells("reference/metrics.md")
     assert len(documented) == len(set(documented))
     assert set(documented) - set(written) == set()
 
 
-def test_the_settings_reference_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("settings_page", ROOT / "scripts" / "make_settings_reference.py")
+def test_every_file_of_a_run_is_documented(runs: list[Path]) -> None:
+    documented = first_cells("reference/run_directory.md")
+    for run in runs:
+        files = {
+            str(file.relative_to(run)) for file in run.rglob("*") if file.is_file() and not file.name.startswith(".")
+        }
+        assert {file for file in files if not any(fnmatch(file, f"{name}*") for name in documented)} == set()
+
+
+@pytest.mark.parametrize("script", ["make_settings_reference", "make_command_reference"])
+def test_a_generated_page_is_up_to_date(script: str) -> None:
+    spec = importlib.util.spec_from_file_location(script, ROOT / "scripts" / f"{script}.py")
     assert spec
     assert spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.page() == script.PAGE.read_text("utf-8"), "run: python scripts/make_settings_reference.py"
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.page() == module.PAGE.read_text("utf-8"), f"run: python scripts/{script}.py"
 
 
 def test_the_settings_reference_names_every_setting() -> None:
     """The generator's own walk over the classes, against the one behind `brorl train --help`."""
-    named = set(re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "settings.md").read_text("utf-8"), re.MULTILINE))
+    page = (DOCS / "reference" / "settings.md").read_text("utf-8")
+    named = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
     in_sources = {*CountdownConfig.model_fields, *FileConfig.model_fields}
     assert named - in_sources == {name for name, _ in settings_of(TrainConfig)} - in_sources
     assert in_sources <= named
@@ -118,35 +139,95 @@ def templates(source: str) -> Iterator[str]:
 
 def test_quoted_errors_are_those_of_the_source() -> None:
     """Each quote, with `<...>` in place of values, must be part of one text of the source."""
-    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    page = (DOCS / "troubleshooting.md").read_text("utf-8")
     quotes = [re.sub("<[^>]*>", "<>", " ".join(q.split())) for q in re.findall(r"```text\n(.*?)```", page, re.DOTALL)]
     assert len(quotes) == page.count("\n## ")
     texts = [text for file in (ROOT / "src").rglob("*.py") for text in templates(file.read_text("utf-8"))]
     assert [quote for quote in quotes if not any(quote in text for text in texts)] == []
 
 
+def without_code(page: Path) -> str:
+    """Return the text of a page without its blocks of code, whether fenced or indented."""
+    text = re.sub(r"^( *)```.*?^\1```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"(?<=\n\n)(?:    .*\n|\n)+", "\n", text)
+
+
 def anchors(page: Path) -> set[str]:
-    """Return what a link to a heading of a page may name."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    """Return the anchors of the headings of a page, as the site and hosts of repositories make them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
-def test_links_lead_somewhere() -> None:
-    broken = []
-    for page in PAGES:
-        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+def links(page: Path) -> Iterator[tuple[str, Path, str]]:
+    """Yield the links of a page that do not leave the project: the link, the file it leads to, the heading."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(page)):
+        if not link.startswith(("http:", "https:")):
             path, _, heading = link.partition("#")
-            target = page.parent / path if path else page
-            if not link.startswith(("http:", "https:")) and (
-                not target.exists() or (heading and heading not in anchors(target))
-            ):
-                broken.append(f"{page.name}: {link}")
+            yield link, (page.parent / path).resolve() if path else page, heading
+
+
+def test_links_lead_somewhere() -> None:
+    broken = [
+        f"{page.name}: {link}"
+        for page in PAGES
+        for link, target, heading in links(page)
+        if not target.exists() or (heading and heading not in anchors(target))
+    ]
     assert broken == []
 
 
+def test_links_of_the_site_stay_in_the_site() -> None:
+    pages = [page for page in PAGES if page.is_relative_to(DOCS)]
+    assert [f"{p.name}: {link}" for p in pages for link, to, _ in links(p) if not to.is_relative_to(DOCS)] == []
+
+
+def leaves(nav: Any) -> Iterator[str]:
+    """Yield the pages of a navigation in their order."""
+    for entry in nav:
+        ((_, target),) = entry.items()
+        yield from [target] if isinstance(target, str) else leaves(target)
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    listed = list(leaves(YAML(typ="safe").load(ROOT / "mkdocs.yml")["nav"]))
+    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
 def test_the_index_lists_every_page() -> None:
-    index = (ROOT / "docs" / "README.md").read_text("utf-8")
-    listed = re.findall(r"^- \[[^]]+\]\(([^)]+\.md)\)", index, re.MULTILINE)
-    assert len(listed) == len(set(listed))
-    assert {name for name in listed if "/" not in name} == {p.name for p in PAGES} - {"README.md"}
-    assert "(docs/README.md)" in (ROOT / "README.md").read_text("utf-8")
+    """The pages of the Python API have an index in their own folder."""
+    for index, folder in ((DOCS / "index.md", DOCS), (DOCS / "reference" / "api" / "index.md", DOCS / "reference/api")):
+        listed = {target for _, target, _ in links(index) if target.is_relative_to(folder)}
+        api = {page for page in DOCS.rglob("*.md") if page.parent.name == "api"}
+        pages = api if folder.name == "api" else set(DOCS.rglob("*.md")) - api | {DOCS / "reference/api/index.md"}
+        assert pages - {index} <= listed
+    assert "(docs/index.md)" in (ROOT / "README.md").read_text("utf-8")
+
+
+def test_lines_are_short() -> None:
+    """At most 120 characters, but for tables, code, and a link or a path that cannot be broken."""
+    long = [
+        f"{page.name}: {line}"
+        for page in PAGES
+        for line in without_code(page).splitlines()
+        if len(line) > 120 and not line.startswith("|") and " " in re.sub(r"\]\([^)]*\)|`[^`]*`", "", line).strip("- ")
+    ]
+    assert long == []
+
+
+def test_lists_follow_a_blank_line() -> None:
+    """The site shows the items of a list as one paragraph if the list follows a paragraph directly."""
+    item = re.compile(r" *(?:[-*]|\d+\.) ")
+    joined = []
+    for page in PAGES:
+        lines = without_code(page).splitlines()
+        for before, line in zip(["", *lines], lines, strict=False):
+            if item.match(line) and before.strip() and not item.match(before) and not before.startswith("  "):
+                joined.append(f"{page.name}: {line}")
+    assert joined == []
+
+
+def test_the_readme_has_the_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert f"\n    {TRY}\n" in readme
+    assert f"\n    {TEST}\n" in readme
+    assert TRY in (DOCS / "tutorials" / "first_run.md").read_text("utf-8")

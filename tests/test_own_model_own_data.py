@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "examples" / "own_model_own_data.md").read_text()
+PAGE = (ROOT / "docs" / "tutorials" / "own_model_and_data.md").read_text()
 
 
 def blocks(language: str) -> list[str]:

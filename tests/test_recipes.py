@@ -80,11 +80,11 @@ def test_the_papers_numbers() -> None:
 
 
 def test_the_page_maps_every_line_of_both_recipes() -> None:
-    """`docs/recipe.md` has a row for every setting, with both values, both marks, and code that exists."""
+    """`docs/reference/recipe.md` has a row for every setting, with both values, both marks, and code that exists."""
     first, second = settings_of("prorl"), settings_of("brorl")
     rows = [
         [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        for line in (ROOT / "docs" / "recipe.md").read_text().splitlines()
+        for line in (ROOT / "docs" / "reference" / "recipe.md").read_text().splitlines()
         if line.startswith("| `") and line.count("|") == 6
     ]
     assert [row[0].strip("`") for row in rows] == list(first) == list(second)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The study of docs/study.md for one task: tune N = 16, run it to its plateau, tune every N at two switch points, and compare them from there.
+# The study of docs/explanation/study.md for one task: tune N = 16, run it to its plateau, tune every N at two switch points, and compare them from there.
 #     bash examples/plateau/study.sh three|four [stage ...]    # stages: tune plateau rates compare; without one all, in this order
 # Given again it goes on where it was stopped. About 80 minutes a task on two cores; `rates` and `compare` are matched in seconds, so that the machine
 # should have nothing else to do. As many runs are made at a time as there are cores.

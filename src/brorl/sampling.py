@@ -22,7 +22,7 @@ class SamplingParams:
             the other tokens, and so are the log-probs.
         scheme: How the N rollouts of a prompt are drawn together. "iid": independently. "systematic": spread evenly
             over the tree: every prefix of probability P has N P rollouts, rounded up or down. In both schemes, a
-            rollout picked at random has the model's distribution (docs/systematic_sampling.md).
+            rollout picked at random has the model's distribution (docs/explanation/systematic_sampling.md).
     """
 
     temperature: float = 1.0

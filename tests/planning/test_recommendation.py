@@ -91,7 +91,7 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
 
 
 def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
-    """Nominal 95%; in simulations 86% to 99%, the least where the share is near 1 (docs/plan.md).
+    """Nominal 95%; in simulations 86% to 99%, the least where the share is near 1 (docs/explanation/planning.md).
 
     Here a bound that luck cannot break.
     """

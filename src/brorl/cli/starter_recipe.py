@@ -92,7 +92,7 @@ verification:
     {_quoted(guess.domain)}: {FUNCTION_FILE}:check  # write def check(response: str, reference: str) -> bool"""
     text = f"""\
 # A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}
-# Every key is also an option of the command line (--steps 50). All keys: brorl train --help, docs/recipe.md
+# Every key is also an option of the command line (--steps 50). All keys: brorl train --help, docs/reference/recipe.md
 model: {_quoted(starter.model)}  # a folder or a Hugging Face hub id
 rollouts_per_prompt: 16  # N: 16 for a quick try, 512 in BroRL; compare them: brorl plan
 prompts_per_step: 8  # small, for a laptop; BroRL has 128

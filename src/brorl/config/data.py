@@ -16,7 +16,7 @@ class DataConfig(Section):
 
     sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
         (CountdownConfig(),), min_length=1, description="training data: files, Hugging Face data sets or "
-        "built-in puzzles; one, or a list with weights (docs/data.md)",
+        "built-in puzzles; one, or a list with weights (docs/how-to/data.md)",
     )  # fmt: skip
     held_out_share: float = Field(0.1, ge=0, lt=1, description="share of the prompts held out for evaluation")
     split_seed: int = Field(0, ge=0, lt=2**63, description="random seed of the held-out split")
@@ -48,7 +48,7 @@ class VerificationConfig(Section):
     )
     memory_mib: int = Field(1024, ge=256, description="memory limit of a worker process, in MiB")
     functions: dict[str, str] = Field(
-        {}, description="your verifiers by domain: {my_domain: package.module:function} (docs/verifiers.md)"
+        {}, description="your verifiers by domain: {my_domain: package.module:function} (docs/how-to/verifiers.md)"
     )
 
     @field_validator("functions")

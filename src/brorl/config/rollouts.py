@@ -37,7 +37,9 @@ class SamplingConfig(Section):
 class AdaptiveConfig(Section):
     """Adaptive rollouts: more for prompts without a mixed group, on average at most `rollouts_per_prompt`."""
 
-    enabled: bool = Field(False, description="adapt the number of rollouts to the prompt (docs/adaptive_rollouts.md)")
+    enabled: bool = Field(
+        False, description="adapt the number of rollouts to the prompt (docs/explanation/adaptive_rollouts.md)"
+    )
     pilot_rollouts: int = Field(16, ge=2, description="rollouts of every prompt in the first pass")
     max_rollouts: int = Field(
         512,

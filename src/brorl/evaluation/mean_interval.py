@@ -15,8 +15,8 @@ The low end is the 2.5% quantile of the weighted mean, the high end is the 97.5%
 - For P values that all equal x it is [x q, 1 - (1 - x) q], the tolerance limits of Wilks.
 
 Level. For values 0 and 1 each end misses in at most 2.5% of all samples. For every other distribution on 0 to 1 this is
-a conjecture to which no exception is known; docs/evaluation.md shows measured levels. A bootstrap interval and a t
-interval miss far more often when most values are near 0, because they ignore the prompts that were not drawn.
+a conjecture to which no exception is known; docs/explanation/intervals.md shows measured levels. A bootstrap interval
+and a t interval miss far more often when most values are near 0, because they ignore the prompts that were not drawn.
 
 Source: Gaffke, "Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative variable",
 Mathematical Methods of Statistics 14 (2005). Learned-Miller and Thomas, arXiv 1905.06208, state it as a bound.

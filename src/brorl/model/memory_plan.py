@@ -13,8 +13,8 @@ less if its rows cannot fill it. The learner's line is an estimate for responses
 
 with h the hidden size, m the size inside the MLP, H heads with keys of D and values of E numbers, b bytes per number,
 S the longest prompt, T the longest response. With bfloat16 the 6 h stay float32, and 2 h in bfloat16 are added.
-Gradient checkpointing keeps h numbers per layer and token, and one layer's activations. docs/models.md compares the
-predictions with measured peaks.
+Gradient checkpointing keeps h numbers per layer and token, and one layer's activations. docs/how-to/memory.md
+compares the predictions with measured peaks.
 """
 
 from __future__ import annotations

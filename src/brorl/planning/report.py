@@ -150,7 +150,7 @@ def advice(report: PlanReport) -> list[str]:
         _next_factor(plan, plan.recommended),
         _limits(report, plan.recommended),
         "The noise of one step's gradient and the share of mixed groups are not the final performance: rare successes, "
-        "later policies and the optimizer count too (docs/theory.md).",
+        "later policies and the optimizer count too (docs/explanation/theory.md).",
     ]
 
 

@@ -136,8 +136,8 @@ def _domain(path: str, column: str, texts: Sequence[str]) -> tuple[str, str]:
     strange = next(text for text in texts if not _looks_mathematical(text))
     raise UserError(
         f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
-        "give --domain NAME and write a verifier for it (docs/verifiers.md), --domain math if math-verify can judge "
-        "them all the same, or another --answer-column"
+        "give --domain NAME and write a verifier for it (docs/how-to/verifiers.md), --domain math if math-verify can "
+        "judge them all the same, or another --answer-column"
     )
 
 

@@ -8,7 +8,7 @@ Pass rates are Beta(a, b) a priori, with spikes at 0 and at 1: a plain Beta cann
 several N at once. A group that is already mixed never gets extra rollouts.
 
 The chances hold for independent rollouts. Allocation that depends on outcomes makes successes / rollouts a biased
-estimate of an extended group's pass rate; docs/adaptive_rollouts.md gives the bias.
+estimate of an extended group's pass rate; docs/explanation/adaptive_rollouts.md gives the bias.
 """
 
 from __future__ import annotations

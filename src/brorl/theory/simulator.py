@@ -5,7 +5,7 @@ model and no prompt: a token is a whole response, and the correct tokens are tho
 settings are rejected, and the simulation stops when the logits are no longer finite.
 
 The settings that the paper leaves open (optimizer constants, duplicates, whether the anchor is correct) default to the
-values that reproduce its Figure 3; docs/simulator.md has the numbers for the alternatives.
+values that reproduce its Figure 3; docs/explanation/simulator.md has the numbers for the alternatives.
 """
 
 from __future__ import annotations
