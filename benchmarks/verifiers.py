@@ -20,7 +20,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.verify.domains.math import MathVerifier
 from brorl.verify.sandbox.pool import WorkerPool
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify" / "domains"))
 from nasty_answers import RESPONSES
 
 MIB = 1 << 20
