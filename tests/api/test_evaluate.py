@@ -112,7 +112,9 @@ def test_a_stopped_evaluation_is_continued_by_the_same_call(monkeypatch: pytest.
     ("arguments", "said"),
     [
         ({"ks": [16]}, "--ks: pass@16 needs 16 responses per prompt"),
-        ({"ks": []}, "--ks: every number should be 1 or more"),
+        ({"ks": []}, "--ks: expected numbers of at least 1, not []"),
+        ({"max_new_tokens": 0}, "--max-new-tokens: expected a number of at least 1, not 0"),
+        ({"temperature": float("nan")}, "--temperature: expected a number of at least 0, not nan"),
         ({"loss": {"clip_high": 0.3}}, "loss.clip_high is not a setting of an evaluation; these are: device"),
         ({"model": "other"}, "model is not a setting of an evaluation"),
         ({"prompt": {"template": "none"}}, "prompt.template must hold {prompt} once"),

@@ -277,7 +277,7 @@ def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refuse
         (["quickstart", "--samples=many"], "--samples"),
         (["quickstart", "--samples=16", "--ks=1,16,256"], "raise --samples to 256 or more, or remove 256 from --ks"),
         (["quickstart", "--ks=one"], "--ks: expected numbers like 1,16,256"),
-        (["quickstart", "--ks=0,1"], "--ks: every number should be 1 or more"),
+        (["quickstart", "--ks=0,1"], "--ks: expected numbers of at least 1"),
         (["quickstart", "--temperature=-1"], "--temperature: expected a number of at least 0"),
         (["quickstart", "--temperature=nan"], "--temperature: expected a number of at least 0"),
         (

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from brorl.report.page.file import write_report
 from run_support import SMALL, command
 
 
@@ -80,6 +81,15 @@ def test_a_report_of_a_real_run(run: Path) -> None:
     assert command("report", run).code == 0  # a report may be written over
     both = command("report", run, run.parent / "small", "--output", "x.html")
     assert (both.code, both.err) == (2, f"brorl: the run {run} is given twice; give each run once\n")
+
+
+def test_the_function_writes_the_file_of_the_command(run: Path) -> None:
+    assert command("report", run, "--output", "command.html").code == 0
+    report = write_report([run], Path("python.html"))
+    assert Path("python.html").read_bytes() == Path("command.html").read_bytes()
+    assert (report.path, report.num_bytes) == (Path("python.html"), Path("python.html").stat().st_size)
+    assert str(report) == f"python.html ({report.num_bytes / 1e6:.1f} MB): open it in a browser"
+    assert report._repr_html_() == f'<a href="python.html" target="_blank">{report}</a>'
 
 
 def test_a_report_of_several_runs_goes_under_runs(run: Path, tmp_path: Path) -> None:

@@ -59,25 +59,24 @@ class _Options:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.samples <= _MOST_SAMPLES:
-            raise UserError(f"--samples: expected a number from 1 to {_MOST_SAMPLES:,}, not {self.samples}")
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"--temperature: expected a number of at least 0, not {self.temperature}")
+        limit = self.max_new_tokens
+        for option, value, is_right, expected in (
+            ("samples", self.samples, 1 <= self.samples <= _MOST_SAMPLES, f"a number from 1 to {_MOST_SAMPLES:,}"),
+            ("temperature", self.temperature, 0 <= self.temperature < float("inf"), "a number of at least 0"),
+            ("top-p", self.top_p, 0 < self.top_p <= 1, "a number above 0 and at most 1"),
+            ("max-new-tokens", limit, limit is None or limit >= 1, "a number of at least 1"),
+            ("seed", self.seed, 0 <= self.seed < 2**63, "a number of at least 0"),
+            ("ks", list(self.ks), bool(self.ks) and self.ks[0] >= 1, "numbers of at least 1"),
+        ):
+            if not is_right:
+                raise UserError(f"--{option}: expected {expected}, not {value}")
         if self.temperature == 0 and self.samples > 1:
             raise UserError(
                 f"--temperature 0 is greedy: all {self.samples} responses to a prompt would be the same, and pass@k "
                 "would be pass@1; add --samples 1, or use a temperature above 0"
             )
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"--top-p: expected a number above 0 and at most 1, not {self.top_p}")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise UserError(f"--max-new-tokens: expected a number of at least 1, not {self.max_new_tokens}")
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"--seed: expected a number of at least 0, not {self.seed}")
         if not all(text.strip() for text in self.data):
             raise UserError("--data: the value is empty; name a benchmark, file, hub id or puzzle, or omit --data")
-        if not self.ks or self.ks[0] < 1:
-            raise UserError(f"--ks: every number should be 1 or more, not {list(self.ks)}")
         if self.ks[-1] > self.samples:
             raise UserError(
                 f"--ks: pass@{self.ks[-1]} needs {self.ks[-1]} responses per prompt, but --samples is {self.samples}; "

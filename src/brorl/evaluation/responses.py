@@ -242,29 +242,18 @@ def _table(
     texts: Sequence[Sequence[str]],
 ) -> pa.Table:
     """Return one row per distinct response. Lists of tokens stay arrays, which takes less memory."""
-    columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+    rows = []
     for prompt, tree, verdicts_L, text_L in zip(batch.prompts, trees, verdicts, texts, strict=True):
         for i, (verdict, text) in enumerate(zip(verdicts_L, text_L, strict=True)):
             path = tree.path(int(tree.leaf[i]))
-            row = (
-                batch.data_set, prompt.id, prompt.domain, prompt.text, prompt.reference, text, tree.token[path],
-                tree.logprob[path], int(tree.leaf_count[i]), tree.num_rollouts, bool(tree.finished[i]),
-                verdict.correct, verdict.score, verdict.extracted, verdict.reason,
+            values = (
+                batch.data_set, prompt.id, prompt.domain, prompt.text, prompt.reference, text,
+                tree.token[path].astype(np.int32), tree.logprob[path].astype(np.float32), int(tree.leaf_count[i]),
+                tree.num_rollouts, bool(tree.finished[i]), verdict.correct, verdict.score, verdict.extracted,
+                verdict.reason,
             )  # fmt: skip
-            for name, value in zip(SCHEMA.names, row, strict=True):
-                columns[name].append(value)
-    arrays = [
-        _lists(columns[field.name], field.type)
-        if pa.types.is_list(field.type)
-        else pa.array(columns[field.name], field.type)
-        for field in SCHEMA
-    ]
-    return pa.Table.from_arrays(arrays, schema=SCHEMA)
-
-
-def _lists(values: Sequence[np.ndarray[Any, Any]], kind: pa.ListType) -> pa.ListArray:
-    offsets = np.cumsum([0, *(value.size for value in values)], dtype=np.int32)
-    return pa.ListArray.from_arrays(offsets, pa.array(np.concatenate(values), kind.value_type))
+            rows.append(dict(zip(SCHEMA.names, values, strict=True)))
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def _read_json(file: Path, advice: str) -> Any:
