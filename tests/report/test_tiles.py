@@ -72,7 +72,7 @@ def test_what_rose_and_fell_is_told_by_an_interval_over_prompts(rng: np.random.G
             assert change.direction == expected
             seen.add(expected)
             title = {"rose": "Scores that rose", "fell": "Scores that fell", "unclear": "No clear change"}[expected]
-            signed = [f"{value:+.3f}".replace("-0.000", "+0.000") for value in (mean, low, high)]
+            signed = [f"{value:+.3f}".replace("-0.000", "+0.000") for value in got]
             (figure,) = [f for f in tiles_of(records)[title].figures if f.label == f"held-out pass@{change.k}"]
             assert figure.value.replace("\u00a0", " ") == f"{change.before.value:.3f} → {change.after.value:.3f}"
             assert figure.details[0].replace("\u00a0", " ") == f"change {signed[0]} [{signed[1]}, {signed[2]}]"

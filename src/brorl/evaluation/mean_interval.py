@@ -72,7 +72,8 @@ def _low_end(value_P: FloatArray) -> float:
         chance = _chance_at_most(np.exp(log_mean), value_J, count_J)
         return float(ndtri(np.clip(chance, 1e-300, 1 - 1e-15)) - ndtri(_TAIL))
 
-    return float(np.exp(newton(excess, start, x1=start + spread / 8, tol=1e-6)))
+    tolerance = min(1e-6, 1e-4 * spread)  # of the logarithm; a narrow distribution needs a closer end
+    return float(np.exp(newton(excess, start, x1=start + spread / 8, tol=tolerance)))
 
 
 def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> float:

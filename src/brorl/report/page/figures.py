@@ -6,7 +6,7 @@ In: runs. Out: charts of plotly traces. A chart without numbers gives the reason
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -134,8 +134,6 @@ def _held_out_chart(runs: Sequence[RunRecord]) -> Chart:
 def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the responses that N rollouts per prompt found and missed."""
     share_axis = _axis("share of groups", percent=True)
-    checked = [("certificate", f"change{end}") for end in ("", "_low", "_high")]
-    improved = [("certificate", f"share_improved{end}") for end in ("", "_low", "_high")]
     return [
         Chart(
             "informative",
@@ -177,11 +175,20 @@ def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
             reason(runs, why_no_estimate),
             by_progress=False,
         ),
+        *_held_out_check_charts(runs),
+    ]
+
+
+def _held_out_check_charts(runs: Sequence[RunRecord]) -> list[Chart]:
+    change, improved = (
+        [("certificate", f"{name}{end}") for end in ("", "_low", "_high")] for name in ("change", "share_improved")
+    )
+    return [
         Chart(
             "certificate",
             "Held-out check: effect of one update on correct responses",
             "Change of the chance of a correct response, measured on fresh rollouts. Above 0 the update helped.",
-            interval_lines(runs, "change with 95% interval", checked),
+            interval_lines(runs, "change with 95% interval", change),
             _axis("change of probability") | {"shapes": [_no_change_line(xref="paper", x0=0, x1=1, y0=0, y1=0)]},
             reason(runs, why_no_certificate),
         ),
@@ -244,14 +251,13 @@ def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
 def optimization_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the policy's changes: entropy, KL, clipping, gradients."""
     line_chart = partial(_line_chart, runs, why_no_update)
-    return [
+    charts = [
         line_chart(
             "entropy",
             "Entropy of the policy",
             "Randomness of the sampled tokens. Near 0 all rollouts of a prompt are the same.",
             {"entropy": "update.entropy"},
             _axis("nats per token"),
-            resets=True,
         ),
         line_chart(
             "kl",
@@ -259,7 +265,6 @@ def optimization_charts(runs: Sequence[RunRecord]) -> list[Chart]:
             "KL divergence over the sampled tokens: from the reference policy, and within each step.",
             {"from the reference": "update.reference_kl", "within the step": "update.old_policy_kl"},
             _axis("nats per token"),
-            resets=True,
         ),
         line_chart(
             "clip",
@@ -274,9 +279,9 @@ def optimization_charts(runs: Sequence[RunRecord]) -> list[Chart]:
             "Size of the gradient before optimizer.max_grad_norm limits it. Spikes often come before trouble.",
             {"norm": "update.grad_norm"},
             _axis("norm"),
-            resets=True,
         ),
     ]
+    return [replace(chart, resets=chart.name != "clip") for chart in charts]
 
 
 def _line_chart(
@@ -287,11 +292,9 @@ def _line_chart(
     explanation: str,
     quantities: Mapping[str, Quantity],
     layout: dict[str, Any],
-    *,
-    resets: bool = False,
 ) -> Chart:
     """Return a chart of quantities over the course of the runs."""
-    return Chart(name, title, explanation, lines(runs, quantities), layout, reason(runs, why), resets=resets)
+    return Chart(name, title, explanation, lines(runs, quantities), layout, reason(runs, why))
 
 
 def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:

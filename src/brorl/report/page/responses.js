@@ -63,7 +63,7 @@ function response(group, i) {
     element("span", "", `reward ${Number(group.reward[i].toFixed(4))}`),
     element("span", "", `score ${Number(group.score[i].toFixed(4))}`),
     element("span", "", `${nodes.length} token${nodes.length > 1 ? "s" : ""}`),
-    element("span", "", known ? `mean log-prob ${(sum / nodes.length).toFixed(3)}, in all ${sum.toFixed(2)}` : "log-probs unknown"));
+    element("span", "", known ? `mean log-prob ${(sum / nodes.length).toFixed(3)}, total ${sum.toFixed(2)}` : "log-probs unknown"));
   const spans = tokenSpans(group, nodes, true);
   const text = element("div", "text", ...spans);
   const facts = element("div", "token-line");

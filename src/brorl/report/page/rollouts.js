@@ -123,7 +123,7 @@ async function chooseSteps() {
     loaded = await Promise.all(chosen.map(({ step }) => unpack(folder, run, step)));
   } catch (error) {
     document.getElementById("browser-status").textContent =
-      `this browser cannot unpack the rollouts (${error.message}); use a newer one, or ${data.runs[run].samples}`;
+      `this browser cannot unpack the rollouts (${error.message}); use a newer browser, or ${data.runs[run].samples}`;
     return;
   }
   if (view.turn !== turn) return; // another one was chosen meanwhile
