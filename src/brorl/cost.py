@@ -70,7 +70,7 @@ def total_cost(records: Iterable[Mapping[str, Any]]) -> Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a run may spend, and when it is evaluated.
+    """The budget of a run, and the amounts at which it is evaluated.
 
     Attributes:
         unit: The unit.

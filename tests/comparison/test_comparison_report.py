@@ -413,7 +413,7 @@ class TestConsole:
 
 
 class TestMarkdown:
-    def test_it_has_the_verdict_and_the_same_cells(self, rng: np.random.Generator) -> None:
+    def test_it_has_the_answer_and_the_same_cells(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng, names=("a|b", "c"), num_tasks=2, num_prompts=20)
         text = markdown(comparison)
         for line in sentences(comparison):
@@ -430,7 +430,7 @@ class TestMarkdown:
             assert cells[2:] == [[c.replace("|", "\\|").strip("*") for c in row] for row in one.rows]
 
 
-class TestVerdict:
+class TestAnswer:
     def test_b_wins(self) -> None:
         words = sentences(levels([[6, 8], [10, 20]]))
         # 4.5 / 32, 8.5 / 32 and 20.5 / 32 of the responses are correct

@@ -177,7 +177,7 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
 
 
 class RunEvents(Protocol):
-    """What happens while runs are brought to their end."""
+    """Receives the progress of runs."""
 
     def run_ended(self, progress: RunProgress) -> None:
         """Handle the end of a run."""

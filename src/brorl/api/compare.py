@@ -116,7 +116,7 @@ def compare(
         sweep: Values by setting, one arm per value; several settings change together.
         checkpoint: The model that all arms start from (`--from`). Default: the model of the recipes.
         match: Unit in which every run gets the same budget: seconds (default), samples, unique_tokens, or steps.
-        budget: What each run may spend, in that unit.
+        budget: Budget of each run, in that unit.
         marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
             last at the budget; or the amounts at which to evaluate.
         seeds: Runs of each arm. Default: 5. More seeds can be added to a folder later.

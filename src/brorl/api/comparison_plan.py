@@ -39,7 +39,7 @@ class Arguments:
         sweep: Values by setting.
         checkpoint: The model that all arms start from.
         match: Unit of the budget.
-        budget: What each run may spend.
+        budget: Budget of each run.
         marks: Number of evaluation points, or the amounts.
         seeds: Runs of each arm.
         overrides: Settings of all arms, by dotted name.
@@ -62,7 +62,7 @@ class ComparisonPlan:
     Attributes:
         arms: The arms.
         unit: Unit of the budget.
-        budget: What each run may spend.
+        budget: Budget of each run.
         eval_points: Amounts at which every run is evaluated; the last is the budget.
         seeds: Runs of each arm that is still to be run.
         seeds_before: Numbers of seeds of the comparison before seeds were added.

@@ -1,4 +1,4 @@
-"""The console output of a comparison while it runs: the plan, runs as they end, and how to continue a stopped one."""
+"""The console output of a comparison while it runs: the plan, runs as they end, and the command that continues."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ComparisonView:
             self._status.start()
 
     def print_complete(self) -> None:
-        """Print how many runs are complete already."""
+        """Print the number of runs that are complete already."""
         self._print(f"{len(self.complete)} of {self._num_runs} runs are complete already")
 
     def run_ended(self, progress: RunProgress) -> None:
@@ -86,7 +86,7 @@ class ComparisonView:
         self._print(f"\nstopping: {runs}; Ctrl-C again discards the steps in progress")
 
     def stopped(self, folder: Path, runs: Sequence[ArmRun]) -> None:
-        """Print what is kept of a comparison that was stopped, and the command that continues it."""
+        """Print the number of complete and saved runs of a stopped comparison, and the command that continues it."""
         complete = {run for run in runs if progress_of(run).ended}
         saved = [
             run for run in runs if run not in complete and last_checkpoint(RunDirectory(run.directory).checkpoints)

@@ -159,7 +159,7 @@ def check_arms(plans: Sequence[ArmPlan], unit: Unit, budget: float, seeds: int, 
     Args:
         plans: The arms.
         unit: Unit of the budget.
-        budget: What each run may spend.
+        budget: Budget of each run.
         seeds: Runs of each arm.
         jobs: Runs in parallel, whose memory adds up.
 

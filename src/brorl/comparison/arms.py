@@ -1,4 +1,4 @@
-"""What is compared: arms, each with runs of several seeds, and the scores of each run at what it had spent.
+"""The values of a comparison: arms, each with runs of several seeds, and the scores and costs of each run.
 
 Plain values: `brorl.comparison.reading` reads them from run directories, the other modules compare them. Dimensions: A
 arms, S seeds (runs of an arm), M evaluation points, P held-out prompts (the same for all runs), n responses per prompt.
@@ -110,7 +110,7 @@ class Comparison:
     Attributes:
         checkpoint: The model that all runs start from.
         unit: Unit of the budget.
-        budget: What each run may spend.
+        budget: Budget of each run.
         eval_points: Amounts at which all runs were evaluated, rising; the last is the budget.
         prompts: The held-out prompts.
         num_samples: Responses per prompt in each evaluation, n.

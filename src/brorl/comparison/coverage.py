@@ -1,6 +1,6 @@
 """Prompts gained and lost since the checkpoint, and prompts that one arm solves and the other does not.
 
-In: a comparison, arms, what the runs had spent. Out: counts and names of prompts, and how many gains and losses luck
+In: a comparison, an amount of the budget. Out: counts and names of prompts, and how many gains and losses luck
 alone would give. A prompt is solved if at least one of n responses is correct. At low pass rates that depends on n, so
 every count comes with the expected number of prompts solved in k attempts, which does not.
 """
@@ -82,7 +82,7 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int) -> C
     Args:
         comparison: The comparison.
         arm: One of its arms.
-        spent: What the runs had spent, in the comparison's unit.
+        spent: Amount of the budget, in the comparison's unit.
         k: Attempts of the expected numbers, 1 to n.
 
     Raises:
@@ -113,7 +113,7 @@ def coverage_difference(comparison: Comparison, spent: float, k: int) -> Coverag
 
     Args:
         comparison: The comparison, of two arms.
-        spent: What the runs had spent, in the comparison's unit.
+        spent: Amount of the budget, in the comparison's unit.
         k: Attempts of the expected number, 1 to n.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How arms and axes are drawn in both figures of a comparison: colors, labels, axes."""
+"""Colors, labels and axes of the figures of a comparison."""
 
 from __future__ import annotations
 

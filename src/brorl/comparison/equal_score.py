@@ -3,7 +3,7 @@
 Training sharpens: pass@1 rises and pass@k of a large k falls. At equal cost a slow arm has the better pass@k because it
 is slow. Here every arm is measured where its own pass@1 first reached the level that all of them reached.
 
-In: a comparison whose runs were evaluated during training. Out: pass@k of each arm there, and what it had spent. Arms
+In: a comparison whose runs were evaluated during training. Out: pass@k of each arm there, and its cost. Arms
 whose pass@1 is not shown to have risen are left out. Nothing is read beyond the evaluations, or between the start and
 the first of them.
 
@@ -36,12 +36,12 @@ class ArmAtScore:
 
     Attributes:
         arm: Its name.
-        spent: What its runs had spent on average, in the comparison's unit; None if the arm was above the level at its
+        spent: Mean cost of its runs, in the comparison's unit; None if the arm was above the level at its
             first evaluation, because nothing is known there.
         coverage: pass@k there, with a 95% interval over prompts and seeds; None if `spent` is.
         difference: That less the coverage of the first arm, with its interval; 0 for the first arm itself. None if the
             coverage of either is not known.
-        conclusion: What the difference shows, the first arm being A; None without a difference.
+        conclusion: The conclusion from it, the first arm being A; None without a difference.
     """
 
     arm: str

@@ -89,7 +89,7 @@ class _Curve:
         """Return an arm's pass@k against its cost, over all prompts or some.
 
         A run that ended early stands at the evaluation point in the comparison's unit, because its last score counts
-        there, and at what it had spent in the other units.
+        there, and at its real cost in the other units.
         """
         costs, scores = [], []
         for point in (0.0, *comparison.eval_points):

@@ -103,7 +103,7 @@ class Saturation:
         before: Score at the first of them.
         after: Score at the last.
         change: The difference with a 95% interval, runs and prompts paired.
-        movement: What it shows.
+        movement: The movement that it shows.
     """
 
     arm: str
@@ -122,7 +122,7 @@ class Frontier:
         measure: The score.
         points: Arms at evaluation points, by point, then in the order of the arms.
         best: The best arm of each evaluation point at which two arms or more are matched.
-        leading_ranges: Which arm is best from which budget on.
+        leading_ranges: The arms that are best, and the budgets from which on they are.
         sigmoid: Fit of the best N against the budget; None if the data do not support one.
         why_no_sigmoid: Why not; None if there is one.
         saturation: Each arm's last two evaluation points; without arms that have one evaluation after the start.

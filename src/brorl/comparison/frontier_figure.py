@@ -119,7 +119,7 @@ def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str, *, adapti
 
 
 def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, first: bool) -> None:
-    """Draw how often each arm is best at each budget, which is best, and the sigmoid."""
+    """Draw the share of resamples in which each arm is best at each budget, the best arm, and the sigmoid."""
     comparison = results.comparison
     colors = arm_colors(comparison)
     places, names = rows_of(comparison)
@@ -187,7 +187,7 @@ def _title(frontier: Frontier) -> str:
 
 
 def _legend(results: ComparisonResults) -> list[Line2D]:
-    """Return the legend: what bands, dots and crosses mean, and what letters stand for."""
+    """Return the legend of bands, dots, crosses and letters."""
     dot: dict[str, Any] = {"linestyle": "none", "marker": "o", "color": INK}
     handles = [
         Line2D([], [], color="#b3b8c1", linewidth=7, alpha=0.75, label="best at each budget (band: its 95% interval)"),

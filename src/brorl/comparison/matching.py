@@ -1,6 +1,6 @@
 """Whether runs are compute-matched: equal on the unit of the budget, up to the length of a step.
 
-In: runs with their costs. Out: what each run had spent at an evaluation point, and whether that is close enough. An
+In: runs with their costs. Out: the cost of each run at an evaluation point, and whether that is close enough. An
 overshoot beyond the tolerance is never called matched. Evaluations are not part of any cost.
 """
 
@@ -40,12 +40,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class RunMatch:
-    """What one run had spent at an evaluation point.
+    """The cost of one run at an evaluation point.
 
     Attributes:
         arm: Its arm's name.
         seed: Its seed.
-        spent: What it had spent when it was evaluated.
+        spent: Its cost when it was evaluated.
         ended_early: Why it ended before the evaluation point; None if it did not.
         matched: Whether it spent at most `TOLERANCE` more than the evaluation point.
         words: A sentence if the run overshot (with the fix) or ended early; else None.
@@ -61,7 +61,7 @@ class RunMatch:
 
 @dataclass(frozen=True)
 class ArmCosts:
-    """What the runs of an arm had spent at an evaluation point, in every unit.
+    """The costs of an arm's runs at an evaluation point, in every unit.
 
     Attributes:
         arm: The arm's name.
@@ -107,7 +107,7 @@ def unmatched_runs(matches: Sequence[RunMatch]) -> tuple[str, ...]:
 
 
 def costs_at(arm: Arm, unit: Unit, eval_point: float) -> ArmCosts:
-    """Return what an arm's runs had spent in every unit.
+    """Return the costs of an arm's runs at an evaluation point, in every unit.
 
     Args:
         arm: The arm, with at least one run.

@@ -68,11 +68,11 @@ class TTest:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How much higher B scores than A.
+    """The difference of B's score less A's.
 
     Attributes:
         difference: Mean of B less A with the 95% interval that the conclusion uses.
-        covers: What that interval allows for: other prompts, other seeds, both. With one seed an arm it shows which of
+        covers: The variation in that interval: prompts, seeds, both. With one seed an arm it shows which of
             the trained models is better, not which setting.
         conclusion: Which arm leads: the interval excludes 0.
         bootstrap: The same difference with a 95% percentile bootstrap interval over prompts and seeds; too narrow if
@@ -158,7 +158,7 @@ def difference_interval(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds
 
 
 def conclusion_of(difference: Estimate) -> Conclusion:
-    """Return what a difference of B less A shows: a lead if its interval excludes 0."""
+    """Return the conclusion from a difference of B less A: a lead if its interval excludes 0."""
     if difference.low > _ROUNDING:
         return "B leads"
     return "A leads" if difference.high < -_ROUNDING else "no difference shown"
@@ -250,7 +250,7 @@ def _parts(value_K: Sequence[FloatArray]) -> list[_Part]:
 def _interval(
     value: float, prompts: list[_Part], seeds: list[_Part], bounds: tuple[float, float]
 ) -> tuple[Estimate, Covers]:
-    """Return the interval from the parts of the variance that are known, and what it covers."""
+    """Return the interval from the parts of the variance that are known, and the sources that it covers."""
     if not prompts and not seeds:
         return Estimate(value, *bounds), "nothing"
     covers: Covers = "prompts" if not seeds else "prompts and seeds" if prompts else "seeds"
@@ -277,7 +277,7 @@ def _t_test(value: float, part: _Part) -> TTest:
 
 
 def _shares(size: int, num_resamples: int, generator: np.random.Generator) -> FloatArray:
-    """Return how often each of some things is drawn in each resample, as shares, shape [B, size]."""
+    """Return the share of draws of each item in each resample, shape [B, size]."""
     drawn_BK = generator.integers(size, size=(num_resamples, size)) + size * np.arange(num_resamples)[:, None]
     return np.bincount(drawn_BK.ravel(), minlength=num_resamples * size).reshape(num_resamples, size) / size
 

@@ -38,7 +38,7 @@ class ArmScores:
 
     Attributes:
         eval_point: The evaluation point.
-        costs: What its runs had spent.
+        costs: Costs of its runs.
         matched: Whether none of its runs overshot the evaluation point by more than the tolerance.
         pass_at: pass@1 and pass@k of the largest k; at the budget, every k.
     """
@@ -114,7 +114,7 @@ class ComparisonResults:
         ks: The k of every pass@k, rising; 1 is always among them.
         start: pass@k of the checkpoint, for every k.
         arms: Each arm at each evaluation point, by name.
-        matches: What every run had spent at the budget, and whether it is matched.
+        matches: The cost of every run at the budget, and whether it is matched.
         unmatched: A sentence for each run that is not matched at the budget.
         equal: pass@1 of the arms where all runs had spent the same: first of the budget's unit, if the runs ended with
             different amounts of it, then of each other unit.

@@ -52,7 +52,7 @@ def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
         spent: The amount; 0 is the start.
 
     Returns:
-        The evaluation; its cost is what the run had really spent.
+        The evaluation; its cost is the real cost of the run.
 
     Raises:
         ValueError: If the run was not evaluated there and did not end early.
@@ -72,7 +72,7 @@ def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
 
 
 def num_correct_at(comparison: Comparison, arm: Arm, spent: float) -> IntArray:
-    """Return how many responses to each prompt were correct at an amount of the budget, shape [S, P], runs by seed."""
+    """Return the number of correct responses to each prompt at an amount of the budget, shape [S, P], runs by seed."""
     runs = sorted(arm.runs, key=lambda run: run.seed)
     if not runs:
         raise ValueError(f"arm {arm.name} has no run to compare")
@@ -85,7 +85,7 @@ def scores_at(comparison: Comparison, arm: Arm, spent: float, measure: Measure =
     Args:
         comparison: The comparison.
         arm: One of its arms.
-        spent: What the runs had spent, in the comparison's unit; 0 is the start.
+        spent: The amount, in the comparison's unit; 0 is the start.
         measure: The score.
 
     Returns:

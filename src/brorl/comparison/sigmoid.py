@@ -125,7 +125,7 @@ def fit_best_rollouts(
 def _supported_fit(
     x_M: FloatArray, y_1M: FloatArray, y_BM: FloatArray, least: float, most: float
 ) -> tuple[Sigmoid | None, str | None]:
-    """Fit the numbers, and the resamples to learn whether they rise and how well the midpoint is known."""
+    """Fit the numbers and their resamples; the resamples give the certainty of the rise and of the midpoint."""
     fit, drawn = fit_sigmoids(x_M, y_1M, least, most), _fit_distinct(x_M, y_BM, least, most)
     rising_B = drawn[:, 0] > _TIE
     if fit.high_B[0] - fit.low_B[0] <= _TIE or rising_B.mean() < _MUST_RISE:

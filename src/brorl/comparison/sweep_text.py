@@ -179,7 +179,7 @@ def _left_out(frontier: Frontier, unit: Unit) -> list[str]:
 
 
 def _seeds(results: ComparisonResults) -> str:
-    """Return the number of seeds and what the intervals allow for."""
+    """Return the number of seeds and the variation that the intervals cover."""
     seeds = f"{results.seeds_text.capitalize()} an arm"
     if min(len(arm.runs) for arm in results.comparison.arms) == 1:
         return f"{seeds}: with one, intervals allow for other prompts only, and another seed may reverse every order."

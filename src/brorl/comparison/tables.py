@@ -52,7 +52,7 @@ def tables_of(results: ComparisonResults) -> list[Table]:
 
 
 def cost_table(results: ComparisonResults) -> Table:
-    """Make the table of what each arm spent and scored (the paper's Table 1)."""
+    """Make the table of costs and scores of each arm (the paper's Table 1)."""
     comparison = results.comparison
     columns = ("arm", "N", "prompts\n/step", "steps", "samples", "unique\ntokens", "time", "pass@1")
     points = shown_points(comparison.eval_points) if results.pair is not None else comparison.eval_points[-1:]
@@ -65,7 +65,7 @@ def cost_table(results: ComparisonResults) -> Table:
     if not all(at.matched for _, at in shown):
         notes.append(f"* a run spent over {TOLERANCE:.0%} more than the evaluation point: not compute-matched there")
     last_rows = frozenset(range(len(points), len(rows), len(points))) if len(points) > 1 else frozenset()
-    title = f"What the arms spent and scored, up to {amount(results.budget, comparison.unit)} each"
+    title = f"Costs and scores of the arms, up to {amount(results.budget, comparison.unit)} each"
     return Table(title, columns, tuple(rows), tuple(notes), strong=last_rows)
 
 
@@ -111,7 +111,7 @@ def use_table(results: ComparisonResults) -> Table:
         "Mixed groups: share of the sampled groups with correct and incorrect rollouts; dynamic sampling keeps these. "
         "Samples/s: per second of the run; generated/s: per second of generation alone. Means over whole runs.",
     )
-    return Table("How the training's samples were used", columns, rows, notes)
+    return Table("Use of the samples in training", columns, rows, notes)
 
 
 def pass_table(results: ComparisonResults) -> Table:

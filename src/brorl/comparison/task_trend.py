@@ -19,7 +19,7 @@ Movement = Literal["improves", "degrades", "no change shown"]
 
 @dataclass(frozen=True)
 class TaskTrend:
-    """How the scores of two arms on one task changed since the start.
+    """Changes of the scores of two arms on one task since the start.
 
     Attributes:
         task: The prompts' source.
@@ -27,9 +27,9 @@ class TaskTrend:
         change_a: A's score less the start's, with a 95% interval.
         change_b: B's.
         difference: B's score less A's.
-        movement_a: What `change_a` shows.
-        movement_b: What `change_b` shows.
-        lead: What `difference` shows.
+        movement_a: The movement that `change_a` shows.
+        movement_b: The movement that `change_b` shows.
+        lead: The conclusion from `difference`.
         kind: The trend as text, e.g. "both improve and B leads".
     """
 
@@ -62,13 +62,13 @@ _EXPECTED_LEAD: dict[str, Conclusion] = {
 
 
 def movement_of(change: Estimate) -> Movement:
-    """Return what a change of a score shows: a movement if its interval excludes 0."""
+    """Return the movement that a change of a score shows; none unless its interval excludes 0."""
     shown: dict[Conclusion, Movement] = {"B leads": "improves", "A leads": "degrades"}
     return shown.get(conclusion_of(change), "no change shown")
 
 
 def kind_of(movement_a: Movement, movement_b: Movement, lead: Conclusion) -> str:
-    """Name a task's trend: how the arms moved, and which leads at the end.
+    """Name a task's trend: the movements of the arms, and the leader at the end.
 
     The paper's three are "both improve and B leads", "A degrades while B improves" and "neither gains".
 
@@ -93,7 +93,7 @@ def task_trends(comparison: Comparison, spent: float) -> tuple[TaskTrend, ...]:
 
     Args:
         comparison: The comparison, of two arms.
-        spent: What the runs had spent, in the comparison's unit.
+        spent: Amount of the budget, in the comparison's unit.
 
     Raises:
         ValueError: If a run was not evaluated there and did not end early.

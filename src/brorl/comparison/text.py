@@ -91,7 +91,7 @@ def pair_answer(results: ComparisonResults) -> str:
 
 
 def key_words(results: ComparisonResults) -> list[str]:
-    """Return what the letters stand for."""
+    """Return the meaning of the letters."""
     return [f"{'; '.join(f'{letter} is {name}' for letter, name in results.key.items())}."] if results.key else []
 
 
@@ -235,7 +235,7 @@ def grouped(groups: dict[Conclusion, list[str]]) -> list[str]:
 
 
 def _gained_and_lost(results: ComparisonResults) -> str:
-    """Return how many prompts each arm gained and lost since the start."""
+    """Return the numbers of prompts that each arm gained and lost since the start."""
 
     def count(values: Spread) -> str:
         return f"{values.mean:.1f}".removesuffix(".0")
@@ -257,7 +257,7 @@ def ending_words(results: ComparisonResults) -> list[str]:
 
 
 def _certainty(pair: Pair, b: str) -> list[str]:
-    """Return the number of seeds, what the interval allows for, and the test that disagrees, if one does."""
+    """Return the number of seeds, the variation that the interval covers, and the test that disagrees, if any."""
     difference, ahead = pair.differences[1], pair.seeds_ahead
     covers = {
         "prompts and seeds": "other prompts and other seeds",

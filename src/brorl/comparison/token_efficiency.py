@@ -72,7 +72,7 @@ def token_efficiency(comparison: Comparison, arm: Arm, spent: float) -> tuple[To
     Args:
         comparison: The comparison.
         arm: One of its arms.
-        spent: What the runs had spent, in the comparison's unit.
+        spent: Amount of the budget, in the comparison's unit.
 
     Raises:
         ValueError: If a run was not evaluated there and did not end early.
