@@ -323,7 +323,7 @@ def test_a_model_of_no_run_needs_data(tiny: Path, run: Path, tmp_path: Path) -> 
     assert "line 1 has no question for aime24 (columns: text, label; expected one of problem, question" in said
     said = refusal(tiny, f"--data={wrong}")
     assert "line 1 has no column 'prompt' (columns: text, label); set prompt_column: text" in said
-    assert "cannot spell the prompt" in refusal(run, f"--data=aime24={aime_file(tmp_path)}")
+    assert "cannot encode the prompt" in refusal(run, f"--data=aime24={aime_file(tmp_path)}")
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "notes.txt").write_text("mine")
