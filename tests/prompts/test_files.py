@@ -240,8 +240,8 @@ class TestDataSets:
     def test_without_the_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
         assert refusal("openai/gsm8k") == (
-            "openai/gsm8k is not a file here, so it is taken for a Hugging Face data set, and reading those needs the "
-            "datasets package; pip install 'brorl[datasets]'"
+            "openai/gsm8k is not a file here but may be a Hugging Face data set, which needs the "
+            "datasets package; run: pip install 'brorl[datasets]'"
         )
         assert read_questions(FileSource(write_lines(tmp_path / "q.jsonl", [DEFAULT]), "s"))
 

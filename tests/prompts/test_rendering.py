@@ -175,7 +175,7 @@ class TestChat:
 
     def test_a_tokenizer_without_a_chat_template(self) -> None:
         assert refusal(ask("a"), byte_tokenizer(), chat="always") == (
-            "the tokenizer has no chat template; set prompt.chat: never, and write what the model needs around the question "
+            "the tokenizer has no chat template; set prompt.chat: never, and write the text around the question "
             "into prompt.template"
         )
         assert refusal(ask("a"), byte_tokenizer(), chat_template_options={"enable_thinking": False}) == (
@@ -213,8 +213,8 @@ class TestChat:
 
     def test_two_system_prompts(self) -> None:
         assert refusal(talk(("system", "a"), ("user", "b")), byte_tokenizer(CHAT), system_prompt="s") == (
-            "question q has a system message too; set prompt.system_prompt: null, or take the system messages out "
-            "of the data"
+            "question q has a system message too; set prompt.system_prompt: null, or remove the system messages "
+            "from the data"
         )
 
 

@@ -117,37 +117,40 @@ def build_prompts(
         "sampling.max_new_tokens": config.sampling.max_new_tokens,
         "evaluation.max_new_tokens": config.evaluation.max_new_tokens or 0,
     }
-    streams: list[PromptStream] = []
-    weights: list[float] = []
+    most = config.data.max_prompt_tokens
+    train_of: list[tuple[SourceQuestions, list[Prompt]]] = []
     held_out: list[Prompt] = []
-    longest = dropped = 0
+    dropped = 0
     for source in sources:
         train, kept = render(source.train, style, tokenizer), render(source.held_out, style, tokenizer)
-        if config.data.max_prompt_tokens:
-            train, too_long = drop_long(train, config.data.max_prompt_tokens)
-            kept, more_too_long = drop_long(kept, config.data.max_prompt_tokens)
-            dropped += too_long + more_too_long
-        held_out += kept
-        longest = max(longest, *(len(p.token_ids) for p in (*train, *kept)), 0)
+        if most:
+            (train, long_train), (kept, long_kept) = drop_long(train, most), drop_long(kept, most)
+            dropped += long_train + long_kept
         check_prompts(config.model, [*train, *kept], limits, tokenizer, model_config, ", or set data.max_prompt_tokens")
         if source.train and not train:
             raise UserError(
-                f"every prompt of {source.name} has more than data.max_prompt_tokens = {config.data.max_prompt_tokens} "
-                "tokens; raise it"
+                f"every prompt of {source.name} has more than data.max_prompt_tokens = {most} tokens; raise it"
             )
+        held_out += kept
         if train:
-            streams.append(PromptStream(train, config.seed, source=len(streams)))
-            weights.append(source.weight)
+            train_of.append((source, train))
     if config.evaluation.num_prompts and not held_out:
         raise UserError(
-            f"every held-out prompt has more than data.max_prompt_tokens = {config.data.max_prompt_tokens} tokens; "
-            "raise it, or set evaluation.num_prompts: 0"
+            f"every held-out prompt has more than data.max_prompt_tokens = {most} tokens; raise it, or set "
+            "evaluation.num_prompts: 0"
         )
+    supply = _supply(train_of, config.seed)
+    longest = max(len(prompt.token_ids) for prompt in (*supply.prompts, *held_out))
+    return Prompts(supply, held_out, longest, dropped, sum(source.asked for source in sources))
+
+
+def _supply(train_of: Sequence[tuple[SourceQuestions, Sequence[Prompt]]], seed: int) -> PromptSupply:
+    """Return the training prompts of all sources in their order."""
+    streams = [PromptStream(train, seed, source=number) for number, (_, train) in enumerate(train_of)]
     try:
-        supply = streams[0] if len(streams) == 1 else PromptMixture(streams, weights)
+        return streams[0] if len(streams) == 1 else PromptMixture(streams, [source.weight for source, _ in train_of])
     except ValueError as error:
         raise UserError(f"data.sources: {error}") from error
-    return Prompts(supply, held_out, longest, dropped, sum(source.asked for source in sources))
 
 
 def build_format(config: TrainConfig) -> PromptFormat:
