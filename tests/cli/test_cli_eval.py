@@ -298,7 +298,7 @@ def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refuse
         (["quickstart", "--data={benchmark: aime24, colour: red}"], "the keys are benchmark, path, name"),
         (["quickstart", "--data={benchmark: aime23}"], "there is no benchmark 'aime23'"),
         (["quickstart", "--data=countdown", "--data=countdown"], "two data sets have the name 'countdown'"),
-        (["quickstart", "--prompt.template=none"], "prompt.template must hold {prompt} once"),
+        (["quickstart", "--prompt.template=none"], "prompt.template must have {prompt} once"),
         (["quickstart", "--device=cuda:0"], "torch finds no CUDA device"),
         (["quickstart", "--output-dir=/proc/eval"], "cannot write to --output-dir /proc/eval"),
         (["/no/such/folder", "--data=countdown"], "model folder /no/such/folder does not exist"),
