@@ -227,7 +227,7 @@ def test_tokenizer_without_end_token(tmp_path: Path) -> None:
 
 def test_tokenizer_that_cannot_spell_the_prompts(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "wordless", characters="0123456789+-*/() ")
-    assert "cannot spell the prompt '1 1 1 -> " in message_of(model, tmp_path)
+    assert "cannot encode the prompt '1 1 1 -> " in message_of(model, tmp_path)
 
 
 def test_longer_than_the_positions_of_the_model(tiny: Path, tmp_path: Path) -> None:

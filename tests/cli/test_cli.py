@@ -172,7 +172,7 @@ def test_models_that_cannot_work(tmp_path: Path) -> None:
     endless = save_tiny_model(tmp_path / "endless", end_token=False)
     assert "no end-of-sequence token" in refusal("train", f"--model={endless}")
     wordless = save_tiny_model(tmp_path / "wordless", characters="0123456789+-*/() ")
-    assert "cannot spell the prompt" in refusal("train", f"--model={wordless}")
+    assert "cannot encode the prompt" in refusal("train", f"--model={wordless}")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

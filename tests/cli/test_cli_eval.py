@@ -301,7 +301,7 @@ def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refuse
         (["quickstart", "--data={benchmark: aime24, colour: red}"], "the keys are benchmark, path, name"),
         (["quickstart", "--data={benchmark: aime23}"], "there is no benchmark 'aime23'"),
         (["quickstart", "--data=countdown", "--data=countdown"], "two data sets have the name 'countdown'"),
-        (["quickstart", "--prompt.template=none"], "prompt.template must hold {prompt} once"),
+        (["quickstart", "--prompt.template=none"], "prompt.template must have {prompt} once"),
         (["quickstart", "--device=cuda:0"], "torch finds no CUDA device"),
         (["quickstart", "--output-dir=/proc/eval"], "cannot write to --output-dir /proc/eval"),
         (["/no/such/folder", "--data=countdown"], "model folder /no/such/folder does not exist"),
@@ -326,7 +326,7 @@ def test_a_model_of_no_run_needs_data(tiny: Path, run: Path, tmp_path: Path) -> 
     assert "line 1 has no question for aime24 (columns: text, label; expected one of problem, question" in said
     said = refusal(tiny, f"--data={wrong}")
     assert "line 1 has no column 'prompt' (columns: text, label); set prompt_column: text" in said
-    assert "cannot spell the prompt" in refusal(run, f"--data=aime24={aime_file(tmp_path)}")
+    assert "cannot encode the prompt" in refusal(run, f"--data=aime24={aime_file(tmp_path)}")
     taken = tmp_path / "taken"
     taken.mkdir()
     (taken / "notes.txt").write_text("mine")

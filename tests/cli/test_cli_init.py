@@ -151,7 +151,7 @@ def test_a_domain_of_ones_own() -> None:
     assert list(config.verification.functions) == ["cities"]
     Path("my_checks.py").write_text("def check(response, reference):\n    return response == reference\n")
     outcome = command("check", "mine.yaml", "--no-timing", "--model=quickstart")
-    assert "cannot spell the prompt" in outcome.err  # the function was found; the shipped model knows no letters
+    assert "cannot encode the prompt" in outcome.err  # the function was found; the shipped model knows no letters
 
 
 def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
@@ -170,7 +170,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     write("solved.jsonl", [{"prompt": f"{i}?", "solution": f"{long}\\boxed{{{i}}}"} for i in range(5)])
     assert "holds whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
     write("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
-    assert "asks what twice.jsonl line 1 asks, with another answer" in refusal("twice.jsonl", "--output=b.yaml")
+    assert "has the question of twice.jsonl line 1 with another answer" in refusal("twice.jsonl", "--output=b.yaml")
     assert "DATA_FILE" in refusal()
 
 

@@ -240,8 +240,8 @@ class TestDataSets:
     def test_without_the_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "datasets", None)
         assert refusal("openai/gsm8k") == (
-            "openai/gsm8k is not a file here, so it is taken for a Hugging Face data set, and reading those needs the "
-            "datasets package; pip install 'brorl[datasets]'"
+            "openai/gsm8k is not a file here but may be a Hugging Face data set, which needs the "
+            "datasets package; run: pip install 'brorl[datasets]'"
         )
         assert read_questions(FileSource(write_lines(tmp_path / "q.jsonl", [DEFAULT]), "s"))
 
@@ -277,7 +277,7 @@ class TestPaths:
         )
         write_lines(tmp_path / "q.jsonl", [DEFAULT])
         assert refusal("q.jsonl", subset="main") == (
-            "q.jsonl is no Hugging Face data set, so it has no subset 'main'; drop data.sources[].subset"
+            "q.jsonl is not a Hugging Face data set, so it has no subset 'main'; drop data.sources[].subset"
         )
 
     def test_a_folder_of_splits_is_not_all_trained_on(self, tmp_path: Path) -> None:
@@ -317,8 +317,8 @@ class TestRefusals:
             ({"prompt": " \n", "answer": "2"}, "prompt is empty; fill it in or delete the row"),
             ({"prompt": "?", "answer": ""}, "answer is empty; fill it in or delete the row"),
             ({"prompt": "?", "answer": None}, "answer is null; fill it in or delete the row"),
-            ({"prompt": "?", "answer": True}, 'answer is True, of type bool; an answer is text or a number: write it as the text to be answered, such as "true" or "yes"'),
-            ({"prompt": "?", "answer": ["2", "two"]}, "answer is ['2', 'two'], of type list; an answer is one text or number: write out the one answer, or a structure that a verifier reads as JSON text"),
+            ({"prompt": "?", "answer": True}, 'answer is True, of type bool; an answer is text or a number: write it as the text of the answer, such as "true" or "yes"'),
+            ({"prompt": "?", "answer": ["2", "two"]}, "answer is ['2', 'two'], of type list; an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"),
             ({"prompt": "?", "answer": {"value": 2}}, "answer is {'value': 2}, of type dict; name the key that holds the answer, as in data.sources[].answer_column: answer.value"),
             ({"prompt": "?", "answer": float("nan")}, "answer is nan, not a finite number; fill it in or delete the row"),
             ({"prompt": {"text": "?"}, "answer": "2"}, "prompt is {'text': '?'}, of type dict; a prompt is text or a list of messages"),
@@ -329,12 +329,12 @@ class TestRefusals:
             ({"prompt": [{"role": "user", "content": ["a"]}], "answer": "2"}, "message 1 of prompt is {'role': 'user', 'content': ['a']}; its role and its content must be text"),
             ({"prompt": [{"role": "user", "content": " "}], "answer": "2"}, "content of message 1 of prompt is empty; fill it in or delete the row"),
             ({"prompt": [{"role": "user", "content": "a", "tool_calls": [1]}], "answer": "2"}, "message 1 of prompt has the key 'tool_calls'; keep only role and content"),
-            ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "2"}, "the last message of prompt has the role 'assistant'; end with the user's message, which the model is to answer"),
+            ({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "answer": "2"}, "the last message of prompt has the role 'assistant'; end with the user's message, for the model to answer"),
             (["?", "2"], 'is a list, not an object; write rows such as {"prompt": ..., "answer": ...}'),
             ("?", 'is text, not an object; write rows such as {"prompt": ..., "answer": ...}'),
             (None, 'is null, not an object; write rows such as {"prompt": ..., "answer": ...}'),
-            ({"prompt": "1 + 1?", "answer": "3"}, "asks what p.jsonl line 1 asks, with another answer ('2' there, '3' here); the same response would be right and wrong: correct one of them or delete both"),
-            ({"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": 3}, "asks what p.jsonl line 1 asks, with another answer ('2' there, '3' here); the same response would be right and wrong: correct one of them or delete both"),
+            ({"prompt": "1 + 1?", "answer": "3"}, "has the question of p.jsonl line 1 with another answer ('2' there, '3' here); the same response would be right and wrong: correct one of them or delete both"),
+            ({"prompt": [{"role": "user", "content": "1 + 1?"}], "answer": 3}, "has the question of p.jsonl line 1 with another answer ('2' there, '3' here); the same response would be right and wrong: correct one of them or delete both"),
         ],
     )  # fmt: skip
     def test_of_a_row(self, tmp_path: Path, row: Any, message: str) -> None:
@@ -349,7 +349,7 @@ class TestRefusals:
             ({"prompt": "?", "answer": "2", "Id": "b"}, {"id_column": "id"}, "has no column 'id' (columns: prompt, answer, Id); set data.sources[].id_column: Id"),
             ({"prompt": "?", "answer": "2"}, {"domain_column": "domain"}, "has no column 'domain' (columns: prompt, answer); set data.sources[].domain_column to one of them"),
             ({"prompt": "?", "answer": "2", "domain": {}}, {"domain_column": "domain"}, "domain is {}, of type dict; a domain is the name of a verifier"),
-            ({**DEFAULT, "domain": "code"}, {"domain_column": "domain"}, "asks what p.jsonl line 1 asks, with another domain ('math' there, 'code' here); the same response would be right and wrong: correct one of them or delete both"),
+            ({**DEFAULT, "domain": "code"}, {"domain_column": "domain"}, "has the question of p.jsonl line 1 with another domain ('math' there, 'code' here); the same response would be right and wrong: correct one of them or delete both"),
         ],
     )  # fmt: skip
     def test_of_a_row_with_more_columns(self, tmp_path: Path, row: Any, settings: dict[str, Any], message: str) -> None:
@@ -358,8 +358,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("answer", "message"),
         [
-            ("so 2", "answer has no '####' ('so 2'); fix the row, or drop data.sources[].answer_after to take all of the column"),
-            ("s" * 99, f"answer has no '####' ('{'s' * 56}...); fix the row, or drop data.sources[].answer_after to take all of the column"),
+            ("so 2", "answer has no '####' ('so 2'); fix the row, or drop data.sources[].answer_after to take the whole column"),
+            ("s" * 99, f"answer has no '####' ('{'s' * 56}...); fix the row, or drop data.sources[].answer_after to take the whole column"),
             ("1 #### 2 #### ", "answer has nothing after the last '####'; fix the row"),
         ],
     )  # fmt: skip
@@ -437,8 +437,6 @@ class TestRefusals:
         ({"answer_after": ""}, "data.sources[].answer_after is empty; give it a value, or null"),
         ({"name": "a:b"}, "data.sources[].name: 'a:b' has a colon, which ends it in ids; choose another name"),
         ({"limit": 0}, "data.sources[].limit must be 1 or more, or null for all rows, got 0"),
-        ({"weight": 0.0}, "data.sources[].weight must be a positive number, got 0.0; leave out a source that should not be used"),
-        ({"weight": float("nan")}, "data.sources[].weight must be a positive number, got nan; leave out a source that should not be used"),
     ],
 )  # fmt: skip
 def test_a_source_checks_its_settings(settings: dict[str, Any], message: str) -> None:

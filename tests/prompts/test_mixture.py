@@ -132,7 +132,7 @@ def test_refuses_missing_weights_shared_ids_and_negative_amounts() -> None:
         PromptMixture(streams(2), [1])
     with pytest.raises(ValueError, match="got 0 streams and 0 weights"):
         PromptMixture([], [])
-    with pytest.raises(ValueError, match="'0:0'; give every source a name of its own"):
+    with pytest.raises(ValueError, match="'0:0'; give each source another name"):
         PromptMixture(streams(1) * 2, [1, 1])
     with pytest.raises(ValueError, match="cannot take -1 prompts"):
         PromptMixture(streams(1), [1]).take(-1)

@@ -114,8 +114,8 @@ def test_refuses_a_share_outside_of_0_to_1(share: float) -> None:
         ),
         (
             {"messages": (Message("user", "a"), Message("assistant", "b"))},
-            "the messages of question 'q' end with the role 'assistant'; end them with the user's turn, which the "
-            "model answers",
+            "the messages of question 'q' end with the role 'assistant'; end them with the user's turn, for the "
+            "model to answer",
         ),
     ],
 )

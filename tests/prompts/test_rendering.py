@@ -126,7 +126,7 @@ class TestPlainText:
     def test_a_question_without_tokens(self) -> None:
         words = Tokenizer(models.WordLevel({"1": 0}))
         words.normalizer = normalizers.Replace("?", "")
-        message = "the tokenizer makes no token of question q ('??'); fix or delete the row"
+        message = "question q has no tokens ('??'); fix or delete the row"
         assert refusal(ask("??"), PreTrainedTokenizerFast(tokenizer_object=words)) == message
 
 
@@ -175,7 +175,7 @@ class TestChat:
 
     def test_a_tokenizer_without_a_chat_template(self) -> None:
         assert refusal(ask("a"), byte_tokenizer(), chat="always") == (
-            "the tokenizer has no chat template; set prompt.chat: never, and write what the model needs around the question "
+            "the tokenizer has no chat template; set prompt.chat: never, and write the text around the question "
             "into prompt.template"
         )
         assert refusal(ask("a"), byte_tokenizer(), chat_template_options={"enable_thinking": False}) == (
@@ -188,16 +188,16 @@ class TestChat:
         )
 
     def test_templates_without_a_system_role(self) -> None:
-        advice = "take it out of prompt.system_prompt and write it into prompt.template"
+        advice = "move it from prompt.system_prompt to prompt.template"
         assert refusal(ask("a"), byte_tokenizer(NO_SYSTEM), system_prompt="s") == (
-            f"the tokenizer's chat template takes no system prompt (System role not supported); {advice}"
+            f"the tokenizer's chat template rejects system prompts (System role not supported); {advice}"
         )
         assert refusal(ask("a"), byte_tokenizer(USER_ONLY), system_prompt="Be brief.") == (
-            f"the tokenizer's chat template leaves out the system prompt; {advice}"
+            f"the tokenizer's chat template drops the system prompt; {advice}"
         )
         assert refusal(talk(("system", "s"), ("user", "a")), byte_tokenizer(NO_SYSTEM)) == (
-            "the tokenizer's chat template takes no system prompt (System role not supported); "
-            "take it out of question q and write it into prompt.template"
+            "the tokenizer's chat template rejects system prompts (System role not supported); "
+            "move it from question q to prompt.template"
         )
         assert text_of(ask("a"), byte_tokenizer(NO_SYSTEM)).endswith("<|user|>a<|end|><|assistant|>")
 
@@ -213,19 +213,19 @@ class TestChat:
 
     def test_two_system_prompts(self) -> None:
         assert refusal(talk(("system", "a"), ("user", "b")), byte_tokenizer(CHAT), system_prompt="s") == (
-            "question q has a system message of its own; set prompt.system_prompt: null, or take the system messages out "
-            "of the data"
+            "question q has a system message too; set prompt.system_prompt: null, or remove the system messages "
+            "from the data"
         )
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"template": "Q: prompt"}, "prompt.template must hold {prompt} once, where the question goes, not 0 times ('Q: prompt')"),
-        ({"template": "{prompt}{prompt}"}, "prompt.template must hold {prompt} once, where the question goes, not 2 times ('{prompt}{prompt}')"),
-        ({"system_prompt": " "}, "prompt.system_prompt is blank; give it words, or null for none"),
+        ({"template": "Q: prompt"}, "prompt.template must have {prompt} once, in the place of the question, not 0 times ('Q: prompt')"),
+        ({"template": "{prompt}{prompt}"}, "prompt.template must have {prompt} once, in the place of the question, not 2 times ('{prompt}{prompt}')"),
+        ({"system_prompt": " "}, "prompt.system_prompt is blank; give it a text, or null for none"),
         ({"chat": "yes"}, "prompt.chat must be auto, always or never, got 'yes'"),
-        ({"chat": "never", "chat_template_options": {"a": 1}}, "prompt.chat_template_options is without effect at prompt.chat: never; drop one of them"),
+        ({"chat": "never", "chat_template_options": {"a": 1}}, "prompt.chat_template_options has no effect with prompt.chat: never; drop one of them"),
         ({"chat_template_options": {"tokenize": True}}, "prompt.chat_template_options: tokenize is not a variable of a chat template; drop it"),
     ],
 )  # fmt: skip

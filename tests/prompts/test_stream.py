@@ -96,11 +96,11 @@ class TestPromptStream:
         [
             (
                 {"epoch": -1},
-                "epoch -1, position 2 is no place in a stream of 3 prompts; pass what state_dict() returned",
+                "a stream of 3 prompts has no epoch -1, position 2; pass what state_dict() returned",
             ),
             (
                 {"position": 4},
-                "epoch 0, position 4 is no place in a stream of 3 prompts; pass what state_dict() returned",
+                "a stream of 3 prompts has no epoch 0, position 4; pass what state_dict() returned",
             ),
             (
                 {"seed": 1},

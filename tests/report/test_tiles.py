@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_runs import evaluation, fruitless_record, random_step, step_record
 from scipy import stats
 
 from brorl.report.page.page import make_page
 from brorl.report.page.summary import Tile, notes, tiles
 from brorl.report.score_change import best_evaluation, score_changes
 from brorl.runs.run_record import RunRecord
+from made_up_runs import evaluation, fruitless_record, random_step, step_record
 
 Records = list[dict[str, Any]]
 

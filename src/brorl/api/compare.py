@@ -5,8 +5,7 @@ In: recipes or a sweep, a budget, seeds. Out: a folder with all runs, and a `Fin
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,23 +18,22 @@ from rich.text import Text
 from brorl.api.arm_runs import Slot, cpu_slots, finish_runs, gpu_slots
 from brorl.api.comparison_plan import Arguments, ComparisonPlan, plan_for, plan_in
 from brorl.api.comparison_view import ComparisonView
+from brorl.api.display import to_html
 from brorl.assemble.comparison import Recipe, check_arms
 from brorl.comparison.arms import Arm
 from brorl.comparison.paired import PairedDifference
 from brorl.comparison.reading import read_comparison, read_spec
 from brorl.comparison.results import ComparisonResults, results_of
-from brorl.config.reading import settings_of
-from brorl.config.settings import TrainConfig
+from brorl.config.reading import flat_settings
 from brorl.cost import Unit
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.model.load import choose_device
+from brorl.runs import RUNS
 from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.runs.run_record import SPEC_FILE
 from brorl.storage import storage_errors
 from brorl.table import Table
-
-_RUNS = Path("runs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +84,7 @@ class FinishedComparison:
         return f"FinishedComparison({str(self.path)!r}: {self.answer[0]})"
 
     def _repr_html_(self) -> str:
-        console = Console(record=True, file=io.StringIO(), width=100, highlight=False, force_jupyter=False)
-        console.print(self)
-        page = '<pre style="white-space:pre-wrap; line-height:1.2">{code}</pre>'
-        return console.export_html(inline_styles=True, code_format=page)
+        return to_html(self)
 
 
 def compare(
@@ -133,7 +128,7 @@ def compare(
         raise UserError(f"--jobs: at least 1 is needed, not {jobs}")
     arguments = Arguments(
         arms, sweep, None if checkpoint is None else str(checkpoint), match, budget, marks, seeds,
-        dict(_dotted(overrides)),
+        flat_settings(overrides),
     )  # fmt: skip
     folder, plan = _folder_and_plan(arguments, output_dir)
     console = Console(highlight=False, quiet=not progress)
@@ -159,20 +154,9 @@ def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tup
             )
         return Path(first), plan_in(Path(first), arguments)
     if output_dir is None:
-        return _RUNS / f"compare-{datetime.now():%Y%m%d-%H%M%S}", plan_for(None, arguments)
+        return RUNS / f"compare-{datetime.now():%Y%m%d-%H%M%S}", plan_for(None, arguments)
     folder = Path(output_dir).expanduser()
     return folder, plan_for(folder, arguments)
-
-
-def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Return nested settings by dotted name; a setting that is itself a mapping keeps its value."""
-    known = {name for name, _ in settings_of(TrainConfig)}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name not in known:
-            yield from _dotted(value, f"{name}.")
-        else:
-            yield name, value
 
 
 def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str, view: ComparisonView) -> None:

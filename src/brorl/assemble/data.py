@@ -1,7 +1,7 @@
-"""The data of a run: settings to questions, before any model is loaded, and questions to prompts, with its tokenizer.
+"""The data of a run: settings to questions, before any model is loaded, and questions to prompts.
 
-In: a checked `TrainConfig`. Out: training prompts with their order, and held-out prompts. A bad row, a domain without a
-verifier, a question that the tokenizer cannot spell and a prompt that does not fit are refused here.
+In: a checked `TrainConfig`. Out: training prompts with their order, and held-out prompts. Bad rows, and prompts that
+the tokenizer cannot encode or that do not fit into the model, are errors.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class SourceQuestions:
 
     Attributes:
         name: Its name.
-        weight: Its share of the training prompts, relative to other sources; 0 where it is only evaluated on.
-        train: To train on.
-        held_out: To evaluate on, in a seeded order; at most as many as are asked for.
-        asked: Training questions that were dropped, since another source evaluates on them.
+        weight: Its share of the training prompts, relative to other sources; 0 if it is only evaluated on.
+        train: Questions to train on.
+        held_out: Questions to evaluate on, in a seeded order; at most `evaluation.num_prompts`.
+        asked: Number of training questions that were dropped because another source evaluates on them.
     """
 
     name: str
@@ -45,14 +45,14 @@ class SourceQuestions:
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a run asks its model.
+    """The prompts of a run.
 
     Attributes:
         train: Training prompts in their order.
         held_out: Prompts to evaluate on.
-        longest: Tokens of the longest of all of them.
-        dropped: Prompts that `data.max_prompt_tokens` dropped.
-        asked: Training questions that were dropped, since another source evaluates on them.
+        longest: Tokens of the longest prompt.
+        dropped: Number of prompts that `data.max_prompt_tokens` dropped.
+        asked: Number of training questions that were dropped because another source evaluates on them.
     """
 
     train: PromptSupply
@@ -68,7 +68,7 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
     Raises:
         UserError: If a row cannot be used, or nothing is left to train on or to evaluate on.
     """
-    build_format(config)  # a mistake in it is found before files are read
+    build_format(config)  # its errors come before files are read
     sources = [_split(source, config) for source in config.data.sources]
     limit = config.evaluation.num_prompts
     if limit:
@@ -110,51 +110,54 @@ def build_prompts(
         model_config: The model's configuration, for its vocabulary and its positions.
 
     Raises:
-        UserError: If a prompt cannot be spelled or does not fit into the model.
+        UserError: If a prompt cannot be encoded or does not fit into the model.
     """
     style = build_format(config)
     limits = {
         "sampling.max_new_tokens": config.sampling.max_new_tokens,
         "evaluation.max_new_tokens": config.evaluation.max_new_tokens or 0,
     }
-    streams: list[PromptStream] = []
-    weights: list[float] = []
+    most = config.data.max_prompt_tokens
+    train_of: list[tuple[SourceQuestions, list[Prompt]]] = []
     held_out: list[Prompt] = []
-    longest = dropped = 0
+    dropped = 0
     for source in sources:
         train, kept = render(source.train, style, tokenizer), render(source.held_out, style, tokenizer)
-        if config.data.max_prompt_tokens:
-            train, too_long = drop_long(train, config.data.max_prompt_tokens)
-            kept, more_too_long = drop_long(kept, config.data.max_prompt_tokens)
-            dropped += too_long + more_too_long
-        held_out += kept
-        longest = max(longest, *(len(p.token_ids) for p in (*train, *kept)), 0)
+        if most:
+            (train, long_train), (kept, long_kept) = drop_long(train, most), drop_long(kept, most)
+            dropped += long_train + long_kept
         check_prompts(config.model, [*train, *kept], limits, tokenizer, model_config, ", or set data.max_prompt_tokens")
         if source.train and not train:
             raise UserError(
-                f"every prompt of {source.name} has more than data.max_prompt_tokens = {config.data.max_prompt_tokens} "
-                "tokens; raise it"
+                f"every prompt of {source.name} has more than data.max_prompt_tokens = {most} tokens; raise it"
             )
+        held_out += kept
         if train:
-            streams.append(PromptStream(train, config.seed, source=len(streams)))
-            weights.append(source.weight)
+            train_of.append((source, train))
     if config.evaluation.num_prompts and not held_out:
         raise UserError(
-            f"every held-out prompt has more than data.max_prompt_tokens = {config.data.max_prompt_tokens} tokens; "
-            "raise it, or set evaluation.num_prompts: 0"
+            f"every held-out prompt has more than data.max_prompt_tokens = {most} tokens; raise it, or set "
+            "evaluation.num_prompts: 0"
         )
-    try:
-        supply = streams[0] if len(streams) == 1 else PromptMixture(streams, weights)
-    except ValueError as error:
-        raise UserError(f"data.sources: {error}") from error
+    supply = _supply(train_of, config.seed)
+    longest = max(len(prompt.token_ids) for prompt in (*supply.prompts, *held_out))
     return Prompts(supply, held_out, longest, dropped, sum(source.asked for source in sources))
 
 
+def _supply(train_of: Sequence[tuple[SourceQuestions, Sequence[Prompt]]], seed: int) -> PromptSupply:
+    """Return the training prompts of all sources in their order."""
+    streams = [PromptStream(train, seed, source=number) for number, (_, train) in enumerate(train_of)]
+    try:
+        return streams[0] if len(streams) == 1 else PromptMixture(streams, [source.weight for source, _ in train_of])
+    except ValueError as error:
+        raise UserError(f"data.sources: {error}") from error
+
+
 def build_format(config: TrainConfig) -> PromptFormat:
-    """Return what stands around a question.
+    """Return the text around a question.
 
     Raises:
-        UserError: If the template has no place for it.
+        UserError: If the settings contradict each other.
     """
     prompt = config.prompt
     try:
@@ -180,7 +183,7 @@ def _split(source: CountdownConfig | FileConfig, config: TrainConfig) -> SourceQ
 
 def _read(source: FileConfig) -> list[Question]:
     try:
-        file = FileSource(**{**source.model_dump(), "name": source.label})
+        file = FileSource(**source.model_dump(exclude={"name", "weight"}), name=source.label)
     except ValueError as error:
         raise UserError(str(error)) from error
     return read_questions(file)
@@ -194,15 +197,15 @@ def check_prompts(
     model_config: PreTrainedConfig,
     otherwise: str = "",
 ) -> None:
-    """Refuse prompts that the tokenizer cannot spell, and such that leave no room for a response.
+    """Check that the tokenizer can encode all prompts, and that they leave room for a response.
 
     Args:
         model: Name of the model.
         prompts: The prompts.
-        limits: Tokens that a response may have, by the setting that says so.
+        limits: Maximum tokens of a response, by the name of the setting.
         tokenizer: The model's tokenizer.
         model_config: Its configuration, for its vocabulary and its positions.
-        otherwise: What can be done other than lowering the limit.
+        otherwise: Another fix than to lower the limit, for the error.
 
     Raises:
         UserError: On the first such prompt.
@@ -215,7 +218,7 @@ def check_prompts(
         unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id in prompt.token_ids
         if unknown or max(prompt.token_ids) >= text_config.vocab_size:
             raise UserError(
-                f"the tokenizer of {model} cannot spell the prompt {prompt.text!r}; choose another model or other data"
+                f"the tokenizer of {model} cannot encode the prompt {prompt.text!r}; choose another model or other data"
             )
         if len(prompt.token_ids) + response > window:
             raise UserError(

@@ -131,7 +131,7 @@ def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
                 (puzzles,) = build_questions(config)
                 return QuestionSet(source.label, _described(source), puzzles.held_out, own, published=False)
             case FileConfig():
-                file = FileSource(**{**source.model_dump(), "name": source.label})
+                file = FileSource(**source.model_dump(exclude={"name", "weight"}), name=source.label)
                 return QuestionSet(source.label, _described(source), read_questions(file), own, published=False)
     except (UserError, ValueError) as error:
         message = re.sub(r"data\.sources\[\]\.", "", str(error))

@@ -1,10 +1,10 @@
-r"""Mathematical benchmarks by name: where they are published, and what their columns mean.
+r"""Mathematical benchmarks by name: their data sets, and the meaning of their columns.
 
-In: a name, and where the data lies if not at the usual place. Out: one question a row, with its reference answer. The
-same benchmark is published by several people under several column names; for each field the first name that a row has
-is taken, upper or lower case. An answer may be text, a whole number (142.0 is 142), a list of answers, what follows
-`####`, or the last `\boxed{...}` of a solution. A row without question or answer is refused in one line that names the
-columns it has; none is skipped, and none is dropped as a repetition.
+In: a name, and the path of the data if it is not the usual one. Out: one question per row, with its reference answer.
+The data sets of a benchmark have different column names; the first known name that a row has is used, in upper or lower
+case. An answer can be text, a whole number (142.0 is 142), a list of answers, the text after `####`, or the last
+`\boxed{...}` of a solution. A row without question or answer is an error of one line with its columns. No row is
+skipped or dropped as a repetition.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+")
 
 @dataclass(frozen=True)
 class Hub:
-    """Where a benchmark is published on the Hugging Face hub.
+    """A data set of a benchmark on the Hugging Face hub.
 
     Attributes:
         id: Id of the data set.
-        split: Split that is evaluated on.
+        split: Split to evaluate on.
         subset: Its configuration; None for the only one.
     """
 
@@ -50,10 +50,10 @@ class Layout:
     """A benchmark.
 
     Attributes:
-        title: What it is.
-        hubs: Where it is published; the first is the usual place, of the others split and subset are known.
-        answer_after: The answer is what follows the last such text in its column; None takes all of it.
-        context_column: Column of what stands before the question, where a row has any.
+        title: Its name and size.
+        hubs: Its data sets; the first is the default.
+        answer_after: Text before the answer in its column, at its last occurrence; None takes the whole column.
+        context_column: Column of a text before the question, if a row has one.
     """
 
     title: str
@@ -89,14 +89,14 @@ BENCHMARKS: Mapping[str, Layout] = {
 
 @dataclass(frozen=True)
 class BenchmarkSource:
-    """A benchmark and where it is read from.
+    """A benchmark and the path of its data.
 
     Attributes:
         benchmark: One of `BENCHMARKS`.
-        path: File, folder, pattern or hub id; None for the usual place.
-        name: What it is called in ids and tables; None takes the benchmark's name.
-        split: Split of a hub data set; None takes what is known of it, else that of the usual place.
-        subset: Configuration of a hub data set; None as `split`.
+        path: File, folder, pattern or hub id; None for the default data set.
+        name: Name in ids and tables; None for the benchmark's name.
+        split: Split of a hub data set; None for its known split, else that of the default data set.
+        subset: Configuration of a hub data set; None for its known subset.
 
     Raises:
         ValueError: If there is no such benchmark, or the name has a colon.
@@ -116,12 +116,12 @@ class BenchmarkSource:
 
     @property
     def label(self) -> str:
-        """What it is called in tables."""
+        """Name in ids and tables."""
         return self.name or self.benchmark
 
     @property
     def hub(self) -> Hub:
-        """Where it is read from: path, split and subset; of a local path these two have no effect."""
+        """Path, split and subset of the data; a local path has no split and no subset."""
         usual, *others = BENCHMARKS[self.benchmark].hubs
         if self.path is None or self.path == usual.id:
             known = usual
@@ -131,13 +131,13 @@ class BenchmarkSource:
 
 
 def read_benchmark(source: BenchmarkSource) -> list[Question]:
-    """Read the questions of a benchmark, one a row, in the order of the rows.
+    """Read the questions of a benchmark, one per row, in the order of the rows.
 
     Args:
-        source: Which one, and where it is.
+        source: The benchmark and the path of its data.
 
     Returns:
-        Questions with the ids `label:row`, `label:file:row` where there are several files.
+        Questions with the ids `label:row`, or `label:file:row` if there are several files.
 
     Raises:
         UserError: If nothing can be read, or a row has no question or no answer.
@@ -147,9 +147,8 @@ def read_benchmark(source: BenchmarkSource) -> list[Question]:
     wanted = {spelling for name in names for spelling in (name, name.capitalize(), name.title(), name.upper())}
     questions = []
     for row in read_rows(hub.id, hub.subset, hub.split, wanted):
-        key = f"{row.part}:{row.place.number}" if row.part else str(row.place.number)
         text, reference = _question_of(row, source.benchmark, layout), _reference_of(row, source.benchmark, layout)
-        questions.append(Question(f"{source.label}:{key}", text, reference, BENCHMARK_DOMAIN, source.label))
+        questions.append(Question(f"{source.label}:{row.key}", text, reference, BENCHMARK_DOMAIN, source.label))
     if not questions:
         raise UserError(f"{hub.id} is empty; {source.benchmark} needs at least one row")
     return questions
@@ -159,11 +158,11 @@ def reference_answer(value: Any) -> str | None:
     """Return an answer as text.
 
     Args:
-        value: What stands in an answer's column.
+        value: The value of an answer's column.
 
     Returns:
         Text without space around it; a whole number without decimals; a list of answers joined by commas, as
-        math-verify reads sets; None if there is no answer in it.
+        math-verify reads sets; None if there is no answer.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -178,7 +177,7 @@ def reference_answer(value: Any) -> str | None:
 
 
 def _as_list(text: str) -> list[str] | None:
-    """Return the texts of a list that was written as text, `['2', '3']`; an interval [0, 1] is none."""
+    """Return the texts of a list that was written as text, `['2', '3']`; None for other text, such as [0, 1]."""
     if not (text.startswith("[") and text.endswith("]")):
         return None
     try:
@@ -189,7 +188,7 @@ def _as_list(text: str) -> list[str] | None:
 
 
 def _cells(row: Row, names: Sequence[str]) -> list[Any]:
-    """Return the values of those columns that the row has, in the order of the names, whatever their case."""
+    """Return the values of the named columns that the row has, in the order of the names, ignoring case."""
     spelled = {name.lower(): name for name in reversed(list(row.values))}
     return [row.values[spelled[name]] for name in names if name in spelled]
 

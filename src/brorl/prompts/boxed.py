@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-_MAX_BOXES = 4  # open boxes that never close: each costs a pass over the text behind it
+_MAX_BOXES = 4  # open boxes that never close: each takes a pass over the text after it
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def last_box(text: str) -> str | None:
-    r"""Return what stands in the last complete `\boxed{...}` or `\fbox{...}`; None if there is none."""
+    r"""Return the content of the last complete `\boxed{...}` or `\fbox{...}`; None if there is none."""
     end = len(text)
     for _ in range(_MAX_BOXES):
         start = max(text.rfind(r"\boxed", 0, end), text.rfind(r"\fbox", 0, end))

@@ -3,36 +3,32 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from hashlib import blake2b
 from itertools import combinations, combinations_with_replacement, permutations
 from math import gcd
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from brorl.prompts.question import Question
+from brorl.prompts.question import Question, uniform_hash
 
 COUNTDOWN_DOMAIN = "countdown"
 
-# A rational number as (numerator, denominator): reduced, denominator positive. Ten times faster
-# than fractions.Fraction.
+# A rational number as (numerator, denominator): reduced, denominator positive. Ten times faster than Fraction.
 _Rational = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class CountdownPuzzle:
-    """Make `target` from `numbers`, every one used exactly once, with + - * / and parentheses.
+    """Make `target` from `numbers`, each used exactly once, with + - * / and parentheses.
 
-    Division is exact: intermediate results are rational numbers (8 / (3 - 8 / 3) = 24 is a
-    solution).
+    Division is exact: intermediate results are rational numbers (8 / (3 - 8 / 3) = 24 is a solution).
 
     Args:
-        numbers: Positive integers in ascending order; repeats allowed.
+        numbers: Positive integers in ascending order; repeats allowed, at least one.
         target: The integer to reach, 0 or more.
 
     Raises:
-        ValueError: If the numbers are none, not positive or not ascending, or the target is
-            negative.
+        ValueError: If an argument is out of its range.
     """
 
     numbers: tuple[int, ...]
@@ -54,7 +50,7 @@ class CountdownPuzzle:
 
     @property
     def text(self) -> str:
-        """What the model reads: `3 5 7 -> 22:`; the response follows directly."""
+        """The model's prompt, `3 5 7 -> 22:`; the response follows directly."""
         return f"{self.reference}:"
 
     @property
@@ -65,7 +61,7 @@ class CountdownPuzzle:
 
     @classmethod
     def from_reference(cls, reference: str) -> Self:
-        """Read a puzzle back from its one-line form.
+        """Parse the one-line form of a puzzle.
 
         Raises:
             ValueError: If the line has another form.
@@ -91,7 +87,7 @@ def is_countdown_reference(reference: str) -> bool:
 
 
 def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | None:
-    """Combine two parts in every way, until one is left that has the target as its value."""
+    """Combine two parts in every way until one part with the value of the target is left."""
     if len(parts) == 1:
         return parts[0][1] if parts[0][0] == target else None
     for i, j in permutations(range(len(parts)), 2):
@@ -106,7 +102,7 @@ def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | Non
 
 
 class CountdownSplit(NamedTuple):
-    """Puzzles for training and puzzles that training never sees, not even their numbers."""
+    """Puzzles for training, and puzzles whose numbers training never sees."""
 
     train: list[CountdownPuzzle]
     held_out: list[CountdownPuzzle]
@@ -118,17 +114,16 @@ def countdown_puzzles(num_numbers: int, max_number: int, targets: range, min_num
     A puzzle is a multiset of numbers and a target that some expression over all of them reaches.
 
     Args:
-        num_numbers: How many numbers a puzzle has, 1 to 5 (the time grows about a hundredfold with
-            each).
-        max_number: Largest number.
-        targets: Wanted targets, 0 or more, such as `range(1, 100)`.
+        num_numbers: Numbers per puzzle, 1 to 5; the time grows about a hundredfold with each.
+        max_number: Largest number, at least `min_number`.
+        targets: The targets, 0 or more, such as `range(1, 100)`.
         min_number: Smallest number, 1 or more.
 
     Returns:
         The puzzles, ordered by numbers, then by target.
 
     Raises:
-        ValueError: If a size is outside of its range.
+        ValueError: If an argument is out of its range.
     """
     if not 1 <= num_numbers <= 5:
         raise ValueError(f"num_numbers must be 1 to 5, got {num_numbers}")
@@ -148,7 +143,7 @@ def countdown_puzzles(num_numbers: int, max_number: int, targets: range, min_num
 def _reachable_values(
     numbers: tuple[int, ...], memo: dict[tuple[int, ...], frozenset[_Rational]]
 ) -> frozenset[_Rational]:
-    """Values of all expressions that use each number once, by dynamic programming in `memo`."""
+    """Return the values of all expressions that use each number once, by dynamic programming in `memo`."""
     if len(numbers) == 1:
         return frozenset({(numbers[0], 1)})
     if numbers in memo:
@@ -174,7 +169,7 @@ def _reachable_values(
 
 
 def _two_parts(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Distinct ways to cut a multiset in two, neither empty; the first number is on the left."""
+    """Return the distinct splits of a multiset into two parts, neither empty; the first number is on the left."""
     rest = range(1, len(numbers))
     parts: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
     for size in range(len(numbers) - 1):
@@ -186,25 +181,19 @@ def _two_parts(numbers: tuple[int, ...]) -> set[tuple[tuple[int, ...], tuple[int
 
 
 def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed: int) -> bool:
-    """Say whether a multiset of numbers belongs to the held-out side of the split.
-
-    A pure function of the multiset and the seed, on any machine and in any version of Python: the order of the
-    numbers, the target and what other puzzles exist play no part, so whoever asks here keeps training and held-out
-    numbers apart. With one seed, a larger fraction holds out all that a smaller one does.
+    """Whether a multiset of numbers is held out, a pure function of the multiset and the seed; see `uniform_hash`.
 
     Args:
         numbers: The multiset, in any order.
         held_out_fraction: Expected share of multisets that are held out, 0 to 1.
-        seed: Which split.
+        seed: Seed of the split.
 
     Raises:
         ValueError: If the fraction is outside 0 to 1.
     """
     if not 0 <= held_out_fraction <= 1:
         raise ValueError(f"held_out_fraction must be 0 to 1, got {held_out_fraction}")
-    key = f"countdown split {seed}: {' '.join(map(str, sorted(numbers)))}"
-    draw = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
-    return draw < held_out_fraction * 2**64
+    return uniform_hash(f"countdown split {seed}: {' '.join(map(str, sorted(numbers)))}") < held_out_fraction * 2**64
 
 
 def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int) -> CountdownSplit:
@@ -213,14 +202,13 @@ def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float
     Args:
         puzzles: Distinct puzzles.
         held_out_fraction: Expected share of multisets (not of puzzles) that are held out, 0 to 1.
-        seed: Non-negative seed of the split and of the order of the held-out puzzles.
+        seed: Seed of the split and of the order of the held-out puzzles, 0 or more.
 
     Returns:
-        Training puzzles in the order given, and held-out puzzles in a seeded shuffle: its first k
-        are a uniform sample.
+        Training puzzles in their order, and held-out puzzles in a seeded shuffle: its first k are a uniform sample.
 
     Raises:
-        ValueError: If the fraction is outside 0 to 1 or the seed is negative.
+        ValueError: If an argument is out of its range.
     """
     train: list[CountdownPuzzle] = []
     held_out: list[CountdownPuzzle] = []
@@ -232,7 +220,7 @@ def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float
 
 
 def countdown_questions(puzzles: Iterable[CountdownPuzzle], source: str = COUNTDOWN_DOMAIN) -> list[Question]:
-    """Turn puzzles into questions of the domain `countdown`, in order, under the name of their source."""
+    """Return the questions of puzzles, in order, with the name of their source."""
     return [
         Question(
             id=f"{source}-{'-'.join(map(str, puzzle.numbers))}-to-{puzzle.target}",

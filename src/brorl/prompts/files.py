@@ -1,8 +1,8 @@
-"""The user's own questions: files and data sets to `Question`s.
+"""The user's questions: files and data sets to `Question`s.
 
-In: a `FileSource`, which says where the rows are and what their columns mean. Out: questions, each distinct one once.
-Every row that is not a question with an answer is refused in one line that names the file, the line, the column and
-the fix; none is skipped or guessed.
+In: a `FileSource` with the path of the rows and the meaning of their columns. Out: distinct questions. A row that is
+not a question with an answer is an error of one line with the file, the line, the column and the fix; no row is skipped
+or guessed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from typing import Any
 
 from brorl.errors import UserError
 from brorl.prompts.question import Message, Question
-from brorl.prompts.rows import Place, Row, read_rows
+from brorl.prompts.rows import MISSING, Place, Row, read_rows
 
-_MISSING = object()
-# What other data sets call these columns, most telling first.
+# Names of these columns in other data sets, the most specific first.
 USUAL_NAMES = {
     "prompt_column": ("prompt", "question", "problem", "instruction", "query", "messages", "input", "text"),
     "answer_column": (
@@ -33,10 +32,10 @@ USUAL_NAMES = {
 
 @dataclass(frozen=True)
 class FileSource:
-    """Where questions are, and what the columns mean.
+    """The path of questions, and the meaning of their columns.
 
-    A column may be one inside another: `reward_model.ground_truth` is the key `ground_truth` of the column
-    `reward_model`, unless there is a column of the whole name.
+    A column name can have a key: `reward_model.ground_truth` is the key `ground_truth` of the column `reward_model`,
+    unless there is a column of the whole name.
 
     Args:
         path: A file (`.jsonl`, `.json`, `.parquet`), a folder or pattern of such files, a folder that `datasets` saved,
@@ -45,16 +44,15 @@ class FileSource:
         prompt_column: Column of the question: text, or a list of messages.
         answer_column: Column of the reference answer: text or a number.
         id_column: Column of a distinct id; None takes the number of the line or row.
-        domain: Which verifier judges the responses.
-        domain_column: Column that names the domain instead.
-        answer_after: The reference is what follows the last occurrence of this in the answer; None takes all of it.
+        domain: Domain of the questions.
+        domain_column: Column of the domain, in place of `domain`.
+        answer_after: Text before the reference in the answer, at its last occurrence; None takes the whole answer.
         subset: Configuration of a hub data set.
         split: Split of a data set; files have none.
-        limit: Read at most so many rows; None for all.
-        weight: Share of the training prompts, relative to other sources.
+        limit: Maximum number of rows to read, 1 or more; None for all.
 
     Raises:
-        ValueError: If a name is empty, the name has a colon, or a number is not positive.
+        ValueError: If a text is empty, the name has a colon, or the limit is out of its range.
     """
 
     path: str
@@ -68,7 +66,6 @@ class FileSource:
     subset: str | None = None
     split: str = "train"
     limit: int | None = None
-    weight: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("path", "name", "prompt_column", "answer_column", "domain", "split"):
@@ -85,28 +82,23 @@ class FileSource:
             )
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"data.sources[].limit must be 1 or more, or null for all rows, got {self.limit}")
-        if not (isfinite(self.weight) and self.weight > 0):
-            raise ValueError(
-                f"data.sources[].weight must be a positive number, got {self.weight}; leave out a source that should "
-                "not be used"
-            )
 
 
 def read_questions(source: FileSource) -> list[Question]:
     """Read a source's questions, in the order of its files (by name) and rows.
 
-    A question that comes again with the same answer is kept once.
+    A question that repeats with the same answer is kept once.
 
     Args:
-        source: Where they are, and what the columns mean.
+        source: The path of the rows and the meaning of their columns.
 
     Returns:
-        Distinct questions, at least one; ids are `name:number`, `name:file:number` where there are several files, or
+        Distinct questions, at least one; ids are `name:number`, `name:file:number` if there are several files, or
         `name:id` with an id column.
 
     Raises:
-        UserError: If nothing can be read, a row is not a question with an answer, ids repeat, or a question comes
-            again with another answer.
+        UserError: If nothing can be read, a row is not a question with an answer, ids repeat, or a question repeats
+            with another answer.
     """
     used = [source.prompt_column, source.answer_column, source.id_column, source.domain_column]
     wanted = {name for column in used if column for name in (column, column.partition(".")[0])}
@@ -141,7 +133,7 @@ def _contradiction(first_place: Place, first: Question, place: Place, question: 
     what = "answer" if question.reference != first.reference else "domain"
     one, other = (first.reference, question.reference) if what == "answer" else (first.domain, question.domain)
     return (
-        f"{place} asks what {first_place} asks, with another {what} ({_short(one)} there, {_short(other)} here); "
+        f"{place} has the question of {first_place} with another {what} ({_short(one)} there, {_short(other)} here); "
         "the same response would be right and wrong: correct one of them or delete both"
     )
 
@@ -159,7 +151,7 @@ def _question(row: Row, source: FileSource) -> Question:
     reference = _text(answer, row.place, source.answer_column, _answer_advice(answer, source))
     if source.answer_after is not None:
         reference = _after(reference, row.place, source)
-    key = str(row.place.number) if not row.part else f"{row.part}:{row.place.number}"
+    key = row.key
     if source.id_column:
         value = _cell(row, source.id_column, "id_column", source)
         key = _text(value, row.place, source.id_column, "an id is text or a number")
@@ -171,14 +163,9 @@ def _question(row: Row, source: FileSource) -> Question:
 
 
 def _cell(row: Row, column: str, setting: str, source: FileSource) -> Any:
-    """Return the value of a column, or of a key inside one."""
-    value = row.values.get(column, _MISSING)
-    if value is _MISSING and "." in column:
-        first, *keys = column.split(".")
-        value = row.values.get(first, _MISSING)
-        for key in keys:
-            value = value.get(key, _MISSING) if isinstance(value, Mapping) else _MISSING
-    if value is not _MISSING:
+    """Return the value of a column; a row without it is an error that names the setting."""
+    value = row.cell(column)
+    if value is not MISSING:
         return value
     taken = {source.prompt_column, source.answer_column, source.id_column, source.domain_column}
     meant = _nearest(column, [name for name in row.columns if name not in taken], setting)
@@ -189,7 +176,7 @@ def _cell(row: Row, column: str, setting: str, source: FileSource) -> Any:
 
 
 def _nearest(column: str, columns: list[str], setting: str) -> str | None:
-    """Return the column that was probably meant: the same but for case, one of a usual name, or one spelled alike."""
+    """Return the column that was probably meant: equal but for case, of a usual name, or of similar spelling."""
     lower = {name.lower(): name for name in reversed(columns)}
     for name in (column.lower(), *USUAL_NAMES.get(setting, ())):
         if name in lower:
@@ -199,7 +186,7 @@ def _nearest(column: str, columns: list[str], setting: str) -> str | None:
 
 
 def _text(value: Any, place: Place, column: str, advice: str) -> str:
-    """Return text or a number as text; refuse everything else."""
+    """Return text or a number as text; anything else is an error."""
     if value is None:
         raise UserError(f"{place}: {column} is null; fill it in or delete the row")
     if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
@@ -223,10 +210,8 @@ def _answer_advice(answer: Any, source: FileSource) -> str:
         inside = f"{source.answer_column}.{next(iter(answer))}"
         return f"name the key that holds the answer, as in data.sources[].answer_column: {inside}"
     if isinstance(answer, bool):
-        return 'an answer is text or a number: write it as the text to be answered, such as "true" or "yes"'
-    return (
-        "an answer is one text or number: write out the one answer, or a structure that a verifier reads as JSON text"
-    )
+        return 'an answer is text or a number: write it as the text of the answer, such as "true" or "yes"'
+    return "an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"
 
 
 def _after(answer: str, place: Place, source: FileSource) -> str:
@@ -235,7 +220,7 @@ def _after(answer: str, place: Place, source: FileSource) -> str:
     if not marker:
         raise UserError(
             f"{place}: {column} has no {source.answer_after!r} ({_short(answer)}); fix the row, or drop "
-            "data.sources[].answer_after to take all of the column"
+            "data.sources[].answer_after to take the whole column"
         )
     if not reference.strip():
         raise UserError(f"{place}: {column} has nothing after the last {source.answer_after!r}; fix the row")
@@ -243,7 +228,7 @@ def _after(answer: str, place: Place, source: FileSource) -> str:
 
 
 def _messages(values: list[Any], place: Place, column: str) -> tuple[Message, ...]:
-    """Check a list of messages; a chat template would silently drop what it does not know."""
+    """Check a list of messages; a chat template would silently drop unknown keys."""
     form, form_keys = '[{"role": "user", "content": "..."}]', ("role", "content")
     messages: list[Message] = []
     for number, value in enumerate(values, 1):
@@ -262,7 +247,7 @@ def _messages(values: list[Any], place: Place, column: str) -> tuple[Message, ..
     if messages[-1].role != "user":
         raise UserError(
             f"{place}: the last message of {column} has the role {messages[-1].role!r}; end with the user's message, "
-            "which the model is to answer"
+            "for the model to answer"
         )
     return tuple(messages)
 

@@ -1,7 +1,7 @@
-"""What a data file most likely means: which columns hold question and answer, and which verifier fits.
+"""A guess at the meaning of a data file: the columns of question and answer, and the verifier.
 
-In: the path of a file, and what the user knows already. Out: a guess with its reasons. It looks at the first rows only;
-what it cannot tell is a `UserError` that names the columns and the option that answers the question.
+In: the path of a file, and the columns or the domain if the user gave them. Out: a guess with its reasons, from the
+first rows. If there is no clear guess, a `UserError` names the columns and the option to set.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from brorl.errors import UserError
 from brorl.prompts.boxed import last_box
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
 from brorl.prompts.files import USUAL_NAMES
-from brorl.prompts.rows import Row, read_rows
+from brorl.prompts.rows import MISSING, Row, read_rows
 
-_ROWS = 200  # that are looked at
+_ROWS = 200  # that the guess is made from
 _MARKER = "####"  # before the answer in GSM8K's form
 _MATH_DOMAIN = "math"
 _MOSTLY = 0.9
@@ -27,15 +27,15 @@ _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "
 
 
 class Guess(NamedTuple):
-    """What a file seems to hold.
+    """The probable meaning of a file.
 
     Attributes:
         prompt_column: Column of the question.
         answer_column: Column of the answer; with a dot, a key inside a column.
-        answer_after: The answer is what follows the last such text; None if it is the whole column.
-        domain: Which verifier judges the responses.
+        answer_after: Text before the answer, at its last occurrence; None if the answer is the whole column.
+        domain: Domain of the questions.
         example: An answer.
-        domain_reason: Why this domain.
+        domain_reason: The reason for the domain.
     """
 
     prompt_column: str
@@ -49,16 +49,16 @@ class Guess(NamedTuple):
 def guess_meaning(
     path: str, prompt_column: str | None = None, answer_column: str | None = None, domain: str | None = None
 ) -> Guess:
-    """Guess what the columns of a file mean.
+    """Guess the meaning of the columns of a file.
 
     Args:
-        path: A file, a folder or a data set, as `read_rows` takes it.
-        prompt_column: Column of the question, if it is known.
-        answer_column: Column of the answer, if it is known.
-        domain: The verifier, if it is known.
+        path: A file, a folder or a data set, as in `read_rows`.
+        prompt_column: Column of the question, if known.
+        answer_column: Column of the answer, if known.
+        domain: Domain of the questions, if known.
 
     Raises:
-        UserError: If the file cannot be read, or something cannot be told from it.
+        UserError: If the file cannot be read, or there is no clear guess.
     """
     first = next(read_rows(path, None, "train", ()), None)
     if first is None:
@@ -67,7 +67,8 @@ def guess_meaning(
     columns = list(first.columns)
     prompt = _column(path, columns, rows, "prompt", prompt_column, taken=answer_column)
     answer = _column(path, columns, rows, "answer", answer_column, taken=prompt)
-    texts = [str(_value(row, answer)).strip() for row in rows]
+    values = [row.cell(answer) for row in rows]
+    texts = ["" if value is MISSING else str(value).strip() for value in values]
     after = _MARKER if all(_MARKER in text for text in texts) else None
     if after:
         texts = [text.rpartition(after)[2].strip() for text in texts]
@@ -92,24 +93,16 @@ def _column(
         column = spelled[name]
         inside = _keys(rows, column, names) if what == "answer" else []
         for candidate in (column, *inside):
-            if all(_fits(_value(row, candidate), what) for row in rows):
+            if all(_fits(row.cell(candidate), what) for row in rows):
                 return candidate
-    question = "the question" if what == "prompt" else "the reference answer"
-    raise UserError(f"{path}: no column is clearly {question} (columns: {listed}); give --{what}-column NAME")
+    role = "the question" if what == "prompt" else "the reference answer"
+    raise UserError(f"{path}: no column is clearly {role} (columns: {listed}); give --{what}-column NAME")
 
 
 def _keys(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[str]:
     """Return the keys with a usual name inside a column of objects, such as reward_model.ground_truth."""
     value = rows[0].values.get(column)
     return [f"{column}.{name}" for name in names if name in value] if isinstance(value, Mapping) else []
-
-
-def _value(row: Row, column: str) -> Any:
-    if column in row.values:
-        return row.values[column]
-    name, _, key = column.partition(".")
-    inside = row.values.get(name)
-    return inside.get(key) if isinstance(inside, Mapping) else None
 
 
 def _fits(value: Any, what: str) -> bool:
@@ -137,7 +130,7 @@ def _domain(path: str, column: str, texts: Sequence[str]) -> tuple[str, str]:
     raise UserError(
         f"{path}: the answers in column {column!r}, such as {strange[:60]!r}, do not look like numbers or formulas; "
         "give --domain NAME and write a verifier for it (docs/how-to/verifiers.md), --domain math if math-verify can "
-        "judge them all the same, or another --answer-column"
+        "read them, or another --answer-column"
     )
 
 

@@ -1,7 +1,7 @@
 """Prompts of several sources in exact proportion to their weights.
 
-In: a stream for each source, and weights. Out: one supply of prompts. Nothing in it is random: the streams shuffle,
-the mixture only says whose turn it is.
+In: a stream for each source, and weights. Out: one supply of prompts. The streams shuffle; the order of the sources is
+not random.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,23 +14,22 @@ from brorl.prompts.stream import PromptStream
 
 
 class PromptMixture:
-    """Prompts of several sources, interleaved so that every prefix has each source's share to within one prompt.
+    """Interleaved prompts of several sources; every prefix has each source's share to within one prompt.
 
-    Turns are given as in fair scheduling: source i with share w_i may have its j-th turn from turn floor((j - 1) / w_i)
-    on and must have had it by turn ceil(j / w_i); of those that may, the one that must first goes first. That keeps
-    |turns of i among the first n - n w_i| < 1 for every n and any number of sources. Always picking the source that
-    lags most does not: with many sources some fall behind by more than one prompt.
+    The order is a fair schedule: the j-th turn of source i with share w_i comes at turn floor((j - 1) / w_i) or later,
+    and before turn ceil(j / w_i). Of the sources that may come, the one with the earliest deadline is next. This keeps
+    |turns of i among the first n - n w_i| < 1 for every n and any number of sources. To pick the source that lags most
+    does not: with many sources, some lag by more than one prompt.
 
-    Source: Baruah, Cohen, Plaxton, Varvel, "Proportionate progress", Algorithmica 15 (1996), on one processor, where
-    the earliest deadline suffices.
+    Source: Baruah, Cohen, Plaxton, Varvel, "Proportionate progress", Algorithmica 15 (1996), on one processor.
 
     Args:
-        streams: One for each source, all with distinct ids.
-        weights: How often each source comes, relative to the others; positive. Taken as the decimals that they print
-            as, so that 0.1 and 0.2 are exactly one to two.
+        streams: One for each source, with distinct ids.
+        weights: Shares of the sources, relative to each other, above 0. Their printed decimals count: 0.1 and 0.2 are
+            exactly one to two.
 
     Raises:
-        ValueError: If there is no stream, the numbers differ, a weight is not positive, or sources share an id.
+        ValueError: If there is no stream, the numbers differ, a weight is out of its range, or sources share an id.
     """
 
     def __init__(self, streams: Sequence[PromptStream], weights: Sequence[float]) -> None:
@@ -50,7 +49,7 @@ class PromptMixture:
             for prompt in stream.prompts:
                 if prompt.id in ids:
                     raise ValueError(
-                        f"two sources have a prompt with the id {prompt.id!r}; give every source a name of its own"
+                        f"two sources have a prompt with the id {prompt.id!r}; give each source another name"
                     )
                 ids.add(prompt.id)
         exact = [Fraction(str(weight)) for weight in weights]
@@ -69,10 +68,7 @@ class PromptMixture:
         return sum(stream.num_prompts for stream in self._streams)
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next `n` prompts and move on.
-
-        Args:
-            n: How many, 0 or more.
+        """Return the next `n` prompts, 0 or more.
 
         Raises:
             ValueError: If `n` is negative.
@@ -82,7 +78,7 @@ class PromptMixture:
         return [prompt for _ in range(n) for prompt in self._streams[self._next_source()].take(1)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: `turns` each source has had, `shares` as exact fractions, and the `streams`' states."""
+        """Return the `turns` of each source so far, the `shares` as exact fractions, and the `streams`' states."""
         return {
             "turns": list(self._turns),
             "shares": [str(share) for share in self._shares],
@@ -90,13 +86,10 @@ class PromptMixture:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the mixture with this state stood; sources, weights and seeds must be the same.
-
-        Args:
-            state: What `state_dict` gave.
+        """Continue from a state of `state_dict`; sources, weights and seeds must be the same.
 
         Raises:
-            ValueError: If the state is not one of a mixture, or one of other sources, weights or prompts.
+            ValueError: If the state is not that of a mixture, or belongs to other sources, weights or prompts.
         """
         if set(state) != {"turns", "shares", "streams"}:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A prompt: one question as the model reads it, and what its verifier needs."""
+"""A prompt: one question as the model reads it, with its reference answer."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Prompt:
-    """One question put to the model.
+    """One question for the model.
 
     Args:
-        id: Unique name of the prompt; it stays the same over runs.
-        text: What the model reads.
+        id: Unique name of the prompt, the same in all runs.
+        text: The text that the model reads.
         token_ids: `text` as token ids, at least one.
-        reference: What the verifier of `domain` needs to judge a response.
-        domain: Which verifier judges the responses.
-        source: Name of the data the question came from, for results by source.
-        question: The question alone, without system prompt and template, for lists; empty if it is unknown.
+        reference: The reference answer, as the verifier of `domain` reads it.
+        domain: Name of the verifier.
+        source: Name of the data that the question is from, for results by source.
+        question: The question without system prompt and template, for lists; empty if unknown.
 
     Raises:
         ValueError: If there is no token.
@@ -35,13 +35,12 @@ class Prompt:
     def __post_init__(self) -> None:
         if not self.token_ids:
             raise ValueError(
-                f"prompt {self.id!r} has no tokens (text {self.text!r}); "
-                "give it a text that the tokenizer turns into at least one token"
+                f"prompt {self.id!r} has no tokens (text {self.text!r}); give it a text of at least one token"
             )
 
 
 def fingerprint(prompts: Iterable[Prompt]) -> str:
-    """Return a hash of what decides a run: the prompts' ids, token ids, references and domains, in order."""
+    """Return a hash of the prompts' ids, token ids, references and domains, in order."""
     digest = blake2b(digest_size=16)
     for prompt in prompts:
         for text in (prompt.id, prompt.reference, prompt.domain):

@@ -1,8 +1,4 @@
-"""A question: one row of the user's data before any tokenizer, and the split into training and held-out questions.
-
-In: plain values. Out: `Question`s and two lists of them. A question without words or without a reference is refused
-when it is made.
-"""
+"""A question: one row of the user's data before any tokenizer, and the split into training and held-out questions."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -16,8 +12,8 @@ class Message:
     """One turn of a conversation.
 
     Args:
-        role: Who speaks: `system`, `user`, `assistant`, or what else the model's chat template knows.
-        content: What is said.
+        role: The speaker: `system`, `user`, `assistant`, or another role of the model's chat template.
+        content: The text.
     """
 
     role: str
@@ -26,15 +22,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Question:
-    """One question with a reference answer, as it stands in the data.
+    """One question with a reference answer, as in the data.
 
     Args:
-        id: Unique name; it stays the same over runs.
-        text: The question; empty where `messages` hold it.
-        reference: What the verifier of `domain` needs to judge a response.
-        domain: Which verifier judges the responses.
-        source: Name of the data the question came from.
-        messages: A conversation that ends with the user's turn, instead of `text`.
+        id: Unique name, the same in all runs.
+        text: The question; empty if `messages` hold it.
+        reference: The reference answer, as the verifier of `domain` reads it.
+        domain: Name of the verifier.
+        source: Name of the data that the question is from.
+        messages: A conversation that ends with the user's turn, in place of `text`.
 
     Raises:
         ValueError: If there are both a text and messages or neither, or the last message is not the user's.
@@ -56,24 +52,24 @@ class Question:
         if self.messages and self.messages[-1].role != "user":
             raise ValueError(
                 f"the messages of question {self.id!r} end with the role {self.messages[-1].role!r}; "
-                "end them with the user's turn, which the model answers"
+                "end them with the user's turn, for the model to answer"
             )
 
     @property
     def last_turn(self) -> str:
-        """What the model answers: the text, or the last message."""
+        """The text, or the last message."""
         return self.messages[-1].content if self.messages else self.text
 
     @property
     def key(self) -> str:
-        """What is asked, as one string: equal keys are the same question, whatever their ids and sources."""
+        """The text or the messages as one string: questions with equal keys are the same question."""
         if not self.messages:
             return self.text
         return json.dumps([[message.role, message.content] for message in self.messages], ensure_ascii=False)
 
     @property
     def asked(self) -> str:
-        """What is asked, apart from system messages and white space: what must not be both trained and evaluated on."""
+        """The key without system messages and white space; no two questions to train and evaluate on share it."""
         said = [message for message in self.messages if message.role != "system"]
         if len(said) <= 1:
             return " ".join((said[0].content if said else self.text).split())
@@ -89,30 +85,29 @@ class QuestionSplit(NamedTuple):
 
 
 def split_held_out(questions: Iterable[Question], share: float, seed: int) -> QuestionSplit:
-    """Split questions by a hash of what they ask.
+    """Split questions by a hash of their words (`Question.asked`).
 
-    A question's side is a pure function of its words and the seed: the order of the rows, what other rows there are,
-    which source it comes from, white space and system messages play no part, so that the same question in two sources
-    is on one side. With one seed, a larger share holds out all that a smaller one does.
+    The side of a question depends on its words and the seed alone, not on other rows or its source: the same question
+    in two sources is on one side. With one seed, a larger share holds out all that a smaller one does.
 
     Args:
         questions: The questions.
         share: Expected share of distinct questions that are held out, 0 to 1.
-        seed: Which split.
+        seed: Seed of the split.
 
     Returns:
-        Training questions in the order given, and held-out questions in a seeded shuffle that depends on their words
-        alone: its first k are a uniform sample, and the same ones for every share that holds out as many.
+        Training questions in their order, and held-out questions in a seeded shuffle by their words: its first k are a
+        uniform sample, and the same ones for every share that holds out k or more.
 
     Raises:
-        ValueError: If the share is outside 0 to 1.
+        ValueError: If the share is out of its range.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"held_out_share must be 0 to 1, got {share}")
     train: list[Question] = []
     held_out: list[tuple[int, Question]] = []
     for question in questions:
-        draw = _draw(question.asked, seed)
+        draw = uniform_hash(f"question split {seed}: {question.asked}")
         if draw < share * 2**64:
             held_out.append((draw, question))
         else:
@@ -122,26 +117,18 @@ def split_held_out(questions: Iterable[Question], share: float, seed: int) -> Qu
 
 
 def drop_asked(questions: Iterable[Question], evaluated: Iterable[Question]) -> tuple[list[Question], int]:
-    """Leave out of training what is evaluated, where both come from different data.
-
-    Args:
-        questions: To train on.
-        evaluated: To evaluate on.
-
-    Returns:
-        Questions that `evaluated` does not ask in the same words, in order, and how many were left out.
-    """
+    """Drop training questions whose words are evaluated on; return the others, in order, and the number dropped."""
     asked = {question.asked for question in evaluated}
     every = list(questions)
     kept = [question for question in every if question.asked not in asked]
     return kept, len(every) - len(kept)
 
 
-def _draw(key: str, seed: int) -> int:
+def uniform_hash(key: str) -> int:
     """Return a uniform number from 0 to 2**64 - 1, the same on any machine and in any version of Python."""
-    return int.from_bytes(blake2b(f"question split {seed}: {key}".encode(), digest_size=8).digest(), "big")
+    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
 
 
 def contents(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Return messages in the form that chat templates take."""
+    """Return messages in the form of chat templates."""
     return [{"role": message.role, "content": message.content} for message in messages]

@@ -1,7 +1,7 @@
-"""Questions to prompts: the words around a question, the chat template, and the tokens.
+"""Questions to prompts: the text around a question, the chat template, and the tokens.
 
-In: questions, a `PromptFormat`, and a tokenizer, which is passed in. Out: prompts as the model reads them, without an
-end token. What a chat template cannot show, or would leave out in silence, is a `UserError`.
+In: questions, a `PromptFormat` and a tokenizer. Out: prompts as the model reads them, without an end token. Messages
+that a chat template rejects or silently drops are a `UserError`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, assert_never
 
 from brorl.errors import UserError, first_line
 from brorl.prompts.prompt import Prompt
@@ -27,7 +27,7 @@ _DATE = {
     "%Y": "2026", "%y": "26", "%m": "01", "%d": "01", "%e": " 1", "%j": "001", "%b": "Jan", "%B": "January",
     "%a": "Thu", "%A": "Thursday", "%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM",
 }  # fmt: skip
-# Variables reach a chat template as plain data, so a function has to be defined inside it.
+# Variables of a chat template are plain data, so the function is defined inside the template.
 _FIXED_DATE = (
     "{%- macro strftime_now(format) -%}{%- set found = namespace(text=format) -%}"
     + "".join(f"{{%- set found.text = found.text | replace('{key}', '{value}') -%}}" for key, value in _DATE.items())
@@ -37,7 +37,7 @@ _QUESTIONS_AT_ONCE = 1024
 
 
 class Tokenizer(Protocol):
-    """What rendering needs of a tokenizer; those of transformers are such."""
+    """The part of a transformers tokenizer that rendering uses."""
 
     chat_template: Any
     eos_token_id: Any
@@ -57,17 +57,17 @@ class Tokenizer(Protocol):
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """From a question to what the model reads.
+    """The text around a question.
 
     Args:
-        template: Text around the question; `{prompt}`, exactly once, is where it goes. Every other brace is a brace.
-        system_prompt: What the model is told before every question; None for nothing.
-        chat: Use the tokenizer's chat template: if it has one, or always (an error without), or never.
+        template: Text with `{prompt}` exactly once, in the place of the question. Other braces have no meaning.
+        system_prompt: System message before every question; None for no message.
+        chat: Use the tokenizer's chat template: if it has one (`auto`), always (an error without one), or never.
         chat_template_options: Variables for the chat template, such as `enable_thinking`.
 
     Raises:
-        ValueError: If the template has no place for the question or several, the system prompt is blank, or an option
-            is without effect or not the user's to set.
+        ValueError: If the template does not have `{prompt}` once, the system prompt is blank, or an option has no
+            effect or is reserved.
     """
 
     template: str = _PLACEHOLDER
@@ -79,15 +79,15 @@ class PromptFormat:
         count = self.template.count(_PLACEHOLDER)
         if count != 1:
             raise ValueError(
-                f"prompt.template must hold {_PLACEHOLDER} once, where the question goes, not {count} times "
+                f"prompt.template must have {_PLACEHOLDER} once, in the place of the question, not {count} times "
                 f"({self.template!r})"
             )
         if self.system_prompt is not None and not self.system_prompt.strip():
-            raise ValueError("prompt.system_prompt is blank; give it words, or null for none")
+            raise ValueError("prompt.system_prompt is blank; give it a text, or null for none")
         if self.chat not in ("auto", "always", "never"):
             raise ValueError(f"prompt.chat must be auto, always or never, got {self.chat!r}")
         if self.chat == "never" and self.chat_template_options:
-            raise ValueError("prompt.chat_template_options is without effect at prompt.chat: never; drop one of them")
+            raise ValueError("prompt.chat_template_options has no effect with prompt.chat: never; drop one of them")
         own = sorted(_OWN_OPTIONS.intersection(self.chat_template_options))
         if own:
             raise ValueError(f"prompt.chat_template_options: {own[0]} is not a variable of a chat template; drop it")
@@ -98,7 +98,7 @@ class PromptFormat:
         return before + text + after
 
     def messages_of(self, question: Question) -> tuple[Message, ...]:
-        """Return the conversation: the system prompt, then the question, whose last message is in the template.
+        """Return the system prompt and the messages of a question, the last one with the template around it.
 
         Raises:
             UserError: If both the question and the format have a system prompt.
@@ -107,8 +107,8 @@ class PromptFormat:
         if self.system_prompt is not None:
             if any(message.role == "system" for message in before):
                 raise UserError(
-                    f"question {question.id} has a system message of its own; set prompt.system_prompt: null, "
-                    "or take the system messages out of the data"
+                    f"question {question.id} has a system message too; set prompt.system_prompt: null, or remove the "
+                    "system messages from the data"
                 )
             before = [Message("system", self.system_prompt), *before]
         return (*before, replace(last, content=self.fill(last.content)))
@@ -117,22 +117,21 @@ class PromptFormat:
 def render(questions: Sequence[Question], format: PromptFormat, tokenizer: Tokenizer) -> list[Prompt]:  # noqa: A002
     """Turn questions into prompts, in order.
 
-    With a chat template, the text is the template's, up to where the answer begins, and nothing is added to its tokens.
-    Without one, the text is the question in `format.template`, after the system prompt and a blank line, and the
-    tokenizer adds what it puts at the beginning of every text; a token that it appends at the end is taken off again,
-    since the answer follows there. A template that writes today's date writes 1 January 2026, on every day, so that a
-    run can be resumed exactly.
+    With a chat template, the text is that of the template up to the beginning of the answer, and no token is added.
+    Without one, the text is the question in `format.template`, after the system prompt and a blank line. The tokenizer
+    then adds its tokens at the beginning; an end token that it appends is removed, since the answer follows. A template
+    that writes today's date always writes 1 January 2026: a resumed run has the same prompts.
 
     Args:
         questions: The questions.
-        format: What is around them.
+        format: The text around them.
         tokenizer: The model's tokenizer.
 
     Returns:
-        One prompt a question.
+        One prompt per question.
 
     Raises:
-        UserError: If a question cannot be shown in this format, or has no tokens.
+        UserError: If the format cannot show a question, or it has no tokens.
     """
     template = _chat_template(format, tokenizer)
     chat = template is not None
@@ -147,22 +146,13 @@ def render(questions: Sequence[Question], format: PromptFormat, tokenizer: Token
         for q, text, token_ids in zip(batch, texts, ids, strict=True):
             kept = tuple(token_ids[:-1] if drop_end else token_ids)
             if not kept:
-                raise UserError(
-                    f"the tokenizer makes no token of question {q.id} ({text[:60]!r}); fix or delete the row"
-                )
+                raise UserError(f"question {q.id} has no tokens ({text[:60]!r}); fix or delete the row")
             prompts.append(Prompt(q.id, text, kept, q.reference, q.domain, q.source, q.last_turn))
     return prompts
 
 
 def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[Prompt], int]:
-    """Leave out prompts of more than `max_tokens` tokens.
-
-    Args:
-        prompts: The prompts.
-        max_tokens: Most tokens of a prompt, 1 or more.
-
-    Returns:
-        Those that are short enough, in order, and how many were left out.
+    """Drop prompts of more than `max_tokens` tokens, 1 or more; return the others, in order, and the number dropped.
 
     Raises:
         ValueError: If `max_tokens` is below 1.
@@ -174,20 +164,27 @@ def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[Prompt],
 
 
 def _chat_template(format: PromptFormat, tokenizer: Tokenizer) -> str | None:  # noqa: A002
-    """Return the chat template, None if none is used, and refuse options that it does not know."""
-    if format.chat == "never":
-        return None
-    if not tokenizer.chat_template:
-        if format.chat == "always":
+    """Return the chat template, None if none is used; options without a variable in it are an error."""
+    has_template = bool(tokenizer.chat_template)
+    match format.chat:
+        case "never":
+            return None
+        case "always" if not has_template:
             raise UserError(
-                "the tokenizer has no chat template; set prompt.chat: never, and write what the model needs around the "
-                "question into prompt.template"
+                "the tokenizer has no chat template; set prompt.chat: never, and write the text around the question "
+                "into prompt.template"
             )
-        if format.chat_template_options:
-            raise UserError(
-                "the tokenizer has no chat template for prompt.chat_template_options; drop them, or choose a chat model"
-            )
-        return None
+        case "auto" if not has_template:
+            if format.chat_template_options:
+                raise UserError(
+                    "the tokenizer has no chat template for prompt.chat_template_options; drop them, or choose a chat "
+                    "model"
+                )
+            return None
+        case "always" | "auto":
+            pass
+        case _:
+            assert_never(format.chat)
     template = tokenizer.get_chat_template()
     for name in format.chat_template_options:
         if not re.search(rf"\b{re.escape(name)}\b", template):
@@ -213,20 +210,20 @@ def _chat_text(question: Question, format: PromptFormat, tokenizer: Tokenizer, t
 
     systems = [message.content for message in messages if message.role == "system"]
     where = "prompt.system_prompt" if format.system_prompt is not None else f"question {question.id}"
-    advice = f"take it out of {where} and write it into prompt.template"
+    advice = f"move it from {where} to prompt.template"
     try:
         text = apply(messages)
-    except Exception as error:  # a chat template is a program of the model's and fails as it likes
+    except Exception as error:  # a chat template is a program and can raise anything
         if systems and _works(apply, [message for message in messages if message.role != "system"]):
             raise UserError(
-                f"the tokenizer's chat template takes no system prompt ({first_line(error)}); {advice}"
+                f"the tokenizer's chat template rejects system prompts ({first_line(error)}); {advice}"
             ) from error
         raise UserError(
             f"the tokenizer's chat template cannot show question {question.id} ({first_line(error)}); "
             "set prompt.chat: never, or fix the row's messages"
         ) from error
     if any(content.strip() not in text for content in systems):
-        raise UserError(f"the tokenizer's chat template leaves out the system prompt; {advice}")
+        raise UserError(f"the tokenizer's chat template drops the system prompt; {advice}")
     return text
 
 
@@ -250,7 +247,7 @@ def _plain_text(question: Question, format: PromptFormat) -> str:  # noqa: A002
 
 
 def _appends_end(tokenizer: Tokenizer) -> bool:
-    """Say whether the tokenizer puts its end token behind every text."""
+    """Whether the tokenizer appends its end token to every text."""
     (with_special,) = tokenizer(["1"], add_special_tokens=True)["input_ids"]
     (without,) = tokenizer(["1"], add_special_tokens=False)["input_ids"]
     end = tokenizer.eos_token_id

@@ -1,8 +1,8 @@
 """Rows of a file, a folder or a Hugging Face data set, one after the other.
 
-In: where the data is. Out: its rows as mappings, each with the place it stands at, in a fixed order. JSON Lines,
-Parquet and data sets are streamed; a JSON array is read whole and decoded row by row. What cannot be read is a
-`UserError` of one line that names the file and the line.
+In: the path of the data. Out: its rows as mappings, each with its place, in a fixed order. JSON Lines, Parquet and data
+sets are streamed; a JSON array is read whole and decoded row by row. Unreadable data is a `UserError` of one line that
+names the file and the line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from brorl.errors import UserError
+from brorl.errors import UserError, first_line
 
 _PROBE_TIMEOUT_S = 4.0
 _SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -26,14 +26,15 @@ _JSON_NAMES = {
     list: "a list", str: "text", int: "a number", float: "a number", bool: "true or false", type(None): "null"
 }  # fmt: skip
 _ROW_FORM = '{"prompt": ..., "answer": ...}'
+MISSING = object()
 
 
 class Place(NamedTuple):
-    """Where a row stands.
+    """The place of a row.
 
     Attributes:
         file: The file, or the data set and its split.
-        unit: What is counted: `line` or `row`.
+        unit: `line` or `row`.
         number: Number of the line or row, from 1 on.
     """
 
@@ -49,8 +50,8 @@ class Row(NamedTuple):
     """A row.
 
     Attributes:
-        place: Where it stands.
-        part: Which of several files it is in, relative to what they have in common; empty for a single one.
+        place: Its place.
+        part: Its file among several, relative to their common folder; empty for a single file.
         columns: Names of all columns.
         values: Values of at least the wanted columns.
     """
@@ -60,22 +61,33 @@ class Row(NamedTuple):
     columns: Sequence[str]
     values: Mapping[str, Any]
 
+    @property
+    def key(self) -> str:
+        """The number of the row, after its file if there are several."""
+        return f"{self.part}:{self.place.number}" if self.part else str(self.place.number)
+
+    def cell(self, column: str) -> Any:
+        """Return the value of a column, or of a key inside one (`column.key`); `MISSING` if there is none."""
+        if column in self.values:
+            return self.values[column]
+        value: Any = self.values
+        for name in column.split("."):
+            value = value.get(name, MISSING) if isinstance(value, Mapping) else MISSING
+        return value
+
 
 def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
-    """Read rows in order: files by name, rows as they stand.
+    """Read rows in order: files by name, then rows as in the file.
 
     Args:
         path: A file (`.jsonl`, `.json`, `.parquet`), a folder or a pattern (`*`, `?`, `[...]`, `**`) of such files, a
             folder that `datasets` saved, or the id of a data set on the Hugging Face hub.
         subset: Configuration of a hub data set.
-        split: Split of a data set; without effect on files.
-        wanted: The columns that will be used; others may be left out of the values.
-
-    Yields:
-        The rows.
+        split: Split of a data set; ignored for files.
+        wanted: The columns that are used; the values of others can be missing.
 
     Raises:
-        UserError: If there is nothing of this name, or it cannot be read.
+        UserError: If there is no such data, or it cannot be read.
     """
     local = Path(path).expanduser()
     if _is_saved_data_set(local):
@@ -87,7 +99,7 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
         return
     if subset is not None:
         raise UserError(
-            f"{path} is no Hugging Face data set, so it has no subset {subset!r}; drop data.sources[].subset"
+            f"{path} is not a Hugging Face data set, so it has no subset {subset!r}; drop data.sources[].subset"
         )
     root = local if local.is_dir() else _plain_part(local)
     for file in files:
@@ -107,7 +119,7 @@ def _plain_part(pattern: Path) -> Path:
 
 
 def _files_of(path: str, local: Path) -> list[Path] | None:
-    """Return the files that a path stands for, sorted; None if it can only be a data set of the hub."""
+    """Return the files of a path, sorted; None if it can only be a data set of the hub."""
     if local.is_file():
         if local.suffix.lower() not in _SUFFIXES:
             raise UserError(
@@ -118,7 +130,7 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
     if local.is_dir():
         return _files_in(path, local)
     if glob.has_magic(path):
-        # Path.glob would take no absolute pattern.
+        # Path.glob rejects absolute patterns.
         found = sorted(Path(name) for name in glob.glob(str(local), recursive=True))  # noqa: PTH207
         files = [file for file in found if file.is_file() and file.suffix.lower() in _SUFFIXES]
         if not files:
@@ -135,7 +147,7 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
 
 
 def _files_in(path: str, folder: Path) -> list[Path]:
-    """Return all files below a folder, unless they look like several splits."""
+    """Return all files below a folder; files of several splits are an error."""
     files = sorted(
         file
         for file in folder.rglob("*")
@@ -172,9 +184,9 @@ def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
 
 
 def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
-    """Decode an array row by row, so that the text and one row are in memory, never all rows as objects."""
+    """Decode an array row by row: the text and one row are in memory, never all rows as objects."""
     text = _decode(path.read_bytes(), str(path), first=True)
-    if text.lstrip().startswith("{"):  # many .json files hold a row a line
+    if text.lstrip().startswith("{"):  # many .json files have one row per line
         yield from _jsonl_rows(path, wanted)
         return
     if not text.strip():
@@ -221,16 +233,18 @@ def _parquet_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
         with parquet.ParquetFile(path) as file:
             columns = list(file.schema_arrow.names)
             chosen = [name for name in columns if name in wanted]
-            if not chosen and file.metadata.num_rows:  # enough to say what is missing
+            if not chosen and file.metadata.num_rows:  # enough for an error that lists the columns
                 yield Row(Place(str(path), "row", 1), "", columns, {})
                 return
             yield from _arrow_rows(file.iter_batches(batch_size=1024, columns=chosen), str(path), columns)
     except pyarrow.ArrowException as error:
-        raise UserError(f"{path} is not a Parquet file that can be read ({_problem(error)}); write it anew") from error
+        raise UserError(
+            f"{path} is not a Parquet file that can be read ({first_line(error)}); write it again"
+        ) from error
 
 
 def _arrow_rows(batches: Iterable[Any], name: str, columns: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows of Arrow batches; a 32-bit float becomes what it prints as, 0.1 and not 0.1000000015."""
+    """Yield the rows of Arrow batches; a 32-bit float becomes its printed decimal, 0.1 and not 0.1000000015."""
     number = 0
     for batch in batches:
         narrow = [field.name for field in batch.schema if str(field.type) in ("float", "halffloat")]
@@ -271,7 +285,7 @@ def _problem(error: Exception) -> str:
         return "nested too deeply"
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at column {error.colno}"
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return first_line(error)
 
 
 def _is_saved_data_set(folder: Path) -> bool:
@@ -285,8 +299,8 @@ def _import_datasets(path: str) -> Any:
         import datasets
     except ImportError as error:
         raise UserError(
-            f"{path} is not a file here, so it is taken for a Hugging Face data set, and reading those needs the "
-            "datasets package; pip install 'brorl[datasets]'"
+            f"{path} is not a file here but may be a Hugging Face data set, which needs the datasets package; "
+            "run: pip install 'brorl[datasets]'"
         ) from error
     return datasets
 
@@ -295,8 +309,8 @@ def _saved_rows(path: str, split: str, wanted: Collection[str]) -> Iterator[Row]
     datasets = _import_datasets(path)
     try:
         found = datasets.load_from_disk(path)
-    except Exception as error:  # whatever a broken folder makes of the reading of Arrow files
-        raise UserError(f"the data set in {path} cannot be read ({_problem(error)}); save it anew") from error
+    except Exception as error:  # a broken folder can raise anything
+        raise UserError(f"the data set in {path} cannot be read ({first_line(error)}); save it again") from error
     if isinstance(found, dict):
         if split not in found:
             raise UserError(f"{path} has no split {split!r} (splits: {', '.join(found)}); set data.sources[].split")
@@ -309,10 +323,10 @@ def _hub_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
     try:
         with _without_retries(datasets, path):
             found = datasets.load_dataset(path, subset, split=split)
-    except Exception as error:  # the network, the hub, or the data set's own files: all of them the user's to fix
+    except Exception as error:  # the network, the hub, or the data set's files
         raise UserError(
             f"the Hugging Face data set {path} ({'' if subset is None else f'subset {subset}, '}split {split}) cannot "
-            f"be loaded: {_problem(error)}; check data.sources[].path, subset and split, and the connection "
+            f"be loaded: {first_line(error)}; check data.sources[].path, subset and split, and the connection "
             "(there is no local file or folder of this name either)"
         ) from error
     yield from _data_set_rows(found, f"{path} ({split})", wanted)
@@ -320,9 +334,9 @@ def _hub_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
 
 @contextmanager
 def _without_retries(datasets: Any, path: str) -> Iterator[None]:
-    """Ask the hub once, briefly; if it does not answer, let `datasets` look for what was downloaded before and no more.
+    """Send the hub one short request; if it does not answer, restrict `datasets` to downloaded files.
 
-    Its own retries take most of a minute, and fill the screen.
+    The retries of `datasets` take most of a minute and fill the screen.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
@@ -333,8 +347,8 @@ def _without_retries(datasets: Any, path: str) -> Iterator[None]:
         if not any(before):
             get_hf_file_metadata(hf_hub_url(path, "README.md", repo_type="dataset"), timeout=_PROBE_TIMEOUT_S)
     except HfHubHTTPError:
-        pass  # it answers: `datasets` says best what is wrong
-    except Exception:  # the errors of the HTTP client share no base
+        pass  # it answers: `datasets` has the better error
+    except Exception:  # the errors of the HTTP client share no base class
         for module, name in settings:
             setattr(module, name, True)
     try:

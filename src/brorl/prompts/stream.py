@@ -1,4 +1,4 @@
-"""The order of prompts: a pure function of (seed, source, epoch), so that a resumed run continues in the same order."""
+"""The order of prompts: a pure function of (seed, source, epoch), which a resumed run continues."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -11,7 +11,7 @@ from brorl.seeds import seed_sequence
 
 
 class PromptSupply(Protocol):
-    """Endless prompts in a fixed order that can be left and taken up again."""
+    """Endless prompts in a fixed order, with a state to continue from."""
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -24,42 +24,40 @@ class PromptSupply(Protocol):
         ...
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next `n` prompts and move on."""
+        """Return the next `n` prompts."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: numbers and strings, nested at most."""
+        """Return the state, as JSON values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the supply with this state stood."""
+        """Continue after the prompts that a supply with this state has returned."""
         ...
 
 
 class PromptStream:
-    """Endless, seeded, resumable order of prompts; every prompt comes once an epoch.
+    """Endless, seeded, resumable order of prompts; every epoch has each prompt once.
 
-    The prompts are reshuffled every epoch. The order of an epoch is a pure function of (seed, source, epoch, number of
-    prompts). The state is two integers.
+    The prompts are shuffled again every epoch. The order of an epoch is a pure function of (seed, source, epoch, number
+    of prompts).
 
     Args:
         prompts: The prompts, with distinct ids, at least one.
         seed: Seed of the shuffles, 0 to 2**64 - 1.
-        source: Number of the source among those of a run. Each has its own shuffles.
+        source: Number of the source in its run, 0 to 2**32 - 1. Each has its own shuffles.
 
     Raises:
-        ValueError: If there are no prompts, ids repeat, or the seed or the source is out of its range.
+        ValueError: If there are no prompts, ids repeat, or a number is out of its range.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, source: int = 0) -> None:
         if not prompts:
-            raise ValueError(
-                "a prompt stream needs at least one prompt, got none; add data, or lower data.held_out_share"
-            )
+            raise ValueError("a stream needs at least one prompt, got none; add data, or lower data.held_out_share")
         ids: set[str] = set()
         for prompt in prompts:
             if prompt.id in ids:
-                raise ValueError(f"two prompts have the id {prompt.id!r}; give every prompt its own")
+                raise ValueError(f"two prompts have the id {prompt.id!r}; give each prompt another id")
             ids.add(prompt.id)
         self._prompts = tuple(prompts)
         self._seed = seed
@@ -80,14 +78,11 @@ class PromptStream:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the prompts, in order; see `fingerprint`."""
+        """Hash of the prompts, in order."""
         return fingerprint(self._prompts)
 
     def take(self, n: int) -> list[Prompt]:
-        """Return the next `n` prompts and move on, over the ends of epochs where need be.
-
-        Args:
-            n: How many, 0 or more.
+        """Return the next `n` prompts, 0 or more, from as many epochs as needed.
 
         Raises:
             ValueError: If `n` is negative.
@@ -105,11 +100,7 @@ class PromptStream:
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state: where the stream stands, and what it is a stream of.
-
-        Returns:
-            `epoch`, `position` (number of the epoch's prompts already taken), `num_prompts` and `fingerprint`.
-        """
+        """Return `epoch`, `position` (prompts of the epoch already taken), `num_prompts` and `fingerprint`."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -118,13 +109,10 @@ class PromptStream:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the stream with this state stood; prompts and seed must be the same.
-
-        Args:
-            state: What `state_dict` gave.
+        """Continue from a state of `state_dict`; prompts and seed must be the same.
 
         Raises:
-            ValueError: If the state has other keys, is one of other prompts, or lies outside of the epoch.
+            ValueError: If the state has other keys, belongs to other prompts, or is outside of the epoch.
         """
         if set(state) != {"epoch", "position", "num_prompts", "fingerprint"}:
             raise ValueError(
@@ -145,8 +133,8 @@ class PromptStream:
         epoch, position = state["epoch"], state["position"]
         if epoch < 0 or not 0 <= position <= self.num_prompts:
             raise ValueError(
-                f"epoch {epoch}, position {position} is no place in a stream of "
-                f"{self.num_prompts} prompts; pass what state_dict() returned"
+                f"a stream of {self.num_prompts} prompts has no epoch {epoch}, position {position}; "
+                "pass what state_dict() returned"
             )
         self._epoch, self._position = epoch, position
         self._order = self._order_of(epoch)
