@@ -151,7 +151,7 @@ def test_rewards_leave_their_inputs_alone(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (RewardShaping, {"stop_properly": 1.5}, r"rewards\.stop_properly must lie between 0 and 1, got 1\.5"),
+        (RewardShaping, {"stop_properly": 1.5}, r"rewards\.stop_properly must be between 0 and 1, got 1\.5"),
         (RewardShaping, {"stop_properly": float("nan")}, r"rewards\.stop_properly .* got nan"),
         (RewardShaping, {"domain_weights": {"math": 1.0, "code": 0.0}}, r"rewards\.domain_weights\.code .* above 0"),
         (

@@ -117,7 +117,7 @@ def test_a_stopped_evaluation_is_continued_by_the_same_call(monkeypatch: pytest.
         ({"temperature": float("nan")}, "--temperature: expected a number of at least 0, not nan"),
         ({"loss": {"clip_high": 0.3}}, "loss.clip_high is not a setting of an evaluation; these are: device"),
         ({"model": "other"}, "model is not a setting of an evaluation"),
-        ({"prompt": {"template": "none"}}, "prompt.template must hold {prompt} once"),
+        ({"prompt": {"template": "none"}}, "prompt.template must have {prompt} once"),
         ({"data": "chess.jsonl"}, "there is no file or folder chess.jsonl"),
     ],
 )

@@ -14,7 +14,7 @@ from rich.console import Console
 import brorl
 from brorl.api.training_result import TrainingResult
 from brorl.config.reading import parse_yaml
-from brorl.console.progress import Progress
+from brorl.console.progress import TrainingProgress
 from brorl.errors import UserError
 from brorl.training.loop import Ending
 from run_support import SMALL, assert_same_run, command, metrics_without_times
@@ -46,15 +46,15 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 1) -> None:
     """Send SIGINT to this process when a step is shown, as a notebook's interrupt does."""
-    show = Progress.show
+    show = TrainingProgress.show
 
-    def showing(self: Progress, record: dict[str, Any]) -> None:
+    def showing(self: TrainingProgress, record: dict[str, Any]) -> None:
         show(self, record)
         if record["step"] == step:
             for _ in range(times):
                 os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Progress, "show", showing)
+    monkeypatch.setattr(TrainingProgress, "show", showing)
 
 
 def test_the_function_makes_the_run_of_the_command(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,13 +144,13 @@ def test_a_second_interrupt_discards_the_step(
 
 def test_other_threads_train_without_signal_handlers(monkeypatch: pytest.MonkeyPatch, reference: Path) -> None:
     handlers: list[Any] = []
-    show = Progress.show
+    show = TrainingProgress.show
 
-    def showing(self: Progress, record: dict[str, Any]) -> None:
+    def showing(self: TrainingProgress, record: dict[str, Any]) -> None:
         handlers.extend(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM))
         show(self, record)
 
-    monkeypatch.setattr(Progress, "show", showing)
+    monkeypatch.setattr(TrainingProgress, "show", showing)
     results: list[TrainingResult] = []
     thread = threading.Thread(
         target=lambda: results.append(

@@ -277,13 +277,13 @@ def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> Non
     outcome = command("train", *arguments, "--dynamic_sampling.max_tries=2")
     assert outcome.code == 1, outcome.err  # not one step was made
     assert (
-        "no group had both correct and incorrect rollouts in 2 rounds in a row (no rollout was correct)" in outcome.said
+        "no group was mixed (correct and incorrect rollouts) in 2 rounds in a row (no rollout was correct)" in outcome.said
     )
     assert "were cut off at sampling.max_new_tokens; raise it" in outcome.said
     assert Path("run/checkpoints/step-000000/COMMIT").exists()
     start, end = map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())
     assert (start["step"], end["step"]) == (0, 1)
-    assert "no group had both" in end["ended"]
+    assert "no group was mixed" in end["ended"]
     assert (end["sampling"]["rounds"], end["sampling"]["samples"]) == (2, 2 * 16 * 4)  # looking has its cost
     assert end["seconds"]["total"] > 0
     assert end["evaluation"]["prompts"] == start["evaluation"]["prompts"]  # the run is evaluated where it ends

@@ -333,7 +333,7 @@ def test_a_finished_run_must_tell_what_is_needed(compared: Compared, tmp_path: P
     assert "was not evaluated at 3.33 samples; give one of:" in refused  # a step has at least 16
     assert "leave it out" in refusal(run, *settings, "--match=samples", f"--budget={given}", "--marks=3")
     (run / "held_out.json").unlink()
-    assert "does not say what its held-out prompts were" in refusal(run, *settings, "--match=samples")
+    assert "has no held_out.json" in refusal(run, *settings, "--match=samples")
     assert not (tmp_path / "out").exists()
 
 

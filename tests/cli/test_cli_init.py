@@ -119,11 +119,11 @@ def test_what_it_writes_is_checked_and_trained(rng: np.random.Generator, tmp_pat
     short = ("--sampling.max_new_tokens=4", "--engine.threads=1", "--verification.workers=1")
     outcome = command("check", "recipes/first.yaml", *short)
     assert outcome.code == 0, outcome
-    assert "seconds a step: about" in outcome.said
+    assert "seconds per step: about" in outcome.said
     few = ("--evaluation.num_prompts=1", "--dynamic_sampling.max_tries=1", "--output_dir=run")
     outcome = command("train", "recipes/first.yaml", *short, *few)
     assert outcome.code == 1
-    assert "no group had both correct and incorrect rollouts" in outcome.said
+    assert "no group was mixed (correct and incorrect rollouts)" in outcome.said
 
 
 def test_puzzles_are_for_the_shipped_model() -> None:

@@ -149,7 +149,7 @@ def test_an_evaluation_keeps_its_parts(tmp_path: Path) -> None:
     assert outcome.code == 130, outcome.out
     last = outcome.out.splitlines()[-1]
     assert last.startswith(f"stopped: {done} of ")
-    assert last.endswith(" parts are stored; go on with the same command")
+    assert last.endswith(" batches are stored; rerun the command to continue")
     assert not list(tmp_path.glob("out/responses/*.tmp"))
 
 

@@ -163,7 +163,7 @@ class TestPromptStream:
             PromptStream(some_prompts(1) * 2, 0)
         with pytest.raises(ValueError, match="a seed must be 0 to"):
             PromptStream(some_prompts(1), -1)
-        with pytest.raises(ValueError, match="counters beside a seed"):
+        with pytest.raises(ValueError, match="counters of a seed"):
             PromptStream(some_prompts(1), 0, source=-1)
         with pytest.raises(ValueError, match="-1"):
             PromptStream(some_prompts(1), 0).take(-1)

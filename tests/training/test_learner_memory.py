@@ -84,7 +84,7 @@ def test_a_mini_batch_starts_again_with_half_the_nodes(
             assert getattr(got, name) == pytest.approx(value, rel=1e-7, abs=1e-12), name
     assert full.failures == got.out_of_memory_retries == len(said) >= 1
     assert got.nodes_per_pass == 128 >> full.failures
-    assert said[0] == "out of memory with 128 tree nodes per pass; again with engine.nodes_per_pass: 64"
+    assert said[0] == "out of memory with 128 tree nodes per pass; retrying with engine.nodes_per_pass: 64"
     assert (expected.out_of_memory_retries, expected.nodes_per_pass) == (0, 128)
     assert learner.state_dict()["updates"] == settings.mini_batches
 

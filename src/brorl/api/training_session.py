@@ -70,7 +70,7 @@ class TrainingSession:
             last = last_checkpoint(self.directory.checkpoints)
             where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
             screen.say(f"\nstopped at once; unsaved work is discarded; {where} with: {self._resume}", is_command=True)
-            raise
+            raise KeyboardInterrupt("stopped at once") from None
         return self._finish(progress, ending, message)
 
     @property

@@ -54,8 +54,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
         return error.exit_code
-    except KeyboardInterrupt:
-        print("brorl: stopped", file=sys.stderr)  # noqa: T201
+    except KeyboardInterrupt as stop:
+        if not stop.args:  # else the command has printed how to continue
+            print("brorl: stopped", file=sys.stderr)  # noqa: T201
         return STOPPED
 
 
