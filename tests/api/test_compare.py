@@ -13,7 +13,7 @@ import pytest
 
 from brorl.api.compare import FinishedComparison, compare
 from brorl.comparison import report as comparison_report
-from brorl.config.reading import make_config, parse_yaml, read_recipe
+from brorl.config.reading import parse_yaml
 from brorl.errors import UserError
 from run_support import SMALL
 
@@ -26,11 +26,27 @@ BUDGET: dict[str, Any] = {"match": "steps", "budget": 4, "marks": [2], "seeds": 
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> FinishedComparison:
-    recipe = read_recipe("quickstart") | {"rollouts_per_prompt": 8}
-    other = make_config(read_recipe("quickstart"), {"rollouts_per_prompt": 16}, "quickstart")
-    folder = tmp_path_factory.mktemp("compare") / "out"
-    return compare(recipe, other, **BUDGET, output_dir=folder, progress=False, prompts_per_step=2, **TINY)
+def script(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Run a script that calls `compare` at the top, without a guard; return its folder and its output."""
+    folder = tmp_path_factory.mktemp("compare")
+    (folder / "script.py").write_text(
+        "from brorl.api.compare import compare\nfrom brorl.config.reading import make_config, read_recipe\n"
+        "print('started')\nrecipe = read_recipe('quickstart')\n"
+        "other = make_config(recipe, {'rollouts_per_prompt': 16}, 'quickstart')\n"
+        "arms = recipe | {'rollouts_per_prompt': 8}, other\n"
+        f"compared = compare(*arms, output_dir='out', progress=False, **{BUDGET | TINY | {'prompts_per_step': 2}!r})\n"
+        "print(len(compared.arms), 'arms')\n"
+    )
+    outcome = subprocess.run(
+        [sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False, timeout=500
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    return folder / "out", outcome.stdout
+
+
+@pytest.fixture(scope="module")
+def compared(script: tuple[Path, str]) -> FinishedComparison:
+    return compare(script[0], progress=False)
 
 
 def test_the_result_carries_what_was_measured(compared: FinishedComparison) -> None:
@@ -89,17 +105,5 @@ def test_wrong_arguments_are_errors_before_any_work(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_script_is_not_run_again_by_its_runs(tmp_path: Path) -> None:
-    """It calls `compare` at the top, without a guard, and one run is enough to see that."""
-    script = tmp_path / "script.py"
-    settings = {**BUDGET, "budget": 1, "marks": 1, **TINY, "prompts_per_step": 2}
-    script.write_text(
-        "from brorl.api.compare import compare\nprint('started')\n"
-        f"sweep = {{'rollouts_per_prompt': [8, 16]}}\n"
-        f"compared = compare('quickstart', sweep=sweep, output_dir='out', **{settings!r})\n"
-        "print(len(compared.arms), 'arms')\n"
-    )
-    outcome = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert outcome.returncode == 0, outcome.stderr
-    assert outcome.stdout.count("started") == 1
-    assert outcome.stdout.endswith("2 arms\n")
+def test_a_script_is_not_run_again_by_its_runs(script: tuple[Path, str]) -> None:
+    assert script[1] == "started\n2 arms\n"

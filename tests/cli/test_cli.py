@@ -277,7 +277,8 @@ def test_run_that_finds_no_mixed_group_ends_well_and_says_why(tiny: Path) -> Non
     outcome = command("train", *arguments, "--dynamic_sampling.max_tries=2")
     assert outcome.code == 1, outcome.err  # not one step was made
     assert (
-        "no group was mixed (correct and incorrect rollouts) in 2 rounds in a row (no rollout was correct)" in outcome.said
+        "no group was mixed (correct and incorrect rollouts) in 2 rounds in a row (no rollout was correct)"
+        in outcome.said
     )
     assert "were cut off at sampling.max_new_tokens; raise it" in outcome.said
     assert Path("run/checkpoints/step-000000/COMMIT").exists()

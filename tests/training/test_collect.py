@@ -16,8 +16,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
-from brorl.training.collected import Collected
-from brorl.training.source import NoMixedGroupsError, SourceState
+from brorl.training.source import Collected, NoMixedGroupsError, SourceState
 from brorl.tree import RolloutTree
 from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict

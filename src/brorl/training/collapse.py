@@ -1,8 +1,8 @@
 """Signs of collapse in a run's metrics, with advice.
 
 In: the lines of `metrics.jsonl`, in order. Out: the signs that the last line shows for the first time, with their
-numbers and an advice, or None. Lines that lack a number (no evaluation, no reference) are fine. It stops nothing, and
-it does not call it a collapse that training sharpens a model: that pass@k falls while pass@1 still rises.
+numbers and advice, or None. Lines may lack numbers (no evaluation, no reference). Sharpening is not a collapse: pass@k
+may fall while pass@1 still rises.
 """
 
 from __future__ import annotations

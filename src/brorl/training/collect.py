@@ -23,8 +23,7 @@ from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.theory.allocation import AdaptiveAllocation, allocate_rollouts, fit_prior
 from brorl.theory.pass_rates import PassRates
-from brorl.training.collected import Collected
-from brorl.training.source import Batch, NoMixedGroupsError, SourceState
+from brorl.training.source import Batch, Collected, NoMixedGroupsError, SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.why_not_mixed import why_not_mixed
 from brorl.tree import RolloutTree

@@ -18,11 +18,10 @@ from brorl.cost import cost_of_step, total_cost
 from brorl.evaluation.benchmark import Answers, Benchmark
 from brorl.runs.checkpoint import TrainerState, mark_best, save_checkpoint
 from brorl.runs.run_directory import Record
-from brorl.training.collected import Collected
 from brorl.training.learner import Update
 from brorl.training.run import TrainingRun
 from brorl.training.schedule import is_due
-from brorl.training.source import Batch, NoMixedGroupsError
+from brorl.training.source import Batch, Collected, NoMixedGroupsError
 from brorl.training.stop_request import StopNow, StopRequest
 
 STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
