@@ -160,17 +160,18 @@ def test_a_replicate_without_noise_in_the_best_counts_against_the_others() -> No
 
 
 def test_a_pilot_that_can_tell_little_does_not_argue_for_the_largest_n(rng: np.random.Generator) -> None:
-    costly = cost(per_node=0.0, per_sampled=1e-3)
-    plans = []
-    for _ in range(12):
+    costly, tempting = cost(per_node=0.0, per_sampled=1e-3), 0
+    for _ in range(100):  # a third of such pilots tie an N that is much worse with the best
         weak = pilot(rng, between=9.0, within=0.5)
         gram_PP = 0.5 + np.diag(rng.exponential(size=40) ** 4)  # a few prompts make all the variance
         products = replace(weak.products, gram_PP=gram_PP, across_P=np.diag(gram_PP) * rng.normal(1, 2, 40))
-        plans.append(make_plan(replace(weak, products=products), costly, SETTINGS, None, rng))
-    sizes = [p.rows[p.chosen].to_best.value for p in plans if p.chosen is not None]
-    assert len(sizes) == 12
-    assert not any(size > 1.1 for size in sizes)
-    assert any(p.rows[max(p.tied)].to_best.value > 1.1 for p in plans)
+        plan = make_plan(replace(weak, products=products), costly, SETTINGS, None, rng)
+        assert plan.chosen is not None
+        assert plan.rows[plan.chosen].to_best.value <= 1.1
+        tempting += plan.rows[max(plan.tied)].to_best.value > 1.1
+        if tempting == 2:
+            break
+    assert tempting == 2
 
 
 def test_noise_within_prompts_wants_rollouts_and_between_them_prompts(rng: np.random.Generator) -> None:
