@@ -22,7 +22,7 @@ def storage_errors(target: Path, then: str = "resume the run") -> Iterator[None]
 
     Args:
         target: The file or folder to write.
-        then: What the user does after the fix.
+        then: The next command of the user, after the fix.
 
     Raises:
         StorageError: If the block raises an OSError.

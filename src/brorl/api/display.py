@@ -11,7 +11,7 @@ _PAGE = '<pre style="white-space:pre; overflow-x:auto; line-height:1.2">{code}</
 
 
 def to_html(renderable: RenderableType) -> str:
-    """Return what a terminal would show as HTML that needs no style sheet."""
+    """Return the output of a terminal as HTML that needs no style sheet."""
     console = Console(record=True, file=io.StringIO(), width=_WIDTH, highlight=False, force_jupyter=False)
     console.print(renderable)
     return console.export_html(inline_styles=True, code_format=_PAGE)

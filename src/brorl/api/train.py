@@ -32,7 +32,7 @@ def train(
             `quickstart`. With `resume`, a run directory; None is the newest unfinished run in `runs/`.
         resume: Continue a run from its last checkpoint. Settings such as `steps` can change
             (`brorl.config.resuming.CHANGEABLE_ON_RESUME`).
-        progress: Print what the command prints; run.log has it in any case.
+        progress: Print the output of the command; run.log has it in any case.
         overrides: Settings that replace those of the recipe, nested or by dotted name:
             `train("quickstart", steps=30, evaluation={"every": 5}, **{"sampling.top_k": 0})`. Among them are
             `output_dir` (default: a new directory in `runs/`), `report`, and `tracking`.

@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM: the signal of Slurm, Kubernetes and `kill` stops a command as Ctrl-C does.
 
-A command that keeps its work catches KeyboardInterrupt, prints what was kept and the command that continues, and
+A command that keeps its work catches KeyboardInterrupt, prints the kept work and the command that continues, and
 returns `STOPPED`. A training run requests its own stop (`brorl.training.stop_request`), and a comparison counts the
 signals that it passes on to its runs (`brorl.api.arm_runs`).
 """

@@ -52,7 +52,7 @@ def outcome_table(records: Sequence[Record]) -> Table:
 
 
 def coverage_table(records: Sequence[Record]) -> Table:
-    """Return what the last steps would have sampled with other N, from the rollouts of the run.
+    """Return the mixed share and the coverage of the last steps at other N, from the rollouts of the run.
 
     The table has no rows if no step has an estimate.
     """

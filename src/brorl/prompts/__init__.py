@@ -1,1 +1,1 @@
-"""Prompts: what the model is asked, where the questions come from, and in which order."""
+"""Prompts: questions, their sources, their text for the model, and their order."""

@@ -2,7 +2,7 @@
 
 In: the tree of a prompt, whose log-probs are those of the policy that sampled it, and the verdicts of its distinct
 responses. Out: probabilities of sets of responses. The outcome space is the set of whole responses (finished, or cut
-at the length limit), so sampled masses are exact. What is unsampled is estimated from the probability pi that a
+at the length limit), so sampled masses are exact. The unsampled mass is estimated from the probability pi that a
 response is among the N: 1 - (1-p)^N for independent rollouts, min(1, N p) for systematic ones, both without top-p or
 top-k. Where every response is unique (`Coverage.all_unique`) these numbers carry no information about missed responses.
 """

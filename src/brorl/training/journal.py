@@ -37,7 +37,7 @@ class Ending(Enum):
 
 
 class Journal:
-    """Writes what happens in a run.
+    """Writes the records of a run.
 
     Args:
         run: The parts of the run.
@@ -80,7 +80,7 @@ class Journal:
             step: The step.
             batch: Its groups.
             held_out: Rollouts that were kept out of the update, for the held-out check.
-            update: What the learner did.
+            update: The measurements of the update.
         """
         clock = self._run.clock
         with clock("storing"):

@@ -16,7 +16,7 @@ _KEPT = ("step", "update", "evaluation")
 
 
 class Monitor:
-    """Keeps the parts of a run's metrics that decide what is best and what is a collapse.
+    """Keeps the part of a run's metrics that the best evaluation and the signs of collapse depend on.
 
     Args:
         limits: When a model counts as collapsing.

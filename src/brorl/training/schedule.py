@@ -39,7 +39,7 @@ class Schedule:
 
         Args:
             step: Steps done.
-            spent: What they cost.
+            spent: Their cost.
         """
         return (self.steps is not None and step >= self.steps) or self.budget.is_spent(spent)
 
@@ -48,8 +48,8 @@ class Schedule:
 
         Args:
             step: The step.
-            before: What the run had spent before it.
-            spent: What the run has spent with it.
+            before: Cost of the run before the step.
+            spent: Cost of the run with the step.
         """
         return (
             is_due(step, self.evaluate_every)

@@ -93,7 +93,7 @@ class StopRequest:
         while received := self._reader.recv(1):
             if received[0] in _SIGNALS:
                 discards = self._discards  # the main thread is in a call that began before the signal,
-                if self.requested:  # or it has gone on since
+                if self.requested:  # or it has continued since
                     discards = self._discarded
                 self._answer(discards)
                 return

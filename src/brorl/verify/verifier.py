@@ -36,7 +36,7 @@ class Verdict:
         correct: The raw outcome, from which dynamic sampling and pass@k are computed.
         score: The number that the reward is computed from; 1.0 or 0.0 without partial credit. Finite.
         extracted: The answer that was found in the response, None if there was none.
-        reason: `correct`, or a few words on what is wrong.
+        reason: `correct`, or the problem in a few words.
         seconds: Wall time of the verification, 0 or more; 0 if an earlier verdict was used again.
 
     Raises:

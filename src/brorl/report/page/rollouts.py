@@ -1,6 +1,6 @@
 """The rollouts on the page: some steps of a run, each with its prompts' trees, within a number of bytes.
 
-In: a run directory. Out: compressed data for each step, and the counts of what was left out. Steps of training are
+In: a run directory. Out: compressed data for each step, and the counts of omitted items. Steps of training are
 evenly spaced; evaluations are the first, the best and the last. A step that is too large loses its rarest responses
 first, then prompts.
 """

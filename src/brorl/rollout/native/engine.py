@@ -326,7 +326,7 @@ class _Growth:
 
 
 def _merged(tree: RolloutTree) -> RolloutTree:
-    """Merge a tree whose rollouts were all decoded as branches of their own."""
+    """Merge a tree whose rollouts were decoded as separate branches."""
     paths = [tree.path(int(leaf)) for leaf in tree.leaf]
     return RolloutTree.from_responses(
         tree.prompt_ids,
