@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, step_record
 
 from brorl.errors import UserError
 from brorl.report.page.embedding import compressed, fill, to_json
@@ -25,6 +24,7 @@ from brorl.report.page.summary import HEADINGS, notes, steps_done, summary_row
 from brorl.report.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
+from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, step_record
 
 Records = list[dict[str, Any]]
 

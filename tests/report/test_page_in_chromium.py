@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up_runs import HOSTILE, Stored, fruitless_record, make_run
 
 from brorl.report.page.page import make_page
 from brorl.report.visible_text import visible_text
 from brorl.runs.run_record import read_runs
 from brorl.runs.stored_rollouts import read_groups
 from chromium import Chromium, chromium_or_skip
+from made_up_runs import HOSTILE, Stored, fruitless_record, make_run
 
 pytestmark = pytest.mark.chromium
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_runs import Stored, held_out_answers, make_run, random_step
 from rich.console import Console
 
 from brorl.errors import UserError
 from brorl.report.samples import MOST_PROMPTS, Kind, find_samples
 from brorl.report.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
+from made_up_runs import Stored, held_out_answers, make_run, random_step
 
 Run = tuple[Path, dict[int, Stored]]
 

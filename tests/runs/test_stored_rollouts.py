@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from made_up_runs import Stored, random_step
 
 from brorl.errors import UserError
 from brorl.runs import stored_rollouts
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.stored_rollouts import read_groups, step_list, stored_steps
+from made_up_runs import Stored, random_step
 
 STEP = 7
 
