@@ -204,9 +204,9 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
     except KeyboardInterrupt:
         done = sum(store.file_of(batch).is_file() for batch in ready.batches)
         found = "" if options.output_dir else f" (it finds {output})"
-        stored = f"{done} of {len(ready.batches)} batches are stored"
-        say(f"\nstopped: {stored}; rerun the command to continue{found}")
-        raise KeyboardInterrupt(stored) from None
+        kept = f"{done} of {len(ready.batches)} batches are stored"
+        say(f"\nstopped: {kept}; rerun the command to continue{found}")
+        raise KeyboardInterrupt(kept) from None
 
 
 def _make_folder(output_dir: str | Path | None, ready: ReadyEvaluation) -> tuple[Path, bool]:
