@@ -167,7 +167,7 @@ def test_a_pilot_that_can_tell_little_does_not_argue_for_the_largest_n(rng: np.r
         products = replace(weak.products, gram_PP=gram_PP, across_P=np.diag(gram_PP) * rng.normal(1, 2, 40))
         plan = make_plan(replace(weak, products=products), costly, SETTINGS, None, rng)
         assert plan.chosen is not None
-        assert plan.rows[plan.chosen].to_best.value <= 1.1
+        assert not plan.rows[plan.chosen].to_best.value > 1.1  # not a number where no gradient is seen
         tempting += plan.rows[max(plan.tied)].to_best.value > 1.1
         if tempting == 2:
             break
