@@ -38,7 +38,7 @@ def tuning_table(comparison: Comparison) -> Table:
     rows = tuple(
         (
             *(arm.differs.get(key, "") for key in SETTINGS),
-            *(f"{scores_at(comparison, arm, comparison.budget, 'best@k', k).mean():.3f}" for k in comparison.ks),
+            *(f"{scores_at(comparison, arm, comparison.budget, Measure(k)).mean():.3f}" for k in comparison.ks),
             mixed_groups(arm),
         )
         for arm in comparison.arms
