@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Observe, Phase, unobserved
 from brorl.api.checkpoint import resolve_checkpoint
+from brorl.api.runs_folder import make_output_folder
 from brorl.errors import UserError
 from brorl.runs import RUNS
 
@@ -216,14 +217,7 @@ def _make_folder(output_dir: str | Path | None, ready: ReadyEvaluation) -> tuple
         output = RUNS / "evaluations" / f"{_label(ready.request.config.model)}-{digest}"
     else:
         output = Path(output_dir).expanduser()
-    is_new = not output.exists()
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to --output-dir {output} ({error.strerror}); choose a folder that you may write to"
-        ) from error
-    return output, is_new
+    return output, make_output_folder(output)
 
 
 def _label(model: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import brorl
 from brorl.activity import Phase
 from brorl.api.checkpoint import resolve_checkpoint
+from brorl.api.runs_folder import make_output_folder
 from brorl.api.settings import ConfigOrPath, resolve_config
 from brorl.config.reading import flat_settings
 from brorl.config.settings import TrainConfig
@@ -149,13 +150,7 @@ def _note(is_default: bool, given: Mapping[str, Any]) -> list[str]:
 @contextmanager
 def _folder(path: Path) -> Iterator[Path]:
     """Make the folder before any measurement; remove a new one if the block is interrupted before it writes a plan."""
-    is_new = not path.exists()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write to --output-dir {path} ({error.strerror}); choose a folder that you may write to"
-        ) from error
+    is_new = make_output_folder(path)
     try:
         yield path
     except KeyboardInterrupt:

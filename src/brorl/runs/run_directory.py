@@ -51,12 +51,12 @@ class RunDirectory:
 
     @property
     def checkpoints(self) -> Path:
-        """One folder a checkpoint."""
+        """One folder per checkpoint."""
         return self.path / "checkpoints"
 
     @property
     def rollouts(self) -> Path:
-        """One Parquet file a step."""
+        """One Parquet file per step."""
         return self.path / "rollouts"
 
     @property
