@@ -93,12 +93,12 @@ def at_marks(records: list[dict[str, Any]]) -> dict[str, list[float]]:
     groups, mixed = np.array(total("sampling", "groups")), np.array(total("sampling", "groups_mixed"))
     found["steps"] = np.interp(MARKS, samples, [r["step"] for r in records]).tolist()
     found["prompts"] = groups.tolist()
-    found["informative groups"] = mixed.tolist()
-    found["informative share"] = (mixed / groups).tolist()
+    found["mixed groups"] = mixed.tolist()
+    found["mixed share"] = (mixed / groups).tolist()
     found["with a success"] = ((mixed + total("sampling", "groups_all_correct")) / groups).tolist()
     found["mean N"] = (MARKS / groups).tolist()
-    found["widened"] = (np.array(total("sampling", "groups_widened")) / groups).tolist()
-    found["widened, then informative"] = (np.array(total("sampling", "groups_widened_mixed")) / groups).tolist()
+    found["extended"] = (np.array(total("sampling", "groups_widened")) / groups).tolist()
+    found["extended, then mixed"] = (np.array(total("sampling", "groups_widened_mixed")) / groups).tolist()
     return found
 
 
@@ -111,8 +111,8 @@ def interval(differences: np.ndarray) -> str:
 def table(results: dict[str, dict[str, list[dict[str, list[float]]]]]) -> str:
     lines = []
     for puzzles, arms in results.items():
-        shown = [*(f"pass@{k}" for k in KS), "informative share", "with a success", "mean N", "widened"]
-        shown += ["widened, then informative", "informative groups", "steps"]
+        shown = [*(f"pass@{k}" for k in KS), "mixed share", "with a success", "mean N", "extended"]
+        shown += ["extended, then mixed", "mixed groups", "steps"]
         lines += [
             f"\n### {puzzles}\n",
             "| samples | arm | " + " | ".join(shown) + " |",

@@ -67,7 +67,7 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
 
 
 def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
-    """Sample fresh prompts and return the share of informative groups and the unique tokens of a group."""
+    """Sample fresh prompts and return the share of mixed groups and the unique tokens of a group."""
     from brorl.assemble.run import build_pilot
     from brorl.config.reading import make_config, read_recipe
     from brorl.planning.pilot import sample
@@ -112,7 +112,7 @@ def table(rollouts: Sequence[int], plans: list[dict[str, Any]], runs: Any, sampl
         seconds = median(r["seconds"]["total"] for r in runs[n])
         memory = [r["memory_bytes"] for r in runs[n] if r["memory_bytes"] is not None]
         compared = [
-            ("informative groups", [r["informative"]["value"] for r in rows], samples[n]["informative"], "{:.3f}"),
+            ("mixed groups", [r["informative"]["value"] for r in rows], samples[n]["informative"], "{:.3f}"),
             (
                 "unique tokens of a group",
                 [r["unique_tokens"]["value"] for r in rows],

@@ -43,7 +43,7 @@ QUANTITIES = {
     "unsampled response mass": "unsampled",
     "distinct correct responses": "distinct_correct",
     "unique tokens": "unique_tokens",
-    "informative share": "informative",
+    "mixed share": "informative",
     "variance of the group's mean reward": "reward_variance",
     "variance of the gradient, within": "gradient_variance",
 }
@@ -51,7 +51,7 @@ RESAMPLES = 2000
 
 
 class Workload(NamedTuple):
-    """What is sampled, and how it is judged."""
+    """The model, the prompts, and how responses are decoded."""
 
     engine: NativeEngine
     prompts: list[Prompt]

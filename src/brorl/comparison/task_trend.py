@@ -88,8 +88,8 @@ def kind_of(movement_a: Movement, movement_b: Movement, lead: Conclusion) -> str
 def task_trends(comparison: Comparison, spent: float) -> tuple[TaskTrend, ...]:
     """Return the trend of each task of a comparison of two arms, by name.
 
-    Every task is judged at 95%: of tasks on which nothing changed, up to one in 20 will seem to have changed in each of
-    the three respects.
+    Every task has its own 95% interval: of tasks without a change, up to one in 20 will
+    seem to have changed in each of the three respects.
 
     Args:
         comparison: The comparison, of two arms.
