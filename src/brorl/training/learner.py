@@ -127,7 +127,13 @@ class Learner(Protocol):
         ...
 
     def step(self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int) -> Update:
-        """Make the updates of one step."""
+        """Make the updates of one step.
+
+        Args:
+            groups: The batch.
+            advantages: For each group the advantage of each distinct response, shape [L].
+            seed: Seed of all random choices of the step.
+        """
         ...
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
