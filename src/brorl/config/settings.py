@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from brorl.config.cluster import ClusterConfig
 from brorl.config.data import DataConfig, PromptConfig, VerificationConfig
 from brorl.config.evaluation import (
     BudgetConfig,
@@ -76,6 +77,7 @@ class TrainConfig(Section):
     collapse: CollapseConfig = CollapseConfig()
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     engine: EngineConfig = EngineConfig()
+    cluster: ClusterConfig = ClusterConfig()
     tracking: TrackingConfig = TrackingConfig()
 
     @property

@@ -22,17 +22,41 @@ class Sampler(Protocol):
     """Samples N rollouts of each prompt with the current weights."""
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int | Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        first: int = 0,
     ) -> list[RolloutTree]:
         """Return one tree per prompt, in order.
 
         Args:
             prompts: Token ids of P prompts.
-            num_rollouts: Rollouts of each prompt, N.
+            num_rollouts: Rollouts of each prompt, N; one number for all, or P numbers.
             sampling: Temperature, truncation, length limits, scheme.
             seed: Seed of the draws.
+            first: Number of the first prompt. The draws of a prompt depend on the seed and its number, so parts of a
+                batch can be sampled in separate calls.
         """
         ...
+
+
+def rollouts_of_prompts(num_rollouts: int | Sequence[int], num_prompts: int) -> list[int]:
+    """Return the rollouts of each prompt.
+
+    Args:
+        num_rollouts: One number for all prompts, or one for each.
+        num_prompts: P.
+
+    Raises:
+        ValueError: If there is another number of numbers than of prompts.
+    """
+    if isinstance(num_rollouts, int):
+        return [num_rollouts] * num_prompts
+    if len(num_rollouts) != num_prompts:
+        raise ValueError(f"got {len(num_rollouts)} numbers of rollouts for {num_prompts} prompts; pass one of each")
+    return list(num_rollouts)
 
 
 class RowCosts(Protocol):

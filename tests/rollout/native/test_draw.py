@@ -32,12 +32,12 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def test_uniforms_can_be_read_in_any_order(rng: np.random.Generator) -> None:
     seed, prompts, rollouts, positions = int(rng.integers(2**63)), 5, 7, 50
-    forward = Uniforms(seed, prompts, rollouts)
+    forward = Uniforms(seed, [rollouts] * prompts)
     every_prompt, every_rollout = (a.ravel() for a in np.indices((prompts, rollouts)))
     table = np.stack([
         forward.at(t, every_prompt, every_rollout).reshape(prompts, rollouts) for t in range(positions)
     ])  # fmt: skip
-    other = Uniforms(seed, prompts, rollouts)
+    other = Uniforms(seed, [rollouts] * prompts)
     for _ in range(100):
         position = int(rng.integers(positions))
         prompt, rollout = rng.integers(0, prompts, 9), rng.integers(0, rollouts, 9)
@@ -46,7 +46,7 @@ def test_uniforms_can_be_read_in_any_order(rng: np.random.Generator) -> None:
 
 def test_uniforms_do_not_depend_on_the_number_of_prompts(rng: np.random.Generator) -> None:
     seed = int(rng.integers(2**63))
-    few, many = Uniforms(seed, 2, 6), Uniforms(seed, 9, 6)
+    few, many = Uniforms(seed, [6, 6]), Uniforms(seed, [6] * 9)
     for position in (0, 15, 16, 40):
         args = (position, np.array([0, 1, 1]), np.array([5, 0, 3]))
         np.testing.assert_array_equal(few.at(*args), many.at(*args))
@@ -57,7 +57,7 @@ def test_uniforms_are_uniform_and_never_shared() -> None:
     numbers = []
     prompt, rollout = (a.ravel() for a in np.indices((40, 50)))
     for seed in (3, 4):
-        uniforms = Uniforms(seed, 40, 50)
+        uniforms = Uniforms(seed, [50] * 40)
         numbers += [uniforms.at(position, prompt, rollout) for position in range(33)]
     drawn = np.concatenate(numbers)
     assert np.unique(drawn).size == drawn.size

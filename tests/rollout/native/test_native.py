@@ -210,6 +210,32 @@ def test_a_prompt_depends_on_the_others_only_through_its_place(rng: np.random.Ge
     assert same_prompt[0].responses() != same_prompt[1].responses()
 
 
+def test_parts_of_a_batch_draw_what_the_batch_draws(rng: np.random.Generator) -> None:
+    engine, sampling = NativeEngine(small_model(), EOS), SamplingParams(max_new_tokens=7)
+    prompts, seed = ragged_prompts(rng, 5), int(rng.integers(1000))
+    numbers = rng.integers(1, 40, 5).tolist()
+    whole = engine.sample(prompts, numbers, sampling, seed)
+    assert [tree.num_rollouts for tree in whole] == numbers
+    cut = int(rng.integers(1, 5))
+    parts = [
+        *engine.sample(prompts[:cut], numbers[:cut], sampling, seed),
+        *engine.sample(prompts[cut:], numbers[cut:], sampling, seed, first=cut),
+    ]
+    assert_same_trees(whole, parts)
+    [alone] = engine.sample([prompts[cut]], numbers[cut], sampling, seed, first=cut)
+    assert_same_trees([alone], [whole[cut]])
+    moved = engine.sample(prompts[cut:], numbers[cut:], sampling, seed)
+    assert moved != parts[cut:]
+
+
+def test_one_number_of_rollouts_for_each_prompt(rng: np.random.Generator) -> None:
+    engine, prompts = NativeEngine(small_model(), EOS), ragged_prompts(rng, 3)
+    with pytest.raises(ValueError, match="2 numbers of rollouts for 3 prompts"):
+        engine.sample(prompts, [4, 5], SamplingParams(max_new_tokens=3), seed=0)
+    with pytest.raises(ValueError, match="num_rollouts must be >= 1"):
+        engine.sample(prompts, [4, 0, 5], SamplingParams(max_new_tokens=3), seed=0)
+
+
 def test_seed_decides_the_draws(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)))
     engine, sampling, prompts = NativeEngine(model, EOS), SamplingParams(max_new_tokens=8), ragged_prompts(rng, 2)

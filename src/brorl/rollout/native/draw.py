@@ -8,6 +8,8 @@ batch was split, and the rollouts of a node draw the same tokens as in a row eac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,12 +22,20 @@ _POSITIONS_PER_BLOCK = 16
 
 
 class Uniforms:
-    """Uniform numbers in [0, 1), addressed by prompt, rollout and position (counter-based, so any order will do)."""
+    """Uniform numbers in [0, 1), addressed by prompt, rollout and position (counter-based, so any order will do).
 
-    def __init__(self, seed: int, num_prompts: int, num_rollouts: int) -> None:
+    Args:
+        seed: Seed of the numbers.
+        rollouts_P: Rollouts of each prompt; the numbers of a prompt depend on it.
+        first: Number of the first prompt; prompt p has the numbers of `first` + p.
+    """
+
+    def __init__(self, seed: int, rollouts_P: Sequence[int], first: int = 0) -> None:
         self._seed = seed % 2**64
-        self._table = np.empty((num_prompts, _POSITIONS_PER_BLOCK, num_rollouts))
-        self._filled_P = np.zeros(num_prompts, np.bool_)
+        self._first = first
+        self._rollouts_P = rollouts_P
+        self._table = np.empty((len(rollouts_P), _POSITIONS_PER_BLOCK, max(rollouts_P)))
+        self._filled_P = np.zeros(len(rollouts_P), np.bool_)
         self._block = 0
 
     def at(self, position: int, prompt_K: NDArray[np.int64], rollout_K: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -36,8 +46,9 @@ class Uniforms:
             self._filled_P[:] = False
         filled_K = self._filled_P[prompt_K]
         for prompt in [] if filled_K.all() else np.unique(prompt_K[~filled_K]).tolist():
-            key = self._seed << 64 | prompt << 32 | block
-            np.random.Generator(np.random.Philox(key=key)).random(out=self._table[prompt])
+            key = self._seed << 64 | (self._first + prompt) << 32 | block
+            size = (_POSITIONS_PER_BLOCK, self._rollouts_P[prompt])
+            self._table[prompt, :, : size[1]] = np.random.Generator(np.random.Philox(key=key)).random(size)
             self._filled_P[prompt] = True
         uniform_K: NDArray[np.float64] = self._table[prompt_K, row, rollout_K]
         return uniform_K

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
+from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.native.cache import RowCache
 from brorl.rollout.native.decoder import Decoder, OwnCacheDecoder, TreeDecoder
 from brorl.rollout.native.draw import Uniforms, draw_tokens, systematic_points
@@ -96,16 +97,22 @@ class NativeEngine:
 
     @torch.no_grad()
     def sample(
-        self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int | Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        first: int = 0,
     ) -> list[RolloutTree]:
         """Sample N rollouts of each prompt.
 
         Args:
             prompts: Token ids of P prompts, none empty.
-            num_rollouts: N.
+            num_rollouts: N, of all prompts or of each.
             sampling: Temperature, top-p, top-k, length limit, stop tokens, scheme.
-            seed: For the same seed and N, rollout n of the p-th prompt draws the same uniform numbers, whatever the
-                other prompts are.
+            seed: For the same seed and N, rollout n of a prompt with the same number draws the same uniform numbers,
+                whatever the other prompts are.
+            first: Number of the first prompt; the others follow.
 
         Returns:
             P trees with N rollouts each, in the order of the prompts.
@@ -114,7 +121,8 @@ class NativeEngine:
             ValueError: If a prompt is empty, N < 1, or sampling is systematic without shared prefixes.
             OutOfMemoryError: If the memory limit does not hold a single row.
         """
-        if num_rollouts < 1 or not all(len(p) for p in prompts):
+        rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
+        if min(rollouts_P, default=1) < 1 or not all(len(p) for p in prompts):
             raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
         if sampling.scheme == "systematic" and not self._share_prefixes:
             raise ValueError(
@@ -123,8 +131,9 @@ class NativeEngine:
             )
         if not prompts:
             return []
-        growth = _Growth(self, prompts, num_rollouts, sampling, seed)
-        waves = deque(growth.first_waves(num_rollouts))
+        uniforms = Uniforms(seed, rollouts_P, first)
+        growth = _Growth(self, prompts, rollouts_P, sampling, uniforms)
+        waves = deque(growth.first_waves())
         was_training = self.model.training
         if was_training:
             self.model.eval()
@@ -145,22 +154,23 @@ class _Growth:
         self,
         engine: NativeEngine,
         prompts: Sequence[Sequence[int]],
-        num_rollouts: int,
+        rollouts_P: Sequence[int],
         sampling: SamplingParams,
-        seed: int,
+        uniforms: Uniforms,
     ) -> None:
         self._device = engine.model.device
         self._share = engine._share_prefixes
         self._observe = engine._observe
-        self._num_rollouts, self._num_finished = len(prompts) * num_rollouts, 0
+        self._rollouts_P = np.array(rollouts_P)
+        self._num_rollouts, self._num_finished = sum(rollouts_P), 0
         self._prompts = [tuple(p) for p in prompts]
         self._sampling = sampling
         self._stop_ids = np.array([*engine.stop_token_ids, *sampling.stop_token_ids])
-        self._uniforms = Uniforms(seed, len(prompts), num_rollouts)
+        self._uniforms = uniforms
         self._forest = Forest(prompts)
-        self.decoder = engine._decoder(len(prompts) * num_rollouts, sampling.max_new_tokens)
+        self.decoder = engine._decoder(self._num_rollouts, sampling.max_new_tokens)
 
-    def first_waves(self, num_rollouts: int) -> list[Rows]:
+    def first_waves(self) -> list[Rows]:
         """Return the rows of each run of prompts that are prefilled, and then decoded, together."""
         return [
             Rows(
@@ -168,9 +178,9 @@ class _Growth:
                 prompt_R=run,
                 node_R=np.full(run.size, -1),
                 token_R=np.full(run.size, -1),
-                expected_R=np.full(run.size, float(num_rollouts)),
-                row_K=np.repeat(np.arange(run.size), num_rollouts),
-                rollout_K=np.tile(np.arange(num_rollouts), run.size),
+                expected_R=self._rollouts_P[run].astype(np.float64),
+                row_K=np.repeat(np.arange(run.size), self._rollouts_P[run]),
+                rollout_K=np.concatenate([np.arange(n) for n in self._rollouts_P[run]]),
             )
             for run in self.decoder.split(self._prompts)
         ]

@@ -1,0 +1,70 @@
+"""Settings of a cluster: how many workers of each kind, where they run, and whether they wait for each other."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from brorl.config.section import Section
+
+
+class ClusterConfig(Section):
+    """Rollout workers, verifier workers and learner ranks on one machine or many (needs the extra `ray`)."""
+
+    nodes: int = Field(
+        0, ge=0, le=4096, description="machines that must be in the cluster before the run starts; 0 trains in one "
+        "process, without a cluster",
+    )  # fmt: skip
+    address: str | None = Field(
+        None, description="Ray cluster to join: HOST:PORT, or auto for one that runs on this machine; null starts one "
+        "here, which other machines can join with `ray start`",
+    )  # fmt: skip
+    rollout_workers: int = Field(1, ge=1, le=4096, description="processes that sample, each with its own engine")
+    learner_ranks: int = Field(1, ge=1, le=4096, description="processes that share the learner, one per GPU")
+    verifier_workers: int = Field(
+        0, ge=0, le=4096, description="processes that verify, each with verification.workers of its own; 0 verifies on "
+        "the machine that runs the loop",
+    )  # fmt: skip
+    placement: Literal["apart", "colocated"] = Field(
+        "apart", description="apart: rollout workers and learner ranks on different GPUs | colocated: on the same "
+        "GPUs, in turn",
+    )  # fmt: skip
+    gpus_per_rollout_worker: int = Field(
+        0, ge=0, le=64, description="GPUs of each rollout worker; more than 1 is tensor parallel (engine.kind: vllm)"
+    )
+    gpus_per_learner_rank: int = Field(0, ge=0, le=1, description="GPUs of each learner rank")
+    cpus_per_worker: int = Field(1, ge=1, le=1024, description="CPU threads of each worker and learner rank")
+    prompts_per_task: int = Field(
+        1, ge=1, description="prompts that a rollout worker samples together; the results depend on it in their last "
+        "bits, and not on the number of workers",
+    )  # fmt: skip
+    task_timeout_s: float = Field(
+        1800.0, gt=0, description="seconds after which the worker of a task is taken for stalled, and replaced"
+    )
+    max_restarts: int = Field(10, ge=0, description="workers and learners that are replaced before the run gives up")
+    mode: Literal["sync", "async"] = Field(
+        "sync", description="sync: sample, then learn | async: sample the next groups while the learner learns"
+    )
+    max_staleness: int = Field(
+        1, ge=0, le=64, description="async: a group trains at most this many steps after the weights that sampled its "
+        "first token",
+    )  # fmt: skip
+    segment_tokens: int | None = Field(
+        None, ge=1, description="async: rollouts are sampled in segments of this many tokens, each with the newest "
+        "weights; null samples them in one piece",
+    )  # fmt: skip
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a cluster."""
+        return self.nodes > 0
+
+    @model_validator(mode="after")
+    def _colocated_shares(self) -> Self:
+        if self.placement == "colocated" and self.mode == "async":
+            raise ValueError(
+                "cluster.placement = colocated samples and learns in turn, and cluster.mode = async at the same time; "
+                "set cluster.placement: apart, or cluster.mode: sync"
+            )
+        return self

@@ -1,0 +1,1 @@
+"""Rollout workers, verifier workers and learner ranks in other processes and on other machines."""
