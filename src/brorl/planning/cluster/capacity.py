@@ -123,7 +123,7 @@ def _learner_ranks(cluster: Cluster, placement: Placement) -> Iterator[int]:
         yield cluster.num_gpus
         return
     machine = cluster.gpu.per_machine
-    step = 1 if cluster.num_gpus <= 4 * machine else machine
+    step = 1 if cluster.num_gpus <= 8 * machine else machine
     yield from range(step, cluster.num_gpus, step)
 
 
