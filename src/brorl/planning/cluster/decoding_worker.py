@@ -30,7 +30,7 @@ class DecodingWorker(Generic[Owner]):
     """
 
     def __init__(self, step_seconds_B: FloatArray) -> None:
-        self._seconds = step_seconds_B.tolist()
+        self._seconds: list[float] = step_seconds_B.tolist()
         self._slots = len(self._seconds) - 1
         self._running: list[tuple[float, int, Owner]] = []  # by the step at which a row ends
         self._waiting: deque[tuple[float, Owner]] = deque()

@@ -20,7 +20,7 @@ from brorl.planning.cluster.queue_simulation import Queue, QueueResult, simulate
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PAYING = 1.5
 """A doubling of the GPUs pays if it makes a step at least this many times faster: halfway between 1 and 2."""
-_ROWS_PER_STEP = 4096  # most simulated rows of a step
+_ROWS_PER_STEP = 2048  # most simulated rows of a step
 _LEAST_SLOTS = 16  # simulated slots of a worker, where it has that many
 
 
@@ -59,7 +59,7 @@ class ScalingSettings:
 
     parts: int = 1
     max_staleness: int = 1
-    steps: int = 6
+    steps: int = 8
     seed: int = 0
 
 

@@ -84,10 +84,7 @@ class ShardedLearner:
         """Activations, logits and gathered weights of a forward and a backward pass on one rank."""
         m, nodes = self.model, self.nodes
         layer = nodes * (6 * m.hidden * 4 + 2 * m.hidden * 2 + (4 * m.inner + 7 * m.heads * m.head_dim) * 2)
-        if self.settings.gradient_checkpointing:
-            kept = m.layers * nodes * m.hidden * 4 + layer
-        else:
-            kept = m.layers * layer
+        kept = m.layers * nodes * m.hidden * 4 + layer if self.settings.gradient_checkpointing else m.layers * layer
         logits = 3 * min(nodes, _LOGIT_NODES) * m.vocabulary * 4
         gathered = 2 * (m.weight_bytes / m.layers + 2 * m.vocabulary * m.hidden) if self.ranks > 1 else m.weight_bytes
         return kept + _TEMPORARY_LAYERS * layer + logits + gathered

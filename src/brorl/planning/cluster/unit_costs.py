@@ -16,6 +16,7 @@ from brorl.planning.cluster.gpus import Gpu
 Origin = Literal["published", "measured here", "assumed", "given"]
 Engine = Literal["native", "vllm"]
 Case = Literal["best", "middle", "worst"]
+ENGINES: tuple[Engine, ...] = ("native", "vllm")
 CASES: tuple[Case, ...] = ("best", "middle", "worst")
 
 _CPU = "docs/explanation/benchmarks.md, verifying five domains, 2 workers"
