@@ -128,12 +128,13 @@ def plan_cluster(
     from brorl.console.screen import Screen
 
     with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
-        from brorl.assemble.cluster_job import Given, build_job
+        from brorl.assemble.cluster_job import Given, build_job, build_shape
         from brorl.planning.cluster.cluster_plan import make_cluster_plan
         from brorl.planning.cluster.scaling import ScalingSettings
 
-        given = Given(question.engine, question.response_tokens, question.distinct_share, question.model_shape)
-        job = build_job(config, cluster.gpu, given, _metrics(run))
+        given = Given(question.engine, question.response_tokens, question.distinct_share)
+        shape = build_shape(config.model, question.model_shape)
+        job = build_job(config, cluster.gpu, given, shape, _metrics(run))
         folder = Path(output_dir).expanduser()
         make_output_folder(folder)
         screen.console.print(

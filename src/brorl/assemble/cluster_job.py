@@ -38,33 +38,34 @@ class Given:
         engine: The engine that samples; None for `engine.kind`.
         mean_length: Tokens of a response.
         distinct_share: Distinct tokens over sampled tokens.
-        shape: Sizes of the model.
     """
 
     engine: Engine | None = None
     mean_length: float | None = None
     distinct_share: float | None = None
-    shape: Mapping[str, float] | None = None
 
 
-def build_job(config: TrainConfig, gpu: Gpu, given: Given, metrics: Sequence[Mapping[str, Any]] = ()) -> Job:
+def build_job(
+    config: TrainConfig, gpu: Gpu, given: Given, shape: ModelShape, metrics: Sequence[Mapping[str, Any]] = ()
+) -> Job:
     """Put the parts of a cluster plan together.
 
     Args:
         config: The recipe.
         gpu: The figures of the GPU.
         given: Options of the command.
+        shape: The sizes of the model.
         metrics: Lines of a run's metrics; empty without a run.
 
     Raises:
-        UserError: If the model's config cannot be read, or an option is out of range.
+        UserError: If an option is out of range.
     """
     engine: Engine = given.engine or config.engine.kind
     cluster = config.cluster
     gpus = cluster.rollout_workers * cluster.gpus_per_rollout_worker + cluster.learner_ranks
     workers = cluster.verifier_workers * config.verification.workers
     return Job(
-        model=build_shape(config.model, given.shape),
+        model=shape,
         work=build_work(config, given, metrics),
         costs=UnitCosts.of(gpu, engine, _domain_shares(config), workers / gpus if workers else None),
         engine=engine,

@@ -89,10 +89,10 @@ def make_cluster_plan(
         job: The job.
         cluster: The GPUs.
         settings: Settings of the simulated runs.
-        sizes: Numbers of GPUs to simulate; the cluster's own is added.
+        sizes: Numbers of GPUs to simulate; the cluster's own is added unless there are none.
     """
     ways = capacities(job, cluster)
-    simulated = sorted({*sizes, cluster.num_gpus})
+    simulated = sorted({*sizes, cluster.num_gpus}) if sizes else []
     scaling = {mode: scale(job, cluster.gpu, _fastest(ways, mode), simulated, settings) for mode in MODES}
     return ClusterPlan(
         name=name,

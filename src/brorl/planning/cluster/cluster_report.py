@@ -73,8 +73,8 @@ def scaling_table(plan: ClusterPlan) -> Table:
         ("GPUs", "sync: s", "useful", "gain", "async: s", "useful", "gain"),
         tuple(cells) or (("none fits", *[""] * 6),),
         notes=(
-            "In the middle of the assumed ranges. Useful: share of the GPUs' time in learning and in decoding with full "
-            "batches. Gain: times faster than half as many GPUs.",
+            "In the middle of the assumed ranges. Useful: share of the GPUs' time in learning and in decoding with "
+            "full batches. Gain: times faster than half as many GPUs.",
         ),
         strong=frozenset(i for i, size in enumerate(sorted(by_size)) if size == plan.cluster.num_gpus),
     )
@@ -125,7 +125,7 @@ def memory_table(plan: ClusterPlan) -> Table:
 
 def cost_table(plan: ClusterPlan) -> Table:
     """Return the unit costs with their origins."""
-    rows = tuple((cost.name, _cost(cost), cost.origin) for cost in plan.job.costs.all)
+    rows = tuple((cost.name, cost_text(cost), cost.origin) for cost in plan.job.costs.all)
     given = tuple((name.replace("_", " "), _quantity(plan, name), origin) for name, origin in _origins(plan))
     return Table("Unit costs", ("", "best to worst", "origin"), rows + given, words=frozenset({0, 2}))
 
@@ -258,7 +258,8 @@ def _rounded(value: float) -> str:
     return plain(float(f"{value:.2g}"))
 
 
-def _cost(cost: UnitCost) -> str:
+def cost_text(cost: UnitCost) -> str:
+    """Return a unit cost with its range and its unit."""
     ends: tuple[Case, ...] = ("best",) if cost.best == cost.worst else ("best", "worst")
     texts = []
     for end in ends:
