@@ -13,7 +13,7 @@ from brorl.format import counted, memory_size, plain, short
 from brorl.planning.cluster.capacity import Capacity
 from brorl.planning.cluster.cluster_plan import MODES, ClusterPlan
 from brorl.planning.cluster.scaling import PAYING, SimulatedStep
-from brorl.planning.cluster.unit_costs import CASES, Case, UnitCost
+from brorl.planning.cluster.unit_costs import CASES, UnitCost
 from brorl.storage import json_ready
 from brorl.table import Table
 
@@ -73,8 +73,8 @@ def scaling_table(plan: ClusterPlan) -> Table:
         ("GPUs", "sync: s", "useful", "gain", "async: s", "useful", "gain"),
         tuple(cells) or (("none fits", *[""] * 6),),
         notes=(
-            "In the middle of the assumed ranges. Useful: share of the GPUs' time in learning and in decoding with "
-            "full batches. Gain: times faster than half as many GPUs.",
+            "In the middle of the assumed ranges. Useful: share of the GPUs' time in operations of the learner "
+            "and in decoding with full batches. Gain: times faster than half as many GPUs.",
         ),
         strong=frozenset(i for i, size in enumerate(sorted(by_size)) if size == plan.cluster.num_gpus),
     )
@@ -260,9 +260,7 @@ def _rounded(value: float) -> str:
 
 def cost_text(cost: UnitCost) -> str:
     """Return a unit cost with its range and its unit."""
-    ends: tuple[Case, ...] = ("best",) if cost.best == cost.worst else ("best", "worst")
-    texts = []
-    for end in ends:
-        value = cost.at(end)
-        texts.append(f"{short(value)}" if value >= 1e6 else plain(value, 3))
-    return f"{' to '.join(texts)} {cost.unit}".strip()
+    largest = max(cost.best, cost.worst)
+    size, prefix = next(((s, name) for s, name in ((1e12, "T"), (1e9, "G")) if largest >= s), (1.0, ""))
+    texts = [plain(value / size) for value in dict.fromkeys((cost.best, cost.worst))]
+    return f"{' to '.join(texts)} {prefix}{cost.unit}".strip()

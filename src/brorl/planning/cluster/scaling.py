@@ -31,7 +31,7 @@ class SimulatedStep:
     Attributes:
         capacity: The way to use the GPUs, and its seconds without waiting.
         result: The simulation.
-        useful_share: GPU-seconds of decoding with full batches and of learning, over all GPU-seconds.
+        useful_share: GPU-seconds of decoding with full batches and of the learner's operations, over all GPU-seconds.
         gain: How many times faster the step is than with half as many GPUs; None for the first number.
     """
 
@@ -98,7 +98,8 @@ def simulated_step(job: Job, found: Capacity, settings: ScalingSettings) -> Simu
     queue = build_queue(job, found, settings)
     result = simulate(queue, lambda n, g: job.work.lengths.draw(n, g), settings.seed, settings.steps)
     rows = (result.sampled_groups - result.discarded_groups) * found.worker.rows_per_group
-    useful = rows * found.worker.gpu_seconds_per_row("middle") + queue.learn_seconds * found.learner.ranks
+    learning = found.learner.computing_seconds("middle") * found.learner.ranks
+    useful = rows * found.worker.gpu_seconds_per_row("middle") + learning
     share = useful / (result.seconds * found.cluster.num_gpus)
     return SimulatedStep(found, result, share)
 

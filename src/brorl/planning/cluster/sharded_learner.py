@@ -16,6 +16,7 @@ from brorl.planning.cluster.unit_costs import Case, UnitCosts
 
 TREE_BYTES = 32
 """Bytes of a node of a rollout tree: token, parent, count and log-prob of 8 bytes each."""
+_PASS_NODES = 16_384  # of a forward pass where the recipe does not set them
 _LOGIT_NODES = 1024  # nodes whose logits exist at once
 _TEMPORARY_LAYERS = 3  # as in brorl.model.memory_plan
 
@@ -28,7 +29,7 @@ class LearnerSettings:
         reference: Whether a reference policy is in the memory of the GPUs.
         gradient_checkpointing: Whether activations are computed again.
         lora_rank: Rank of the adapters; 0 trains all weights.
-        nodes_per_pass: Nodes of a forward pass; None for one response of the maximum length.
+        nodes_per_pass: Nodes of a forward pass; None for 16,384, or one response of the maximum length if that is more.
     """
 
     reference: bool
@@ -70,7 +71,7 @@ class ShardedLearner:
     def nodes(self) -> int:
         """Tokens of a forward pass: at least the longest response with its prompt, which is never split."""
         longest = ceil(self.work.lengths.limit + self.work.prompt_tokens)
-        return max(self.settings.nodes_per_pass or 0, longest)
+        return max(self.settings.nodes_per_pass or _PASS_NODES, longest)
 
     @property
     def state_bytes(self) -> float:
@@ -111,8 +112,11 @@ class ShardedLearner:
         For every forward pass each rank gathers the weights in bfloat16, and every backward pass also scatters the
         gradients in float32.
         """
-        computing = self.flops / (self.ranks * self.costs.flops.best * self.costs.train_share.at(case))
-        return max(computing, self.communication_seconds(case)) * self.costs.imbalance.at(case)
+        return max(self.computing_seconds(case), self.communication_seconds(case)) * self.costs.imbalance.at(case)
+
+    def computing_seconds(self, case: Case) -> float:
+        """Return the seconds of the operations of a step, dealt evenly."""
+        return self.flops / (self.ranks * self.costs.flops.best * self.costs.train_share.at(case))
 
     def communication_seconds(self, case: Case) -> float:
         """Return the seconds of all collectives of a step; 0 for one rank."""
