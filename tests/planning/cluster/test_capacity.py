@@ -132,7 +132,8 @@ def test_the_papers_step_lies_in_the_range() -> None:
     model = PUBLISHED["nvidia/Nemotron-Research-Reasoning-Qwen-1.5B"]
     work = StepWork(
         prompts=128, rollouts=512, prompt_tokens=512, lengths=ResponseLengths(7680, 15_360),
-        distinct_share=distinct_share(512, 7680), response_share=1.0, kept_share=0.62, mini_batches=4, passes=6, origins={},
+        distinct_share=distinct_share(512, 7680), response_share=1.0, kept_share=0.62, mini_batches=4, passes=6,
+        origins={},
     )  # fmt: skip
     found = capacity(job("vllm", work, model), Cluster(64, H100), "colocated", "sync")
     assert found is not None
@@ -148,10 +149,11 @@ def test_a_model_that_does_not_fit_names_the_fix() -> None:
     lines = list(problems(job(model=large), Cluster(1, H100)))
     assert "the learner needs 1,303.9 GiB of state" in lines[0]
     assert "lora.rank" in lines[0]
-    assert "a rollout worker of 1 GPUs needs 130.4 GiB of weights" in lines[1]
+    assert "a rollout worker of 1 GPU needs 130.4 GiB of weights" in lines[1]
     worker = smallest_worker(large, WORK, job().costs, "vllm", 8)
     assert worker is not None
-    assert worker.gpus == 4  # tensor parallel: 2 GPUs have 144 GB for 140 GB of weights and hardly a row
+    assert worker.gpus == 2  # tensor parallel: 2 x 80 x 0.9 = 144 GB for 140 GB of weights, and 4 GB of rows
+    assert worker.slots == int(4e9 / ((250 + 100 / 64) * 114_688 + 12 * 151_936))
     assert capacities(job(model=large), Cluster(64, H100))
 
 

@@ -44,7 +44,8 @@ def draw_cluster_plan(plan: ClusterPlan, path: Path) -> None:
 
 
 def _draw_seconds(axis: Axes, plan: ClusterPlan) -> None:
-    axis.set_yscale("log")
+    if any(plan.scaling.values()):
+        axis.set_yscale("log")
     for mode in MODES:
         rows = plan.scaling[mode]
         numbers = [row.num_gpus for row in rows]
@@ -84,8 +85,8 @@ def _draw_gain(axis: Axes, plan: ClusterPlan) -> None:
 
 def _log_axis(axis: Axes, plan: ClusterPlan) -> None:
     numbers = sorted({row.num_gpus for rows in plan.scaling.values() for row in rows})
-    axis.set_xscale("log", base=2)
     if numbers:
+        axis.set_xscale("log", base=2)
         axis.set_xticks(numbers, [str(n) for n in numbers], fontsize=8)
         axis.set_xlim(numbers[0] / 1.3, numbers[-1] * 1.3)
     axis.xaxis.set_minor_locator(NullLocator())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from brorl.format import memory_size
+from brorl.format import counted, memory_size
 from brorl.planning.cluster.capacity import WAYS, Capacity, Job, Mode, Placement, capacities, capacity
 from brorl.planning.cluster.gpus import Cluster
 from brorl.planning.cluster.rollout_worker import RolloutWorker
@@ -160,15 +160,15 @@ def problems(job: Job, cluster: Cluster) -> Iterator[str]:
             fixes.insert(0, "engine.gradient_checkpointing: true")
         yield (
             f"the learner needs {memory_size(learner.state_bytes)} of state and {memory_size(learner.pass_bytes)} for "
-            f"a pass on each of {cluster.num_gpus} GPUs, and {memory_size(usable)} of a {gpu.name} are usable; change "
-            f"{', '.join(fixes)}, or take GPUs with more memory"
+            f"a pass on each of {counted(cluster.num_gpus, 'GPU')}, and {memory_size(usable)} of a {gpu.name} "
+            f"are usable; change {', '.join(fixes)}, or take GPUs with more memory"
         )
     gpus = min(cluster.num_gpus, gpu.per_machine)
     held = learner.state_bytes
     worker = RolloutWorker(job.model, job.work, job.costs, job.engine, gpus, held)
     if worker.free_bytes < worker.row_bytes:
         yield (
-            f"a rollout worker of {gpus} GPUs needs {memory_size(job.model.weight_bytes)} of weights and "
+            f"a rollout worker of {counted(gpus, 'GPU')} needs {memory_size(job.model.weight_bytes)} of weights and "
             f"{memory_size(worker.row_bytes)} for each row, next to {memory_size(held)} of the learner on each GPU, "
             f"and {memory_size(gpus * usable)} are usable; take more GPUs, GPUs with more memory, or lower "
             "sampling.max_new_tokens"

@@ -210,6 +210,8 @@ class _Simulation:
 
     def _feed(self, workers: list[DecodingWorker[_Group]]) -> None:
         """Give tasks to workers with free slots, the least loaded first."""
+        if not self.tasks and (self.queue.mode == "sync" or not self._may_start()):
+            return
         free = [(worker.load, i) for i, worker in enumerate(workers) if worker.accepts]
         heapq.heapify(free)
         while free:

@@ -20,8 +20,8 @@ from brorl.planning.cluster.queue_simulation import Queue, QueueResult, simulate
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 PAYING = 1.5
 """A doubling of the GPUs pays if it makes a step at least this many times faster: halfway between 1 and 2."""
-_ROWS_PER_STEP = 2048  # most simulated rows of a step
-_LEAST_SLOTS = 16  # simulated slots of a worker, where it has that many
+_ROWS_PER_STEP = 1536  # most simulated rows of a step
+_LEAST_SLOTS = 8  # simulated slots of a worker, where it has that many
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class ScalingSettings:
 
     parts: int = 1
     max_staleness: int = 1
-    steps: int = 8
+    steps: int = 6
     seed: int = 0
 
 

@@ -69,9 +69,12 @@ class ShardedLearner:
 
     @property
     def nodes(self) -> int:
-        """Tokens of a forward pass: at least the longest response with its prompt, which is never split."""
+        """Tokens of a forward pass: halved until a pass fits, but never below the longest response with its prompt."""
         longest = ceil(self.work.lengths.limit + self.work.prompt_tokens)
-        return max(self.settings.nodes_per_pass or _PASS_NODES, longest)
+        nodes = max(self.settings.nodes_per_pass or _PASS_NODES, longest)
+        while nodes > longest and self.state_bytes + self._pass_bytes(nodes) > self._usable_bytes:
+            nodes = max(nodes // 2, longest)
+        return nodes
 
     @property
     def state_bytes(self) -> float:
@@ -83,7 +86,10 @@ class ShardedLearner:
     @property
     def pass_bytes(self) -> float:
         """Activations, logits and gathered weights of a forward and a backward pass on one rank."""
-        m, nodes = self.model, self.nodes
+        return self._pass_bytes(self.nodes)
+
+    def _pass_bytes(self, nodes: int) -> float:
+        m = self.model
         layer = nodes * (6 * m.hidden * 4 + 2 * m.hidden * 2 + (4 * m.inner + 7 * m.heads * m.head_dim) * 2)
         kept = m.layers * nodes * m.hidden * 4 + layer if self.settings.gradient_checkpointing else m.layers * layer
         logits = 3 * min(nodes, _LOGIT_NODES) * m.vocabulary * 4
@@ -93,7 +99,11 @@ class ShardedLearner:
     @property
     def fits(self) -> bool:
         """Whether a rank's memory holds its state and a pass."""
-        return self.state_bytes + self.pass_bytes <= self.costs.memory.best * self.costs.memory_share.best
+        return self.state_bytes + self.pass_bytes <= self._usable_bytes
+
+    @property
+    def _usable_bytes(self) -> float:
+        return self.costs.memory.best * self.costs.memory_share.best
 
     def bandwidth(self, case: Case) -> float:
         """Return the bytes per second of collectives between the ranks."""
