@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brorl.distributed.cluster_faults import ClusterFacts
 from brorl.distributed.node_facts import NodeFacts, gather_facts, own_file, refused_connections
-from brorl.errors import UserError
+from brorl.errors import UserError, first_line
 
 _CLOCK_READINGS = 5
 _TIMEOUT_S = 120.0
@@ -86,9 +86,9 @@ def _joined(address: str) -> Iterator[None]:
     try:
         check_answers(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise UserError(
-            f"no Ray cluster answers at {address} ({error}); start one with `ray start --head`, and pass the HOST:PORT "
+            f"no Ray cluster answers at {address} ({first_line(error)}); start one with `ray start --head`, and pass the HOST:PORT "
             "that it prints"
         ) from error
     try:
