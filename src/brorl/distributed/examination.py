@@ -88,8 +88,8 @@ def _joined(address: str) -> Iterator[None]:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         raise UserError(
-            f"no Ray cluster answers at {address} ({first_line(error)}); start one with `ray start --head`, and pass the HOST:PORT "
-            "that it prints"
+            f"no Ray cluster answers at {address} ({first_line(error)}); start one with `ray start --head`, and pass "
+            "the HOST:PORT that it prints"
         ) from error
     try:
         yield
