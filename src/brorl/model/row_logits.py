@@ -84,9 +84,12 @@ def embeds_last(model: PreTrainedModel) -> bool:
     if embedding is None:
         return False
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    # A mask that is given whole needs no checks, which would read values that the meta device does not have.
+    mask = {"attention_mask": torch.zeros(1, 1, 1, 1, device="meta")} if model.device.type == "meta" else {}
     with _skipped(embedding) as skipped:
         try:
-            logits: Tensor = model(input_ids=token, use_cache=False).logits
+            with torch.device(model.device):
+                logits: Tensor = model(input_ids=token, use_cache=False, **mask).logits
         except Exception:  # for instance a cast or a scale that does not fit the shape of the inputs
             return False
     return skipped.is_output(logits)
