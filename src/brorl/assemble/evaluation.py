@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from brorl.activity import Observe, unobserved
 from brorl.assemble.data import check_prompts
-from brorl.assemble.engine import build_engine
+from brorl.assemble.engine import build_engine, check_engine
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.inputs import build_decode
 from brorl.assemble.verification import (
@@ -88,6 +88,7 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
     device = choose_device(config.device)
+    check_engine(config, config.model)
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
     questions = [question for one in sets for question in one.questions]
@@ -140,8 +141,9 @@ def load_evaluated_model(ready: ReadyEvaluation, observe: Observe = unobserved) 
     model = load_model(config.model, choose_device(config.device), dtype)
     check_vocabulary(config.model, model, ready.tokenizer)
     longest = max(len(prompt.token_ids) for batch in ready.batches for prompt in batch.prompts)
-    forward = choose_forward(model, config.engine.forward, longest + ready.sampling.max_new_tokens)
-    engine = build_engine(config, config.model, model, ready.tokenizer, forward, observe)
+    context = longest + ready.sampling.max_new_tokens
+    forward = choose_forward(model, config.engine.forward, context)
+    engine = build_engine(config, config.model, model, ready.tokenizer, forward, context, observe)
     evaluated = EvaluatedModel(
         engine,
         ready.sampling,

@@ -99,11 +99,10 @@ class VllmEngine:
         self._start = start
         self._published: PublishedWeights | None = None
         self._process = start(settings)
-        self._asleep = False
+        self._asleep = self._replaced = False
 
-    def row_costs(self, max_rows: int, max_tokens: int) -> None:  # noqa: ARG002  # the protocol's arguments
+    def row_costs(self, max_rows: int, max_tokens: int) -> None:  # the protocol's arguments
         """Return None: vLLM's cache has a fixed size."""
-        return None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights of the engine, and clear its prefix cache.
@@ -200,14 +199,16 @@ class VllmEngine:
         if self._asleep:
             self._process.wake()
             self._asleep = False
+        if self._replaced:
+            if self._published is not None:
+                self._process.load(self._published.folder)
+            self._replaced = False
         return work(self._process)
 
     def _replace(self) -> None:
         self._process.close()
         self._process = self._start(self._settings)
-        self._asleep = False
-        if self._published is not None:
-            self._process.load(self._published.folder)
+        self._asleep, self._replaced = False, True
 
 
 class PublishedWeights:

@@ -246,6 +246,8 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",  # after temperature and min_tokens, as the learner computes them
         "enforce_eager": on_cpu,  # compilation costs more than it saves there
         "enable_sleep_mode": settings.sleeps,
+        "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
+        "use_tqdm_on_load": False,
     }
     if on_cpu:
         return {**arguments, "block_size": _CPU_BLOCK_TOKENS}
@@ -261,8 +263,10 @@ def _environment(settings: VllmSettings) -> Iterator[None]:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
         "OMP_NUM_THREADS": str(settings.threads),
     }
+    if settings.device == "cpu":
+        own["TORCHDYNAMO_DISABLE"] = "1"  # vLLM compiles one small function even in eager mode, for half a minute
     defaults = {
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR",  # it warns on every start and weight update
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and learners share the cores
         "VLLM_NO_USAGE_STATS": "1",
     }
