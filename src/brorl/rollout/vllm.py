@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -230,8 +231,8 @@ class PublishedWeights:
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
         fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
-        self._directory = tempfile.TemporaryDirectory(prefix="brorl-weights-", dir=_SHARED_MEMORY if fits else None)
-        self.folder = Path(self._directory.name)
+        self.folder = Path(tempfile.mkdtemp(prefix="brorl-weights-", dir=_SHARED_MEMORY if fits else None))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         save_file(tensors, self.folder / "model.safetensors", metadata={"format": "pt"})
 
 
