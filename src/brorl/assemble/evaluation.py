@@ -231,11 +231,17 @@ def _check_memory(
     samples = config.evaluation.num_samples
     largest = min(prompts_per_batch(samples, limit), max(map(len, prompts_of.values())))
     longest = max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts)
-    settings = MemorySettings(config.dtype, int(config.engine.memory_gib * 2**30), forward=config.engine.forward)
+    settings = MemorySettings(
+        config.dtype,
+        int(config.engine.memory_gib * 2**30),
+        forward=config.engine.forward,
+        separate_engine=config.engine.kind == "vllm",
+    )
     training = plan_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
     smaller = "--dtype bfloat16" if config.dtype != "bfloat16" else "another model"
-    kept = (MemoryLine("weights", weights, smaller),)
+    engine = [line for line in training.kept if settings.separate_engine and line.name.startswith("sampling")]
+    kept = (MemoryLine("weights", weights, smaller), *engine)
     available = available_bytes(device)
     check(MemoryPlan(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
 
@@ -270,6 +276,7 @@ def _settings(
         "end_token": config.sampling.end_token,
         "dtype": config.dtype,
         "device": device.type,
+        **({"engine": config.engine.kind} if config.engine.kind != "native" else {}),
         "prompts_per_part": prompts_per_batch(config.evaluation.num_samples, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
         "verification": {

@@ -209,6 +209,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         nodes_per_pass=config.engine.nodes_per_pass,
         gradient_checkpointing=config.engine.gradient_checkpointing,
         forward=config.engine.forward,
+        separate_engine=config.engine.kind == "vllm",
     )
     workload = Workload(
         prompt_tokens=prompts.longest,
