@@ -211,7 +211,12 @@ def test_a_training_run_learns(tmp_path: Path) -> None:
     done = command(
         *("train", f"--model={tmp_path / 'model'}", "--engine.kind=vllm", "--engine.memory_gib=0.25"),
         *(f"--output_dir={tmp_path / 'run'}", "--steps=10", "--rollouts_per_prompt=64", "--prompts_per_step=8"),
-        *("--evaluation.num_prompts=40", "--evaluation.num_samples=32", "--evaluation.every=10"),
+        *(
+            "--evaluation.num_prompts=40",
+            "--evaluation.num_samples=32",
+            "--evaluation.every=10",
+            "--evaluation.ks=[1, 4]",
+        ),
         *("--optimizer.mini_batches=2", "--engine.threads=1", "--report=false"),
     )
     assert done.code == 0, done.said
