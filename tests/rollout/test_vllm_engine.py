@@ -184,7 +184,8 @@ def test_top_k_keeps_the_most_likely_tokens(pair: Pair, rng: np.random.Generator
     assert np.isnan(tree.logprob).all()
 
 
-def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("at", ["sampling", "update"])
+def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.random.Generator, at: str) -> None:
     if not pair.engine._settings.separate:
         pytest.skip("an engine of this process has no process of its own")
     pair.update(rng)
@@ -193,6 +194,9 @@ def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.ra
     for child in psutil.Process().children(recursive=True):
         if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline()):
             os.kill(child.pid, signal.SIGKILL)
+    if at == "update":
+        pair.update(rng)
+        expected = pair.native.sample(prompts, 2, greedy, seed=0)
     for tree, reference in zip(pair.engine.sample(prompts, 2, greedy, seed=0), expected, strict=True):
         assert_same_greedy(pair.model, tree, reference)
     assert pair.process is not before

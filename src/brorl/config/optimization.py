@@ -59,10 +59,7 @@ class VllmConfig(Section):
 
 
 class EngineConfig(Section):
-    """Memory, threads and clock of the engine and the learner.
-
-    No effect on results, unless seconds end a run; the draws of `native` and `vllm` differ.
-    """
+    """Memory, threads and clock of engine and learner: no effect on results, unless seconds end a run; and `kind`."""
 
     kind: Literal["native", "vllm"] = Field(
         "native", description="engine that samples: native, the training model itself | vllm, which needs the extra "

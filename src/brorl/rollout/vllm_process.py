@@ -10,11 +10,15 @@ blocks of the prompt's keys and values through the prefix cache. Each row is dec
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import connection
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -143,6 +147,8 @@ class VllmProcess:
                     f"vLLM could not start with {settings.source}: {first_line(error)} (its log above has the cause); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
+        if settings.separate:
+            _watch(self._llm.llm_engine.engine_core, EngineDeadError)
 
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
@@ -218,6 +224,29 @@ class VllmProcess:
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
         )
+
+
+def _watch(core: Any, died: type[Exception]) -> None:
+    """End the call that waits for the engine when its process ends; vLLM 0.32 itself lets it wait forever.
+
+    Args:
+        core: vLLM's client of the engine.
+        died: The exception to raise in that call.
+    """
+    sentinels, client = core.resources.engine_manager.sentinels(), weakref.ref(core)
+
+    def wait() -> None:
+        connection.wait(sentinels)
+        left = client()
+        if left is None:
+            return
+        left.resources.engine_dead = True  # every later call raises
+        left.outputs_queue.put_nowait(died())
+        for future in list(left.utility_results.values()):
+            with suppress(InvalidStateError):  # its result came in the meantime
+                future.set_exception(died())
+
+    Thread(target=wait, name="brorl-vllm-watch", daemon=True).start()
 
 
 def _completion(response: Any) -> Completion:
