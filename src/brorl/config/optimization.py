@@ -59,7 +59,7 @@ class VllmConfig(Section):
 
 
 class EngineConfig(Section):
-    """Memory, threads and clock of engine and learner: no effect on results, unless seconds end a run; and `kind`."""
+    """Engine, memory, threads and clock; only `kind` has an effect on results, unless seconds end a run."""
 
     kind: Literal["native", "vllm"] = Field(
         "native", description="engine that samples: native, the training model itself | vllm, which needs the extra "
