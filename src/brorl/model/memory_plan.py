@@ -17,9 +17,9 @@ S the longest prompt, T the longest response. With bfloat16 the 6 h stay float32
 Gradient checkpointing keeps h numbers per layer and token, and one layer's activations.
 
 Two terms stop growing. More than 2^26 attention weights of a layer are computed in tiles, and only those of one tile
-are in memory: 4 * 2^25 numbers. More than 2^27 logits are computed in blocks: 5 * 2^26 numbers, and twice the gradient
-of the output embedding, which is summed over the blocks. docs/how-to/memory.md compares the predictions with measured
-peaks.
+are in memory: 4 * 2^25 numbers. More than 2^27 logits are computed in blocks: 3 * 2^26 numbers, and twice the gradient
+of the output embedding, which is summed over the blocks. Tiles and blocks are not in memory together: the larger of the
+two counts. docs/how-to/memory.md compares the predictions with measured peaks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ _LOGITS_PER_DRAW = 1 << 24  # the engine's
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _TEMPORARY_LAYERS = 3
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
-_LOGITS_IN_BLOCK = 5  # logits, scaled, softmax, and two gradients
 _GIB = 2**30
 
 
@@ -361,14 +360,14 @@ class _Shape(NamedTuple):
             layer += scores * score_bytes
         inputs = self.layers * (nodes + prompts) * self.hidden * self.trained_bytes
         kept = inputs + layer if settings.gradient_checkpointing else self.layers * layer
-        return self._logit_bytes(nodes, settings) + tile + _TEMPORARY_LAYERS * layer + kept
+        return max(self._logit_bytes(nodes, settings), tile) + _TEMPORARY_LAYERS * layer + kept
 
     def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
         """Return the bytes of the logits of a chunk, and of the gradient that blocks of them sum up."""
         if self.whole_logits or rows * self.vocabulary <= MAX_LOGITS:
             return 3 * rows * self.vocabulary * self.trained_bytes
         summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden
-        return (_LOGITS_IN_BLOCK * LOGITS_PER_BLOCK + summed) * self.trained_bytes
+        return (3 * LOGITS_PER_BLOCK + summed) * self.trained_bytes
 
     def _token_bytes(self) -> int:
         """Return the bytes of a token's activations in one layer."""
