@@ -1,7 +1,7 @@
 """One request of n responses against split requests, and one engine against two, with vLLM on the CPU.
 
 Run in the environment of `vllm_environment.sh`, with brorl in it: python benchmarks/vllm_requests.py. A random Llama
-samples N responses of a fixed length for each prompt. Two engines share the cores: with prefix affinity each one samples
+samples N responses of a fixed length for each prompt. Two engines share the cores: with prefix affinity each samples
 half of the prompts; without, each samples half of the responses of every prompt. Prints Markdown.
 """
 
