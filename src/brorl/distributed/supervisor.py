@@ -11,8 +11,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from brorl.distributed.worker_host import Raised, Started, WorkerHost
 from brorl.errors import WorkersLostError, first_line
 
 _Host = ray.remote(WorkerHost)
+_LONGEST_WAIT_S = 3600.0
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it: short waits keep Ctrl-C working
 
 
@@ -111,7 +113,7 @@ class _Worker:
     prepared: int = 0
     ticket: int | None = None
     answer: Any = None
-    deadline: float = field(default=0.0)
+    deadline: float = inf
 
 
 class Supervisor:
@@ -181,11 +183,15 @@ class Supervisor:
     def prepare(self, job: Job) -> None:
         """Make each worker do a job once, before its next job; it replaces the previous preparation.
 
+        No job starts without it after the return of this method.
+
         Raises:
             WorkersLostError: If too many workers have been lost.
         """
-        self._check()
-        self._inbox.put(partial(self._set_preparation, job))
+        accepted = threading.Event()
+        self._inbox.put(partial(self._set_preparation, job, accepted))
+        while not accepted.wait(_POLL_S):
+            self._check()
 
     def finished(self, timeout_s: float | None = None) -> list[Finished]:
         """Wait until a job is finished, and return all that are; each is returned once.
@@ -200,7 +206,7 @@ class Supervisor:
             Exception: The exception that a job raised; the job is then finished.
             WorkersLostError: If too many workers have been lost.
         """
-        deadline = monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        deadline = monotonic() + (inf if timeout_s is None else timeout_s)
         while self._open and not (self._found or self._errors):
             wait_s = min(_POLL_S, deadline - monotonic())
             if not self._take_all(max(wait_s, 0.0)):
@@ -268,15 +274,15 @@ class Supervisor:
                 self._give_out()
         except BaseException as error:  # `finished` must not wait for a thread that has ended
             self._failure = error
-        for worker in self._workers:
+        for worker in self._workers if ray.is_initialized() else ():
             ray.kill(worker.actor)
         self._all_started.set()
 
     def _handle_next(self) -> None:
         """Wait for a request or an answer, or until a worker is due; handle all that have come."""
-        due = min((worker.deadline for worker in self._workers if worker.answer is not None), default=None)
+        due = min((worker.deadline for worker in self._workers if worker.answer is not None), default=inf)
         try:
-            self._inbox.get(timeout=None if due is None else max(0.0, due - monotonic()))()
+            self._inbox.get(timeout=min(max(0.0, due - monotonic()), _LONGEST_WAIT_S))()
             while not self._inbox.empty():
                 self._inbox.get()()
         except Empty:
@@ -290,8 +296,9 @@ class Supervisor:
         self._jobs[ticket] = job
         self._put_back(ticket, reason)
 
-    def _set_preparation(self, job: Job) -> None:
+    def _set_preparation(self, job: Job, accepted: threading.Event) -> None:
         self._preparation = self._preparation[0] + 1, job
+        accepted.set()
 
     def _forget(self, tickets: Sequence[int]) -> None:
         for ticket in tickets:
