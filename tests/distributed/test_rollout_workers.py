@@ -253,6 +253,33 @@ def test_discarded_tasks_are_not_returned(rng: np.random.Generator, shared: Any)
     assert pool.done() == []
 
 
+def test_a_result_that_was_lost_with_its_machine_is_sampled_again(
+    rng: np.random.Generator, shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+    from ray.exceptions import ObjectLostError
+
+    pool, _, _ = shared
+    get, lost = ray.get, []
+
+    def get_after_a_loss(ref: Any) -> Any:
+        if len(lost) < 2:
+            lost.append(ref)
+            raise ObjectLostError(ref.hex(), None, "")
+        return get(ref)
+
+    weights, tasks = random_weights(seed=int(rng.integers(2**30))), random_tasks(rng, 4)
+    pool.publish(weights, version=20)
+    tickets = [pool.submit(task) for task in tasks]
+    monkeypatch.setattr(ray, "get", get_after_a_loss)
+    found = all_done(pool, tickets)
+    local = FatefulEngine(0)
+    local.load_weights(weights, version=20)
+    assert [found[ticket].trees for ticket in tickets] == [sampled(local, task) for task in tasks]
+    assert len(lost) == 2
+    assert pool.done() == []
+
+
 def test_an_observer_can_end_a_call(rng: np.random.Generator, shared: Any) -> None:
     pool, _, hang = shared
     prompts = [rng.integers(1, 17, 5).tolist() for _ in range(4)]
