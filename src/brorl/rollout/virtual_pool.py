@@ -38,7 +38,6 @@ class VirtualPool:
         self._tickets = 0
         self._queue: deque[tuple[int, SampleTask]] = deque()
         self._running: list[tuple[float, int, SampledTask]] = []
-        self._unseen: set[int] = set()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -67,16 +66,11 @@ class VirtualPool:
         Raises:
             RuntimeError: If the wait would never end, because no task is under way.
         """
-        while self._running:
-            end, ticket, sampled = self._running[0]
-            if timeout_s is not None and end > self.now + timeout_s:
-                break
-            heapq.heappop(self._running)
+        if self._running and (timeout_s is None or self._running[0][0] <= self.now + timeout_s):
+            end, _, sampled = heapq.heappop(self._running)
             self._event, self.now = end, max(self.now, end)
             self._start()
-            if ticket not in self._unseen:
-                return [sampled]
-            self._unseen.remove(ticket)
+            return [sampled]
         if timeout_s is None:
             raise RuntimeError("no task is under way; submit one before waiting without a limit")
         self.now += timeout_s
@@ -84,10 +78,12 @@ class VirtualPool:
         return []
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Forget tasks; one that is being sampled keeps its worker until it ends."""
+        """Forget tasks, and end at once those that are being sampled."""
         gone = set(tickets)
         self._queue = deque((ticket, task) for ticket, task in self._queue if ticket not in gone)
-        self._unseen |= gone & {ticket for _, ticket, _ in self._running}
+        self._running = [running for running in self._running if running[1] not in gone]
+        heapq.heapify(self._running)
+        self._start()
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights all tasks that start from now on; see `SamplingPool.publish`."""
