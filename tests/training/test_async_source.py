@@ -207,7 +207,7 @@ def test_gives_up_when_the_machine_loses_most_verdicts() -> None:
     source, _ = virtual_source(WordyEngine())
     source.grader = type(source.grader)({"first": Lost()}, source.grader.decode, source.grader.shaping)
     source.publish([], 0)
-    with pytest.raises(UnverifiedError, match="3 rounds in a row .*no memory"):
+    with pytest.raises(UnverifiedError, match=r"3 rounds in a row .*no memory"):
         source.next_groups(1)
 
 
