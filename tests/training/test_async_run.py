@@ -139,9 +139,9 @@ def test_an_exception_in_the_background_reaches_the_loop() -> None:
 
 
 OVERRIDES = {
-    "prompts_per_step": 3, "rollouts_per_prompt": 8, "optimizer.mini_batches": 2, "evaluation.num_prompts": 2,
+    "prompts_per_step": 3, "rollouts_per_prompt": 16, "optimizer.mini_batches": 2, "evaluation.num_prompts": 2,
     "evaluation.num_samples": 2, "evaluation.ks": [1], "evaluation.every": 3, "evaluation.keep_best": False,
-    "sampling.max_new_tokens": 12, "steps": 6, "checkpoint_every": 2, "keep_checkpoints": 0, "engine.threads": 1,
+    "sampling.max_new_tokens": 16, "steps": 6, "checkpoint_every": 2, "keep_checkpoints": 0, "engine.threads": 1,
     "optimizer.old_logprobs": "recompute", "importance.correction": "truncate", "report": False,
     "optimizer.learning_rate": 3e-4, "optimizer.reference_batch": None,
     "data.sources": [{"task": "countdown", "num_numbers": 3, "max_number": 7}],
@@ -170,7 +170,7 @@ def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[Trainin
     engine = collector.engine  # type: ignore[attr-defined]
     pool = VirtualPool(NativeEngine(copy.deepcopy(model), engine.stop_token_ids), 2, by_tokens)
     source = AsyncSource(
-        pool, collector.stream, collector.grader, collector.sampling, 8, 3, True, 200, config.seed, 2, segment,  # type: ignore[attr-defined]
+        pool, collector.stream, collector.grader, collector.sampling, 16, 3, True, 200, config.seed, 2, segment,  # type: ignore[attr-defined]
         prompts_per_task=2, background=False,
     )  # fmt: skip
     step = learner.step
