@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from async_support import END, MORE, N, WordyEngine, by_tokens, grader, prompts_of, source_over, virtual_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from async_support import END, MORE, N, WordyEngine, by_tokens, grader, prompts_of, source_over, virtual_source
 from brorl.activity import Activity, Decoding
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
@@ -134,7 +134,7 @@ def test_a_straggler_blocks_no_step_and_is_started_again() -> None:
     for batch in batches:
         drops.update(batch.sampled.lead.dropped_at)  # type: ignore[union-attr]
         summary = batch.sampled.summary()
-        assert summary["most_drops"] >= drops[0] - 1  # the last one may have been dropped after another prompt
+        assert summary["most_drops"] == drops[0]
         assert summary["staleness_max"] <= 1
     assert drops[0] >= 3
     assert sum(prompt == (100,) for prompt, _ in engine.sampled) >= drops[0]

@@ -115,9 +115,7 @@ class AsyncSource:
             self._discard([ticket for ticket, flight in self._flights.items() if flight.start.serial in dropped])
             self._before = None
             self._fill()
-            if self.background and self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="asynchronous source", daemon=True)
-                self._thread.start()
+            self._start_thread()
 
     def next_groups(self, step: int) -> Batch:
         """Return the groups of a step as soon as there are enough; see `GroupSource`.
@@ -199,6 +197,13 @@ class AsyncSource:
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
+        if self._closed:
+            raise RuntimeError("the source is closed, and samples nothing; make a new one")
+
+    def _start_thread(self) -> None:
+        if self.background and self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="asynchronous source", daemon=True)
+            self._thread.start()
 
     def _discard(self, tickets: Sequence[int]) -> None:
         self.pool.discard(tickets)
@@ -284,10 +289,10 @@ class AsyncSource:
                         return
                     any_done, ended = self._receive(0.0)
                     self._in_verification = ended
-                    self._changed.notify_all()
                     if not any_done:
                         self._changed.wait(_POLL_S)
                         continue
+                    self._changed.notify_all()
                 if ended:
                     drawn = self._graded(ended)
                     with self._changed:
@@ -307,6 +312,7 @@ class AsyncSource:
         longest = max((int(tree.length.max()) for tree in trees), default=0)
         self.observe(Decoding(ready, wanted, sum(tree.num_unique_tokens for tree in trees), longest))
         if self.background:
+            self._start_thread()
             self._changed.wait(_OBSERVE_S)
         else:
             self._work_once(None)

@@ -52,7 +52,7 @@ class Backlog:
     _under_way: dict[int, Start] = field(default_factory=dict)
     _ready: list[_Ready] = field(default_factory=list)
     _open: dict[int, Prompt] = field(default_factory=dict)  # all starts that no step has reported yet
-    _drops: dict[str, int] = field(default_factory=dict)  # of each prompt since it was trained last
+    _drops: dict[str, int] = field(default_factory=dict)  # of each prompt in a row
     _dropped_at: Counter[int] = field(default_factory=Counter)  # since the last step, by length
 
     @property
@@ -125,9 +125,12 @@ class Backlog:
             Whether the prompt was under way. False if it was dropped.
         """
         start = self._under_way.pop(serial, None)
-        if start is not None and group is not None:
+        if start is None:
+            return False
+        self._drops.pop(start.prompt.id, None)
+        if group is not None:
             self._ready.append(_Ready(start, group))
-        return start is not None
+        return True
 
     def take(self, step: int) -> tuple[list[Group], Lead] | None:
         """Return the groups of a step; None if there are too few.
@@ -155,8 +158,6 @@ class Backlog:
         groups = [one.group for one in chosen]
         staleness = tuple(self._version - one.start.version for one in chosen)
         lead = Lead(staleness, len(self._ready), len(self._under_way), dict(self._dropped_at), self._most_drops())
-        for group in groups:
-            self._drops.pop(group.prompt.id, None)
         self.report()
         return groups, lead
 
