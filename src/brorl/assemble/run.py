@@ -106,7 +106,7 @@ def _parts(
     forward = choose_forward(model, config.engine.forward, ready.context)
     if isinstance(forward, FlatForward):
         say(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
-    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
+    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
     learner = TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), say, observe)
     clock = Stopwatch(observe, build_clock(config))
     num_rollouts, adaptive = build_rollouts_per_prompt(config)
@@ -190,7 +190,7 @@ def build_pilot_parts(
     """Load the model and make the parts that a pilot measures, with the given sampling."""
     model = build_model(config, ready, observe)
     forward = choose_forward(model, config.engine.forward, ready.context)
-    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
+    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
     return PilotParts(
         engine=engine,
         model=model,

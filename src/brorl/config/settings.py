@@ -97,8 +97,8 @@ class TrainConfig(Section):
 
     @property
     def recompute_old_logprobs(self) -> bool:
-        """Whether the learner recomputes the old log-probs: on request, or because the engine computes in bfloat16."""
-        return self.optimizer.old_logprobs == "recompute" or self.dtype == "bfloat16"
+        """Whether the learner recomputes the old log-probs: on request, or because the engine's numerics differ."""
+        return self.optimizer.old_logprobs == "recompute" or self.dtype == "bfloat16" or self.engine.kind == "vllm"
 
     @field_validator("model")
     @classmethod
@@ -168,6 +168,18 @@ class TrainConfig(Section):
             raise ValueError(
                 "engine.clock = cpu counts the CPU time of one thread; set engine.threads: 1 and device: cpu, or "
                 "engine.clock: wall"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vllm_fits(self) -> Self:
+        if self.engine.kind != "vllm":
+            return self
+        if self.dtype == "float64":
+            raise ValueError("engine.kind = vllm has no float64; set dtype: float32 or bfloat16")
+        if self.engine.clock == "cpu":
+            raise ValueError(
+                "engine.clock = cpu does not count the process of engine.kind = vllm; set engine.clock: wall"
             )
         return self
 
