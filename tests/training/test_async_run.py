@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from async_support import by_tokens, source_over
 from torch import Tensor
 
+from async_support import by_tokens, source_over
 from brorl.algorithms.advantages import rloo
 from brorl.algorithms.importance import ImportanceCorrection
 from brorl.algorithms.rewards import RewardShaping
