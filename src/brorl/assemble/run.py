@@ -263,7 +263,7 @@ def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> 
     try:
         if state.learner is not None:
             learner.load_state_dict(state.learner)
-        source.load_state(SourceState(state.stream, state.carried, state.attempts))
+        source.load_state(SourceState(state.stream, state.carried, state.attempts, state.ahead))
         if benchmark is not None and state.held_out not in (None, benchmark.fingerprint):
             raise ValueError(
                 "the held-out questions have changed since the run began; restore the data, or start a new run"

@@ -213,6 +213,23 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _async_fits(self) -> Self:
+        if self.cluster.mode != "async":
+            return self
+        if self.adaptive.enabled:
+            raise ValueError(
+                "adaptive.enabled chooses the rollouts of a prompt after a round of pilots, and cluster.mode = async "
+                "has no rounds; set adaptive.enabled: false, or cluster.mode: sync"
+            )
+        if self.cluster.max_staleness and self.importance.correction == "none":
+            raise ValueError(
+                f"cluster.mode = async trains on rollouts of weights that are up to {self.cluster.max_staleness} "
+                "updates old, and importance.correction = none does not correct for that; set importance.correction: "
+                "truncate and optimizer.old_logprobs: recompute, or cluster.max_staleness: 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _resets_have_a_reference(self) -> Self:
         reset = self.reference.first_reset
         if reset and not self.kl.coefficient:

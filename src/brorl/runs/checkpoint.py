@@ -50,6 +50,7 @@ class TrainerState:
         schedule: State of the schedule of reference resets; numbers, strings and lists of them.
         held_out: Fingerprint of the prompts that are evaluated; None without.
         attempts: How often the next step has found no mixed group.
+        ahead: State of an asynchronous source; None for others.
     """
 
     step: int
@@ -59,6 +60,7 @@ class TrainerState:
     schedule: dict[str, Any] | None = None
     held_out: str | None = None
     attempts: int = 0
+    ahead: dict[str, Any] | None = None
 
 
 class Saveable(Protocol):
@@ -253,7 +255,7 @@ def _read_plain(checkpoint: Path) -> dict[str, Any]:
 
 def _state_from(plain: dict[str, Any]) -> TrainerState:
     carried = tuple(map(_group_from, plain["carried"]))
-    later = plain.get("schedule"), plain.get("held_out"), plain.get("attempts", 0)
+    later = plain.get("schedule"), plain.get("held_out"), plain.get("attempts", 0), plain.get("ahead")
     return TrainerState(plain["step"], plain["learner"], plain["stream"], carried, *later)
 
 
@@ -296,6 +298,7 @@ def _to_plain(state: TrainerState) -> dict[str, Any]:
     _check_plain(state.learner, "learner")
     _check_plain(state.stream, "stream")
     _check_plain(state.schedule, "schedule")
+    _check_plain(state.ahead, "ahead")
     return {
         "schedule": state.schedule,
         "held_out": state.held_out,
@@ -306,6 +309,7 @@ def _to_plain(state: TrainerState) -> dict[str, Any]:
         "carried": [_group_to(g) for g in state.carried],
         "torch_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        **({} if state.ahead is None else {"ahead": state.ahead}),
     }
 
 
