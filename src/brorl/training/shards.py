@@ -1,0 +1,55 @@
+"""Shards of tensors on disk: every rank writes its own, and any number of ranks can read them.
+
+In: tensors by name. Out: a folder in the format of `torch.distributed.checkpoint`. Reading needs tensors of the same
+shapes, whole or sharded in any way, and no process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as distributed_checkpoint
+from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write the shards of this rank; collective, and complete on return.
+
+    Args:
+        folder: A new folder, which all ranks can reach.
+        tensors: Sharded tensors, with the same names on all ranks.
+    """
+    distributed_checkpoint.save(dict(tensors), storage_writer=FileSystemWriter(folder))
+
+
+def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read tensors, in the layout of others.
+
+    Args:
+        folder: A folder of `write_shards`, by any number of ranks.
+        like: For each name a tensor with its shape, type, device and layout.
+
+    Returns:
+        New tensors by name.
+
+    Raises:
+        ValueError: If the folder holds no such tensors.
+    """
+    reader = FileSystemReader(folder)
+    stored = reader.read_metadata().state_dict_metadata
+    for name, tensor in like.items():
+        found = stored.get(name)
+        shape = tuple(found.size) if isinstance(found, TensorStorageMetadata) else None
+        if shape != tuple(tensor.shape):
+            raise ValueError(
+                f"{folder} is of another model: {name} should have shape {tuple(tensor.shape)}, and has {shape}; "
+                "resume with the model, and the adapters, that the run started with"
+            )
+    tensors = {name: torch.empty_like(tensor, requires_grad=False) for name, tensor in like.items()}
+    alone = not torch.distributed.is_initialized()
+    distributed_checkpoint.load(dict(tensors), storage_reader=reader, no_dist=alone)
+    return tensors
