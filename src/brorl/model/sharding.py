@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -27,15 +29,16 @@ except ImportError:  # before torch 2.9; no pass can be completed after an error
     DefaultAllGather = DefaultReduceScatter = object  # type: ignore[assignment, misc]
 
 
-def shard(model: PreTrainedModel, mesh: Any, autocast: bool = False) -> None:
-    """Shard a model in place: each decoder layer, and the rest of the model.
+def shard(model: PreTrainedModel, device: torch.device, autocast: bool = False) -> None:
+    """Shard a model in place over all ranks of the process group: each decoder layer, and the rest of the model.
 
     Args:
         model: A causal LM with the same weights on every rank, on any device. Frozen parameters are sharded too.
-        mesh: Device mesh of one dimension, over all ranks.
+        device: The device of the shards; layers are moved there one by one.
         autocast: Gather parameters and compute in bfloat16. The shards, their gradients and the sums of gradients over
             the ranks stay in float32.
     """
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if autocast else MixedPrecisionPolicy()
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     for module in [*layers, model]:
@@ -64,6 +67,27 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
         return tensor
     whole = tensor.to(parameter.device)
     return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:
+    """Write a sharded model in Hugging Face format, or its adapters in that of peft; collective.
+
+    Args:
+        model: The sharded model.
+        folder: An existing folder.
+        writes: Whether this rank writes. It collects the weights one by one in the memory of the CPU.
+    """
+    only_adapters = getattr(model, "_hf_peft_config_loaded", False)
+    whole: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or not only_adapters:
+            tensor = full_tensor(parameter.detach())
+            if writes:
+                whole[name] = tensor.cpu()
+    if writes:
+        stored = model.state_dict().keys()
+        whole |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in stored}
+        model.save_pretrained(folder, state_dict=whole)
 
 
 def _sum_gradients(module: Any) -> None:
@@ -163,7 +187,7 @@ class AgreedPasses:
             with attention(self._model, self._attention), torch.set_grad_enabled(kind == _Kind.GRADIENT):
                 logits: Tensor = self._model(input_ids=token, use_cache=False).logits
             if kind == _Kind.GRADIENT:
-                logits.backward(torch.zeros_like(logits))  # type: ignore[no-untyped-call]
+                logits.backward(torch.zeros_like(logits))
         finally:
             self._within = False
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-import torch.distributed.checkpoint as distributed_checkpoint
 from torch import Tensor
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -23,7 +24,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         folder: A new folder, which all ranks can reach.
         tensors: Sharded tensors, with the same names on all ranks.
     """
-    distributed_checkpoint.save(dict(tensors), storage_writer=FileSystemWriter(folder))
+    save(dict(tensors), storage_writer=FileSystemWriter(folder))
 
 
 def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -51,5 +52,5 @@ def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
             )
     tensors = {name: torch.empty_like(tensor, requires_grad=False) for name, tensor in like.items()}
     alone = not torch.distributed.is_initialized()
-    distributed_checkpoint.load(dict(tensors), storage_reader=reader, no_dist=alone)
+    load(dict(tensors), storage_reader=reader, no_dist=alone)
     return tensors

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
@@ -32,7 +32,7 @@ from brorl.algorithms.learning_rate import warmed_up
 from brorl.errors import DivergedError
 from brorl.model.logprobs import default_max_nodes, prompt_groups
 from brorl.model.passes import OwnPasses
-from brorl.model.sharding import AgreedPasses, full_tensor
+from brorl.model.sharding import AgreedPasses, full_tensor, save_whole
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
 from brorl.training.chunk_size import ChunkSize
 from brorl.training.dealing import Piece, deal
@@ -42,6 +42,7 @@ from brorl.training.mini_batch import MiniBatch, TrainedResponses, assemble, cho
 from brorl.training.optimizer_state import with_moments_of
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
+from brorl.training.update_means import UpdateMeans
 from brorl.tree import RolloutTree
 
 _Logprobs = list[list[FloatArray]]  # of each tree of each mini-batch
@@ -54,41 +55,6 @@ class _Scored(NamedTuple):
     tree: RolloutTree
     old_logprob_M: FloatArray
     reference_logprob_M: FloatArray
-
-
-@dataclass(frozen=True)
-class _UpdateMeans:
-    """One update, or the mean of several; see `Update` for the attributes."""
-
-    loss: float
-    grad_norm: float
-    clip_share: float
-    clip_low_share: float
-    clip_high_share: float
-    old_policy_kl: float
-    reference_kl: float
-    entropy: float
-
-    @classmethod
-    def of(cls, sums: LossSums, grad_norm: Tensor, totals_3: Tensor) -> _UpdateMeans:
-        """Divide the sums of a mini-batch by its weights and tokens; see `MiniBatch.totals`."""
-        weight, sampled, count = totals_3[0].clamp(min=1e-30), totals_3[1].clamp(min=1), totals_3[2].clamp(min=1)
-        means = (
-            sums.policy_loss,
-            grad_norm.double(),
-            sums.clipped / weight,
-            sums.clipped_low / weight,
-            sums.clipped_high / weight,
-            sums.old_policy_kl / count,
-            sums.reference_kl / sampled,
-            sums.entropy / sampled,
-        )
-        return cls(*torch.stack(means).tolist())
-
-    @classmethod
-    def mean(cls, updates: Sequence[_UpdateMeans]) -> _UpdateMeans:
-        """Return the mean over updates."""
-        return cls(*(sum(values) / len(updates) for values in zip(*map(astuple, updates), strict=True)))
 
 
 class TreeLearner:
@@ -158,11 +124,11 @@ class TreeLearner:
             if line := settings.forward.cost_line([group.tree for group in groups]):
                 self._say(line)
         batches, trained, apart, masked = self._mini_batches(groups, advantages, np.random.default_rng(seed))
-        done: list[_UpdateMeans] = []
+        done: list[UpdateMeans] = []
         for batch in batches:
             self._observe(Updating(len(done), len(batches)))
             done.append(self._update(batch, rate_factor))
-        means = _UpdateMeans.mean(done)
+        means = UpdateMeans.mean(done)
         self._scored.clear()
         retries, self._nodes.retries = self._nodes.retries, 0
         return Update(
@@ -298,17 +264,7 @@ class TreeLearner:
         if self._ranks.size == 1:
             self.model.save_pretrained(folder)
             return
-        whole: dict[str, Tensor] = {}
-        saved = self._trained if getattr(self.model, "_hf_peft_config_loaded", False) else self.model.state_dict()
-        for name, parameter in self.model.named_parameters():
-            if name in saved:
-                tensor = full_tensor(parameter.detach())
-                if self._ranks.rank == 0:
-                    whole[name] = tensor.cpu()
-        if self._ranks.rank == 0:
-            buffers = dict(self.model.named_buffers())
-            whole |= {name: buffers[name].cpu() for name in saved if name in buffers}
-            self.model.save_pretrained(folder, state_dict=whole)
+        save_whole(self.model, folder, self._ranks.rank == 0)
         write_sharded(folder, self._optimizer, self._trained, self._reference)
 
     @property
@@ -476,7 +432,7 @@ class TreeLearner:
         sums = MismatchSums.of([tree for tree, _ in pairs], [old for _, old in pairs])
         return MismatchSums.total(self._ranks.gather(sums)).mean()
 
-    def _update(self, batch: MiniBatch, rate_factor: float) -> _UpdateMeans:
+    def _update(self, batch: MiniBatch, rate_factor: float) -> UpdateMeans:
         """Accumulate the gradient of one mini-batch and apply it."""
         own = self._nodes.run(lambda: self._accumulate(batch))
         sums = LossSums.from_vector(self._ranks.sum(own.vector()))
@@ -489,7 +445,7 @@ class TreeLearner:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self._learning_rate(rate_factor)
         self._nodes.once(self._optimizer.step)  # its first call allocates the moments
-        return _UpdateMeans.of(sums, grad_norm, self._ranks.sum(batch.totals()))
+        return UpdateMeans.of(sums, grad_norm, self._ranks.sum(batch.totals()))
 
     def _accumulate(self, batch: MiniBatch) -> LossSums:
         """Compute the gradient of a mini-batch from zero; return the sums over its nodes."""
