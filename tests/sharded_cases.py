@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
+from brorl.errors import UserError
 from brorl.model.forward import FlatForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.lora import LoraSettings, add_adapter
@@ -102,20 +103,25 @@ def logprobs(ranks: Ranks, case: Case) -> Any:
     return learner.logprobs([g.tree for g in groups]), [g.old_logprob_M for g in groups]
 
 
-def save(ranks: Ranks, case: Case, folder: Path, resume: tuple[Path, dict[str, Any]] | None, first: int) -> Any:
-    """Continue from a folder, make one step, and save to another folder; return result and state."""
+def save(ranks: Ranks, case: Case, folder: Path, resume: Path | None, first: int) -> Result:
+    """Continue from a folder, make one step, and save to another folder."""
     model = None
     if resume is not None:
         model = model_of(case)
-        saved = AutoModelForCausalLM.from_pretrained(resume[0], dtype=case.dtype).state_dict()
+        saved = AutoModelForCausalLM.from_pretrained(resume, dtype=case.dtype).state_dict()
         model.load_state_dict(saved)
     learner = learner_of(case, ranks, model)
     if resume is not None:
-        learner.load_state_dict(resume[1])
+        state = torch.load(resume / "state.pt", weights_only=True)
+        if "shards" in state:
+            state["shards"] = str(resume / state["shards"])
+        learner.load_state_dict(state)
     one = Case(case.settings, case.seed, case.steps[: first + 1])
     found = result(learner, steps(learner, one, first))
     learner.save_pretrained(folder)
-    return found, learner.state_dict()
+    if ranks.rank == 0:
+        torch.save(learner.state_dict(), folder / "state.pt")
+    return found
 
 
 def reset(ranks: Ranks, case: Case, clear: bool) -> Result:
@@ -170,7 +176,7 @@ def run_into(ranks: Ranks, case: Case, full_rank: int | None = None) -> tuple[st
         Full(learner.model, 2, "layer")
     try:
         steps(learner, case)
-    except (FloatingPointError, RuntimeError) as error:
+    except (FloatingPointError, UserError) as error:
         found = f"{type(error).__name__}: {error}"
     return found, {name: w.detach().numpy().copy() for name, w in learner.weights()}
 

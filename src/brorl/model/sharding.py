@@ -62,11 +62,13 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """Return a whole tensor that every rank has, or its shards, in the layout of a parameter; not collective."""
+    """Return a whole tensor that every rank has in the layout of a parameter; not collective."""
     if not isinstance(parameter, DTensor) or isinstance(tensor, DTensor):
         return tensor
-    whole = tensor.to(parameter.device)
-    return distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    shards = torch.empty_like(parameter, requires_grad=False)
+    whole = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    local_tensor(shards).copy_(local_tensor(whole))  # a view would keep the whole tensor in memory
+    return shards
 
 
 def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:

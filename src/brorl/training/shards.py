@@ -6,6 +6,7 @@ shapes, whole or sharded in any way, and no process group.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 "resume with the model, and the adapters, that the run started with"
             )
     tensors = {name: torch.empty_like(tensor, requires_grad=False) for name, tensor in like.items()}
-    alone = not torch.distributed.is_initialized()
-    load(dict(tensors), storage_reader=reader, no_dist=alone)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process needs no process group
+        load(dict(tensors), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
     return tensors
