@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
@@ -91,10 +92,13 @@ def steps(learner: TreeLearner, case: Case, first: int = 0) -> list[Update]:
 
 
 def result(learner: TreeLearner, updates: list[Update]) -> Result:
-    gradients = {
-        name: full_tensor(p.grad).numpy().copy() for name, p in learner.model.named_parameters() if p.grad is not None
-    }
-    return Result(updates, gradients, {name: w.detach().numpy().copy() for name, w in learner.weights()})
+    gradients = {name: array(full_tensor(p.grad)) for name, p in learner.model.named_parameters() if p.grad is not None}
+    return Result(updates, gradients, {name: array(w) for name, w in learner.weights()})
+
+
+def array(tensor: torch.Tensor) -> np.ndarray:
+    exact = tensor.detach().float() if tensor.dtype == torch.bfloat16 else tensor.detach()
+    return exact.numpy().copy()
 
 
 def logprobs(ranks: Ranks, case: Case) -> Any:
@@ -108,15 +112,20 @@ def save(ranks: Ranks, case: Case, folder: Path, resume: Path | None, first: int
     model = None
     if resume is not None:
         model = model_of(case)
-        saved = AutoModelForCausalLM.from_pretrained(resume, dtype=case.dtype).state_dict()
-        model.load_state_dict(saved)
+        if case.lora:
+            saved = load_file(resume / "adapter_model.safetensors")
+            own = {n.replace(".default.", "."): p for n, p in model.named_parameters() if p.requires_grad}
+            for name, weight in saved.items():
+                own[name.removeprefix("base_model.model.")].data.copy_(weight)
+        else:
+            model.load_state_dict(AutoModelForCausalLM.from_pretrained(resume, dtype=case.dtype).state_dict())
     learner = learner_of(case, ranks, model)
     if resume is not None:
         state = torch.load(resume / "state.pt", weights_only=True)
         if "shards" in state:
             state["shards"] = str(resume / state["shards"])
         learner.load_state_dict(state)
-    one = Case(case.settings, case.seed, case.steps[: first + 1])
+    one = replace(case, steps=case.steps[: first + 1])
     found = result(learner, steps(learner, one, first))
     learner.save_pretrained(folder)
     if ranks.rank == 0:
@@ -127,7 +136,7 @@ def save(ranks: Ranks, case: Case, folder: Path, resume: Path | None, first: int
 def reset(ranks: Ranks, case: Case, clear: bool) -> Result:
     learner = learner_of(case, ranks)
     move(learner.model)
-    updates = steps(learner, Case(case.settings, case.seed, case.steps[:1]))
+    updates = steps(learner, replace(case, steps=case.steps[:1]))
     learner.reset_reference(clear)
     return result(learner, updates + steps(learner, case, 1))
 
@@ -178,7 +187,7 @@ def run_into(ranks: Ranks, case: Case, full_rank: int | None = None) -> tuple[st
         steps(learner, case)
     except (FloatingPointError, UserError) as error:
         found = f"{type(error).__name__}: {error}"
-    return found, {name: w.detach().numpy().copy() for name, w in learner.weights()}
+    return found, {name: array(w) for name, w in learner.weights()}
 
 
 def alone(function: Any, *arguments: Any) -> Any:

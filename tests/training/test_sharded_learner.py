@@ -1,5 +1,6 @@
 """The learner on 2 and 3 ranks against one process: updates, metrics, checkpoints, failures (gloo, float64)."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import sharded_cases
@@ -17,6 +19,7 @@ from brorl.algorithms.policy_loss import PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.training.learner import LearnerSettings, Update
+from brorl.training.ranks import ALONE
 from rank_processes import RankProcesses
 from sharded_cases import FLAT, Case, Result
 from small_models import random_tree
@@ -53,7 +56,7 @@ def batch(rng: np.random.Generator, shape: str = "ragged") -> tuple[list[Group],
     return groups, [rng.normal(size=g.tree.num_responses) for g in groups]
 
 
-def case_of(rng: np.random.Generator, settings: LearnerSettings, shape: str = "ragged", steps: int = 2) -> Case:
+def case_of(rng: np.random.Generator, settings: LearnerSettings, shape: str = "ragged", steps: int = 1) -> Case:
     return Case(settings, int(rng.integers(1 << 30)), [batch(rng, shape) for _ in range(steps)])
 
 
@@ -113,11 +116,11 @@ LOSSES = {
 def test_every_loss_and_penalty_is_that_of_one_process(
     kind: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    check(processes, 3, case_of(rng, replace(SETTINGS, **LOSSES[kind])))
+    steps = 3 if kind == "mini-batches" else 1
+    check(processes, 3, case_of(rng, replace(SETTINGS, max_nodes=40, **LOSSES[kind]), steps=steps))
 
 
-@pytest.mark.parametrize("mode", ["truncate", "mask", "sequence_mask"])
-@pytest.mark.parametrize("kind", ["ppo", "gspo"])
+@pytest.mark.parametrize(("mode", "kind"), [("truncate", "ppo"), ("mask", "gspo"), ("sequence_mask", "ppo")])
 def test_every_importance_correction_is_that_of_one_process(
     mode: str, kind: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
@@ -137,7 +140,7 @@ def test_every_importance_correction_is_that_of_one_process(
 def test_adapters_and_gradient_checkpointing(
     lora: int, gradient_checkpointing: bool, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(0.3)))
+    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(0.3), max_nodes=40), steps=2 if lora else 1)
     check(processes, 3, replace(case, lora=lora, gradient_checkpointing=gradient_checkpointing))
 
 
@@ -170,7 +173,7 @@ def test_log_probs_are_complete_on_every_rank(processes: RankProcesses, rng: np.
 
 @pytest.mark.parametrize("clear", [False, True])
 def test_the_reference_is_reset_on_every_rank(clear: bool, processes: RankProcesses, rng: np.random.Generator) -> None:
-    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(0.5)))
+    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(0.5)), steps=2)
     expected = sharded_cases.alone(sharded_cases.reset, case, clear)
     assert expected.updates[0].reference_kl > 0
     assert expected.updates[1].reference_kl == pytest.approx(0, abs=1e-12)
@@ -242,3 +245,63 @@ def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
         resume = folder
     for name, weight in expected.weights.items():
         np.testing.assert_allclose(found.weights[name], weight, rtol=0, atol=1e-10)
+
+
+def test_adapters_are_saved_in_the_format_of_peft_and_continue_in_one_process(
+    processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    case = replace(case_of(rng, SETTINGS, "even", steps=2), lora=2, moved=False)
+    expected = sharded_cases.alone(sharded_cases.train, case)
+    for size in (1, 3):
+        (tmp_path / str(size)).mkdir()
+    whole = sharded_cases.alone(sharded_cases.save, case, tmp_path / "1", None, 0)
+    processes.run(3, sharded_cases.save, case, tmp_path / "3", None, 0)
+    one, three = (load_file(tmp_path / str(size) / "adapter_model.safetensors") for size in (1, 3))
+    assert one.keys() == three.keys()
+    assert len(one) == len(whole.gradients)
+    for name, weight in one.items():
+        np.testing.assert_allclose(three[name].numpy(), weight.numpy(), rtol=0, atol=1e-10)
+    configs = [json.loads((tmp_path / str(size) / "adapter_config.json").read_text()) for size in (1, 3)]
+    assert configs[0] == configs[1]
+    (tmp_path / "last").mkdir()
+    continued = sharded_cases.alone(sharded_cases.save, case, tmp_path / "last", tmp_path / "3", 1)
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(continued.weights[name], weight, rtol=0, atol=1e-10)
+
+
+def test_the_optimizer_of_a_sharded_run_is_taken_and_one_of_another_model_is_an_error(
+    processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    case = case_of(rng, SETTINGS, "even")
+    processes.run(2, sharded_cases.save, case, tmp_path, None, 0)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    state["shards"] = str(tmp_path / "shards")
+    learner = sharded_cases.learner_of(case, ALONE)
+    learner.load_optimizer_state(state)
+    alone = sharded_cases.learner_of(case, ALONE)
+    sharded_cases.steps(alone, case)
+    taken, expected = (one.state_dict()["optimizer"]["state"] for one in (learner, alone))
+    for index, moments in expected.items():
+        for kind, value in moments.items():
+            torch.testing.assert_close(taken[index][kind], value, rtol=1e-9, atol=1e-15)
+    assert learner.state_dict()["updates"] == 0
+    wider = sharded_cases.learner_of(replace(case, overrides={"hidden_size": 48}), ALONE)
+    with pytest.raises(ValueError, match=r"is of another model: .* should have shape .*, and has"):
+        wider.load_optimizer_state(state)
+    for file in (tmp_path / "shards").glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"shards cannot be read \(rank 0: .*; choose another checkpoint"):
+        learner.load_optimizer_state(state)
+    (tmp_path / "shards" / ".metadata").unlink()
+    with pytest.raises(ValueError, match=r"shards cannot be read .*metadata.*; choose another checkpoint"):
+        learner.load_optimizer_state(state)
+
+
+def test_adapters_in_float32_on_a_base_in_bfloat16(processes: RankProcesses, rng: np.random.Generator) -> None:
+    case = replace(case_of(rng, SETTINGS, "even"), lora=2, dtype=torch.bfloat16)
+    expected = sharded_cases.alone(sharded_cases.train, case)
+    [got, _] = processes.run(2, sharded_cases.train, case)
+    assert got.updates[0].loss == pytest.approx(expected.updates[0].loss, rel=0.1, abs=0.02)
+    assert got.updates[0].grad_norm == pytest.approx(expected.updates[0].grad_norm, rel=0.1)
+    assert got.gradients.keys() == expected.gradients.keys()
+    assert all(g.dtype == np.float32 for g in got.gradients.values())
