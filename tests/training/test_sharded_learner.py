@@ -262,6 +262,8 @@ def test_adapters_are_saved_in_the_format_of_peft_and_continue_in_one_process(
     for name, weight in one.items():
         np.testing.assert_allclose(three[name].numpy(), weight.numpy(), rtol=0, atol=1e-10)
     configs = [json.loads((tmp_path / str(size) / "adapter_config.json").read_text()) for size in (1, 3)]
+    for config in configs:
+        config["target_modules"].sort()  # stored in any order
     assert configs[0] == configs[1]
     (tmp_path / "last").mkdir()
     continued = sharded_cases.alone(sharded_cases.save, case, tmp_path / "last", tmp_path / "3", 1)
