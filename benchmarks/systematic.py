@@ -26,7 +26,7 @@ from torch import Tensor
 from brorl.algorithms.policy_loss import node_weights
 from brorl.assemble.engine import build_engine
 from brorl.assemble.inputs import prepare
-from brorl.assemble.run import build_model
+from brorl.assemble.learner import build_model
 from brorl.config.reading import make_config, read_recipe
 from brorl.model.logprobs import tree_logprobs
 from brorl.prompts.prompt import Prompt

@@ -17,8 +17,9 @@ from brorl.algorithms.groups import Group
 from brorl.api.data_result import describe_data
 from brorl.assemble.data import build_questions, check_split
 from brorl.assemble.inputs import input_lines, prepare
+from brorl.assemble.learner import build_model
 from brorl.assemble.objective import build_advantages
-from brorl.assemble.run import build_model, build_run
+from brorl.assemble.run import build_run
 from brorl.assemble.settings import build_learner_settings, build_policy_loss
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig

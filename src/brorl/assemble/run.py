@@ -10,20 +10,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedModel
-
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms import advantages
 from brorl.assemble.engine import build_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
+from brorl.assemble.learner import build_forward, build_learner, build_model
 from brorl.assemble.objective import build_objective
 from brorl.assemble.resuming import check_resumable, go_back
 from brorl.assemble.settings import (
     build_clock,
     build_collapse_limits,
     build_learner_settings,
-    build_lora,
     build_rollouts_per_prompt,
     build_sampling,
     build_schedule,
@@ -31,8 +28,7 @@ from brorl.assemble.settings import (
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
-from brorl.model.forward import FlatForward, choose_forward
-from brorl.model.load import check_vocabulary, choose_device, load_model
+from brorl.model.forward import choose_forward
 from brorl.planning.pilot import PilotParts
 from brorl.runs.checkpoint import (
     START,
@@ -53,7 +49,6 @@ from brorl.training.monitor import Monitor
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.source import SourceState
 from brorl.training.stopwatch import Stopwatch
-from brorl.training.tree_learner import TreeLearner
 
 _EVALUATION_SEED = 1_000_003
 
@@ -103,11 +98,9 @@ def _parts(
 ) -> TrainingRun:
     """Make the parts of a run, before its state is restored."""
     model = build_model(config, ready, observe)
-    forward = choose_forward(model, config.engine.forward, ready.context)
-    if isinstance(forward, FlatForward):
-        say(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
+    forward = build_forward(config, ready, model, say)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
-    learner = TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), say, observe)
+    learner = build_learner(config, model, forward, engine.stop_token_ids, say, observe)
     clock = Stopwatch(observe, build_clock(config))
     num_rollouts, adaptive = build_rollouts_per_prompt(config)
     source = Collector(
@@ -206,28 +199,6 @@ def build_pilot_parts(
         seed=config.seed,
         now=build_clock(config),
     )
-
-
-def build_model(config: TrainConfig, ready: RunInputs, observe: Observe = unobserved) -> PreTrainedModel:
-    """Load the model to train.
-
-    Args:
-        config: The run's settings.
-        ready: Source and tokenizer of the model.
-        observe: Receives the phase.
-    """
-    observe(Phase("loading", "model"))
-    lora = build_lora(config)
-    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16 if lora else torch.float32}
-    model = load_model(
-        ready.source,
-        choose_device(config.device),
-        dtype[config.dtype],
-        lora,
-        gradient_checkpointing=config.engine.gradient_checkpointing,
-    )
-    check_vocabulary(ready.source, model, ready.tokenizer)
-    return model
 
 
 def _benchmark(config: TrainConfig, ready: RunInputs, observe: Observe) -> Benchmark | None:

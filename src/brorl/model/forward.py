@@ -14,6 +14,7 @@ from functools import partial
 from typing import Literal, Protocol, assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -23,6 +24,7 @@ from brorl.model.kv_shape import KVShape
 from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, default_max_nodes, tree_logprobs
 from brorl.model.next_token import NextToken
 from brorl.model.own_cache import CacheError, check_own_cache
+from brorl.model.response_cost import row_costs, tree_costs
 from brorl.model.row_logits import embeds_last
 from brorl.model.tree_attention import HooksError, position_limit
 from brorl.tree import RolloutTree
@@ -51,8 +53,18 @@ class Forward(Protocol):
         next_token: NextToken,
         max_nodes: int | None,
         entropy: bool,
+        recompute_prompts: bool = False,
     ) -> Iterator[ChunkLogprobs]:
         """Yield the log-probs of all nodes in chunks; see `brorl.model.logprobs.chunk_logprobs`."""
+        ...
+
+    def response_costs(self, tree: RolloutTree, cost_per_position: float) -> NDArray[np.float64]:
+        """Return the cost of each distinct response of a tree in tokens, shape [L].
+
+        Args:
+            tree: The tree.
+            cost_per_position: Cost of attending to a token, as a share of the other work for one.
+        """
         ...
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> str | None:
@@ -71,6 +83,7 @@ class TreeForward:
 
     kv_shapes: Sequence[KVShape] = ()
     whole_logits: bool = False
+    response_costs = staticmethod(tree_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
         """Return the number of nodes of a chunk if none is set."""
@@ -101,6 +114,7 @@ class FlatForward:
 
     reason: str
     whole_logits: bool = False
+    response_costs = staticmethod(row_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
         """Return the number of tokens of a forward pass if none is set."""
