@@ -35,6 +35,12 @@ class UnverifiedResponsesError(UserError):
     exit_code = 1
 
 
+class LearnerLostError(UserError):
+    """A process of the learner died or stalled; the run can continue from its last checkpoint."""
+
+    exit_code = 1
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message without a full stop; its type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,54 @@
+"""Weights in the object store of the cluster: put there once, and read by each worker that loads them.
+
+In: named tensors, or a reference to weights that another process has put. Out: an iterable of named tensors. The
+process that passes it on never holds the weights. On the machine of the store, the tensors share its memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RemoteWeights:
+    """Named tensors in the object store; every iteration reads them.
+
+    Attributes:
+        ref: The reference of their `stored_form`. The weights live as long as a process has the reference, and the
+            process that owns it lives: the one that called `put`, or that called the actor.
+    """
+
+    ref: Any
+
+    @classmethod
+    def put(cls, weights: Iterable[tuple[str, Tensor]]) -> RemoteWeights:
+        """Copy weights into the object store.
+
+        Args:
+            weights: The weights by name; tensors on a GPU are copied to the host.
+        """
+        return cls(ray.put(stored_form(weights)))
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Read the weights; the tensors are read-only."""
+        for name, shape, dtype, data in ray.get(self.ref):
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+                yield name, torch.from_numpy(data).view(dtype).reshape(shape)
+
+
+def stored_form(weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, torch.Size, torch.dtype, Any]]:
+    """Return the value that a `RemoteWeights` refers to; an actor that returns it leaves the weights to the caller."""
+    return [(name, tensor.shape, tensor.dtype, _bytes(tensor)) for name, tensor in weights]
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """Return the memory of a tensor as an array, which the object store neither pickles nor copies twice."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
