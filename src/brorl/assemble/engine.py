@@ -42,3 +42,10 @@ def build_engine(
             return NativeEngine(sampler, end_tokens(model, tokenizer), memory_bytes, observe=observe, forward=forward)
         case _:
             assert_never(config.engine.kind)
+
+
+def flat_line(forward: TreeForward | FlatForward) -> str | None:
+    """Return a line about the flat path with its reason; None for tree attention."""
+    if not isinstance(forward, FlatForward):
+        return None
+    return f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately"

@@ -212,7 +212,8 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
         num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
     )
-    plan = plan_memory(model_config, settings, workload, available_bytes(device))
+    available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the parts
+    plan = plan_memory(model_config, settings, workload, available)
     check(plan, plan.available_bytes)
     return plan
 

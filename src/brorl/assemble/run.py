@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-
-import torch
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms import advantages
-from brorl.assemble.engine import build_engine
+from brorl.assemble.cluster import place_engine, place_learner
+from brorl.assemble.engine import build_engine, flat_line
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
+from brorl.assemble.model import build_model
 from brorl.assemble.objective import build_objective
 from brorl.assemble.resuming import check_resumable, go_back
 from brorl.assemble.settings import (
     build_clock,
     build_collapse_limits,
     build_learner_settings,
-    build_lora,
     build_rollouts_per_prompt,
     build_sampling,
     build_schedule,
@@ -31,9 +30,9 @@ from brorl.assemble.settings import (
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
-from brorl.model.forward import FlatForward, choose_forward
-from brorl.model.load import check_vocabulary, choose_device, load_model
+from brorl.model.forward import choose_forward
 from brorl.planning.pilot import PilotParts
+from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import (
     START,
     TrainerState,
@@ -55,6 +54,9 @@ from brorl.training.source import SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.tree_learner import TreeLearner
 
+if TYPE_CHECKING:
+    from brorl.distributed.cluster import Cluster
+
 _EVALUATION_SEED = 1_000_003
 
 
@@ -64,6 +66,7 @@ def build_run(
     report: Callable[[Record], None],
     say: Callable[[str], None] = lambda _: None,
     observe: Observe = unobserved,
+    cluster: Cluster | None = None,
 ) -> tuple[TrainingRun, TrainerState]:
     """Make the parts of a run, at its last checkpoint or at its start.
 
@@ -73,6 +76,7 @@ def build_run(
         report: Receives every line of the metrics.
         say: Receives lines for the user.
         observe: Receives the activity of the parts.
+        cluster: Where the engine and the learner work; None for this process. It is started after the cheap checks.
 
     Returns:
         The run, and the state that its parts hold.
@@ -89,25 +93,46 @@ def build_run(
     ready = prepare(config, str(checkpoint) if checkpoint else config.model)
     for line in input_lines(ready, config):
         say(line)
-    run = _parts(config, ready, directory, report, say, observe)
+    if cluster is None:
+        engine, learner = _local_parts(config, ready, say, observe)
+    else:
+        engine, learner = _placed_parts(cluster, config, ready, directory, say, observe)
+    outputs = Outputs(directory, ready.tokenizer, config.keep_checkpoints, ready.grader, report, observe)
+    run = _parts(config, ready, engine, learner, outputs)
     return run, _restore(run, config, checkpoint)
 
 
-def _parts(
+def _local_parts(
+    config: TrainConfig, ready: RunInputs, say: Callable[[str], None], observe: Observe
+) -> tuple[Engine, Learner]:
+    """Make an engine and a learner with one model, in this process."""
+    model = build_model(config, ready.source, ready.tokenizer, observe)
+    forward = choose_forward(model, config.engine.forward, ready.context)
+    if line := flat_line(forward):
+        say(line)
+    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
+    return engine, TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), say, observe)
+
+
+def _placed_parts(
+    cluster: Cluster,
     config: TrainConfig,
     ready: RunInputs,
     directory: RunDirectory,
-    report: Callable[[Record], None],
     say: Callable[[str], None],
     observe: Observe,
-) -> TrainingRun:
+) -> tuple[Engine, Learner]:
+    """Make an engine and a learner that work in other processes."""
+    observe(Phase("starting", "cluster"))
+    cluster.start()
+    observe(Phase("loading", "model"))
+    learner = place_learner(cluster, config, ready, directory.path, say, observe)
+    return place_engine(cluster, config, ready.context, say, observe), learner
+
+
+def _parts(config: TrainConfig, ready: RunInputs, engine: Engine, learner: Learner, outputs: Outputs) -> TrainingRun:
     """Make the parts of a run, before its state is restored."""
-    model = build_model(config, ready, observe)
-    forward = choose_forward(model, config.engine.forward, ready.context)
-    if isinstance(forward, FlatForward):
-        say(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
-    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
-    learner = TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), say, observe)
+    observe = outputs.observe
     clock = Stopwatch(observe, build_clock(config))
     num_rollouts, adaptive = build_rollouts_per_prompt(config)
     source = Collector(
@@ -145,7 +170,7 @@ def _parts(
         Algorithm(source, build_objective(config), learner, config.seed),
         build_schedule(config),
         Measurements(diagnostics, _benchmark(config, ready, observe), monitor),
-        Outputs(directory, ready.tokenizer, config.keep_checkpoints, ready.grader, report, observe),
+        outputs,
         clock,
     )
 
@@ -188,7 +213,7 @@ def build_pilot_parts(
     config: TrainConfig, ready: RunInputs, sampling: SamplingParams, observe: Observe = unobserved
 ) -> PilotParts:
     """Load the model and make the parts that a pilot measures, with the given sampling."""
-    model = build_model(config, ready, observe)
+    model = build_model(config, ready.source, ready.tokenizer, observe)
     forward = choose_forward(model, config.engine.forward, ready.context)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
     return PilotParts(
@@ -206,28 +231,6 @@ def build_pilot_parts(
         seed=config.seed,
         now=build_clock(config),
     )
-
-
-def build_model(config: TrainConfig, ready: RunInputs, observe: Observe = unobserved) -> PreTrainedModel:
-    """Load the model to train.
-
-    Args:
-        config: The run's settings.
-        ready: Source and tokenizer of the model.
-        observe: Receives the phase.
-    """
-    observe(Phase("loading", "model"))
-    lora = build_lora(config)
-    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16 if lora else torch.float32}
-    model = load_model(
-        ready.source,
-        choose_device(config.device),
-        dtype[config.dtype],
-        lora,
-        gradient_checkpointing=config.engine.gradient_checkpointing,
-    )
-    check_vocabulary(ready.source, model, ready.tokenizer)
-    return model
 
 
 def _benchmark(config: TrainConfig, ready: RunInputs, observe: Observe) -> Benchmark | None:

@@ -29,7 +29,6 @@ from brorl.format import counted
 
 Kind = Literal["rollout", "learner", "verifier"]
 _PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")
-_TAKES_TURNS = 0.001  # CPUs that Ray reserves for a process that works while others wait
 _PLACING_S = 120.0
 _POLL_S = 0.2
 
@@ -79,26 +78,27 @@ class ClusterShape:
 
     def bundles(self, kind: Kind) -> list[dict[str, float]]:
         """Return the CPUs and GPUs to reserve for each process of a kind; none for those in the place of another."""
-        others = _TAKES_TURNS if self.in_turn else float(self.cpus)
+        others = 0 if self.in_turn else self.cpus
         match kind:
             case "rollout" if self.colocated:
                 number, gpus = max(self.rollout_workers, self.learner_ranks), int(self.needed_gpus > 0)
-                return [_bundle(self.cpus + _TAKES_TURNS, gpus)] * number
+                return _bundles(number, self.cpus, gpus)
             case "rollout":
-                return [_bundle(self.cpus, self.gpus_per_rollout_worker)] * self.rollout_workers
+                return _bundles(self.rollout_workers, self.cpus, self.gpus_per_rollout_worker)
             case "learner" if self.colocated:
                 return []
             case "learner":
-                return [_bundle(others, self.gpus_per_learner_rank)] * self.learner_ranks
+                return _bundles(self.learner_ranks, others, self.gpus_per_learner_rank)
             case "verifier":
-                return [_bundle(others, 0)] * self.verifier_workers
+                return _bundles(self.verifier_workers, others, 0)
 
     def request(self, kind: Kind) -> dict[str, float]:
         """Return the CPUs and GPUs that each process of a kind takes of its place, as the options of an actor."""
-        own = kind == "rollout" or not (self.in_turn or self.colocated)
+        own_cpus = kind == "rollout" or not self.in_turn
         gpus: float = {"rollout": self.gpus_per_rollout_worker, "learner": self.gpus_per_learner_rank}.get(kind, 0)
-        both = self.gpus_per_rollout_worker and self.gpus_per_learner_rank
-        return {"num_cpus": self.cpus if own else _TAKES_TURNS, "num_gpus": gpus / 2 if self.colocated and both else gpus}
+        if self.colocated and self.gpus_per_rollout_worker and self.gpus_per_learner_rank:
+            gpus = gpus / 2
+        return {"num_cpus": self.cpus if own_cpus else 0, "num_gpus": gpus}
 
 
 class Cluster:
@@ -138,7 +138,9 @@ class Cluster:
             kind: The kind of process.
             number: Its number among these, from 0.
         """
-        group = self._groups["rollout" if kind == "learner" and self.shape.colocated else kind]
+        group = self._groups.get("rollout" if kind == "learner" and self.shape.colocated else kind)
+        if group is None:  # nothing is reserved for it
+            return {**self.shape.request(kind), "scheduling_strategy": "SPREAD"}
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
         return {**self.shape.request(kind), "scheduling_strategy": place}
 
@@ -234,12 +236,13 @@ class Cluster:
                 self._groups[kind] = placement_group(bundles, "PACK" if together else "SPREAD")
         deadline = monotonic() + _PLACING_S
         for kind, group in self._groups.items():
-            if not group.wait(max(1.0, deadline - monotonic())):
-                raise UserError(
-                    f"Ray found no place for {len(group.bundle_specs)} {kind} processes of "
-                    f"{group.bundle_specs[0]} within {_PLACING_S:g} s; other programs use the cluster, or no machine "
-                    "has these resources: wait for the programs, or lower the settings cluster.*_per_*"
-                )
+            while not group.wait(_POLL_S):  # short, for Ctrl-C
+                if monotonic() > deadline:
+                    raise UserError(
+                        f"Ray found no place for {len(group.bundle_specs)} {kind} processes of "
+                        f"{group.bundle_specs[0]} within {_PLACING_S:g} s; other programs use the cluster, or no "
+                        "machine has these resources: wait for the programs, or lower the settings cluster.*_per_*"
+                    )
 
 
 def versions() -> dict[str, str]:
@@ -256,9 +259,10 @@ def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str
     """
     for machine, found in of_machines.items():
         for name, expected in here.items():
-            if found.get(name) != expected:
-                fix = f"install Python {expected} there" if name == "python" else f"there: pip install {name}=={expected}"
-                return f"machine {machine} has {name} {found.get(name, 'not installed')}, and this one {expected}; {fix}"
+            has = found.get(name, "not installed")
+            if has != expected:
+                fix = f"Python {expected}" if name == "python" else f"{name}=={expected}"
+                return f"machine {machine} has {name} {has}, and this machine has {expected}; install {fix} there"
     return None
 
 
@@ -294,5 +298,7 @@ def _machines() -> list[dict[str, Any]]:
     return [one for one in ray.nodes() if one["Alive"]]
 
 
-def _bundle(cpus: float, gpus: float) -> dict[str, float]:
-    return {"CPU": cpus, "GPU": gpus} if gpus else {"CPU": cpus}
+def _bundles(number: int, cpus: float, gpus: float) -> list[dict[str, float]]:
+    """Return equal bundles; none if there is nothing to reserve."""
+    one = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+    return [one] * number if one else []
