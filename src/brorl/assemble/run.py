@@ -127,7 +127,9 @@ def _placed_parts(
     cluster.start()
     observe(Phase("loading", "model"))
     learner = place_learner(cluster, config, ready, directory.path, say, observe)
-    return place_engine(cluster, config, ready.context, say, observe), learner
+    engine = place_engine(cluster, config, ready.context, say, observe)
+    learner.num_parameters()  # waits for the ranks, which load the model while the workers do
+    return engine, learner
 
 
 def _parts(config: TrainConfig, ready: RunInputs, engine: Engine, learner: Learner, outputs: Outputs) -> TrainingRun:

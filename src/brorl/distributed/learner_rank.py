@@ -6,6 +6,7 @@ reports its activities and its lines for the user.
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 from collections.abc import Callable
@@ -49,11 +50,13 @@ class Built(NamedTuple):
 
     Attributes:
         machine: Name of its machine.
+        process: Its process id there.
         parameters: Number of parameters.
         trained: Number of trained ones.
     """
 
     machine: str
+    process: int
     parameters: int
     trained: int
 
@@ -77,12 +80,13 @@ class LearnerRank:
             one.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{one.getsockname()[1]}"
 
-    def build(self, build: BuildLearner, place: RankPlace, shared: Path | None) -> Built:
+    def build(self, build: BuildLearner, world_size: int, rendezvous: str, shared: Path | None) -> Built:
         """Make the learner.
 
         Args:
             build: Makes it.
-            place: The place of this rank.
+            world_size: Number of ranks.
+            rendezvous: The address at which they find each other.
             shared: A folder of the driver that this machine must see and be able to write to, or None.
 
         Raises:
@@ -93,10 +97,11 @@ class LearnerRank:
             _check_shared(shared, machine)
         say = self._reports.put if self._rank == 0 else _ignore
         try:
-            self._learner = build(place, say, say)
+            self._learner = build(RankPlace(self._rank, world_size, rendezvous), say, say)
         except UserError as error:
             raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
-        return Built(machine, self._learner.num_parameters(), self._learner.num_parameters(only_trainable=True))
+        learner = self._learner
+        return Built(machine, os.getpid(), learner.num_parameters(), learner.num_parameters(only_trainable=True))
 
     def call(self, method: str, *arguments: Any) -> tuple[Any, list[Report]]:
         """Call a method of the learner.

@@ -8,6 +8,7 @@ stalls is a `LearnerLostError`: the updates since the last checkpoint are lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 from brorl.activity import Observe
 from brorl.algorithms.groups import Group
 from brorl.distributed.cluster import Cluster
-from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank, RankPlace
+from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank
 from brorl.distributed.shipped_groups import TreeExchange
 from brorl.distributed.weights import RemoteWeights
 from brorl.errors import LearnerLostError, UserError
@@ -40,9 +41,7 @@ class RemoteLearner:
         say: Receives the lines of rank 0 for the user.
         observe: Receives the activities of rank 0.
 
-    Raises:
-        UserError: If the model cannot be loaded, or the folder is not shared.
-        LearnerLostError: If a rank dies or stalls.
+    The ranks make their learners while other processes start; the first use of this object waits for them.
     """
 
     def __init__(
@@ -61,16 +60,18 @@ class RemoteLearner:
         self._ranks = [actor.options(**cluster.options("learner", rank)).remote(rank) for rank in range(world_size)]
         cluster.on_release(self.close)
         self._ask_for_reports()
-        (rendezvous,) = self._wait([self._ranks[0].rendezvous.remote()])
-        self._built: list[Built] = self._wait([
-            one.build.remote(build, RankPlace(rank, world_size, rendezvous), shared)
-            for rank, one in enumerate(self._ranks)
-        ])  # fmt: skip
+        rendezvous = self._ranks[0].rendezvous.remote()
+        self._builds = [one.build.remote(build, world_size, rendezvous, shared) for one in self._ranks]
 
-    @property
-    def machines(self) -> list[str]:
-        """The machine of each rank."""
-        return [one.machine for one in self._built]
+    @cached_property
+    def built(self) -> list[Built]:
+        """The facts of each rank; waits until all ranks have made their learner.
+
+        Raises:
+            UserError: If a machine does not have the model or does not see the shared folder.
+            LearnerLostError: If a rank dies or stalls.
+        """
+        return self._wait(self._builds)
 
     def close(self) -> None:
         """End all ranks."""
@@ -106,7 +107,7 @@ class RemoteLearner:
 
     def num_parameters(self, only_trainable: bool = False) -> int:
         """Return the number of the model's parameters; see `Learner`."""
-        return self._built[0].trained if only_trainable else self._built[0].parameters
+        return self.built[0].trained if only_trainable else self.built[0].parameters
 
     def save_pretrained(self, folder: Path) -> None:
         """Let the ranks write the weights and the model's config in Hugging Face format."""
