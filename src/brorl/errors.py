@@ -41,6 +41,12 @@ class LearnerLostError(UserError):
     exit_code = 1
 
 
+class WorkersLostError(UserError):
+    """Worker processes of a cluster were lost more often than the settings allow."""
+
+    exit_code = 1
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an exception's message without a full stop; its type if there is no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -295,7 +295,8 @@ def _check_versions() -> None:
 
 
 def _machines() -> list[dict[str, Any]]:
-    return [one for one in ray.nodes() if one["Alive"]]
+    nodes: Any = ray.nodes  # untyped
+    return [one for one in nodes() if one["Alive"]]
 
 
 def _bundles(number: int, cpus: float, gpus: float) -> list[dict[str, float]]:

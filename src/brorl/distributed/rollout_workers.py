@@ -1,0 +1,133 @@
+"""A pool of rollout workers as Ray actors, each with its own engine.
+
+In: sampling tasks and weights. Out: trees, with the version of the weights that sampled them. The trees of a task are
+fetched from the object store when `done` returns them. Weights are put there once, and each worker loads them between
+two tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from brorl.distributed.supervisor import Job, Staffing, Supervisor
+from brorl.distributed.weights import RemoteWeights
+from brorl.rollout.engine import Engine
+from brorl.rollout.pool import SampledTask, SampleTask
+from brorl.tree import RolloutTree
+
+
+class RolloutWorker:
+    """The engine of one worker process.
+
+    Args:
+        build: Makes the engine.
+        threads: Threads of torch.
+    """
+
+    def __init__(self, build: Callable[[], Engine], threads: int) -> None:
+        self._build = build
+        self._threads = threads
+
+    def start(self) -> tuple[int, ...]:
+        """Make the engine; return its stop tokens."""
+        torch.set_num_threads(self._threads)
+        self._engine = self._build()
+        return self._engine.stop_token_ids
+
+    def load(self, weights: RemoteWeights, version: int) -> tuple[None, None]:
+        """Load weights."""
+        self._engine.load_weights(weights, version)
+        return None, None
+
+    def sample(self, task: SampleTask) -> tuple[tuple[int, float], list[RolloutTree]]:
+        """Sample a task; return the version of the weights and the seconds, and the trees."""
+        start = perf_counter()
+        trees = self._engine.sample(task.prompts, task.num_rollouts, task.sampling, task.seed, task.first)
+        return (self._engine.version, perf_counter() - start), trees
+
+
+class RayRolloutPool:
+    """Samples tasks on rollout workers; see `SamplingPool`.
+
+    A task that starts after `publish` has returned is sampled with the published weights, and so is the repetition of a
+    task whose worker was lost. The results of finished tasks stay in the object store until `done` returns them. A
+    caller that samples ahead must limit the number of its open tickets.
+
+    Args:
+        build: Makes the engine in a worker's process; it can be pickled, and gives the same engine in every process.
+        staffing: The workers.
+        threads: Threads of torch in each worker.
+        say: Receives a line for each lost worker.
+
+    Raises:
+        Exception: The error of `build`.
+        WorkersLostError: If too many workers are lost during the start.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], Engine],
+        staffing: Staffing,
+        threads: int = 1,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._supervisor = Supervisor(partial(RolloutWorker, build, threads), staffing, say)
+        self.num_workers = staffing.number
+        self.stop_token_ids: tuple[int, ...] = self._supervisor.started[0].receipt
+
+    @property
+    def processes(self) -> list[tuple[str, int]]:
+        """Host name and process id of each worker that runs."""
+        return [(worker.host, worker.pid) for worker in self._supervisor.started]
+
+    def submit(self, task: SampleTask) -> int:
+        """Queue a task; see `SamplingPool`.
+
+        Raises:
+            WorkersLostError: If too many workers have been lost.
+        """
+        return self._supervisor.submit(Job("sample", (task,), _title(task)))
+
+    def done(self, timeout_s: float | None = None) -> list[SampledTask]:
+        """Wait for tasks; see `SamplingPool`.
+
+        Returns:
+            The tasks that are done; none if no task is open, or after the timeout.
+
+        Raises:
+            Exception: The exception of the engine, if a task raised one; the other tasks continue.
+            WorkersLostError: If too many workers have been lost.
+        """
+        return [SampledTask(one.ticket, one.payload, *one.receipt) for one in self._supervisor.finished(timeout_s)]
+
+    def discard(self, tickets: Iterable[int]) -> None:
+        """Forget tasks; see `SamplingPool`."""
+        self._supervisor.discard(tickets)
+
+    def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Sample with these weights from now on; see `SamplingPool`.
+
+        Free workers load them at once, the others after their task.
+
+        Args:
+            weights: The weights by name; `RemoteWeights` are not copied again.
+            version: Their version.
+        """
+        remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights)
+        self._supervisor.prepare(Job("load", (remote, version), f"loading the weights of version {version}"))
+
+    def close(self) -> None:
+        """End all workers."""
+        self._supervisor.close()
+
+
+def _title(task: SampleTask) -> str:
+    """Return the work of a task, with the numbers of its prompts."""
+    last = task.first + len(task.prompts) - 1
+    numbers = f"prompt {task.first}" if last == task.first else f"prompts {task.first} to {last}"
+    return f"sampling {numbers} with seed {task.seed}"

@@ -1,0 +1,50 @@
+"""A Ray cluster of this machine for the tests of one module."""
+
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_ENVIRONMENT = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns about a future default
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": f"{_FOLDER}:{_FOLDER.parent}",  # workers import the functions and classes of the tests
+}
+
+
+@contextmanager
+def ray_cluster(num_cpus: int) -> Iterator[None]:
+    """Start Ray with a number of logical processors, and stop it at the end."""
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # the paths of its sockets must be short
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Ray's own start: files that it does not close
+        import ray
+
+        ray.init(
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            _temp_dir=str(folder),
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=1 << 28,
+        )
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.shutdown()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        shutil.rmtree(folder, ignore_errors=True)
