@@ -295,8 +295,7 @@ def _check_versions() -> None:
 
 
 def _machines() -> list[dict[str, Any]]:
-    nodes: Any = ray.nodes  # untyped
-    return [one for one in nodes() if one["Alive"]]
+    return [one for one in ray.nodes() if one["Alive"]]
 
 
 def _bundles(number: int, cpus: float, gpus: float) -> list[dict[str, float]]:

@@ -76,10 +76,9 @@ class LearnerRank:
 
     def rendezvous(self) -> str:
         """Return an address of this machine with a free port."""
-        address: Any = ray.util.get_node_ip_address  # untyped
         with socket.socket() as one:
             one.bind(("", 0))
-            return f"tcp://{address()}:{one.getsockname()[1]}"
+            return f"tcp://{ray.util.get_node_ip_address()}:{one.getsockname()[1]}"
 
     def build(self, build: BuildLearner, world_size: int, rendezvous: str, shared: Path | None) -> Built:
         """Make the learner.

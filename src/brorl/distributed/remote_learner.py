@@ -56,11 +56,9 @@ class RemoteLearner:
         self._timeout_s, self._say, self._observe = timeout_s, say, observe
         self._exchange = TreeExchange()
         world_size = cluster.shape.learner_ranks
-        actor = ray.remote(LearnerRank)
-        self._ranks = [
-            actor.options(concurrency_groups={"reports": 1}, **cluster.options("learner", rank)).remote(rank)
-            for rank in range(world_size)
-        ]
+        remote: Any = ray.remote  # its types do not know concurrency groups
+        actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
+        self._ranks = [actor.options(**cluster.options("learner", rank)).remote(rank) for rank in range(world_size)]
         cluster.on_release(self.close)
         self._ask_for_reports()
         rendezvous = self._ranks[0].rendezvous.remote()
