@@ -1,0 +1,138 @@
+"""Samples per second of rollout workers on Ray: two workers, one worker, and the engine of this process.
+
+In: the recipe `quickstart` with its shipped model. Out: a table of medians over interleaved rounds, and the ratio of
+two workers to one. Every worker has one thread. All samplers get the same tasks and seeds, and their trees must be
+equal, log-probs included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+os.environ.update({"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"})
+
+import ray
+import torch
+
+from brorl.assemble.engine import build_engine
+from brorl.assemble.inputs import prepare
+from brorl.assemble.run import build_model
+from brorl.config.reading import make_config, read_recipe
+from brorl.distributed.rollout_workers import RayRolloutPool
+from brorl.distributed.supervisor import Staffing
+from brorl.model.forward import choose_forward
+from brorl.rollout.engine import Engine
+from brorl.rollout.pooled_engine import PooledEngine
+from brorl.sampling import SamplingParams
+from brorl.tree import RolloutTree
+
+Sample = Callable[[int], list[RolloutTree]]
+
+
+class Timing(NamedTuple):
+    """One call: wall time, and processor time of this process."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-rollouts", type=int, default=512)
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--prompts-per-task", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    config = make_config(read_recipe("quickstart"), {"device": "cpu"}, "quickstart")
+    prompts = [p.token_ids for p in prepare(config, config.model).prompts.train.take(options.prompts)]
+    sampling = SamplingParams(max_new_tokens=config.sampling.max_new_tokens)
+    size, num_rollouts = options.prompts_per_task, options.num_rollouts
+
+    def in_tasks(engine: Engine, seed: int) -> list[RolloutTree]:
+        return [
+            tree
+            for first in range(0, len(prompts), size)
+            for tree in engine.sample(prompts[first : first + size], num_rollouts, sampling, seed, first)
+        ]
+
+    def in_one_call(engine: Engine, seed: int) -> list[RolloutTree]:
+        return engine.sample(prompts, num_rollouts, sampling, seed)
+
+    local = quickstart_engine()
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+        ray.init(num_cpus=3, include_dashboard=False, _temp_dir=folder, log_to_driver=False, configure_logging=False)
+        pools = [pool_of(1), pool_of(2)]
+        try:
+            one, two = (PooledEngine(pool, size) for pool in pools)
+            samplers: dict[str, Sample] = {
+                "this process, task by task": partial(in_tasks, local),
+                "1 worker": partial(in_one_call, one),
+                "2 workers": partial(in_one_call, two),
+            }
+            timings = measure(samplers, options.rounds)
+        finally:
+            for pool in pools:
+                pool.close()
+            ray.shutdown()
+    report(timings, options.prompts * num_rollouts)
+
+
+def quickstart_engine() -> Engine:
+    """Make the engine of the recipe."""
+    config = make_config(read_recipe("quickstart"), {"device": "cpu"}, "quickstart")
+    ready = prepare(config, config.model)
+    model = build_model(config, ready)
+    forward = choose_forward(model, config.engine.forward, ready.context)
+    return build_engine(config, ready.source, model, ready.tokenizer, forward)
+
+
+def pool_of(number: int) -> RayRolloutPool:
+    """Start rollout workers."""
+    staffing = Staffing("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=0)
+    return RayRolloutPool(quickstart_engine, staffing, threads=1, say=lambda line: print(line, file=sys.stderr))
+
+
+def measure(samplers: dict[str, Sample], rounds: int) -> dict[str, list[Timing]]:
+    """Call all samplers in turn, with one seed per round; the first round warms up.
+
+    Raises:
+        SystemExit: If two samplers return different trees.
+    """
+    timings: dict[str, list[Timing]] = {name: [] for name in samplers}
+    for number in range(rounds + 1):
+        trees: dict[str, list[RolloutTree]] = {}
+        for name, sample in samplers.items():
+            start, cpu_start = time.perf_counter(), time.process_time()
+            trees[name] = sample(number)
+            if number:
+                timings[name].append(Timing(time.perf_counter() - start, time.process_time() - cpu_start))
+        first, *others = trees.values()
+        if any(other != first for other in others):
+            raise SystemExit(f"round {number}: the samplers returned different trees")
+        print(f"\rround {number} of {rounds}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return timings
+
+
+def report(timings: dict[str, list[Timing]], samples: int) -> None:
+    """Print medians, and the ratio of two workers to one."""
+    print("| sampler | samples/s | seconds per call | CPU seconds of this process |\n|---|---:|---:|---:|")
+    for name, calls in timings.items():
+        seconds, cpu = (median(values) for values in zip(*calls, strict=True))
+        print(f"| {name} | {samples / seconds:,.0f} | {seconds:.3f} | {cpu:.3f} |")
+    ratios = [a.seconds / b.seconds for a, b in zip(timings["1 worker"], timings["2 workers"], strict=True)]
+    print(f"\n2 workers against 1: {median(ratios):.2f} times (rounds: {min(ratios):.2f} to {max(ratios):.2f})")
+    print("The trees of all samplers were equal in every round, log-probs included.")
+
+
+if __name__ == "__main__":
+    main()
