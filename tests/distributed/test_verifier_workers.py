@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray_cluster import ray_cluster
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
@@ -17,7 +18,6 @@ from brorl.verify.domains.countdown import CountdownVerifier
 from brorl.verify.domains.math import MathVerifier
 from brorl.verify.sandbox.pool import WorkerPool
 from brorl.verify.verifier import TrialResponses, Verdict, Verifier
-from ray_cluster import ray_cluster
 
 pytest.importorskip("ray")
 pytestmark = [
@@ -43,7 +43,7 @@ class FatalVerifier:
         return Verdict(even, float(even), response, "even" if even else "odd", 0.0)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        return {reference: "is checked here" for reference in references}
+        return dict.fromkeys(references, "is checked here")
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         return TrialResponses(reference, others)

@@ -6,12 +6,13 @@ training loop, whose work is done in other processes. Ray is imported when the f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -21,6 +22,7 @@ from brorl.assemble.engine import build_engine, flat_line
 from brorl.assemble.inputs import RunInputs
 from brorl.assemble.model import build_model, build_sampling_model
 from brorl.assemble.settings import build_learner_settings
+from brorl.assemble.verification import build_verifiers, build_workers
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.forward import choose_forward
@@ -30,11 +32,13 @@ from brorl.rollout.pooled_engine import PooledEngine
 from brorl.seeds import derived_seed
 from brorl.training.learner import Learner
 from brorl.training.tree_learner import TreeLearner
+from brorl.verify.verifier import Verifier
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import Cluster
     from brorl.distributed.learner_rank import RankPlace
     from brorl.distributed.rollout_workers import RayRolloutPool
+    from brorl.distributed.supervisor import Staffing
 
 Say = Callable[[str], None]
 
@@ -93,20 +97,47 @@ def place_engine(cluster: Cluster, config: TrainConfig, context: int, say: Say, 
 def place_pool(cluster: Cluster, config: TrainConfig, context: int, say: Say) -> RayRolloutPool:
     """Start the rollout workers; see `place_engine`."""
     from brorl.distributed.rollout_workers import RayRolloutPool
+
+    settings = config.cluster
+    recipe = _EngineRecipe(_on(config, "cuda" if settings.gpus_per_rollout_worker else "cpu"), context)
+    pool = RayRolloutPool(recipe, _staffing(cluster, config, "rollout"), settings.cpus_per_worker, say)
+    cluster.on_release(pool.close)
+    return pool
+
+
+def place_verifiers(
+    cluster: Cluster, config: TrainConfig, verifiers: Mapping[str, Verifier], say: Say
+) -> Mapping[str, Verifier]:
+    """Start the verifier workers, and return verifiers over them; without such workers return the given ones.
+
+    Args:
+        cluster: The cluster, which has started.
+        config: The settings.
+        verifiers: The verifier of each domain in this process.
+        say: Receives a line for each lost worker.
+    """
+    if not config.cluster.verifier_workers:
+        return verifiers
+    from brorl.distributed.verifier_workers import RemoteVerifier, VerifierWorkers
+
+    recipe = _VerifierRecipe(config, tuple(verifiers), Path.cwd())
+    workers = VerifierWorkers(recipe, _staffing(cluster, config, "verifier"), say=say)
+    cluster.on_release(workers.close)
+    return {domain: RemoteVerifier(local, domain, workers) for domain, local in verifiers.items()}
+
+
+def _staffing(cluster: Cluster, config: TrainConfig, kind: Literal["rollout", "verifier"]) -> Staffing:
+    """Return the number, the places and the limits of the workers of a kind."""
     from brorl.distributed.supervisor import Staffing
 
     settings = config.cluster
-    staffing = Staffing(
-        kind="rollout worker",
-        number=settings.rollout_workers,
-        options=partial(cluster.options, "rollout"),
+    return Staffing(
+        kind=f"{kind} worker",
+        number=settings.rollout_workers if kind == "rollout" else settings.verifier_workers,
+        options=partial(cluster.options, kind),
         timeout_s=settings.task_timeout_s,
         max_restarts=settings.max_restarts,
     )
-    device = "cuda" if settings.gpus_per_rollout_worker else "cpu"
-    pool = RayRolloutPool(_EngineRecipe(_on(config, device), context), staffing, settings.cpus_per_worker, say)
-    cluster.on_release(pool.close)
-    return pool
 
 
 def place_learner(
@@ -156,6 +187,31 @@ class _EngineRecipe:
         model = build_sampling_model(config, config.model)
         forward = choose_forward(model, config.engine.forward, self.context)
         return build_engine(config, config.model, model, tokenizer, forward)
+
+
+@dataclass(frozen=True)
+class _VerifierRecipe:
+    """Makes the verifiers of a verifier worker, in its process.
+
+    Attributes:
+        config: The settings.
+        domains: The domains of the data.
+        folder: Working directory of this process; the paths of a user's functions may be relative to it.
+    """
+
+    config: TrainConfig
+    domains: tuple[str, ...]
+    folder: Path
+
+    def __call__(self) -> Mapping[str, Verifier]:
+        """Make the verifier of each domain.
+
+        Raises:
+            UserError: If the machine does not have a user's function.
+        """
+        if self.folder.is_dir():
+            os.chdir(self.folder)
+        return build_verifiers(self.config, self.domains, build_workers(self.config))
 
 
 @dataclass(frozen=True)

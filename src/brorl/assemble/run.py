@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms import advantages
-from brorl.assemble.cluster import place_engine, place_learner
+from brorl.assemble.cluster import place_engine, place_learner, place_verifiers
 from brorl.assemble.engine import build_engine, flat_line
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
 from brorl.assemble.model import build_model
@@ -96,7 +96,14 @@ def build_run(
     if cluster is None:
         engine, learner = _local_parts(config, ready, say, observe)
     else:
-        engine, learner = _placed_parts(cluster, config, ready, directory, say, observe)
+        observe(Phase("starting", "cluster"))
+        cluster.start()
+        observe(Phase("loading", "model"))
+        learner = place_learner(cluster, config, ready, directory.path, say, observe)
+        verifiers = place_verifiers(cluster, config, ready.grader.verifiers, say)
+        ready = ready._replace(grader=replace(ready.grader, verifiers=verifiers))
+        engine = place_engine(cluster, config, ready.context, say, observe)
+        learner.num_parameters()  # waits for the ranks, which load the model while the workers start
     outputs = Outputs(directory, ready.tokenizer, config.keep_checkpoints, ready.grader, report, observe)
     run = _parts(config, ready, engine, learner, outputs)
     return run, _restore(run, config, checkpoint)
@@ -112,24 +119,6 @@ def _local_parts(
         say(line)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
     return engine, TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), say, observe)
-
-
-def _placed_parts(
-    cluster: Cluster,
-    config: TrainConfig,
-    ready: RunInputs,
-    directory: RunDirectory,
-    say: Callable[[str], None],
-    observe: Observe,
-) -> tuple[Engine, Learner]:
-    """Make an engine and a learner that work in other processes."""
-    observe(Phase("starting", "cluster"))
-    cluster.start()
-    observe(Phase("loading", "model"))
-    learner = place_learner(cluster, config, ready, directory.path, say, observe)
-    engine = place_engine(cluster, config, ready.context, say, observe)
-    learner.num_parameters()  # waits for the ranks, which load the model while the workers do
-    return engine, learner
 
 
 def _parts(config: TrainConfig, ready: RunInputs, engine: Engine, learner: Learner, outputs: Outputs) -> TrainingRun:

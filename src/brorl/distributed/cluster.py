@@ -21,6 +21,7 @@ from time import monotonic, sleep
 from typing import Any, Literal
 
 import ray
+from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -111,7 +112,7 @@ class Cluster:
 
     def __init__(self, shape: ClusterShape, say: Callable[[str], None] = lambda _: None) -> None:
         self.shape = shape
-        self._say = say
+        self.say = say
         self._temporary: str | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
@@ -143,6 +144,16 @@ class Cluster:
             return {**self.shape.request(kind), "scheduling_strategy": "SPREAD"}
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
         return {**self.shape.request(kind), "scheduling_strategy": place}
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Call a function in another process of the cluster, and return its result; it can be pickled."""
+        result = ray.remote(function).options(num_cpus=0, max_retries=3).remote()
+        while not ray.wait([result], timeout=_POLL_S)[0]:  # short waits, for Ctrl-C
+            pass
+        try:
+            return ray.get(result)
+        except RayTaskError as error:
+            raise error.cause from error
 
     def on_release(self, end: Callable[[], None]) -> None:
         """Call a function when the processes of the run end."""
@@ -201,7 +212,7 @@ class Cluster:
         while (missing := self.shape.nodes - len(_machines())) > 0:
             join = f"ray start --address={ray.get_runtime_context().gcs_address}"
             if not has_said:
-                self._say(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
+                self.say(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
                 has_said = True
             if monotonic() > deadline:
                 raise UserError(
