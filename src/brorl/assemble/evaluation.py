@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -161,7 +160,7 @@ def load_evaluated_model(
         cluster.start()
         verifiers = place_verifiers(cluster, config, verifiers, cluster.say)
         engine = place_engine(cluster, config, context, cluster.say, observe)
-        weights = cluster.call(partial(_fingerprint, config))
+        weights = cluster.call(_fingerprint, config)
     evaluated = EvaluatedModel(
         engine,
         ready.sampling,

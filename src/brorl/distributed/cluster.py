@@ -145,9 +145,9 @@ class Cluster:
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
         return {**self.shape.request(kind), "scheduling_strategy": place}
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function in another process of the cluster, and return its result; it can be pickled."""
-        result = ray.remote(function).options(num_cpus=0, max_retries=3).remote()
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of a module in another process of the cluster, and return its result."""
+        result = ray.remote(function).options(num_cpus=0).remote(*arguments)
         while not ray.wait([result], timeout=_POLL_S)[0]:  # short waits, for Ctrl-C
             pass
         try:
