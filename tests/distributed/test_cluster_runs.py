@@ -51,7 +51,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_cluster_trains_as_one_process_does(cluster: None, alone: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_trains_as_one_process_does(alone: Path, tmp_path: Path) -> None:
     """Weights, optimizer, reference, metrics and responses; the run is resumed without a cluster in between."""
     run = tmp_path / "run"
     first = command("train", *_RUN, *_CLUSTER, _WHOLE_BATCH, "--steps=2", "--output_dir", run)
@@ -62,8 +63,9 @@ def test_a_cluster_trains_as_one_process_does(cluster: None, alone: Path, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 def test_the_loss_of_processes_leaves_no_trace(
-    cluster: None, tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes of each kind are killed in one of the calls that they get; the other run has one worker and no loss."""
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
@@ -94,7 +96,8 @@ def test_ctrl_c_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_an_evaluation_on_a_cluster(cluster: None, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("cluster")
+def test_an_evaluation_on_a_cluster(tmp_path: Path) -> None:
     """Its counts are those of one process."""
     options = ("eval", "quickstart", "--samples=8", "--evaluation.num_prompts=3", "--max-new-tokens=12")
     results = []
@@ -120,7 +123,8 @@ def test_an_evaluation_on_a_cluster(cluster: None, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_cluster_that_is_too_small(cluster: None, tmp_path: Path, settings: list[str], parts: list[str]) -> None:
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_that_is_too_small(tmp_path: Path, settings: list[str], parts: list[str]) -> None:
     """The error comes before the model is loaded, and the run directory is removed."""
     outcome = command("train", *_RUN, "--cluster.nodes=1", *settings, "--output_dir", tmp_path / "run")
     assert outcome.code == 2
