@@ -26,7 +26,7 @@ from torch import Tensor
 from brorl.algorithms.policy_loss import node_weights
 from brorl.assemble.engine import build_engine
 from brorl.assemble.inputs import prepare
-from brorl.assemble.model import build_model
+from brorl.assemble.learner import build_model
 from brorl.config.reading import make_config, read_recipe
 from brorl.model.logprobs import tree_logprobs
 from brorl.prompts.prompt import Prompt
@@ -89,7 +89,7 @@ def load(model: str, num_prompts: int) -> Workload:
     """Load the model and choose training prompts of the recipe at random."""
     config = make_config(read_recipe("quickstart"), {"device": "cpu"}, "quickstart")
     ready = prepare(config, model)
-    engine = build_engine(config, ready.source, build_model(config, ready.source, ready.tokenizer), ready.tokenizer)
+    engine = build_engine(config, ready.source, build_model(config, ready), ready.tokenizer)
     train = ready.prompts.train.take(ready.prompts.train.num_prompts)
     chosen = np.random.default_rng(0).choice(len(train), num_prompts, replace=False)
     return Workload(engine, [train[i] for i in chosen], ready.grader.decode, config.sampling.max_new_tokens)

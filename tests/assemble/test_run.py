@@ -17,7 +17,7 @@ from brorl.algorithms.groups import Group
 from brorl.api.data_result import describe_data
 from brorl.assemble.data import build_questions, check_split
 from brorl.assemble.inputs import input_lines, prepare
-from brorl.assemble.model import build_model
+from brorl.assemble.learner import build_model
 from brorl.assemble.objective import build_advantages
 from brorl.assemble.run import build_run
 from brorl.assemble.settings import build_learner_settings, build_policy_loss
@@ -221,8 +221,7 @@ def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_dtype_of_the_trained_weights(tiny: Path, dtype: str) -> None:
     settings = config(tiny, dtype=dtype)
-    ready = prepare(settings, str(tiny))
-    model = build_model(settings, ready.source, ready.tokenizer)
+    model = build_model(settings, prepare(settings, str(tiny)))
     expected = torch.float64 if dtype == "float64" else torch.float32
     assert {p.dtype for p in model.parameters()} == {expected}
 

@@ -67,16 +67,16 @@ def test_a_cluster_trains_as_one_process_does(alone: Path, tmp_path: Path) -> No
 def test_the_loss_of_processes_leaves_no_trace(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes of each kind are killed in one of the calls that they get; the other run has one worker and no loss."""
+    """A process of each kind is killed in one of the calls that it gets; the other run has one worker and no loss."""
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
-    one_worker = ("--cluster.nodes=1", "--cluster.rollout_workers=1")
-    counts = _Kills({}, monkeypatch).counts
+    one_worker = ("--cluster.nodes=1", "--cluster.rollout_workers=1", "--cluster.learner_ranks=2")
+    counts = _Kills({}, rng, monkeypatch).counts
     assert command("train", *_RUN, *one_worker, "--output_dir", undisturbed).code == 0
     kill_at = {kind: int(rng.integers(1, number + 1)) for kind, number in counts.items()}
     kill_at["verifier"] = int(rng.integers(1, STEPS))
     print(kill_at)
-    kills = _Kills(kill_at, monkeypatch)
-    outcome = command("train", *_RUN, *_CLUSTER, "--output_dir", disturbed)
+    kills = _Kills(kill_at, rng, monkeypatch)
+    outcome = command("train", *_RUN, *_CLUSTER, "--cluster.learner_ranks=2", "--output_dir", disturbed)
     assert outcome.code == 0, outcome.said
     assert kills.done == {*kill_at}
     assert re.search(r"a process of the learner died .*; continuing from .* \(restart 1 of at most 10\)", outcome.said)
@@ -148,10 +148,11 @@ class _Kills:
 
     Args:
         kill_at: Number of the call, from 1, of each kind.
+        rng: Chooses one of the processes.
         monkeypatch: Puts everything back.
     """
 
-    def __init__(self, kill_at: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, kill_at: dict[str, int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
         from brorl.distributed.remote_learner import RemoteLearner
         from brorl.distributed.rollout_workers import RayRolloutPool
         from brorl.distributed.verifier_workers import VerifierWorkers
@@ -161,8 +162,8 @@ class _Kills:
         self._kill_at = kill_at
         monkeypatch.undo()
         places: list[tuple[str, Any, str, Callable[[Any], int]]] = [
-            ("learner", RemoteLearner, "_wait", lambda learner: learner.built[0].process),
-            ("rollout", RayRolloutPool, "submit", lambda pool: pool.processes[0][1]),
+            ("learner", RemoteLearner, "_wait", lambda learner: rng.choice([one.process for one in learner.built])),
+            ("rollout", RayRolloutPool, "submit", lambda pool: rng.choice([process for _, process in pool.processes])),
             ("verifier", VerifierWorkers, "verify", lambda workers: workers.processes[0][1]),
         ]
         for kind, owner, method, process in places:

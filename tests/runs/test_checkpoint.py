@@ -18,6 +18,7 @@ from brorl.runs.checkpoint import (
     best_checkpoint,
     complete_checkpoints,
     discard_unfinished,
+    find_damage,
     is_checkpoint,
     last_checkpoint,
     load_state,
@@ -284,3 +285,32 @@ def test_state_without_learner_is_possible(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     assert load_state(save_checkpoint(tmp_path, START, model, tokenizer)) == replace(START)
+
+
+class WithShards:
+    """A model whose ranks write shards beside it."""
+
+    def __init__(self, model: LlamaForCausalLM) -> None:
+        self._model = model
+
+    def save_pretrained(self, folder: Path, /) -> None:
+        self._model.save_pretrained(folder)
+        (folder / "shards").mkdir()
+        for rank in range(2):
+            (folder / "shards" / f"__{rank}_0.distcp").write_bytes(b"shard" * (rank + 1))
+
+
+def test_shards_are_a_part_of_the_checkpoint_and_found_where_it_was_moved(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    state = replace(state_after(1), learner={"shards": "shards", "updates": 3})
+    checkpoint = save_checkpoint(tmp_path / "run", state, WithShards(model), tokenizer)
+    assert "file 10 shards/__1_0.distcp\n" in (checkpoint / "COMMIT").read_text()
+    assert find_damage(checkpoint) is None
+    moved = (tmp_path / "run").rename(tmp_path / "elsewhere") / checkpoint.name
+    assert read_state(moved).learner == {"shards": str(moved / "shards"), "updates": 3}
+    shard = moved / "shards" / "__1_0.distcp"
+    shard.write_bytes(b"shard")
+    assert find_damage(moved) == "shards/__1_0.distcp has 5 bytes of 10"
+    shard.unlink()
+    assert find_damage(moved) == "shards/__1_0.distcp is missing"

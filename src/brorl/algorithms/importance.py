@@ -122,6 +122,48 @@ def importance_factors(
     return ImportanceFactors(node_M, response_L)
 
 
+@dataclass(frozen=True)
+class MismatchSums:
+    """Sums over sampled tokens, from which a `Mismatch` is made; they add up over parts of a batch.
+
+    Attributes:
+        num_tokens: Number of tokens.
+        ratio: Sum of w.
+        max: Largest w; 0 without tokens.
+        kl: Sum of w - 1 - log w.
+    """
+
+    num_tokens: int = 0
+    ratio: float = 0.0
+    max: float = 0.0
+    kl: float = 0.0
+
+    @classmethod
+    def of(cls, trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> MismatchSums:
+        """Sum over trees; see `mismatch`."""
+        if not trees:
+            return cls()
+        log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
+        count = np.concatenate([t.count for t in trees])
+        ratio = np.exp(log_ratio)
+        kl = float(count @ (np.expm1(log_ratio) - log_ratio))
+        return cls(int(count.sum()), float(count @ ratio), float(ratio.max()), kl)
+
+    @classmethod
+    def total(cls, parts: Sequence[MismatchSums]) -> MismatchSums:
+        """Return the sums over all parts."""
+        return cls(
+            sum(p.num_tokens for p in parts),
+            sum(p.ratio for p in parts),
+            max(p.max for p in parts),
+            sum(p.kl for p in parts),
+        )
+
+    def mean(self) -> Mismatch:
+        """Return the measures of at least one token."""
+        return Mismatch(self.ratio / self.num_tokens, self.max, self.kl / self.num_tokens)
+
+
 def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> Mismatch:
     """Measure how far the old policy is from the sampler, every rollout counted.
 
@@ -138,15 +180,7 @@ def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -
 
     Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """
-    log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
-    count = np.concatenate([t.count for t in trees])
-    ratio = np.exp(log_ratio)
-    num_tokens = int(count.sum())
-    return Mismatch(
-        mean=float(count @ ratio) / num_tokens,
-        max=float(ratio.max()),
-        kl=float(count @ (np.expm1(log_ratio) - log_ratio)) / num_tokens,
-    )
+    return MismatchSums.of(trees, old_logprobs).mean()
 
 
 def masked_share(
@@ -163,20 +197,36 @@ def masked_share(
         ValueError: If a log-prob of the sampler is needed and unknown.
     """
     num_tokens = sum(t.num_sampled_tokens for t in trees)
-    if correction.mode in ("none", "truncate") or not num_tokens:
-        return 0.0
+    return 1.0 - kept_tokens(trees, old_logprobs, correction) / num_tokens if num_tokens else 0.0
+
+
+def kept_tokens(
+    trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray], correction: ImportanceCorrection
+) -> float:
+    """Return the number of sampled tokens that no mask sets to 0; see `masked_share`."""
+    if correction.mode in ("none", "truncate"):
+        return float(sum(t.num_sampled_tokens for t in trees))
     kept = 0.0
     for tree, old_logprob_M in zip(trees, old_logprobs, strict=True):
         node_M, response_L = importance_factors(tree, old_logprob_M, correction)
         kept += float(tree.sum_below(tree.leaf_count * response_L)[node_M > 0].sum())
-    return 1.0 - kept / num_tokens
+    return kept
 
 
-def _log_ratio(tree: RolloutTree, old_logprob_M: FloatArray) -> FloatArray:
-    if np.isnan(tree.logprob).any():
+def check_sampler_logprobs(trees: Sequence[RolloutTree]) -> None:
+    """Check that the sampler's log-probs are known.
+
+    Raises:
+        ValueError: If some are not.
+    """
+    if any(np.isnan(tree.logprob).any() for tree in trees):
         raise ValueError(
             "the importance correction needs the log-probs that the engine sampled with, and some are unknown; use an "
             "engine that returns them, or set importance.correction: none"
         )
+
+
+def _log_ratio(tree: RolloutTree, old_logprob_M: FloatArray) -> FloatArray:
+    check_sampler_logprobs([tree])
     log_ratio_M: FloatArray = np.clip(old_logprob_M - tree.logprob, -_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO)
     return log_ratio_M

@@ -18,20 +18,19 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from brorl.activity import Observe
-from brorl.assemble.engine import build_engine, flat_line
-from brorl.assemble.inputs import RunInputs
-from brorl.assemble.model import build_model, build_sampling_model
-from brorl.assemble.settings import build_learner_settings
+from brorl.assemble.engine import build_engine, build_sampling_model
+from brorl.assemble.inputs import ModelInputs, RunInputs
+from brorl.assemble.learner import build_rank
 from brorl.assemble.verification import build_verifiers, build_workers
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.forward import choose_forward
-from brorl.model.load import end_tokens, load_tokenizer
+from brorl.model.load import load_tokenizer
 from brorl.rollout.engine import Engine
 from brorl.rollout.pooled_engine import PooledEngine
 from brorl.seeds import derived_seed
 from brorl.training.learner import Learner
-from brorl.training.tree_learner import TreeLearner
+from brorl.training.ranks import Backend, join
 from brorl.verify.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -242,13 +241,10 @@ class _LearnerRecipe:
         config = self.config
         torch.set_num_threads(config.cluster.cpus_per_worker)
         torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare` does: new adapters start from it
-        tokenizer = _tokenizer(config, self.source)
-        model = build_model(config, self.source, tokenizer)
-        forward = choose_forward(model, config.engine.forward, self.context)
-        if line := flat_line(forward):
-            say(line)
-        settings = build_learner_settings(config, end_tokens(model, tokenizer), forward)
-        return TreeLearner(model, settings, say, observe)
+        ready = ModelInputs(self.source, _tokenizer(config, self.source), self.context)
+        backend: Backend = "nccl" if config.cluster.gpus_per_learner_rank else "gloo"
+        ranks = join(place.rank, place.size, place.address, place.port, backend, config.cluster.learner_timeout_s)
+        return build_rank(config, ready, ranks, say, observe)
 
 
 def _on(config: TrainConfig, device: str) -> TrainConfig:

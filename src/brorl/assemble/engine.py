@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.activity import Observe, unobserved
+from brorl.assemble.settings import build_lora
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import FlatForward, TreeForward
 from brorl.model.load import choose_device, end_tokens, load_model
@@ -44,8 +45,15 @@ def build_engine(
             assert_never(config.engine.kind)
 
 
-def flat_line(forward: TreeForward | FlatForward) -> str | None:
-    """Return a line about the flat path with its reason; None for tree attention."""
-    if not isinstance(forward, FlatForward):
-        return None
-    return f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately"
+def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
+    """Load a model that only samples, in the format of the computation; a learner may publish its weights to it.
+
+    Args:
+        config: The settings.
+        source: Name or folder of the model.
+
+    Raises:
+        UserError: If it cannot be loaded.
+    """
+    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
+    return load_model(source, choose_device(config.device), dtype, build_lora(config))

@@ -18,10 +18,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from brorl.activity import Observe, unobserved
 from brorl.assemble.cluster import place_engine, place_verifiers
 from brorl.assemble.data import check_prompts
-from brorl.assemble.engine import build_engine
+from brorl.assemble.engine import build_engine, build_sampling_model
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.inputs import build_decode
-from brorl.assemble.model import build_sampling_model
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,

@@ -49,6 +49,20 @@ from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verifier
 
 
+class ModelInputs(NamedTuple):
+    """The inputs of a run that its learner needs.
+
+    Attributes:
+        source: Name or folder of the model or checkpoint.
+        tokenizer: Its tokenizer.
+        context: Tokens of the longest prompt and the longest response together.
+    """
+
+    source: str
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+
+
 class RunInputs(NamedTuple):
     """The checked inputs of a run; they are cheap, and complete before the model is loaded.
 

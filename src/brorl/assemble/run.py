@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms import advantages
 from brorl.assemble.cluster import place_engine, place_learner, place_verifiers
-from brorl.assemble.engine import build_engine, flat_line
+from brorl.assemble.engine import build_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
-from brorl.assemble.model import build_model
+from brorl.assemble.learner import build_forward, build_learner, build_model
 from brorl.assemble.objective import build_objective
 from brorl.assemble.resuming import check_resumable, go_back
 from brorl.assemble.settings import (
@@ -52,7 +52,6 @@ from brorl.training.monitor import Monitor
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.source import SourceState
 from brorl.training.stopwatch import Stopwatch
-from brorl.training.tree_learner import TreeLearner
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import Cluster
@@ -113,12 +112,10 @@ def _local_parts(
     config: TrainConfig, ready: RunInputs, say: Callable[[str], None], observe: Observe
 ) -> tuple[Engine, Learner]:
     """Make an engine and a learner with one model, in this process."""
-    model = build_model(config, ready.source, ready.tokenizer, observe)
-    forward = choose_forward(model, config.engine.forward, ready.context)
-    if line := flat_line(forward):
-        say(line)
+    model = build_model(config, ready, observe)
+    forward = build_forward(config, ready, model, say)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
-    return engine, TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), say, observe)
+    return engine, build_learner(config, model, forward, engine.stop_token_ids, say, observe)
 
 
 def _parts(config: TrainConfig, ready: RunInputs, engine: Engine, learner: Learner, outputs: Outputs) -> TrainingRun:
@@ -204,7 +201,7 @@ def build_pilot_parts(
     config: TrainConfig, ready: RunInputs, sampling: SamplingParams, observe: Observe = unobserved
 ) -> PilotParts:
     """Load the model and make the parts that a pilot measures, with the given sampling."""
-    model = build_model(config, ready.source, ready.tokenizer, observe)
+    model = build_model(config, ready, observe)
     forward = choose_forward(model, config.engine.forward, ready.context)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
     return PilotParts(

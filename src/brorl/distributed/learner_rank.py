@@ -33,13 +33,15 @@ class RankPlace:
 
     Attributes:
         rank: Its number, from 0.
-        world_size: Number of ranks.
-        rendezvous: Address at which the ranks find each other, as `tcp://HOST:PORT`.
+        size: Number of ranks.
+        address: Host of rank 0.
+        port: A port of this host, at which the ranks meet.
     """
 
     rank: int
-    world_size: int
-    rendezvous: str
+    size: int
+    address: str
+    port: int
 
 
 BuildLearner = Callable[[RankPlace, Callable[[str], None], Observe], Learner]
@@ -74,19 +76,19 @@ class LearnerRank:
         self._reports: SimpleQueue[Report] = SimpleQueue()
         self._learner: Any = None
 
-    def rendezvous(self) -> str:
-        """Return an address of this machine with a free port."""
+    def meeting_point(self) -> tuple[str, int]:
+        """Return the address of this machine and a free port."""
         with socket.socket() as one:
             one.bind(("", 0))
-            return f"tcp://{ray.util.get_node_ip_address()}:{one.getsockname()[1]}"
+            return ray.util.get_node_ip_address(), one.getsockname()[1]
 
-    def build(self, build: BuildLearner, world_size: int, rendezvous: str, shared: Path | None) -> Built:
+    def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], shared: Path | None) -> Built:
         """Make the learner.
 
         Args:
             build: Makes it.
-            world_size: Number of ranks.
-            rendezvous: The address at which they find each other.
+            size: Number of ranks.
+            meeting_point: The result of `meeting_point` of rank 0.
             shared: A folder of the driver that this machine must see and be able to write to, or None.
 
         Raises:
@@ -97,7 +99,7 @@ class LearnerRank:
             _check_shared(shared, machine)
         say = self._reports.put if self._rank == 0 else _ignore
         try:
-            self._learner = build(RankPlace(self._rank, world_size, rendezvous), say, say)
+            self._learner = build(RankPlace(self._rank, size, *meeting_point), say, say)
         except UserError as error:
             raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
         learner = self._learner

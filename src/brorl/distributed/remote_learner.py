@@ -22,7 +22,7 @@ from brorl.distributed.cluster import Cluster
 from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank
 from brorl.distributed.shipped_groups import TreeExchange
 from brorl.distributed.weights import RemoteWeights
-from brorl.errors import LearnerLostError, UserError
+from brorl.errors import LearnerLostError
 from brorl.training.learner import FloatArray, Update
 from brorl.tree import RolloutTree
 
@@ -55,14 +55,14 @@ class RemoteLearner:
     ) -> None:
         self._timeout_s, self._say, self._observe = timeout_s, say, observe
         self._exchange = TreeExchange()
-        world_size = cluster.shape.learner_ranks
+        size = cluster.shape.learner_ranks
         remote: Any = ray.remote  # its types do not know concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
-        self._ranks = [actor.options(**cluster.options("learner", rank)).remote(rank) for rank in range(world_size)]
+        self._ranks = [actor.options(**cluster.options("learner", rank)).remote(rank) for rank in range(size)]
         cluster.on_release(self.close)
         self._ask_for_reports()
-        rendezvous = self._ranks[0].rendezvous.remote()
-        self._builds = [one.build.remote(build, world_size, rendezvous, shared) for one in self._ranks]
+        meeting_point = self._ranks[0].meeting_point.remote()
+        self._builds = [one.build.remote(build, size, meeting_point, shared) for one in self._ranks]
 
     @cached_property
     def built(self) -> list[Built]:
@@ -168,8 +168,7 @@ class RemoteLearner:
         try:
             return ray.get(call)
         except RayTaskError as error:
-            if not isinstance(error.cause, UserError):
-                self._raise_if_lost([one for one in pending if one != call])
+            self._raise_if_lost([one for one in pending if one != call])
             raise error.cause from error
         except RayError as error:
             raise LearnerLostError(f"a process of the learner died ({type(error).__name__})") from error

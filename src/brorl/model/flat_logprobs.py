@@ -84,6 +84,7 @@ def flat_chunk_logprobs(
     next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
     entropy: bool = False,
+    recompute_prompts: bool = False,
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
 
@@ -93,10 +94,12 @@ def flat_chunk_logprobs(
         next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Tokens per forward pass, prompts and padding included, 1 or more; None for the default.
         entropy: Whether to compute the entropy of these distributions too, with a gradient.
+        recompute_prompts: As in `chunk_logprobs`; here it changes nothing, because each row holds its prompt.
 
     Yields:
         Chunks that together hold every node once.
     """
+    del recompute_prompts
     offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy)
     for rows in split_into_rows(trees, max_nodes or default_max_nodes(model)):
         yield _chunk(model, trees, offsets, rows, outputs)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -22,6 +23,7 @@ from brorl.model.kv_shape import KVShape
 from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, tree_logprobs
 from brorl.model.next_token import NextToken
 from brorl.model.own_cache import CacheError, check_own_cache
+from brorl.model.response_cost import row_costs, tree_costs
 from brorl.model.tree_attention import HooksError, position_limit
 from brorl.tree import RolloutTree
 
@@ -45,8 +47,18 @@ class Forward(Protocol):
         next_token: NextToken,
         max_nodes: int | None,
         entropy: bool,
+        recompute_prompts: bool = False,
     ) -> Iterator[ChunkLogprobs]:
         """Yield the log-probs of all nodes in chunks; see `brorl.model.logprobs.chunk_logprobs`."""
+        ...
+
+    def response_costs(self, tree: RolloutTree, cost_per_position: float) -> NDArray[np.float64]:
+        """Return the cost of each distinct response of a tree in tokens, shape [L].
+
+        Args:
+            tree: The tree.
+            cost_per_position: Cost of attending to a token, as a share of the other work for one.
+        """
         ...
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> str | None:
@@ -65,6 +77,7 @@ class TreeForward:
     kv_shapes: Sequence[KVShape] = ()
     logprobs = staticmethod(tree_logprobs)
     chunk_logprobs = staticmethod(chunk_logprobs)
+    response_costs = staticmethod(tree_costs)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> None:
         """Return None: a pass computes each distinct token once."""
@@ -81,6 +94,7 @@ class FlatForward:
     reason: str
     logprobs = staticmethod(flat_logprobs)
     chunk_logprobs = staticmethod(flat_chunk_logprobs)
+    response_costs = staticmethod(row_costs)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> str:
         """Return a line about the tokens of a pass, and about those of a pass with tree attention."""

@@ -91,6 +91,7 @@ def chunk_logprobs(
     next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
     entropy: bool = False,
+    recompute_prompts: bool = False,
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
 
@@ -100,6 +101,8 @@ def chunk_logprobs(
         next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Nodes (and prompt tokens) per forward pass, 1 or more; None for the default.
         entropy: Whether to compute the entropy of these distributions too, with a gradient.
+        recompute_prompts: Compute the prompts again for their backward pass. A backward pass then always follows its
+            forward pass, which a sharded model needs.
 
     Yields:
         Chunks that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
@@ -111,9 +114,11 @@ def chunk_logprobs(
     for start, stop in prompt_groups(trees, max_nodes):
         group, group_offsets = trees[start:stop], offsets[start:stop]
         with tree_attention(model):
-            cache, logits_PV = prefill(model, [t.prompt_ids for t in group])
+            prompts = [t.prompt_ids for t in group]
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not recompute_prompts):
+                cache, logits_PV = prefill(model, prompts)
             computed = [logits_PV, *cache.key, *cache.value]
-            held = [x.detach().requires_grad_(x.requires_grad) for x in computed]
+            held = [x.detach().requires_grad_(recompute_prompts or x.requires_grad) for x in computed]
             num_layers = len(cache.key)
             held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.bias, cache.length)
             yield _first_level(group, group_offsets, held[0], outputs)
@@ -121,7 +126,12 @@ def chunk_logprobs(
                 chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs)
                 if chunk is not None:
                     yield chunk
-            received = [(x, h.grad) for x, h in zip(computed, held, strict=True) if h.grad is not None]
+            if recompute_prompts:
+                again, logits_PV = prefill(model, prompts)
+                computed = [logits_PV, *again.key, *again.value]
+            received = [
+                (x, h.grad) for x, h in zip(computed, held, strict=True) if x.requires_grad and h.grad is not None
+            ]
             if received:
                 torch.autograd.backward([x for x, _ in received], [g for _, g in received])
 

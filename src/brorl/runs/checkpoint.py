@@ -6,6 +6,9 @@ whole one. COMMIT holds the step and the size of every file, which shows files t
 step finds no mixed group, the checkpoint is written again, with the count of such attempts. A run that
 trains adapters saves the adapters alone, in peft's format, with the name of their base.
 
+A learner with several ranks writes its optimizer and its reference as shards, one file for each rank, into a subfolder.
+They are part of the checkpoint like every other file.
+
 `best` is a link to the checkpoint that evaluated best; it is never deleted.
 """
 
@@ -34,6 +37,7 @@ from brorl.tree import RolloutTree
 _COMMIT = "COMMIT"
 _NOT_REGULAR = " saved for being the best"  # on COMMIT's first line
 _STATE = "trainer_state.pt"
+_SHARDS = "shards"  # in the learner's state: the folder that its ranks have written
 _BEST = "best"
 _TREE_ARRAYS = ("token", "parent", "count", "logprob", "leaf", "leaf_count", "finished")
 
@@ -109,10 +113,11 @@ def save_checkpoint(
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         torch.save(_to_plain(state), temporary / _STATE)  # without a copy
-        files = sorted(temporary.iterdir())
-        for file in files:
-            _to_disk(file)
-        sizes = "".join(f"file {file.stat().st_size} {file.name}\n" for file in files)
+        written = sorted(temporary.rglob("*"))
+        for path in written:
+            _to_disk(path)
+        files = [path for path in written if path.is_file()]
+        sizes = "".join(f"file {file.stat().st_size} {file.relative_to(temporary).as_posix()}\n" for file in files)
         commit = temporary / f"{_COMMIT}.tmp"
         commit.write_text(f"step {state.step}{'' if regular else _NOT_REGULAR}\n{sizes}")
         _to_disk(commit)
@@ -225,7 +230,7 @@ def read_state(checkpoint: Path) -> TrainerState:
     Raises:
         UserError: If the folder is not a complete checkpoint of brorl.
     """
-    return _state_from(_read_plain(checkpoint))
+    return _state_from(_read_plain(checkpoint), checkpoint)
 
 
 def load_state(checkpoint: Path) -> TrainerState:
@@ -238,7 +243,7 @@ def load_state(checkpoint: Path) -> TrainerState:
     torch.set_rng_state(plain["torch_rng"])
     if torch.cuda.is_available() and plain["cuda_rng"]:
         torch.cuda.set_rng_state_all(plain["cuda_rng"])
-    return _state_from(plain)
+    return _state_from(plain, checkpoint)
 
 
 def _read_plain(checkpoint: Path) -> dict[str, Any]:
@@ -251,10 +256,13 @@ def _read_plain(checkpoint: Path) -> dict[str, Any]:
     return plain
 
 
-def _state_from(plain: dict[str, Any]) -> TrainerState:
+def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
+    learner = plain["learner"]
+    if learner is not None and _SHARDS in learner:  # the checkpoint may have been moved
+        learner = learner | {_SHARDS: str((checkpoint / learner[_SHARDS]).absolute())}
     carried = tuple(map(_group_from, plain["carried"]))
     later = plain.get("schedule"), plain.get("held_out"), plain.get("attempts", 0)
-    return TrainerState(plain["step"], plain["learner"], plain["stream"], carried, *later)
+    return TrainerState(plain["step"], learner, plain["stream"], carried, *later)
 
 
 def discard_unfinished(folder: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 
 from brorl.errors import OutOfMemoryError, first_line
+from brorl.model.passes import OwnPasses, Passes, PeerOutOfMemoryError
 
 T = TypeVar("T")
 
@@ -25,16 +26,18 @@ class ChunkSize:
     Args:
         initial: Nodes to start with, >= 1.
         say: Receives a line when the size is halved.
+        passes: The passes of this process; all ranks halve together.
 
     Attributes:
         value: The current size.
         retries: How often it was halved since `retries` was last set to 0.
     """
 
-    def __init__(self, initial: int, say: Callable[[str], None]) -> None:
+    def __init__(self, initial: int, say: Callable[[str], None], passes: Passes | None = None) -> None:
         self.value = initial
         self.retries = 0
         self._say = say
+        self._passes = passes or OwnPasses()
 
     def run(self, work: Callable[[], T]) -> T:
         """Do some work, and restart it with half the nodes whenever memory runs out.
@@ -54,22 +57,27 @@ class ChunkSize:
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                reason = first_line(error)
+                reason, on_this_rank = first_line(error), not isinstance(error, PeerOutOfMemoryError)
             # Past the handler, the failed pass and its tensors are free.
+            if on_this_rank:
+                self._passes.fail()
             self._halve(reason)
 
     def once(self, work: Callable[[], object]) -> None:
         """Do some work that cannot be restarted.
 
         Raises:
-            OutOfMemoryError: If memory runs out.
+            OutOfMemoryError: If memory runs out, on this rank or on another one.
         """
+        reason = None
         try:
             work()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            raise OutOfMemoryError(too_little_memory(self.value, first_line(error))) from error
+            reason = first_line(error)
+        if self._passes.any(reason is not None):
+            raise OutOfMemoryError(too_little_memory(self.value, reason or "on another rank"))
 
     def restrict(self, value: int) -> None:
         """Shrink to the size that an earlier part of the run ended with."""

@@ -119,7 +119,11 @@ class Update:
 
 
 class Learner(Protocol):
-    """Updates a model from groups."""
+    """Updates a model from groups.
+
+    A learner can have several ranks. Each rank then calls the same methods in the same order, with equal arguments:
+    every method is collective, and returns the same on every rank.
+    """
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups that wait for a later step, with the old log-probs that the later step needs."""
@@ -147,7 +151,7 @@ class Learner(Protocol):
         ...
 
     def weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the current weights by name."""
+        """Return the current weights by name, whole and one by one; every rank iterates to the end."""
         ...
 
     def num_parameters(self, only_trainable: bool = False) -> int:
@@ -155,7 +159,13 @@ class Learner(Protocol):
         ...
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the weights and the model's config in Hugging Face format."""
+        """Write the weights and the model's config in Hugging Face format.
+
+        A learner with several ranks writes its shards of the optimizer and the reference too.
+
+        Args:
+            folder: An existing folder, which all ranks can reach.
+        """
         ...
 
     def reset_reference(self, clear_optimizer: bool) -> None:
@@ -163,11 +173,18 @@ class Learner(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that the next step depends on, without the weights."""
+        """Return the state that the next step depends on, without the weights.
+
+        With several ranks `shards` names the subfolder into which `save_pretrained` writes the tensors.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`."""
+        """Restore a result of `state_dict`, of a learner with any number of ranks.
+
+        Args:
+            state: The state as `load_state` of a checkpoint returns it: `shards` is the path of the folder.
+        """
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:

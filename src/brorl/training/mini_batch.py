@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -48,6 +49,17 @@ class TrainedResponses:
     def of_whole(self, value_W: FloatArray) -> FloatArray:
         """Return the entries of this tree's nodes of an array over the nodes of the whole tree, shape [M]."""
         return value_W if self.node_M is None else value_W[self.node_M]
+
+    def part(self, start: int, stop: int) -> TrainedResponses:
+        """Return the responses [start, stop) of `tree`."""
+        if (start, stop) == (0, self.tree.num_responses):
+            return self
+        tree, node_M = self.tree.select(np.arange(start, stop))
+        old_logprob_M = None if self.old_logprob_M is None else self.old_logprob_M[node_M]
+        of_whole = node_M if self.node_M is None else self.node_M[node_M]
+        return TrainedResponses(
+            self.whole, tree, of_whole, self.advantage_L[start:stop], self.factor_L[start:stop], old_logprob_M
+        )
 
 
 def choose_trained(
@@ -117,6 +129,10 @@ class MiniBatch:
     sampled_K: Tensor
     token_weight_K: Tensor
     denominator: float
+
+    def totals(self) -> Tensor:
+        """Return the summed |weight|, `sampled_K` and `count_K`, which the metrics are divided by, shape [3]."""
+        return torch.stack([(self.positive_K - self.negative_K).sum(), self.sampled_K.sum(), self.count_K.sum()])
 
 
 def assemble(

@@ -1,15 +1,19 @@
-"""The learner of one process: it updates a model with the exact gradient of the tree.
+"""The learner: it updates a model with the exact gradient of the tree, in one process or on many ranks.
 
 Each step makes M mini-batch updates of AdamW. The trees go through the model in chunks, so memory does not depend on N.
 If memory runs out, a mini-batch starts again with smaller chunks. A loss that is not finite stops the run before the
 weights change.
+
+On several ranks the model is sharded, and every rank calls the same methods with the same arguments. The responses of a
+mini-batch are dealt to the ranks. Every denominator is that of the whole mini-batch, and gradients add up, so the
+update is that of one process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
@@ -22,20 +26,27 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Updating, unobserved
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import Mismatch, masked_share, mismatch
+from brorl.algorithms.importance import Mismatch, MismatchSums, check_sampler_logprobs, kept_tokens
 from brorl.algorithms.kl import KLPenalty, penalised_group
 from brorl.algorithms.learning_rate import warmed_up
 from brorl.errors import DivergedError
 from brorl.model.logprobs import default_max_nodes, prompt_groups
+from brorl.model.passes import OwnPasses
+from brorl.model.sharding import AgreedPasses, full_tensor, save_whole
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
 from brorl.training.chunk_size import ChunkSize
+from brorl.training.dealing import Piece, deal
 from brorl.training.learner import FloatArray, LearnerSettings, Update
+from brorl.training.learner_state import in_memory, sharded_header, write_sharded
 from brorl.training.mini_batch import MiniBatch, TrainedResponses, assemble, choose_trained
 from brorl.training.optimizer_state import with_moments_of
+from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
+from brorl.training.update_means import UpdateMeans
 from brorl.tree import RolloutTree
 
 _Logprobs = list[list[FloatArray]]  # of each tree of each mini-batch
+_Compute = Callable[[Sequence[RolloutTree]], list[FloatArray]]
 
 
 class _Scored(NamedTuple):
@@ -46,50 +57,15 @@ class _Scored(NamedTuple):
     reference_logprob_M: FloatArray
 
 
-@dataclass(frozen=True)
-class _UpdateMeans:
-    """One update, or the mean of several; see `Update` for the attributes."""
-
-    loss: float
-    grad_norm: float
-    clip_share: float
-    clip_low_share: float
-    clip_high_share: float
-    old_policy_kl: float
-    reference_kl: float
-    entropy: float
-
-    @classmethod
-    def of(cls, sums: LossSums, grad_norm: Tensor, batch: MiniBatch) -> _UpdateMeans:
-        """Divide the sums of a mini-batch by its weights and tokens."""
-        weight = (batch.positive_K - batch.negative_K).sum().clamp(min=1e-30)
-        sampled = batch.sampled_K.sum().clamp(min=1)
-        means = (
-            sums.policy_loss,
-            grad_norm.double(),
-            sums.clipped / weight,
-            sums.clipped_low / weight,
-            sums.clipped_high / weight,
-            sums.old_policy_kl / batch.count_K.sum().clamp(min=1),
-            sums.reference_kl / sampled,
-            sums.entropy / sampled,
-        )
-        return cls(*torch.stack(means).tolist())
-
-    @classmethod
-    def mean(cls, updates: Sequence[_UpdateMeans]) -> _UpdateMeans:
-        """Return the mean over updates."""
-        return cls(*(sum(values) / len(updates) for values in zip(*map(astuple, updates), strict=True)))
-
-
 class TreeLearner:
-    """Trains a model in place, in one process.
+    """Trains a model in place.
 
     Args:
-        model: The model; its current weights become the reference, if there is one.
+        model: The model, sharded if there are several ranks; its current weights become the reference, if there is one.
         settings: How the model is updated.
         say: Receives a line when memory runs out and smaller chunks are tried, and the cost of the flat path.
         observe: Receives an `Updating` before each update.
+        ranks: The processes that share the model.
     """
 
     def __init__(
@@ -98,13 +74,17 @@ class TreeLearner:
         settings: LearnerSettings,
         say: Callable[[str], None] = lambda _: None,
         observe: Observe = unobserved,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model
+        self._ranks = ranks
+        self._passes = AgreedPasses(model, ranks.maximum) if ranks.size > 1 else OwnPasses()
         self._observe = observe
         self._say = say
         self._cost_line_said = False
         self._settings = settings
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = list(self._trained.values())
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=settings.learning_rate,
@@ -113,7 +93,7 @@ class TreeLearner:
             fused=model.device.type in ("cpu", "cuda"),
         )
         self._updates = 0
-        self._nodes = ChunkSize(settings.max_nodes or default_max_nodes(model), say)
+        self._nodes = ChunkSize(settings.max_nodes or default_max_nodes(model), say, self._passes)
         self._reference = ReferencePolicy(model, settings.offload_reference) if settings.kl else None
         self._scored: dict[int, _Scored] = {}
 
@@ -143,12 +123,12 @@ class TreeLearner:
             self._cost_line_said = True
             if line := settings.forward.cost_line([group.tree for group in groups]):
                 self._say(line)
-        batches, apart, masked = self._mini_batches(groups, advantages, np.random.default_rng(seed))
-        done: list[_UpdateMeans] = []
+        batches, trained, apart, masked = self._mini_batches(groups, advantages, np.random.default_rng(seed))
+        done: list[UpdateMeans] = []
         for batch in batches:
             self._observe(Updating(len(done), len(batches)))
             done.append(self._update(batch, rate_factor))
-        means = _UpdateMeans.mean(done)
+        means = UpdateMeans.mean(done)
         self._scored.clear()
         retries, self._nodes.retries = self._nodes.retries, 0
         return Update(
@@ -158,7 +138,7 @@ class TreeLearner:
             old_policy_kl=means.old_policy_kl,
             entropy=-_token_mean([g.tree for g in groups]),
             learning_rate=self._learning_rate(rate_factor),
-            trained_nodes=sum(t.num_unique_tokens for batch in batches for t in batch.trees),
+            trained_nodes=sum(x.tree.num_unique_tokens for x in trained),
             clip_low_share=means.clip_low_share,
             clip_high_share=means.clip_high_share,
             reference_kl=means.reference_kl if self.has_reference else None,
@@ -186,7 +166,7 @@ class TreeLearner:
         """
         if not self._settings.recompute_old_logprobs:
             return list(groups)
-        old = self._old_logprobs([g.tree for g in groups], [g.old_logprob_M for g in groups])
+        old = self._old_logprobs([g.tree for g in groups], [g.old_logprob_M for g in groups], self.logprobs)
         return [replace(g, old_logprob_M=old_M) for g, old_M in zip(groups, old, strict=True)]
 
     def penalised(self, groups: Sequence[Group]) -> list[Group]:
@@ -212,12 +192,11 @@ class TreeLearner:
 
     def _penalised(self, groups: Sequence[Group], penalty: KLPenalty) -> list[Group]:
         trees = [g.tree for g in groups]
-        old = self._old_logprobs(trees, [g.old_logprob_M for g in groups])
-        [reference] = self._reference_logprobs([trees])
+        old = self._old_logprobs(trees, [g.old_logprob_M for g in groups], self.logprobs)
+        [reference] = self._reference_logprobs([trees], self.logprobs)
         self._scored = {id(t): _Scored(t, o, r) for t, o, r in zip(trees, old, reference, strict=True)}
         return [penalised_group(g, o, r, penalty) for g, o, r in zip(groups, old, reference, strict=True)]
 
-    @torch.no_grad()
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node under the current weights, at the sampling temperature.
 
@@ -225,8 +204,21 @@ class TreeLearner:
             trees: P trees.
 
         Returns:
-            For each tree the log-probs, shape [M].
+            For each tree the log-probs, shape [M], on every rank.
         """
+        if self._ranks.size == 1:
+            return self._own_logprobs(trees)
+        parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self._share(trees)]
+        own = self._own_logprobs([tree for _, tree, _ in parts])
+        mine = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, own, strict=True)]
+        found = [np.empty(tree.num_unique_tokens) for tree in trees]
+        for number, node_M, logprob_M in chain(*reversed(self._ranks.gather(mine))):  # the lowest rank's are kept
+            found[number][node_M] = logprob_M
+        return found
+
+    @torch.no_grad()
+    def _own_logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+        """Return the log-probs of the nodes of this rank's trees; every rank calls it."""
 
         def work() -> list[FloatArray]:
             found: list[FloatArray] = []
@@ -237,6 +229,7 @@ class TreeLearner:
                     some = trees[start:stop]
                     logprobs = forward.logprobs(self.model, some, next_token=next_token, max_nodes=nodes)
                     found += [lp.double().cpu().numpy() for lp in logprobs]
+            self._passes.finish()
             return found
 
         was_training = self.model.training
@@ -247,8 +240,10 @@ class TreeLearner:
             self.model.train(was_training)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the current weights by name."""
-        return self.model.named_parameters()
+        """Return the current weights by name; several ranks gather them one by one, and all of them must iterate."""
+        if self._ranks.size == 1:
+            return self.model.named_parameters()
+        return ((name, full_tensor(p.detach())) for name, p in self.model.named_parameters())
 
     def num_parameters(self, only_trainable: bool = False) -> int:
         """Return the number of the model's parameters.
@@ -261,10 +256,16 @@ class TreeLearner:
     def save_pretrained(self, folder: Path) -> None:
         """Write the weights and the model's config in Hugging Face format.
 
+        Of several ranks, rank 0 writes these files, and each rank its shards of the optimizer and the reference.
+
         Args:
-            folder: An existing folder.
+            folder: An existing folder, which all ranks can reach.
         """
-        self.model.save_pretrained(folder)
+        if self._ranks.size == 1:
+            self.model.save_pretrained(folder)
+            return
+        save_whole(self.model, folder, self._ranks.rank == 0)
+        write_sharded(folder, self._optimizer, self._trained, self._reference)
 
     @property
     def has_reference(self) -> bool:
@@ -288,20 +289,26 @@ class TreeLearner:
             self._optimizer.state.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, the number of updates, the nodes per pass and the weights of a reference."""
-        state = {
-            "optimizer": self._optimizer.state_dict(),
-            "updates": self._updates,
-            "max_nodes": self._nodes.value,
-        }
+        """Return the optimizer's state, the number of updates, the nodes per pass and the weights of a reference.
+
+        On several ranks `save_pretrained` writes the tensors, and this is the rest.
+        """
+        state: dict[str, Any] = {"updates": self._updates, "max_nodes": self._nodes.value}
+        if self._ranks.size > 1:
+            return state | sharded_header(self._optimizer, self._trained) | {"has_reference": self.has_reference}
+        state = {"optimizer": self._optimizer.state_dict(), **state}
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`.
+        """Restore a result of `state_dict`, of a learner with any number of ranks.
+
+        Args:
+            state: The state. The entry `shards` of a state of several ranks is the path of their folder.
 
         Raises:
             ValueError: If there is a reference here and none in the state, or one of another model.
         """
+        state = in_memory(state, self._trained, self.has_reference)
         if self._reference is not None:
             if "reference" not in state:
                 raise ValueError(
@@ -324,6 +331,7 @@ class TreeLearner:
             ValueError: If the moments are of another model.
         """
         own = self._optimizer.state_dict()
+        state = in_memory(state, self._trained, with_reference=False)
         self._optimizer.load_state_dict(with_moments_of(state["optimizer"], own, self._parameters))
 
     def _learning_rate(self, factor: float) -> float:
@@ -334,11 +342,12 @@ class TreeLearner:
 
     def _mini_batches(
         self, groups: Sequence[Group], advantages: Sequence[FloatArray], generator: np.random.Generator
-    ) -> tuple[list[MiniBatch], Mismatch | None, float]:
+    ) -> tuple[list[MiniBatch], list[TrainedResponses], Mismatch | None, float]:
         """Split the groups into mini-batches, and compute everything that is needed before the first update.
 
         Returns:
-            The mini-batches, how far old policy and sampler are apart, and the share of tokens that a mask set to 0.
+            This rank's share of the mini-batches, the trained responses of all ranks, how far old policy and sampler
+            are apart, and the share of tokens that a mask set to 0.
         """
         settings = self._settings
         parts = np.array_split(generator.permutation(len(groups)), settings.mini_batches)
@@ -348,57 +357,86 @@ class TreeLearner:
             [choose_trained(groups[i], advantages[i], size, finished_only, generator) for i in part] for part in parts
         ]
         trained = [[x for x in part if x] for part in chosen]
-        old, reference = self._before_update(trained)
+        every = list(chain(*trained))
+        if settings.importance.mode != "none":
+            check_sampler_logprobs([x.tree for x in every])
+        own = [[part[p.tree].part(p.start, p.stop) for p in self._share([x.tree for x in part])] for part in trained]
+        old, reference = self._before_update(own, every)
         loss, importance = settings.loss, settings.importance
         batches = []
-        for part, mine, its_old, its_reference in zip(parts, trained, old, reference, strict=True):
+        for part, mine, its_old, its_reference in zip(parts, own, old, reference, strict=True):
             trees = [groups[i].tree for i in part]
             share = len(part) * len(parts) / len(groups)
             batches.append(assemble(trees, mine, its_old, its_reference, loss, importance, share, self._tensor))
-        every, every_old = list(chain(*trained)), list(chain(*old))
-        masked = masked_share([x.tree for x in every], every_old, importance)
-        return batches, self._mismatch(every, every_old), masked
+        every_own, every_old = list(chain(*own)), list(chain(*old))
+        num_tokens = sum(x.tree.num_sampled_tokens for x in every)
+        kept = sum(self._ranks.gather(kept_tokens([x.tree for x in every_own], every_old, importance)))
+        masked = 1.0 - kept / num_tokens if num_tokens else 0.0
+        return batches, every, self._mismatch(every, every_own, every_old), masked
 
-    def _before_update(self, trained: list[list[TrainedResponses]]) -> tuple[_Logprobs, _Logprobs | list[None]]:
-        """Return old and reference log-probs of each mini-batch's trained, at the weights before the first update."""
+    def _share(self, trees: Sequence[RolloutTree]) -> list[Piece]:
+        """Return the responses that this rank works on."""
+        if self._ranks.size == 1:
+            return [Piece(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
+        # A layer has about 12 hidden^2 weights, and attends to a token with 2 hidden multiplications.
+        per_position = 1 / (6 * self.model.config.get_text_config().hidden_size)
+        costs = [self._settings.forward.response_costs(tree, per_position) for tree in trees]
+        return deal(costs, self._ranks.size)[self._ranks.rank]
+
+    def _before_update(
+        self, trained: list[list[TrainedResponses]], every: Sequence[TrainedResponses]
+    ) -> tuple[_Logprobs, _Logprobs | list[None]]:
+        """Return old and reference log-probs of each mini-batch's trained, at the weights before the first update.
+
+        Args:
+            trained: This rank's share of each mini-batch.
+            every: The trained responses of all ranks; ranks must agree whether their log-probs are known.
+        """
         known = self._scored
-        if known and all(id(x.whole) in known for part in trained for x in part):
+        if known and all(id(x.whole) in known for x in every):
             old = [[x.of_whole(known[id(x.whole)].old_logprob_M) for x in part] for part in trained]
             return old, [[x.of_whole(known[id(x.whole)].reference_logprob_M) for x in part] for part in trained]
         batches = [[x.tree for x in part] for part in trained]
-        old = [self._old_logprobs([x.tree for x in part], [x.old_logprob_M for x in part]) for part in trained]
-        return old, self._reference_logprobs(batches) if self.has_reference else [None] * len(batches)
+        compute = self._own_logprobs
+        old = [self._old_logprobs([x.tree for x in part], [x.old_logprob_M for x in part], compute) for part in trained]
+        return old, self._reference_logprobs(batches, compute) if self.has_reference else [None] * len(batches)
 
-    def _old_logprobs(self, trees: Sequence[RolloutTree], known: Sequence[FloatArray | None]) -> list[FloatArray]:
+    def _old_logprobs(
+        self, trees: Sequence[RolloutTree], known: Sequence[FloatArray | None], compute: _Compute
+    ) -> list[FloatArray]:
         """Return the old log-probs: the engine's, the known ones, or those of the current weights."""
         if not self._settings.recompute_old_logprobs:
             return [t.logprob for t in trees]
-        fresh = iter(self.logprobs([t for t, known_M in zip(trees, known, strict=True) if known_M is None]))
+        fresh = iter(compute([t for t, known_M in zip(trees, known, strict=True) if known_M is None]))
         return [next(fresh) if known_M is None else known_M for known_M in known]
 
-    def _reference_logprobs(self, batches: list[list[RolloutTree]]) -> _Logprobs:
+    def _reference_logprobs(self, batches: list[list[RolloutTree]], compute: _Compute) -> _Logprobs:
         """Return the reference's log-probs of lists of trees; its weights are loaded once."""
 
         def work() -> _Logprobs:
             assert self._reference is not None  # callers check it
             self._optimizer.zero_grad(set_to_none=True)  # the last update's gradients make room
             with self._reference.in_place():
-                return [self.logprobs(trees) for trees in batches]
+                return [compute(trees) for trees in batches]
 
         return self._nodes.run(work)
 
-    def _mismatch(self, trained: Sequence[TrainedResponses], old_logprobs: Sequence[FloatArray]) -> Mismatch | None:
+    def _mismatch(
+        self, every: Sequence[TrainedResponses], own: Sequence[TrainedResponses], old_logprobs: Sequence[FloatArray]
+    ) -> Mismatch | None:
         """Compare the old policy with the sampler on fresh rollouts, where both are known."""
-        pairs = [(x.tree, old) for x, old in zip(trained, old_logprobs, strict=True) if x.old_logprob_M is None]
-        unknown = any(np.isnan(tree.logprob).any() for tree, _ in pairs)
-        if not self._settings.recompute_old_logprobs or not pairs or unknown:
+        fresh = [x.tree for x in every if x.old_logprob_M is None]
+        if not self._settings.recompute_old_logprobs or not fresh or any(np.isnan(t.logprob).any() for t in fresh):
             return None
-        return mismatch([tree for tree, _ in pairs], [old for _, old in pairs])
+        pairs = [(x.tree, old) for x, old in zip(own, old_logprobs, strict=True) if x.old_logprob_M is None]
+        sums = MismatchSums.of([tree for tree, _ in pairs], [old for _, old in pairs])
+        return MismatchSums.total(self._ranks.gather(sums)).mean()
 
-    def _update(self, batch: MiniBatch, rate_factor: float) -> _UpdateMeans:
+    def _update(self, batch: MiniBatch, rate_factor: float) -> UpdateMeans:
         """Accumulate the gradient of one mini-batch and apply it."""
-        sums = self._nodes.run(lambda: self._accumulate(batch))
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
+        own = self._nodes.run(lambda: self._accumulate(batch))
+        sums = LossSums.from_vector(self._ranks.sum(own.vector()))
+        grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums.vector()).all()):
             raise DivergedError(
                 f"loss {float(sums.policy_loss)} with gradient norm {float(grad_norm)}; lower optimizer.learning_rate"
@@ -407,7 +445,7 @@ class TreeLearner:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self._learning_rate(rate_factor)
         self._nodes.once(self._optimizer.step)  # its first call allocates the moments
-        return _UpdateMeans.of(sums, grad_norm, batch)
+        return UpdateMeans.of(sums, grad_norm, self._ranks.sum(batch.totals()))
 
     def _accumulate(self, batch: MiniBatch) -> LossSums:
         """Compute the gradient of a mini-batch from zero; return the sums over its nodes."""
@@ -416,17 +454,23 @@ class TreeLearner:
         sums = LossSums.zero(self.model.device)
         coefficient_K = None
         if settings.loss.is_of_responses:
-            coefficients, of_responses = response_losses(batch, self.logprobs(batch.trees), settings.loss)
+            coefficients, of_responses = response_losses(batch, self._own_logprobs(batch.trees), settings.loss)
             coefficient_K = self._tensor(coefficients)
             sums = sums + of_responses
         nodes, next_token, entropy = self._nodes.value, settings.next_token, settings.loss.entropy_coefficient > 0
         with self._autocast():
             for chunk in settings.forward.chunk_logprobs(
-                self.model, batch.trees, next_token=next_token, max_nodes=nodes, entropy=entropy
+                self.model,
+                batch.trees,
+                next_token=next_token,
+                max_nodes=nodes,
+                entropy=entropy,
+                recompute_prompts=self._ranks.size > 1,
             ):
                 loss, of_chunk = chunk_loss(chunk, batch, settings.loss, settings.kl, coefficient_K)
                 loss.backward()
                 sums = sums + of_chunk
+            self._passes.finish()
         return sums
 
     def _tensor(self, arrays: Sequence[NDArray[Any]]) -> Tensor:

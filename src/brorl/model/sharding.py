@@ -1,0 +1,244 @@
+"""Sharding of a model over ranks: each rank keeps a part of every parameter, and gathers a layer while it computes it.
+
+In: a causal LM, the same on every rank. Out: the same object with its parameters as shards (FSDP2), and `AgreedPasses`,
+which make all ranks do the same sequence of passes. A pass of a sharded model is collective: it blocks until every
+rank makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from brorl.model.passes import PeerOutOfMemoryError
+from brorl.model.tree_attention import attention
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+except ImportError:  # before torch 2.9; no pass can be completed after an error
+    DefaultAllGather = DefaultReduceScatter = object  # type: ignore[assignment, misc]
+
+
+def shard(model: PreTrainedModel, device: torch.device, autocast: bool = False) -> None:
+    """Shard a model in place over all ranks of the process group: each decoder layer, and the rest of the model.
+
+    Args:
+        model: A causal LM with the same weights on every rank, on any device. Frozen parameters are sharded too.
+        device: The device of the shards; layers are moved there one by one.
+        autocast: Gather parameters and compute in bfloat16. The shards, their gradients and the sums of gradients over
+            the ranks stay in float32.
+    """
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+    precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if autocast else MixedPrecisionPolicy()
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for module in [*layers, model]:
+        sharded = fully_shard(module, mesh=mesh, mp_policy=precision)
+        _sum_gradients(sharded)
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether a model is sharded."""
+    return isinstance(model, FSDPModule)
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a whole tensor from its shards; collective. A plain tensor is returned unchanged."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return the memory of this rank's shard. A plain tensor is returned unchanged."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
+    """Return a whole tensor that every rank has in the layout of a parameter; not collective."""
+    if not isinstance(parameter, DTensor) or isinstance(tensor, DTensor):
+        return tensor
+    shards = torch.empty_like(parameter, requires_grad=False)
+    whole = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    local_tensor(shards).copy_(local_tensor(whole))  # a view would keep the whole tensor in memory
+    return shards
+
+
+def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:
+    """Write a sharded model in Hugging Face format, or its adapters in that of peft; collective.
+
+    Args:
+        model: The sharded model.
+        folder: An existing folder.
+        writes: Whether this rank writes. It collects the weights one by one in the memory of the CPU.
+    """
+    only_adapters = getattr(model, "_hf_peft_config_loaded", False)
+    whole: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or not only_adapters:
+            tensor = full_tensor(parameter.detach())
+            if writes:
+                whole[name] = tensor.cpu()
+    if writes:
+        stored = model.state_dict().keys()
+        whole |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in stored}
+        model.save_pretrained(folder, state_dict=whole)
+
+
+def _sum_gradients(module: Any) -> None:
+    """Add up the gradients of the ranks; the default is their mean."""
+    if hasattr(module, "set_gradient_divide_factor"):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    else:  # before torch 2.8
+        module.set_reduce_scatter_divide_factor(1.0)
+
+
+class _Kind(IntEnum):
+    """The next pass of a rank. The largest one of all ranks comes next."""
+
+    NONE = 0
+    GRADIENT = 1  # forward and backward
+    VALUES = 2  # forward without a gradient
+    FAILED = 3  # no pass: the work starts again with smaller chunks, or ends
+
+
+class AgreedPasses:
+    """Makes all ranks do the same sequence of passes through a sharded model.
+
+    The ranks agree before each pass. A rank that needs no such pass makes one over two tokens that adds zero to every
+    gradient. A pass without a gradient comes before a pass with one, so that ranks compute their chunks in parallel
+    wherever the prompts of their groups end. A forward pass with a gradient must be followed by its backward pass.
+
+    Args:
+        model: The sharded model.
+        maximum: Returns the largest integer of all ranks; collective.
+    """
+
+    def __init__(self, model: PreTrainedModel, maximum: Callable[[int], int]) -> None:
+        self._model = model
+        self._maximum = maximum
+        self._attention: str = model.config._attn_implementation
+        self._open: _Kind = _Kind.NONE
+        self._within = False
+        self._collectives = _Collectives(model)
+        model.register_forward_pre_hook(self._before, prepend=True)
+        model.register_forward_hook(self._after)
+
+    def finish(self) -> None:
+        """Make the passes that other ranks still need. The end of a piece of work on every rank.
+
+        Raises:
+            PeerOutOfMemoryError: If another rank ran out of memory.
+        """
+        self._reach(_Kind.NONE)
+        self._open = _Kind.NONE
+
+    def fail(self) -> None:
+        """Report that this rank ran out of memory; the other ranks raise an error in their next pass or `finish`."""
+        if self._open:
+            self._complete(self._open)
+            self._open = _Kind.NONE
+        self._maximum(_Kind.FAILED)
+
+    def any(self, failed: bool) -> bool:
+        """Return whether some work failed on any rank; collective."""
+        return bool(self._maximum(int(failed)))
+
+    def _before(self, _module: torch.nn.Module, _inputs: object) -> None:
+        if self._within:
+            return
+        kind = _Kind.GRADIENT if torch.is_grad_enabled() else _Kind.VALUES
+        self._reach(kind)
+        self._open = kind
+        self._collectives.begin()
+
+    def _after(self, module: Any, _inputs: object, _output: object) -> None:
+        if not torch.is_grad_enabled():
+            module.reshard()  # every pass starts from shards
+
+    def _reach(self, kind: _Kind) -> None:
+        """Agree on the next pass until it is of a kind."""
+        self._open = _Kind.NONE
+        while (agreed := _Kind(self._maximum(kind))) != kind:
+            if agreed == _Kind.FAILED:
+                raise PeerOutOfMemoryError("another rank ran out of memory")
+            self._collectives.begin()
+            self._pass_without_effect(agreed)
+
+    def _complete(self, kind: _Kind) -> None:
+        """Make the collective calls that are left of a pass that failed."""
+        self._collectives.skip_made()
+        root: Any = self._model
+        root.reset_iter_state()
+        self._pass_without_effect(kind)
+        self._collectives.begin()
+
+    def _pass_without_effect(self, kind: _Kind) -> None:
+        """Make a pass over two tokens whose gradients are zero."""
+        self._within = True
+        try:
+            token = torch.zeros(1, 2, dtype=torch.long, device=self._model.device)
+            with attention(self._model, self._attention), torch.set_grad_enabled(kind == _Kind.GRADIENT):
+                logits: Tensor = self._model(input_ids=token, use_cache=False).logits
+            if kind == _Kind.GRADIENT:
+                logits.backward(torch.zeros_like(logits))
+        finally:
+            self._within = False
+
+
+class _Collectives:
+    """Counts the collective calls of a pass, and can leave out those that a failed pass has made."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._made = self._skip = 0
+        for module in model.modules():
+            if isinstance(module, FSDPModule) and hasattr(module, "set_custom_all_gather"):
+                module.set_custom_all_gather(_AllGather(self))
+                module.set_custom_reduce_scatter(_ReduceScatter(self))
+
+    def begin(self) -> None:
+        """Count from zero."""
+        self._made = self._skip = 0
+
+    def skip_made(self) -> None:
+        """Leave out as many calls as the failed pass has made."""
+        self._made, self._skip = 0, self._made
+
+    def makes_next(self) -> bool:
+        """Return whether the next call is made, and count it."""
+        self._made += 1
+        return self._made > self._skip
+
+
+class _AllGather(DefaultAllGather):
+    """Gathers the shards of a layer, unless a failed pass has done so."""
+
+    def __init__(self, collectives: _Collectives) -> None:
+        self._collectives = collectives
+
+    def __call__(self, output_tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        if self._collectives.makes_next():
+            return super().__call__(output_tensor, *arguments, **named)
+        output_tensor.zero_()
+        return None
+
+
+class _ReduceScatter(DefaultReduceScatter):
+    """Adds up the gradients of a layer, unless a failed pass has done so."""
+
+    def __init__(self, collectives: _Collectives) -> None:
+        self._collectives = collectives
+
+    def __call__(self, output_tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        if self._collectives.makes_next():
+            return super().__call__(output_tensor, *arguments, **named)
+        output_tensor.zero_()
+        return None

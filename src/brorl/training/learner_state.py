@@ -1,0 +1,120 @@
+"""The state of a learner in a checkpoint: whole tensors of one process, or shards of several ranks.
+
+In: an optimizer, a reference policy, and a state from a checkpoint. Out: the state in memory, in the layout of this
+learner. One process keeps everything in its `state_dict`. Of several ranks each writes its own shards into a folder,
+and the `state_dict` holds small values and the name of the folder. Either learner reads both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from brorl.model.sharding import laid_out_as
+from brorl.training.reference import ReferencePolicy
+from brorl.training.shards import read_shards, write_shards
+
+SHARDS = "shards"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def sharded_header(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the part of a learner's state that is not sharded.
+
+    Args:
+        optimizer: The optimizer.
+        parameters: Its parameters by name, in its order.
+    """
+    steps = {name: float(optimizer.state[p]["step"]) for name, p in parameters.items() if p in optimizer.state}
+    groups = optimizer.state_dict()["param_groups"]
+    return {SHARDS: SHARDS, "optimizer": {"steps": steps, "param_groups": groups}}
+
+
+def write_sharded(
+    folder: Path,
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, Tensor],
+    reference: ReferencePolicy | None,
+) -> None:
+    """Write the shards that belong to a `sharded_header`; collective.
+
+    Args:
+        folder: Folder of the checkpoint.
+        optimizer: The optimizer.
+        parameters: Its parameters by name, in its order.
+        reference: The reference policy, if there is one.
+    """
+    moments = {
+        _moment(name, kind): optimizer.state[p][kind]
+        for name, p in parameters.items()
+        if p in optimizer.state
+        for kind in _MOMENTS
+    }
+    weights = {_reference(name): w for name, w in reference.state_dict().items()} if reference else {}
+    write_shards(folder / SHARDS, moments | weights)
+
+
+def in_memory(state: dict[str, Any], parameters: Mapping[str, Tensor], with_reference: bool) -> dict[str, Any]:
+    """Return a state whose tensors are in memory, in the layout of this learner's parameters.
+
+    Args:
+        state: State of a learner with any number of ranks; `shards` is the path of its folder.
+        parameters: The trained parameters by name, in the optimizer's order.
+        with_reference: Whether the reference is needed.
+
+    Returns:
+        The state as `TreeLearner.state_dict` of one process returns it. The reference is left out if the state has
+        none.
+
+    Raises:
+        ValueError: If the state is of another model.
+    """
+    if SHARDS not in state:
+        return state | {"optimizer": _laid_out(state["optimizer"], list(parameters.values()))}
+    steps: dict[str, float] = state["optimizer"]["steps"]
+    if not steps.keys() <= parameters.keys():
+        name = sorted(steps.keys() - parameters.keys())[0]
+        raise ValueError(
+            f"the optimizer state is of another model: this model has no trainable tensor {name}; start from the "
+            "checkpoint's own model and adapters, or without its optimizer state"
+        )
+    like = {_moment(name, kind): parameters[name] for name in steps for kind in _MOMENTS}
+    with_reference = with_reference and state["has_reference"]
+    if with_reference:
+        like |= {_reference(name): p for name, p in parameters.items()}
+    tensors = read_shards(Path(state[SHARDS]), like)
+    moments = {
+        index: {
+            "step": torch.tensor(steps[name]),
+            **{kind: tensors[_moment(name, kind)] for kind in _MOMENTS},
+        }
+        for index, name in enumerate(parameters)
+        if name in steps
+    }
+    optimizer = {"state": moments, "param_groups": state["optimizer"]["param_groups"]}
+    reference = {"reference": {name: tensors[_reference(name)] for name in parameters}} if with_reference else {}
+    return state | {"optimizer": optimizer} | reference
+
+
+def _laid_out(optimizer: dict[str, Any], parameters: list[Tensor]) -> dict[str, Any]:
+    """Return an optimizer's state with its moments in the layout of the parameters."""
+    state = {
+        index: {
+            kind: laid_out_as(value, parameters[index]) if kind in _MOMENTS and index < len(parameters) else value
+            for kind, value in moments.items()
+        }
+        for index, moments in optimizer["state"].items()
+    }
+    return optimizer | {"state": state}
+
+
+def _moment(name: str, kind: str) -> str:
+    return f"optimizer.{kind}.{name}"
+
+
+def _reference(name: str) -> str:
+    return f"reference.{name}"

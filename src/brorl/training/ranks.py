@@ -1,0 +1,100 @@
+"""The processes that share a learner.
+
+In: the number of a process, and the address where the processes meet. Out: `Ranks`, with which they add up numbers.
+`ALONE` is a single process, in which every sum is its own number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from brorl.errors import UserError, first_line
+
+T = TypeVar("T")
+Backend = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes of a learner; every method is collective.
+
+    Attributes:
+        rank: Number of this process, from 0 on.
+        size: Number of processes.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of a tensor over the ranks."""
+        if self.size == 1:
+            return tensor
+        total = tensor.clone()
+        torch.distributed.all_reduce(total)
+        return total
+
+    def maximum(self, value: int) -> int:
+        """Return the largest of the ranks' integers."""
+        if self.size == 1:
+            return value
+        largest = torch.tensor(value)  # on the CPU: the device does not have to wait
+        torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+        return int(largest)
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in the order of the ranks."""
+        if self.size == 1:
+            return [value]
+        values: list[T] = [value] * self.size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+
+ALONE = Ranks()
+
+
+def join(rank: int, size: int, address: str, port: int, backend: Backend = "gloo", timeout_s: float = 1800.0) -> Ranks:
+    """Meet the other processes of a learner; returns when all of them have come.
+
+    Args:
+        rank: Number of this process, 0 to size - 1.
+        size: Number of processes.
+        address: Host of rank 0.
+        port: A free port of this host.
+        backend: `nccl` for CUDA devices, one for each process; `gloo` for CPUs.
+        timeout_s: Seconds after which a process that does not answer is an error, here and in every later exchange.
+
+    Returns:
+        The ranks; a single process joins nothing.
+
+    Raises:
+        UserError: If the processes do not meet.
+    """
+    if size == 1:
+        return ALONE
+    try:
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,  # small numbers take the CPU's way
+            init_method=f"tcp://{address}:{port}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError, OSError) as error:
+        raise UserError(
+            f"rank {rank} of {size} found no learner ranks at {address}:{port} within {timeout_s:g} s "
+            f"({first_line(error)}); check that {size} ranks were started, and that {address} is reachable at this port"
+        ) from error
+    return Ranks(rank, size)
+
+
+def leave() -> None:
+    """End the connection to the other processes, if there is one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

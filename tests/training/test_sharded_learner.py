@@ -1,0 +1,307 @@
+"""The learner on 2 and 3 ranks against one process: updates, metrics, checkpoints, failures (gloo, float64)."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import sharded_cases
+from brorl.algorithms.groups import Group
+from brorl.algorithms.importance import ImportanceCorrection
+from brorl.algorithms.kl import KLPenalty
+from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.model.next_token import NextToken
+from brorl.prompts.prompt import Prompt
+from brorl.training.learner import LearnerSettings, Update
+from brorl.training.ranks import ALONE
+from rank_processes import RankProcesses
+from sharded_cases import FLAT, Case, Result
+from small_models import random_tree
+
+SETTINGS = LearnerSettings(
+    learning_rate=1e-3, loss=PolicyLossSettings("ppo", 0.1, 0.15), next_token=NextToken(0.9), max_nodes=20
+)
+LONGEST = 7
+SHAPES = {
+    "even": [(12, 7)] * 4,
+    "ragged": [(1, 7), (30, 7), (3, 2), (9, 5), (2, 1)],
+    "uneven": [(60, 7), (1, 1)],
+    "one response": [(1, 1)],
+    "first tokens": [(4, 1), (6, 1)],
+}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[RankProcesses]:
+    started = RankProcesses(3)
+    yield started
+    started.close()
+
+
+def batch(rng: np.random.Generator, shape: str = "ragged") -> tuple[list[Group], list[np.ndarray]]:
+    groups = []
+    for num_rollouts, longest in SHAPES[shape]:
+        tree = random_tree(rng, num_rollouts=num_rollouts, max_length=longest, branching=6)
+        if shape == "one response":
+            tree, _ = tree.select(np.array([0]))
+        tree = replace(tree, logprob=rng.uniform(-3.5, -1.5, tree.num_unique_tokens))
+        correct_L = rng.random(tree.num_responses) < 0.5
+        groups.append(Group(Prompt("i", "t", tree.prompt_ids, "a", "d"), tree, correct_L, correct_L.astype(float)))
+    return groups, [rng.normal(size=g.tree.num_responses) for g in groups]
+
+
+def case_of(rng: np.random.Generator, settings: LearnerSettings, shape: str = "ragged", steps: int = 1) -> Case:
+    return Case(settings, int(rng.integers(1 << 30)), [batch(rng, shape) for _ in range(steps)])
+
+
+def assert_same_update(got: Update, expected: Update) -> None:
+    for name, value in asdict(expected).items():
+        found = getattr(got, name)
+        assert found == (value if value is None else pytest.approx(value, rel=1e-9, abs=1e-11)), name
+
+
+def assert_same(got: list[Result], expected: Result, tolerance: float = 1e-10) -> None:
+    for one in got:
+        assert one.updates == got[0].updates
+    for one, other in zip(got[0].updates, expected.updates, strict=True):
+        assert_same_update(one, other)
+    total = np.sqrt(sum(float((g**2).sum()) for g in expected.gradients.values()))
+    assert total > 1e-6
+    assert got[0].gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        np.testing.assert_allclose(got[0].gradients[name], gradient, rtol=0, atol=tolerance * total, err_msg=name)
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(got[0].weights[name], weight, rtol=0, atol=tolerance, err_msg=name)
+
+
+def check(processes: RankProcesses, size: int, case: Case) -> Result:
+    expected = sharded_cases.alone(sharded_cases.train, case)
+    assert_same(processes.run(size, sharded_cases.train, case), expected)
+    return expected
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_update_is_that_of_one_process(
+    size: int, shape: str, processes: RankProcesses, rng: np.random.Generator
+) -> None:
+    unclipped = replace(SETTINGS, loss=PolicyLossSettings("ppo", 1.0, 1e3))  # a clip could leave no gradient
+    check(processes, size, case_of(rng, unclipped, shape))
+
+
+LOSSES = {
+    "dual clip": {"loss": PolicyLossSettings("ppo", 0.1, 0.15, dual_clip=1.5)},
+    "cispo": {"loss": PolicyLossSettings("cispo", 0.1, 0.15, "sequence_mean")},
+    "gspo": {"loss": PolicyLossSettings("gspo", 0.01, 0.01, "constant", LONGEST)},
+    "entropy bonus": {"loss": PolicyLossSettings("ppo", entropy_coefficient=0.3)},
+    "mask truncated": {"loss": PolicyLossSettings("ppo", 0.1, 0.15, mask_truncated=True)},
+    "kl in the loss": {"kl": KLPenalty(0.7, "k3", "loss")},
+    "kl offloaded": {"kl": KLPenalty(0.7, "k2", "loss"), "offload_reference": True},
+    "kl in the reward": {"kl": KLPenalty(0.7, "k1", "reward")},
+    "kl in the reward, recomputed": {"kl": KLPenalty(0.7, "k2", "reward"), "recompute_old_logprobs": True},
+    "mini-batches": {"mini_batches": 3, "warmup_updates": 4, "weight_decay": 0.1},
+    "few responses": {"responses_per_verdict": 2},
+    "flat": {"forward": FLAT},
+    "flat gspo": {"forward": FLAT, "loss": PolicyLossSettings("gspo", 0.01, 0.01), "kl": KLPenalty(0.7, "k2")},
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_every_loss_and_penalty_is_that_of_one_process(
+    kind: str, processes: RankProcesses, rng: np.random.Generator
+) -> None:
+    steps = 3 if kind == "mini-batches" else 1
+    check(processes, 3, case_of(rng, replace(SETTINGS, max_nodes=40, **LOSSES[kind]), steps=steps))
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("truncate", "ppo"), ("mask", "gspo"), ("sequence_mask", "ppo")])
+def test_every_importance_correction_is_that_of_one_process(
+    mode: str, kind: str, processes: RankProcesses, rng: np.random.Generator
+) -> None:
+    settings = replace(
+        SETTINGS,
+        loss=PolicyLossSettings(kind, 0.5, 0.5),  # type: ignore[arg-type]
+        importance=ImportanceCorrection(mode, 0.5, 2.0),  # type: ignore[arg-type]
+        recompute_old_logprobs=True,
+    )
+    expected = check(processes, 3, case_of(rng, settings, "even"))
+    assert expected.updates[0].mismatch_mean is not None
+    assert (expected.updates[0].masked_share > 0) == (mode != "truncate")
+
+
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [0, 2])  # rank 2: a rank of 3 has no rows of an adapter
+def test_adapters_and_gradient_checkpointing(
+    lora: int, gradient_checkpointing: bool, processes: RankProcesses, rng: np.random.Generator
+) -> None:
+    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(0.3), max_nodes=40), steps=2 if lora else 1)
+    check(processes, 3, replace(case, lora=lora, gradient_checkpointing=gradient_checkpointing))
+
+
+def test_tied_embeddings(processes: RankProcesses, rng: np.random.Generator) -> None:
+    check(processes, 2, replace(case_of(rng, SETTINGS), overrides={"tie_word_embeddings": True}))
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32(
+    processes: RankProcesses, rng: np.random.Generator
+) -> None:
+    case = replace(case_of(rng, replace(SETTINGS, autocast=True), "even", steps=1), dtype=torch.float32)
+    exact = sharded_cases.alone(sharded_cases.train, replace(case, settings=SETTINGS))
+    rounded = sharded_cases.alone(sharded_cases.train, case)
+    [got, _] = processes.run(2, sharded_cases.train, case)
+    norm = exact.updates[0].grad_norm
+    assert got.updates[0].grad_norm != norm
+    assert got.updates[0].grad_norm == pytest.approx(norm, rel=0.1)
+    assert rounded.updates[0].loss == pytest.approx(got.updates[0].loss, rel=0.1, abs=0.02)
+    assert all(g.dtype == np.float32 for g in got.gradients.values())
+
+
+def test_log_probs_are_complete_on_every_rank(processes: RankProcesses, rng: np.random.Generator) -> None:
+    case = case_of(rng, replace(SETTINGS, recompute_old_logprobs=True), steps=1)
+    expected, _ = sharded_cases.alone(sharded_cases.logprobs, case)
+    for found, old in processes.run(3, sharded_cases.logprobs, case):
+        for one, other, third in zip(found, old, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+            np.testing.assert_allclose(one, third, rtol=1e-11)
+
+
+@pytest.mark.parametrize("clear", [False, True])
+def test_the_reference_is_reset_on_every_rank(clear: bool, processes: RankProcesses, rng: np.random.Generator) -> None:
+    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(0.5)), steps=2)
+    expected = sharded_cases.alone(sharded_cases.reset, case, clear)
+    assert expected.updates[0].reference_kl > 0
+    assert expected.updates[1].reference_kl == pytest.approx(0, abs=1e-12)
+    assert_same(processes.run(3, sharded_cases.reset, case, clear), expected)
+
+
+@pytest.mark.parametrize("where", ["embedding", "layer", "backward"])
+def test_all_ranks_start_again_with_half_the_nodes_if_one_runs_out_of_memory(
+    where: str, processes: RankProcesses, rng: np.random.Generator
+) -> None:
+    settings = replace(SETTINGS, max_nodes=64, kl=KLPenalty(0.5), mini_batches=1)
+    case = case_of(rng, settings, "uneven", steps=2)
+    expected = sharded_cases.alone(sharded_cases.train, replace(case, settings=replace(settings, max_nodes=16)))
+    found = processes.run(3, sharded_cases.run_out, case, 1, 20, where)
+    failures = [failures for _, failures in found]
+    assert failures[0] == failures[2] == 0 < failures[1]
+    results = [one for one, _ in found]
+    assert sum(u.out_of_memory_retries for u in results[0].updates) == failures[1]
+    retries = 0
+    for number, update in enumerate(results[0].updates):
+        assert all(one.updates[number] == update for one in results)
+        retries += update.out_of_memory_retries
+        assert update.nodes_per_pass == 64 >> retries
+        same = {name: getattr(update, name) for name in ("nodes_per_pass", "out_of_memory_retries")}
+        assert_same_update(update, replace(expected.updates[number], **same))
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(results[0].weights[name], weight, rtol=0, atol=1e-10)
+
+
+def test_all_ranks_end_together_if_one_has_too_little_memory_for_anything(
+    processes: RankProcesses, rng: np.random.Generator
+) -> None:
+    for error, _ in processes.run(2, sharded_cases.run_into, case_of(rng, SETTINGS), 1):
+        assert error.startswith("OutOfMemoryError: out of memory while training with 16 tree nodes")
+
+
+def test_all_ranks_diverge_together(processes: RankProcesses, rng: np.random.Generator) -> None:
+    case = case_of(rng, SETTINGS)
+    case.steps[0][1][0][:] = np.inf
+    found = processes.run(3, sharded_cases.run_into, case)
+    start = {name: p.detach().numpy() for name, p in sharded_cases.model_of(case).named_parameters()}
+    for error, weights in found:
+        assert error.startswith("DivergedError: loss")
+        assert all(np.array_equal(weights[name], weight) for name, weight in start.items())
+
+
+@pytest.mark.parametrize("sizes", [(1, 3, 2, 1), (3, 1, 3, 2)])
+def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
+    sizes: tuple[int, ...], processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, kl=KLPenalty(0.5), warmup_updates=3, mini_batches=2)
+    case = replace(case_of(rng, settings, steps=len(sizes)), moved=False)
+    expected = sharded_cases.alone(sharded_cases.train, case)
+    resume = None
+    for step, size in enumerate(sizes):
+        folder = tmp_path / f"step-{step}"
+        folder.mkdir()
+        arguments = case, folder, resume, step
+        if size == 1:
+            found = sharded_cases.alone(sharded_cases.save, *arguments)
+        else:
+            found = processes.run(size, sharded_cases.save, *arguments)[0]
+            assert len(list((folder / "shards").glob("*.distcp"))) == size
+        [update] = found.updates
+        assert_same_update(update, expected.updates[step])
+        exported = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).state_dict()
+        for name, weight in found.weights.items():
+            assert np.array_equal(exported[name].numpy(), weight)
+        resume = folder
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(found.weights[name], weight, rtol=0, atol=1e-10)
+
+
+def test_adapters_are_saved_in_the_format_of_peft_and_continue_in_one_process(
+    processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    case = replace(case_of(rng, SETTINGS, "even", steps=2), lora=2, moved=False)
+    expected = sharded_cases.alone(sharded_cases.train, case)
+    for size in (1, 3):
+        (tmp_path / str(size)).mkdir()
+    whole = sharded_cases.alone(sharded_cases.save, case, tmp_path / "1", None, 0)
+    processes.run(3, sharded_cases.save, case, tmp_path / "3", None, 0)
+    one, three = (load_file(tmp_path / str(size) / "adapter_model.safetensors") for size in (1, 3))
+    assert one.keys() == three.keys()
+    assert len(one) == len(whole.gradients)
+    for name, weight in one.items():
+        np.testing.assert_allclose(three[name].numpy(), weight.numpy(), rtol=0, atol=1e-10)
+    configs = [json.loads((tmp_path / str(size) / "adapter_config.json").read_text()) for size in (1, 3)]
+    assert configs[0] == configs[1]
+    (tmp_path / "last").mkdir()
+    continued = sharded_cases.alone(sharded_cases.save, case, tmp_path / "last", tmp_path / "3", 1)
+    for name, weight in expected.weights.items():
+        np.testing.assert_allclose(continued.weights[name], weight, rtol=0, atol=1e-10)
+
+
+def test_the_optimizer_of_a_sharded_run_is_taken_and_one_of_another_model_is_an_error(
+    processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    case = case_of(rng, SETTINGS, "even")
+    processes.run(2, sharded_cases.save, case, tmp_path, None, 0)
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    state["shards"] = str(tmp_path / "shards")
+    learner = sharded_cases.learner_of(case, ALONE)
+    learner.load_optimizer_state(state)
+    alone = sharded_cases.learner_of(case, ALONE)
+    sharded_cases.steps(alone, case)
+    taken, expected = (one.state_dict()["optimizer"]["state"] for one in (learner, alone))
+    for index, moments in expected.items():
+        for kind, value in moments.items():
+            torch.testing.assert_close(taken[index][kind], value, rtol=1e-9, atol=1e-15)
+    assert learner.state_dict()["updates"] == 0
+    wider = sharded_cases.learner_of(replace(case, overrides={"hidden_size": 48}), ALONE)
+    with pytest.raises(ValueError, match=r"is of another model: .* should have shape .*, and has"):
+        wider.load_optimizer_state(state)
+    for file in (tmp_path / "shards").glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"shards cannot be read \(rank 0: .*; choose another checkpoint"):
+        learner.load_optimizer_state(state)
+    (tmp_path / "shards" / ".metadata").unlink()
+    with pytest.raises(ValueError, match=r"shards cannot be read .*metadata.*; choose another checkpoint"):
+        learner.load_optimizer_state(state)
+
+
+def test_adapters_in_float32_on_a_base_in_bfloat16(processes: RankProcesses, rng: np.random.Generator) -> None:
+    case = replace(case_of(rng, SETTINGS, "even"), lora=2, dtype=torch.bfloat16)
+    expected = sharded_cases.alone(sharded_cases.train, case)
+    [got, _] = processes.run(2, sharded_cases.train, case)
+    assert got.updates[0].loss == pytest.approx(expected.updates[0].loss, rel=0.1, abs=0.02)
+    assert got.updates[0].grad_norm == pytest.approx(expected.updates[0].grad_norm, rel=0.1)
+    assert got.gradients.keys() == expected.gradients.keys()
+    assert all(g.dtype == np.float32 for g in got.gradients.values())
