@@ -29,7 +29,7 @@ from brorl.errors import UserError
 from brorl.format import counted
 
 Kind = Literal["rollout", "learner", "verifier"]
-_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")
+PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")
 _PLACING_S = 120.0
 _POLL_S = 0.2
 
@@ -124,8 +124,7 @@ class Cluster:
         Raises:
             UserError: If there is no cluster to join, machines, CPUs or GPUs are missing, or versions differ.
         """
-        if not ray.is_initialized():  # else the program has connected before, and stays connected
-            self._connect()
+        self.connect()
         self._wait_for_machines()
         _check_versions()
         self._check_resources()
@@ -181,7 +180,14 @@ class Cluster:
         """Number of machines in the cluster."""
         return len(_machines())
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Start or join the cluster, unless this program has connected before; it then stays connected.
+
+        Raises:
+            UserError: If there is no cluster to join.
+        """
+        if ray.is_initialized():
+            return
         logging.getLogger("ray").setLevel(logging.ERROR)
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns on machines with GPUs
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
@@ -258,7 +264,7 @@ class Cluster:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that must be equal on all machines."""
-    return {"python": sys.version.split()[0], **{name: version(name) for name in _PACKAGES}}
+    return {"python": sys.version.split()[0], **{name: version(name) for name in PACKAGES}}
 
 
 def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str]) -> str | None:
@@ -270,10 +276,10 @@ def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str
     """
     for machine, found in of_machines.items():
         for name, expected in here.items():
-            has = found.get(name, "not installed")
-            if has != expected:
+            if found.get(name) != expected:
+                has = f"{name} {found[name]}" if name in found else f"no {name}"
                 fix = f"Python {expected}" if name == "python" else f"{name}=={expected}"
-                return f"machine {machine} has {name} {has}, and this machine has {expected}; install {fix} there"
+                return f"machine {machine} has {has}, and this machine has {name} {expected}; install {fix} there"
     return None
 
 
@@ -281,19 +287,19 @@ def _check_versions() -> None:
     """Check that all other machines have the versions of this one."""
     here = ray.get_runtime_context().get_node_id()
     machines = [one for one in _machines() if one["NodeID"] != here]
-    packages = _PACKAGES
+    packages = PACKAGES
 
     def found() -> dict[str, str]:  # nested: its code is sent, as brorl may be missing there
         import sys
         from importlib.metadata import PackageNotFoundError, version
 
-        def version_of(name: str) -> str:
+        versions = {"python": sys.version.split()[0]}
+        for name in packages:
             try:
-                return version(name)
+                versions[name] = version(name)
             except PackageNotFoundError:
-                return "not installed"
-
-        return {"python": sys.version.split()[0], **{name: version_of(name) for name in packages}}
+                continue
+        return versions
 
     asked = {
         f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']})": ray.remote(found)

@@ -53,7 +53,7 @@ class RemoteLearner:
         say: Callable[[str], None],
         observe: Observe,
     ) -> None:
-        self._timeout_s, self._say, self._observe = timeout_s, say, observe
+        self.timeout_s, self._say, self._observe = timeout_s, say, observe
         self._exchange = TreeExchange()
         size = cluster.shape.learner_ranks
         remote: Any = ray.remote  # its types do not know concurrency groups
@@ -150,8 +150,8 @@ class RemoteLearner:
         while len(results) < len(calls):
             pending = [call for call in calls if call not in results]
             ready, _ = ray.wait([*pending, self._reports], num_returns=1, timeout=_POLL_S)
-            if monotonic() > last_sign + self._timeout_s:
-                raise LearnerLostError(f"the learner did not answer for {self._timeout_s:g} s")
+            if monotonic() > last_sign + self.timeout_s:
+                raise LearnerLostError(f"the learner did not answer for {self.timeout_s:g} s")
             for call in ready:
                 value = self._value(call, pending)
                 if call != self._reports:
