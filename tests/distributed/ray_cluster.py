@@ -13,6 +13,9 @@ _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # or Ray warns about a future default
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
+    "RAY_NUM_REDIS_GET_RETRIES": "200",  # seconds in which Ray must start; 20 is too few on a busy machine
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_worker_niceness": "0",  # by default workers give way to all other processes
     "OMP_NUM_THREADS": "1",
     "PYTHONPATH": f"{_FOLDER}:{_FOLDER.parent}",  # workers import the functions and classes of the tests
 }
