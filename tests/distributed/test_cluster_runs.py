@@ -4,7 +4,6 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from socket import gethostname
 from threading import Event
@@ -16,8 +15,7 @@ from ray_cluster import ray_cluster
 
 pytest.importorskip("ray")
 
-from brorl.distributed.cluster import Cluster, ClusterShape, versions
-from brorl.distributed.machines import MachineFacts, faults
+from brorl.distributed.cluster import Cluster, ClusterShape
 from brorl.distributed.remote_learner import RemoteLearner
 from brorl.errors import LearnerLostError, UserError
 from child_runs import ChildRuns, Harm
@@ -140,36 +138,6 @@ def test_a_cluster_that_is_too_small(tmp_path: Path, settings: list[str], parts:
         assert part in outcome.said
     assert "learning rate" not in outcome.said
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.usefixtures("cluster")
-def test_doctor_examines_the_machines(tmp_path: Path) -> None:
-    """This machine has the right versions and its own folders; a folder that does not exist is an error."""
-    outcome = command("doctor", "--cluster", "auto", "--folder", tmp_path)
-    assert (outcome.code, "no fault found" in outcome.said) == (0, True), outcome.said
-    assert f"torch {version('torch')}" in outcome.said
-    assert not [*tmp_path.iterdir()]
-    assert "is not a folder" in command("doctor", "--cluster", "auto", "--folder", tmp_path / "none").said
-    assert "add --cluster ADDRESS" in command("doctor", "--folder", tmp_path).said
-
-
-def test_every_fault_has_a_line() -> None:
-    """Each fact out of order is one line that names the machine."""
-    right = MachineFacts("right", 8, versions(), (("H200", 90 << 30, 100 << 30),), clock_s=-4.0)
-    assert faults([right]) == []
-    wrong = [
-        right._replace(name="versions", versions={**versions(), "torch": "1.0"}),
-        right._replace(name="folder", folder_problem="No such file"),
-        right._replace(name="ports", unreachable=("10.0.0.7",)),
-        right._replace(name="clock", clock_s=7.0),
-        right._replace(name="nccl", has_nccl=False),
-        right._replace(name="busy", gpus=(("H200", 90 << 30, 100 << 30), ("H200", 40 << 30, 100 << 30))),
-        MachineFacts("broken", problem="died"),
-    ]
-    lines = faults([right, *wrong])
-    assert len(lines) == len(wrong)
-    assert all(f"machine {one.name} " in line for one, line in zip(wrong, lines, strict=True))
-    assert all("; " in line for line in lines)  # the fix
 
 
 class _Stuck:

@@ -29,7 +29,7 @@ from brorl.errors import UserError
 from brorl.format import counted
 
 Kind = Literal["rollout", "learner", "verifier"]
-PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")
+_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")
 _PLACING_S = 120.0
 _POLL_S = 0.2
 
@@ -193,6 +193,7 @@ class Cluster:
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if self.shape.address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
             self._temporary = tempfile.mkdtemp(prefix="brorl-ray-")
             options |= {"include_dashboard": False, "_temp_dir": self._temporary}
         else:
@@ -264,7 +265,7 @@ class Cluster:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that must be equal on all machines."""
-    return {"python": sys.version.split()[0], **{name: version(name) for name in PACKAGES}}
+    return {"python": sys.version.split()[0], **{name: version(name) for name in _PACKAGES}}
 
 
 def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str]) -> str | None:
@@ -287,7 +288,7 @@ def _check_versions() -> None:
     """Check that all other machines have the versions of this one."""
     here = ray.get_runtime_context().get_node_id()
     machines = [one for one in _machines() if one["NodeID"] != here]
-    packages = PACKAGES
+    packages = _PACKAGES
 
     def found() -> dict[str, str]:  # nested: its code is sent, as brorl may be missing there
         import sys
