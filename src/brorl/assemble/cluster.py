@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, assert_never
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -50,9 +50,16 @@ def build_cluster(config: TrainConfig, say: Say) -> Cluster | None:
         say: Receives lines for the user.
 
     Raises:
-        UserError: If Ray is not installed.
+        UserError: If Ray is not installed, or the mode is not available.
     """
     settings = config.cluster
+    match settings.mode:
+        case "sync":
+            pass
+        case "async":
+            raise UserError("cluster.mode = async is not available; set cluster.mode: sync")
+        case _:
+            assert_never(settings.mode)
     if not settings.enabled:
         return None
     if find_spec("ray") is None:

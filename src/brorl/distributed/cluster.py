@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
@@ -194,7 +195,8 @@ class Cluster:
         if self.shape.address is None:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
-            self._temporary = tempfile.mkdtemp(prefix="brorl-ray-")
+            short = "/tmp" if Path("/tmp").is_dir() else None  # the paths of sockets have at most 107 characters
+            self._temporary = tempfile.mkdtemp(prefix="brorl-ray-", dir=short)
             options |= {"include_dashboard": False, "_temp_dir": self._temporary}
         else:
             options["address"] = self.shape.address
