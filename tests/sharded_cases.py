@@ -12,6 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from brorl.algorithms.groups import Group
+from brorl.assemble.inputs import prepare
+from brorl.assemble.learner import build_rank
+from brorl.config.reading import make_config
 from brorl.errors import UserError
 from brorl.model.forward import FlatForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
@@ -192,3 +195,11 @@ def run_into(ranks: Ranks, case: Case, full_rank: int | None = None) -> tuple[st
 
 def alone(function: Any, *arguments: Any) -> Any:
     return function(ALONE, *arguments)
+
+
+def built(ranks: Ranks, settings: dict[str, Any], case: Case) -> Result:
+    """Train a learner that was made from settings."""
+    config = make_config({}, settings, "test")
+    torch.manual_seed(0)  # of new adapters
+    learner = build_rank(config, prepare(config, config.model), ranks)
+    return result(learner, steps(learner, case))

@@ -21,6 +21,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.training.learner import LearnerSettings, Update
 from brorl.training.ranks import ALONE
 from rank_processes import RankProcesses
+from run_support import save_tiny_model
 from sharded_cases import FLAT, Case, Result
 from small_models import random_tree
 
@@ -60,17 +61,17 @@ def case_of(rng: np.random.Generator, settings: LearnerSettings, shape: str = "r
     return Case(settings, int(rng.integers(1 << 30)), [batch(rng, shape) for _ in range(steps)])
 
 
-def assert_same_update(got: Update, expected: Update) -> None:
+def assert_same_update(got: Update, expected: Update, tolerance: float = 1e-9) -> None:
     for name, value in asdict(expected).items():
         found = getattr(got, name)
-        assert found == (value if value is None else pytest.approx(value, rel=1e-9, abs=1e-11)), name
+        assert found == (value if value is None else pytest.approx(value, rel=tolerance, abs=tolerance / 100)), name
 
 
 def assert_same(got: list[Result], expected: Result, tolerance: float = 1e-10) -> None:
     for one in got:
         assert one.updates == got[0].updates
     for one, other in zip(got[0].updates, expected.updates, strict=True):
-        assert_same_update(one, other)
+        assert_same_update(one, other, 10 * tolerance)
     total = np.sqrt(sum(float((g**2).sum()) for g in expected.gradients.values()))
     assert total > 1e-6
     assert got[0].gradients.keys() == expected.gradients.keys()
@@ -262,6 +263,8 @@ def test_adapters_are_saved_in_the_format_of_peft_and_continue_in_one_process(
     for name, weight in one.items():
         np.testing.assert_allclose(three[name].numpy(), weight.numpy(), rtol=0, atol=1e-10)
     configs = [json.loads((tmp_path / str(size) / "adapter_config.json").read_text()) for size in (1, 3)]
+    for config in configs:
+        config["target_modules"].sort()  # stored in any order
     assert configs[0] == configs[1]
     (tmp_path / "last").mkdir()
     continued = sharded_cases.alone(sharded_cases.save, case, tmp_path / "last", tmp_path / "3", 1)
@@ -305,3 +308,23 @@ def test_adapters_in_float32_on_a_base_in_bfloat16(processes: RankProcesses, rng
     assert got.updates[0].grad_norm == pytest.approx(expected.updates[0].grad_norm, rel=0.1)
     assert got.gradients.keys() == expected.gradients.keys()
     assert all(g.dtype == np.float32 for g in got.gradients.values())
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_the_learner_of_a_run_is_built_for_any_number_of_ranks(
+    lora: int, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    settings = {
+        "model": str(save_tiny_model(tmp_path)),
+        "data.sources": {"task": "countdown", "max_number": 5},
+        "evaluation.num_prompts": 3,
+        "sampling.max_new_tokens": 8,
+        "dtype": "float64",
+        "lora.rank": lora,
+        "kl.coefficient": 0.1,
+        "optimizer.mini_batches": 2,
+        "engine.gradient_checkpointing": True,
+    }
+    case = case_of(rng, SETTINGS, "even")
+    expected = sharded_cases.alone(sharded_cases.built, settings, case)
+    assert_same(processes.run(2, sharded_cases.built, settings, case), expected, tolerance=1e-6)  # float32 norms

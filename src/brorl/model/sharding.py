@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from brorl.errors import OutOfMemoryError
 from brorl.model.passes import PeerOutOfMemoryError
 from brorl.model.tree_attention import attention
 
 try:
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
-except ImportError:  # before torch 2.9; no pass can be completed after an error
+except ImportError:  # an older torch: no pass can be completed after an error
     DefaultAllGather = DefaultReduceScatter = object  # type: ignore[assignment, misc]
 
 
@@ -66,8 +67,10 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor) or isinstance(tensor, DTensor):
         return tensor
     shards = torch.empty_like(parameter, requires_grad=False)
-    whole = distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    local_tensor(shards).copy_(local_tensor(whole))  # a view would keep the whole tensor in memory
+    chunks = tensor.chunk(parameter.device_mesh.size())  # as FSDP does; the last ranks can have none
+    rank = parameter.device_mesh.get_local_rank()
+    if rank < len(chunks):
+        local_tensor(shards).copy_(chunks[rank])
     return shards
 
 
@@ -97,7 +100,7 @@ def _sum_gradients(module: Any) -> None:
     if hasattr(module, "set_gradient_divide_factor"):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-    else:  # before torch 2.8
+    else:  # an older torch
         module.set_reduce_scatter_divide_factor(1.0)
 
 
@@ -175,8 +178,13 @@ class AgreedPasses:
 
     def _complete(self, kind: _Kind) -> None:
         """Make the collective calls that are left of a pass that failed."""
-        self._collectives.skip_made()
         root: Any = self._model
+        if not hasattr(root, "reset_iter_state"):  # an older torch
+            raise OutOfMemoryError(
+                f"out of memory in a pass of a sharded model, which torch {torch.__version__} cannot repeat; lower "
+                "engine.nodes_per_pass, or install a newer torch"
+            )
+        self._collectives.skip_made()
         root.reset_iter_state()
         self._pass_without_effect(kind)
         self._collectives.begin()
