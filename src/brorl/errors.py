@@ -35,6 +35,12 @@ class UnverifiedResponsesError(UserError):
     exit_code = 1
 
 
+class LearnerLostError(UserError):
+    """A process of the learner died or stalled; the run can continue from its last checkpoint."""
+
+    exit_code = 1
+
+
 class WorkersLostError(UserError):
     """Worker processes of a cluster were lost more often than the settings allow."""
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from brorl.errors import UserError
 from brorl.model import source
-from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model, load_tokenizer
+from brorl.model.load import check_vocabulary, choose_device, end_tokens, end_tokens_of, load_model, load_tokenizer
 from brorl.model.source import SHIPPED, find_model
 from small_models import small_model
 
@@ -93,9 +93,15 @@ def test_shipped_models_are_small_and_have_one_architecture() -> None:
 def test_end_tokens_are_those_of_tokenizer_and_generation_config(
     folder: Path, configured: int | list[int] | None, expected: tuple[int, ...]
 ) -> None:
-    model = small_model()
+    model, tokenizer = small_model(), load_tokenizer(str(folder))
     model.generation_config.eos_token_id = configured
-    assert end_tokens(model, load_tokenizer(str(folder))) == expected
+    assert end_tokens(model, tokenizer) == expected
+    model.generation_config.save_pretrained(folder)
+    assert end_tokens_of(str(folder), tokenizer) == expected
+    (folder / "generation_config.json").unlink()
+    model.config.eos_token_id = configured
+    model.config.save_pretrained(folder)
+    assert end_tokens_of(str(folder), tokenizer) == expected
 
 
 def test_a_tokenizer_without_an_end_token_needs_one_of_its_tokens(tmp_path: Path) -> None:

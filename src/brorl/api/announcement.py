@@ -7,8 +7,10 @@ from typing import Any
 
 import brorl
 from brorl.assemble.settings import build_learning_rate, build_policy_loss
+from brorl.config.cluster import ClusterConfig
 from brorl.config.reading import parse_yaml
 from brorl.config.settings import TrainConfig
+from brorl.format import counted
 from brorl.model.load import choose_device
 from brorl.runs.checkpoint import is_checkpoint, read_step
 from brorl.training.run import TrainingRun
@@ -28,7 +30,7 @@ def announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
     loss, lineage = build_policy_loss(config), lineage_of(config.model)
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on "
-        f"{choose_device(config.device)}, "
+        f"{_device(config)}, "
         f"N = {_rollouts(config)} rollouts x {config.prompts_per_step} prompts a step, "
         f"{run.algorithm.source.num_prompts:,} training prompts",
         f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
@@ -37,6 +39,33 @@ def announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
     if lineage:
         lines.append(_stage(lineage, config.optimizer.from_checkpoint))
     return [*lines, f"resuming after step {step}"] if step else lines
+
+
+def placement_lines(settings: ClusterConfig, num_machines: int) -> list[str]:
+    """Return a line about the processes of a run on a cluster.
+
+    Args:
+        settings: The settings of the cluster.
+        num_machines: Machines of the cluster.
+    """
+    kinds = [
+        (settings.rollout_workers, "rollout worker", settings.gpus_per_rollout_worker),
+        (settings.learner_ranks, "learner rank", settings.gpus_per_learner_rank),
+        (settings.verifier_workers, "verifier worker", 0),
+    ]
+    parts = []
+    for number, kind, gpus in kinds:
+        each = counted(settings.cpus_per_worker, "CPU thread") + (f", {counted(gpus, 'GPU')}" if gpus else "")
+        parts += [f"{counted(number, kind)} ({each} each)"] if number else []
+    shared = "; rollout workers and learner ranks share GPUs" if settings.placement == "colocated" else ""
+    return [f"cluster of {counted(num_machines, 'machine')}: {', '.join(parts)}{shared}"]
+
+
+def _device(config: TrainConfig) -> str:
+    """Return the device of the learner."""
+    if config.cluster.enabled:
+        return "cuda" if config.cluster.gpus_per_learner_rank else "cpu"
+    return str(choose_device(config.device))
 
 
 def lineage_of(model: str) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -20,11 +20,13 @@ from brorl.activity import Observe, Phase, unobserved
 from brorl.api.checkpoint import resolve_checkpoint
 from brorl.api.runs_folder import make_output_folder
 from brorl.errors import UserError
+from brorl.format import listed
 from brorl.runs import RUNS
 
 if TYPE_CHECKING:
     from brorl.assemble.evaluation import ReadyEvaluation
     from brorl.assemble.evaluation_data import Request
+    from brorl.distributed.cluster import Cluster
     from brorl.evaluation.report import EvaluationResult
     from brorl.evaluation.responses import ResponseStore, StoredBatch
 
@@ -35,7 +37,7 @@ _SETTINGS = (
     "device", "dtype", "engine.kind", "engine.memory_gib", "engine.threads", "sampling.end_token",
     "evaluation.num_prompts",
 )  # fmt: skip
-_SECTIONS = ("prompt.", "verification.", "engine.vllm.")
+_SECTIONS = ("prompt.", "verification.", "engine.vllm.", "cluster.")
 
 
 def is_evaluation_setting(name: str) -> bool:
@@ -89,7 +91,7 @@ class _Options:
         if wrong := next((name for name in self.overrides if not is_evaluation_setting(name)), None):
             raise UserError(
                 f"{wrong} is not a setting of an evaluation; these are: {', '.join(_SETTINGS)}, and all settings in "
-                f"{' and '.join(section.rstrip('.') for section in _SECTIONS)}"
+                f"{listed([section.rstrip('.') for section in _SECTIONS])}"
             )
 
 
@@ -126,7 +128,8 @@ def evaluate(
         progress: Print the settings and the progress, as the command does.
         overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.kind, engine.memory_gib,
             engine.threads, sampling.end_token, evaluation.num_prompts (most prompts of each data set), and those in
-            `prompt`, `verification` and `engine.vllm`.
+            `prompt`, `verification`, `engine.vllm` and `cluster`. An evaluation uses a cluster only if cluster.nodes is
+            given.
 
     Returns:
         pass@k with 95% intervals, the counts of every prompt, and the folder with every response.
@@ -169,6 +172,7 @@ def _request(options: _Options) -> Request:
     belongs_to_run = checkpoint.run_config is not None or shipped
     source = str(checkpoint.run_config or "quickstart")
     settings = read_recipe(source) if belongs_to_run else {}
+    settings.pop("cluster", None)  # of the run; an evaluation needs another one, or none
     own_limit = settings.get("evaluation", {}).get("max_new_tokens")
     overrides |= {
         "model": str(Path(checkpoint.model).expanduser().resolve()) if checkpoint.run_config else checkpoint.model,
@@ -187,6 +191,7 @@ def _request(options: _Options) -> Request:
 
 def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -> EvaluationResult:
     from brorl.api.own_evaluation import compare_with_own
+    from brorl.assemble.cluster import build_cluster
     from brorl.assemble.evaluation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
     from brorl.runs.run_directory import RunDirectory
@@ -200,7 +205,9 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
             store.check(ready.settings)
             differences = compare_with_own(options.checkpoint, run_config, ready.settings) if run_config else []
             _announce(ready, output, [*ready.notes, *differences[:1]], say)
-            stored = _sample(ready, store, say, observe)
+            cluster = build_cluster(request.config, say)
+            with nullcontext() if cluster is None else closing(cluster):
+                stored = _sample(ready, store, say, observe, cluster)
             return _finish(ready, stored, options.ks, store, differences)
     except UserError:
         if is_new:
@@ -246,14 +253,16 @@ def _announce(ready: ReadyEvaluation, output: Path, notes: Sequence[str], say: S
         say(note)
 
 
-def _sample(ready: ReadyEvaluation, store: ResponseStore, say: Say, observe: Observe) -> list[StoredBatch]:
+def _sample(
+    ready: ReadyEvaluation, store: ResponseStore, say: Say, observe: Observe, cluster: Cluster | None
+) -> list[StoredBatch]:
     """Load the model and evaluate all batches that are not stored."""
     from brorl.assemble.evaluation import load_evaluated_model
     from brorl.evaluation.evaluate import evaluate_batches
     from brorl.runs.run_directory import RunDirectory
 
     observe(Phase("loading", "model"))
-    model, weights = load_evaluated_model(ready, observe)
+    model, weights = load_evaluated_model(ready, observe, cluster)
     store.begin({**ready.settings, "weights": weights})
     done = sum(store.file_of(batch).is_file() for batch in ready.batches)
     if done:

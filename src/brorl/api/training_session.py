@@ -6,12 +6,15 @@ training loop for `brorl.train` are here.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING
 
 from brorl.activity import Activity, Phase
-from brorl.api.announcement import announcement, lineage_of
+from brorl.api.announcement import announcement, lineage_of, placement_lines
 from brorl.api.training_result import TrainingResult, read_result
+from brorl.assemble.cluster import build_cluster
 from brorl.assemble.run import build_run
 from brorl.assemble.settings import build_budget
 from brorl.config.reading import dump_yaml
@@ -19,7 +22,7 @@ from brorl.config.resuming import fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.progress import TrainingProgress
 from brorl.console.screen import Screen
-from brorl.errors import UserError
+from brorl.errors import LearnerLostError, UserError
 from brorl.report.page.file import write_report
 from brorl.report.samples import unsolved_examples
 from brorl.runs.checkpoint import TrainerState, last_checkpoint
@@ -31,6 +34,9 @@ from brorl.training.loop import train as train_run
 from brorl.training.run import TrainingRun
 from brorl.training.schedule import is_due
 from brorl.training.stop_request import StopRequest
+
+if TYPE_CHECKING:
+    from brorl.distributed.cluster import Cluster
 
 _FEW = 16  # rollouts per prompt in the hint at the end
 
@@ -64,8 +70,7 @@ class TrainingSession:
             require_package(tracker)
         progress, stop = TrainingProgress(config.steps, build_budget(config), screen), StopRequest(screen.answer_stop)
         try:
-            run, state = self._begin(progress, stop)
-            ending, message = self._train(run, state, progress, stop)
+            ending, message = self._run(progress, stop)
         except KeyboardInterrupt:
             last = last_checkpoint(self.directory.checkpoints)
             where = f"resume from {last.name}" if last else "there is no checkpoint yet; start again from step 0"
@@ -77,7 +82,33 @@ class TrainingSession:
     def _resume(self) -> str:
         return f"brorl resume {self.directory.path}"
 
-    def _begin(self, progress: TrainingProgress, stop: StopRequest) -> tuple[TrainingRun, TrainerState]:
+    def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
+        """Train; after the loss of a remote learner continue from the last checkpoint, with new processes.
+
+        Raises:
+            LearnerLostError: If it was lost more often than `cluster.max_restarts`.
+        """
+        cluster, limit = build_cluster(self.config, self.screen.say), self.config.cluster.max_restarts
+        with nullcontext() if cluster is None else closing(cluster):
+            for restarts in count(1):
+                try:
+                    run, state = self._begin(progress, stop, cluster)
+                    return self._train(run, state, progress, stop)
+                except LearnerLostError as error:
+                    last = last_checkpoint(self.directory.checkpoints)
+                    if cluster is None or restarts > limit:
+                        raise LearnerLostError(
+                            f"{error}; cluster.max_restarts = {limit} allows no more restarts; fix the cause, then: "
+                            f"{self._resume}"
+                        ) from error
+                    where = f"from {last.name}" if last else "from the start"
+                    self.screen.say(f"{error}; continuing {where} (restart {restarts} of at most {limit})")
+                    cluster.release()
+        raise AssertionError("the loop ends with a return or an error")
+
+    def _begin(
+        self, progress: TrainingProgress, stop: StopRequest, cluster: Cluster | None
+    ) -> tuple[TrainingRun, TrainerState]:
         """Make the parts of the run, write the files that describe it, and announce it."""
         config, directory = self.config, self.directory
 
@@ -87,7 +118,7 @@ class TrainingSession:
 
         if not directory.config_file.exists():  # a run that is killed from here on can be resumed
             self._write_config()
-        run, state = build_run(config, directory, progress.show, self.screen.say, observe)
+        run, state = build_run(config, directory, progress.show, self.screen.say, observe, cluster)
         self._write_config()
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
@@ -98,7 +129,8 @@ class TrainingSession:
         self.screen.status.start_training(
             state.step, lambda step: is_due(step, config.evaluation.every) or step == config.steps
         )
-        for line in announcement(config, run, state.step):
+        places = placement_lines(config.cluster, cluster.num_machines) if cluster else []
+        for line in [*announcement(config, run, state.step), *places]:
             self.screen.say(line)
         return run, state
 

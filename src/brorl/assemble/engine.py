@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.activity import Observe, unobserved
+from brorl.assemble.settings import build_lora
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.forward import FlatForward, TreeForward
@@ -118,3 +119,17 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
         tensor_parallel=config.engine.vllm.tensor_parallel,
         sleeps=device.type != "cpu" and not config.cluster.enabled,
     )
+
+
+def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
+    """Load a model that only samples, in the format of the computation; a learner may publish its weights to it.
+
+    Args:
+        config: The settings.
+        source: Name or folder of the model.
+
+    Raises:
+        UserError: If it cannot be loaded.
+    """
+    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
+    return load_model(source, choose_device(config.device), dtype, build_lora(config))

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.activity import Observe, unobserved
+from brorl.assemble.cluster import place_engine, place_verifiers
 from brorl.assemble.data import check_prompts
-from brorl.assemble.engine import build_engine, check_engine
+from brorl.assemble.engine import build_engine, build_sampling_model, check_engine
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.inputs import build_decode
 from brorl.assemble.verification import (
@@ -27,12 +28,13 @@ from brorl.assemble.verification import (
     sandbox_lines,
     without_other_domains,
 )
+from brorl.config.optimization import LoraConfig
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from brorl.evaluation.responses import PromptBatch, split_into_batches
 from brorl.model.forward import choose_forward
-from brorl.model.load import check_vocabulary, choose_device, load_model, load_tokenizer
+from brorl.model.load import check_vocabulary, choose_device, load_tokenizer
 from brorl.model.memory_plan import (
     MemoryLine,
     MemoryPlan,
@@ -45,9 +47,13 @@ from brorl.model.memory_plan import (
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, render
+from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.verify.domains.table import unreadable_references
 from brorl.verify.verifier import Verifier
+
+if TYPE_CHECKING:
+    from brorl.distributed.cluster import Cluster
 
 _BATCH_TOKENS, _LEAST_PROMPTS, _MOST_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context
@@ -123,12 +129,15 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     )
 
 
-def load_evaluated_model(ready: ReadyEvaluation, observe: Observe = unobserved) -> tuple[EvaluatedModel, str]:
+def load_evaluated_model(
+    ready: ReadyEvaluation, observe: Observe = unobserved, cluster: Cluster | None = None
+) -> tuple[EvaluatedModel, str]:
     """Load the model.
 
     Args:
         ready: The evaluation.
         observe: Called with the progress of the engine and the evaluation.
+        cluster: Where the model samples and responses are verified; None for this process.
 
     Returns:
         The model with its verifiers, and a fingerprint of its weights.
@@ -136,24 +145,37 @@ def load_evaluated_model(ready: ReadyEvaluation, observe: Observe = unobserved) 
     Raises:
         UserError: If the model cannot be loaded.
     """
-    config = ready.request.config
-    dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
-    model = load_model(config.model, choose_device(config.device), dtype)
-    check_vocabulary(config.model, model, ready.tokenizer)
+    config = ready.request.config.model_copy(update={"lora": LoraConfig()})  # adapters are merged
     longest = max(len(prompt.token_ids) for batch in ready.batches for prompt in batch.prompts)
     context = longest + ready.sampling.max_new_tokens
-    forward = choose_forward(model, config.engine.forward, context)
-    engine = build_engine(config, config.model, model, ready.tokenizer, forward, context, observe)
+    verifiers = ready.verifiers
+    engine: Engine
+    if cluster is None:
+        model = build_sampling_model(config, config.model)
+        check_vocabulary(config.model, model, ready.tokenizer)
+        forward = choose_forward(model, config.engine.forward, context)
+        engine = build_engine(config, config.model, model, ready.tokenizer, forward, context, observe)
+        weights = weights_fingerprint(model)
+    else:
+        cluster.start()
+        verifiers = place_verifiers(cluster, config, verifiers, cluster.say)
+        engine = place_engine(cluster, config, context, cluster.say, observe)
+        weights = cluster.call(_fingerprint, config)
     evaluated = EvaluatedModel(
         engine,
         ready.sampling,
         config.evaluation.num_samples,
-        ready.verifiers,
+        verifiers,
         build_decode(ready.tokenizer),
         accept_truncated=config.rewards.stop_properly > 0,  # as in training
         observe=observe,
     )
-    return evaluated, weights_fingerprint(model)
+    return evaluated, weights
+
+
+def _fingerprint(config: TrainConfig) -> str:
+    """Return the fingerprint of the weights of a model, which is loaded for it."""
+    return weights_fingerprint(build_sampling_model(config.model_copy(update={"device": "cpu"}), config.model))
 
 
 def prompts_per_batch(num_samples: int, max_new_tokens: int) -> int:
@@ -242,7 +264,7 @@ def _check_memory(
     smaller = "--dtype bfloat16" if config.dtype != "bfloat16" else "another model"
     engine = [line for line in training.kept if settings.separate_engine and line.name.startswith("sampling")]
     kept = (MemoryLine("weights", weights, smaller), *engine)
-    available = available_bytes(device)
+    available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the model
     check(MemoryPlan(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
 
 
@@ -275,8 +297,9 @@ def _settings(
         "seed": config.seed,
         "end_token": config.sampling.end_token,
         "dtype": config.dtype,
-        "device": device.type,
+        "device": _device_type(config, device),
         **({"engine": config.engine.kind} if config.engine.kind != "native" else {}),
+        **({"prompts_per_task": config.cluster.prompts_per_task} if config.cluster.enabled else {}),
         "prompts_per_part": prompts_per_batch(config.evaluation.num_samples, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
         "verification": {
@@ -301,3 +324,10 @@ def _settings(
             for one in sets
         },
     }
+
+
+def _device_type(config: TrainConfig, device: torch.device) -> str:
+    """Return the type of the device that samples."""
+    if not config.cluster.enabled:
+        return device.type
+    return "cuda" if config.cluster.gpus_per_rollout_worker else "cpu"

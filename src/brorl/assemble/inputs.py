@@ -51,6 +51,20 @@ from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verifier
 
 
+class ModelInputs(NamedTuple):
+    """The inputs of a run that its learner needs.
+
+    Attributes:
+        source: Name or folder of the model or checkpoint.
+        tokenizer: Its tokenizer.
+        context: Tokens of the longest prompt and the longest response together.
+    """
+
+    source: str
+    tokenizer: PreTrainedTokenizerBase
+    context: int
+
+
 class RunInputs(NamedTuple):
     """The checked inputs of a run; they are cheap, and complete before the model is loaded.
 
@@ -217,7 +231,8 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
         num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
     )
-    plan = plan_memory(model_config, settings, workload, available_bytes(device))
+    available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the parts
+    plan = plan_memory(model_config, settings, workload, available)
     check(plan, plan.available_bytes)
     return plan
 

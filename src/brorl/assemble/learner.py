@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Phase, unobserved
-from brorl.assemble.inputs import RunInputs
+from brorl.assemble.inputs import ModelInputs, RunInputs
 from brorl.assemble.settings import build_learner_settings, build_lora
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward
@@ -19,7 +19,10 @@ from brorl.training.tree_learner import TreeLearner
 
 
 def build_model(
-    config: TrainConfig, ready: RunInputs, observe: Observe = unobserved, device: torch.device | None = None
+    config: TrainConfig,
+    ready: ModelInputs | RunInputs,
+    observe: Observe = unobserved,
+    device: torch.device | None = None,
 ) -> PreTrainedModel:
     """Load the model to train.
 
@@ -44,7 +47,7 @@ def build_model(
 
 
 def build_forward(
-    config: TrainConfig, ready: RunInputs, model: PreTrainedModel, say: Callable[[str], None]
+    config: TrainConfig, ready: ModelInputs | RunInputs, model: PreTrainedModel, say: Callable[[str], None]
 ) -> TreeForward | FlatForward:
     """Choose how trees go through the model.
 
@@ -88,7 +91,7 @@ def build_learner(
 
 def build_rank(
     config: TrainConfig,
-    ready: RunInputs,
+    ready: ModelInputs | RunInputs,
     ranks: Ranks,
     say: Callable[[str], None] = lambda _: None,
     observe: Observe = unobserved,

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms import advantages
+from brorl.assemble.cluster import place_learner, place_verifiers
 from brorl.assemble.engine import build_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
 from brorl.assemble.learner import build_forward, build_learner, build_model
@@ -21,10 +23,10 @@ from brorl.assemble.settings import (
     build_clock,
     build_collapse_limits,
     build_learner_settings,
-    build_rollouts_per_prompt,
     build_sampling,
     build_schedule,
 )
+from brorl.assemble.source import build_collector, in_turns, place_source
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
@@ -42,13 +44,15 @@ from brorl.runs.checkpoint import (
 )
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
-from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics, coverage_record
 from brorl.training.learner import Learner
 from brorl.training.monitor import Monitor
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
-from brorl.training.source import SourceState
+from brorl.training.source import GroupSource, SourceState
 from brorl.training.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from brorl.distributed.cluster import Cluster
 
 _EVALUATION_SEED = 1_000_003
 
@@ -59,6 +63,7 @@ def build_run(
     report: Callable[[Record], None],
     say: Callable[[str], None] = lambda _: None,
     observe: Observe = unobserved,
+    cluster: Cluster | None = None,
 ) -> tuple[TrainingRun, TrainerState]:
     """Make the parts of a run, at its last checkpoint or at its start.
 
@@ -68,6 +73,7 @@ def build_run(
         report: Receives every line of the metrics.
         say: Receives lines for the user.
         observe: Receives the activity of the parts.
+        cluster: Where the engine and the learner work; None for this process. It is started after the cheap checks.
 
     Returns:
         The run, and the state that its parts hold.
@@ -84,46 +90,46 @@ def build_run(
     ready = prepare(config, str(checkpoint) if checkpoint else config.model)
     for line in input_lines(ready, config):
         say(line)
-    run = _parts(config, ready, directory, report, say, observe)
+    clock = Stopwatch(observe, build_clock(config))
+    if cluster is None:
+        source, learner = _local_parts(config, ready, clock, say, observe)
+    else:
+        observe(Phase("starting", "cluster"))
+        cluster.start()
+        observe(Phase("loading", "model"))
+        learner = place_learner(cluster, config, ready, directory.path, say, observe)
+        verifiers = place_verifiers(cluster, config, ready.grader.verifiers, say)
+        if config.cluster.mode == "async":
+            verifiers = in_turns(verifiers)
+        ready = ready._replace(grader=replace(ready.grader, verifiers=verifiers))
+        source = place_source(cluster, config, ready, learner, clock, say, observe)
+        learner.num_parameters()  # waits for the ranks, which load the model while the workers start
+    outputs = Outputs(directory, ready.tokenizer, config.keep_checkpoints, ready.grader, report, observe)
+    run = _run_of(config, ready, source, learner, outputs, clock)
     return run, _restore(run, config, checkpoint)
 
 
-def _parts(
-    config: TrainConfig,
-    ready: RunInputs,
-    directory: RunDirectory,
-    report: Callable[[Record], None],
-    say: Callable[[str], None],
-    observe: Observe,
-) -> TrainingRun:
-    """Make the parts of a run, before its state is restored."""
+def _local_parts(
+    config: TrainConfig, ready: RunInputs, clock: Stopwatch, say: Callable[[str], None], observe: Observe
+) -> tuple[GroupSource, Learner]:
+    """Make a source and a learner with one model, in this process."""
     model = build_model(config, ready, observe)
     forward = build_forward(config, ready, model, say)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
     learner = build_learner(config, model, forward, engine.stop_token_ids, say, observe)
-    clock = Stopwatch(observe, build_clock(config))
-    num_rollouts, adaptive = build_rollouts_per_prompt(config)
-    source = Collector(
-        engine=engine,
-        stream=ready.prompts.train,
-        grader=ready.grader,
-        sampling=build_sampling(config),
-        rollouts_per_prompt=num_rollouts,
-        prompts_per_step=config.prompts_per_step,
-        dynamic_sampling=config.dynamic_sampling.enabled,
-        max_tries=config.dynamic_sampling.max_tries,
-        seed=config.seed,
-        adaptive=adaptive,
-        keep_old_logprobs=learner.with_old_logprobs,
-        clock=clock,
-        observe=observe,
-    )
+    return build_collector(config, ready, engine, learner, clock, observe), learner
+
+
+def _run_of(
+    config: TrainConfig, ready: RunInputs, source: GroupSource, learner: Learner, outputs: Outputs, clock: Stopwatch
+) -> TrainingRun:
+    """Make the parts that measure and write, before the state of the run is restored."""
     diagnostics = Diagnostics(
         sampler=source.sampler,
         learner=learner,
         grader=ready.grader,
-        sampling=source.sampling,
-        fixed_size=adaptive is None,
+        sampling=build_sampling(config),
+        fixed_size=not config.adaptive.enabled,
         check_every=config.diagnostics.held_out_check_every,
         held_out_rollouts=config.diagnostics.held_out_rollouts,
         recompute_old_logprobs=config.recompute_old_logprobs,
@@ -137,8 +143,8 @@ def _parts(
     return TrainingRun(
         Algorithm(source, build_objective(config), learner, config.seed),
         build_schedule(config),
-        Measurements(diagnostics, _benchmark(config, ready, observe), monitor),
-        Outputs(directory, ready.tokenizer, config.keep_checkpoints, ready.grader, report, observe),
+        Measurements(diagnostics, _benchmark(config, ready, outputs.observe), monitor),
+        outputs,
         clock,
     )
 

@@ -42,6 +42,11 @@ class ClusterConfig(Section):
     task_timeout_s: float = Field(
         1800.0, gt=0, description="seconds after which the worker of a task is taken for stalled, and replaced"
     )
+    learner_timeout_s: float = Field(
+        3600.0, gt=0, description="seconds without an answer or a mini-batch after which the learner is taken for "
+        "stalled; the run then continues from its last checkpoint",
+    )  # fmt: skip
+    join_timeout_s: float = Field(600.0, gt=0, description="longest wait for the machines of the cluster, in seconds")
     max_restarts: int = Field(10, ge=0, description="workers and learners that are replaced before the run gives up")
     mode: Literal["sync", "async"] = Field(
         "sync", description="sync: sample, then learn | async: sample the next groups while the learner learns"
@@ -80,6 +85,12 @@ class ClusterConfig(Section):
 
     @model_validator(mode="after")
     def _colocated_shares(self) -> Self:
+        if self.placement == "colocated" and self.gpus_per_rollout_worker > 1:
+            raise ValueError(
+                "cluster.placement = colocated puts a rollout worker on the GPU of a learner rank, and "
+                f"cluster.gpus_per_rollout_worker = {self.gpus_per_rollout_worker}; set it to 1, or cluster.placement: "
+                "apart"
+            )
         if self.placement == "colocated" and self.mode == "async":
             raise ValueError(
                 "cluster.placement = colocated samples and learns in turn, and cluster.mode = async at the same time; "

@@ -184,6 +184,35 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _workers_have_the_gpus_of_their_engine(self) -> Self:
+        gpus, parallel = self.cluster.gpus_per_rollout_worker, self.engine.vllm.tensor_parallel
+        if self.cluster.enabled and self.engine.kind == "native" and gpus > 1:
+            raise ValueError(
+                f"cluster.gpus_per_rollout_worker = {gpus}, and engine.kind = native samples on one GPU; set "
+                "cluster.gpus_per_rollout_worker: 1 with more cluster.rollout_workers, or engine.kind: vllm"
+            )
+        if self.cluster.enabled and self.engine.kind == "vllm" and gpus and gpus != parallel:
+            raise ValueError(
+                f"cluster.gpus_per_rollout_worker = {gpus}, and engine.vllm.tensor_parallel = {parallel} is the number "
+                "of GPUs that an engine uses; set both to the same number"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cluster_has_its_own_clock_and_devices(self) -> Self:
+        cluster = self.cluster
+        if cluster.enabled and self.engine.clock == "cpu":
+            raise ValueError(
+                "engine.clock = cpu counts the time of one process, and a cluster has several; set engine.clock: wall"
+            )
+        if cluster.enabled and self.device == "cpu" and cluster.gpus_per_rollout_worker + cluster.gpus_per_learner_rank:
+            raise ValueError(
+                "device = cpu uses no GPU, and the workers of the cluster have some; set device: auto, or "
+                "cluster.gpus_per_rollout_worker: 0 and cluster.gpus_per_learner_rank: 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adaptive_numbers_ascend(self) -> Self:
         adaptive, average = self.adaptive, self.rollouts_per_prompt
         if adaptive.enabled and not adaptive.pilot_rollouts < average <= adaptive.max_rollouts:

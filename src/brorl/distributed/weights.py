@@ -21,8 +21,8 @@ class RemoteWeights:
     """Named tensors in the object store; every iteration reads them.
 
     Attributes:
-        ref: The reference of the weights, as `put` made it. The weights live as long as a process has the reference,
-            and the process that called `put` lives.
+        ref: The reference of their `stored_form`. The weights live as long as a process has the reference, and the
+            process that owns it lives: the one that called `put`, or that called the actor.
     """
 
     ref: Any
@@ -34,7 +34,7 @@ class RemoteWeights:
         Args:
             weights: The weights by name; tensors on a GPU are copied to the host.
         """
-        return cls(ray.put([(name, tensor.shape, tensor.dtype, _bytes(tensor)) for name, tensor in weights]))
+        return cls(ray.put(stored_form(weights)))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Read the weights; the tensors are read-only."""
@@ -42,6 +42,11 @@ class RemoteWeights:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
                 yield name, torch.from_numpy(data).view(dtype).reshape(shape)
+
+
+def stored_form(weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, torch.Size, torch.dtype, Any]]:
+    """Return the value that a `RemoteWeights` refers to; an actor that returns it leaves the weights to the caller."""
+    return [(name, tensor.shape, tensor.dtype, _bytes(tensor)) for name, tensor in weights]
 
 
 def _bytes(tensor: Tensor) -> Any:

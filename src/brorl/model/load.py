@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from brorl.errors import UserError
@@ -144,7 +150,21 @@ def load_model(
 
 def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Return the tokens that end a response: those of the tokenizer and of the model's generation config."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
+    return _end_tokens(model.generation_config, tokenizer)
+
+
+def end_tokens_of(name: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the tokens that end a response of a model that is not loaded; see `load_model` and `end_tokens`."""
+    source = find_model(name)
+    try:
+        generation = GenerationConfig.from_pretrained(source.path, local_files_only=source.local_only)
+    except OSError:  # it has no such file
+        generation = GenerationConfig.from_model_config(read_config(source))
+    return _end_tokens(generation, tokenizer)
+
+
+def _end_tokens(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    configured = getattr(generation, "eos_token_id", None)
     extra = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({tokenizer.eos_token_id, *(t for t in extra if t is not None)}))
 

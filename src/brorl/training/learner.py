@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -150,7 +150,7 @@ class Learner(Protocol):
         """Return the log-prob (nats) of every node under the current weights, at the sampling temperature."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
+    def weights(self) -> Iterable[tuple[str, Tensor]]:
         """Return the current weights by name, whole and one by one; every rank iterates to the end."""
         ...
 

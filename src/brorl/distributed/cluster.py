@@ -1,0 +1,324 @@
+"""The machines of a run: starts or joins Ray, checks the machines, and reserves a place for each process.
+
+In: the number of machines and of processes of each kind, and the CPUs and GPUs of each. Out: the options with which an
+actor is started at its place. Missing machines, CPUs and GPUs are errors before anything is loaded. `close` ends every
+process of the run; a cluster that was joined continues to run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from brorl.errors import UserError
+from brorl.format import counted
+
+Kind = Literal["rollout", "learner", "verifier"]
+_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")
+_PLACING_S = 120.0
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """The machines and processes that a run needs.
+
+    Attributes:
+        nodes: Machines.
+        address: Cluster to join; None starts one on this machine.
+        rollout_workers: Processes that sample.
+        learner_ranks: Processes that learn.
+        verifier_workers: Processes that verify.
+        cpus: CPUs of each process.
+        gpus_per_rollout_worker: GPUs of each rollout worker.
+        gpus_per_learner_rank: GPUs of each learner rank.
+        colocated: Whether rollout worker i and learner rank i use the same GPUs.
+        in_turn: Whether sampling, verification and learning wait for each other, and use the same CPUs.
+        join_timeout_s: Longest wait for the machines, in seconds.
+    """
+
+    nodes: int = 1
+    address: str | None = None
+    rollout_workers: int = 1
+    learner_ranks: int = 1
+    verifier_workers: int = 0
+    cpus: int = 1
+    gpus_per_rollout_worker: int = 0
+    gpus_per_learner_rank: int = 0
+    colocated: bool = False
+    in_turn: bool = True
+    join_timeout_s: float = 600.0
+
+    @property
+    def needed_cpus(self) -> int:
+        """CPUs of all processes that work at the same time."""
+        numbers = (self.rollout_workers, self.learner_ranks, self.verifier_workers)
+        return self.cpus * (max(numbers) if self.in_turn else sum(numbers))
+
+    @property
+    def needed_gpus(self) -> int:
+        """GPUs of all processes; colocated ones share theirs."""
+        sampling = self.rollout_workers * self.gpus_per_rollout_worker
+        learning = self.learner_ranks * self.gpus_per_learner_rank
+        return max(sampling, learning) if self.colocated else sampling + learning
+
+    def bundles(self, kind: Kind) -> list[dict[str, float]]:
+        """Return the CPUs and GPUs to reserve for each process of a kind; none for those in the place of another."""
+        others = 0 if self.in_turn else self.cpus
+        match kind:
+            case "rollout" if self.colocated:
+                number, gpus = max(self.rollout_workers, self.learner_ranks), int(self.needed_gpus > 0)
+                return _bundles(number, self.cpus, gpus)
+            case "rollout":
+                return _bundles(self.rollout_workers, self.cpus, self.gpus_per_rollout_worker)
+            case "learner" if self.colocated:
+                return []
+            case "learner":
+                return _bundles(self.learner_ranks, others, self.gpus_per_learner_rank)
+            case "verifier":
+                return _bundles(self.verifier_workers, others, 0)
+
+    def request(self, kind: Kind) -> dict[str, float]:
+        """Return the CPUs and GPUs that each process of a kind takes of its place, as the options of an actor."""
+        own_cpus = kind == "rollout" or not self.in_turn
+        gpus: float = {"rollout": self.gpus_per_rollout_worker, "learner": self.gpus_per_learner_rank}.get(kind, 0)
+        if self.colocated and self.gpus_per_rollout_worker and self.gpus_per_learner_rank:
+            gpus = gpus / 2
+        return {"num_cpus": self.cpus if own_cpus else 0, "num_gpus": gpus}
+
+
+class Cluster:
+    """The connection to Ray, and the places of the processes.
+
+    Args:
+        shape: The machines and processes.
+        say: Receives lines for the user.
+    """
+
+    def __init__(self, shape: ClusterShape, say: Callable[[str], None] = lambda _: None) -> None:
+        self.shape = shape
+        self.say = say
+        self._temporary: str | None = None
+        self._connected = False
+        self._groups: dict[Kind, PlacementGroup] = {}
+        self._parts: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Start or join the cluster, wait for its machines, check them, and reserve the places; once.
+
+        Raises:
+            UserError: If there is no cluster to join, machines, CPUs or GPUs are missing, or versions differ.
+        """
+        self.connect()
+        self._wait_for_machines()
+        _check_versions()
+        self._check_resources()
+        if not self._groups:
+            self._reserve()
+
+    def options(self, kind: Kind, number: int) -> dict[str, Any]:
+        """Return the options that start an actor at its place.
+
+        Args:
+            kind: The kind of process.
+            number: Its number among these, from 0.
+        """
+        group = self._groups.get("rollout" if kind == "learner" and self.shape.colocated else kind)
+        if group is None:  # nothing is reserved for it
+            return {**self.shape.request(kind), "scheduling_strategy": "SPREAD"}
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
+        return {**self.shape.request(kind), "scheduling_strategy": place}
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of a module in another process of the cluster, and return its result."""
+        result = ray.remote(function).options(num_cpus=0).remote(*arguments)
+        while not ray.wait([result], timeout=_POLL_S)[0]:  # short waits, for Ctrl-C
+            pass
+        try:
+            return ray.get(result)
+        except RayTaskError as error:
+            raise error.cause from error
+
+    def on_release(self, end: Callable[[], None]) -> None:
+        """Call a function when the processes of the run end."""
+        self._parts.append(end)
+
+    def release(self) -> None:
+        """End the processes of the run and free their places; Ray continues to run."""
+        while self._parts:
+            self._parts.pop()()
+        while self._groups:
+            remove_placement_group(self._groups.popitem()[1])
+
+    def close(self) -> None:
+        """End everything that this object has started."""
+        if ray.is_initialized():
+            self.release()
+        if self._connected:
+            ray.shutdown()
+            self._connected = False
+        if self._temporary:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    @property
+    def num_machines(self) -> int:
+        """Number of machines in the cluster."""
+        return len(_machines())
+
+    def connect(self) -> None:
+        """Start or join the cluster, unless this program has connected before; it then stays connected.
+
+        Raises:
+            UserError: If there is no cluster to join.
+        """
+        if ray.is_initialized():
+            return
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns on machines with GPUs
+        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        if self.shape.address is None:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
+            short = "/tmp" if Path("/tmp").is_dir() else None  # the paths of sockets have at most 107 characters
+            self._temporary = tempfile.mkdtemp(prefix="brorl-ray-", dir=short)
+            options |= {"include_dashboard": False, "_temp_dir": self._temporary}
+        else:
+            options["address"] = self.shape.address
+        handler = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            if self.shape.address is None:
+                raise UserError(f"Ray does not start: {error}") from error
+            raise UserError(
+                f"cannot join the Ray cluster at {self.shape.address}: {error}; run `ray start` on this machine first "
+                "(docs/how-to/cluster.md), or set cluster.address: null to start a cluster here"
+            ) from error
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray replaces it
+        self._connected = True
+
+    def _wait_for_machines(self) -> None:
+        """Wait until all machines have joined."""
+        deadline, has_said = monotonic() + self.shape.join_timeout_s, False
+        while (missing := self.shape.nodes - len(_machines())) > 0:
+            join = f"ray start --address={ray.get_runtime_context().gcs_address}"
+            if not has_said:
+                self.say(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
+                has_said = True
+            if monotonic() > deadline:
+                raise UserError(
+                    f"cluster.nodes = {self.shape.nodes}, and {self.shape.nodes - missing} joined within "
+                    f"{self.shape.join_timeout_s:g} s; run `{join}` on the others while the run waits, or lower "
+                    "cluster.nodes"
+                )
+            sleep(_POLL_S)
+
+    def _check_resources(self) -> None:
+        """Check that the cluster has the CPUs and GPUs of all processes."""
+        shape = self.shape
+        found = {name: int(sum(one["Resources"].get(name, 0) for one in _machines())) for name in ("CPU", "GPU")}
+        numbers = f"cluster.rollout_workers ({shape.rollout_workers}), cluster.learner_ranks ({shape.learner_ranks})"
+        for name, needed, lower in (
+            ("CPU", shape.needed_cpus, f"{numbers}, cluster.verifier_workers or cluster.cpus_per_worker"),
+            ("GPU", shape.needed_gpus, f"{numbers}, cluster.gpus_per_rollout_worker or cluster.gpus_per_learner_rank"),
+        ):
+            if found[name] < needed:
+                raise UserError(
+                    f"the run needs {counted(needed, name)}, and the cluster has {found[name]} on "
+                    f"{counted(self.num_machines, 'machine')}; lower {lower}, or add machines"
+                )
+
+    def _reserve(self) -> None:
+        """Reserve the places of all processes."""
+        kinds: tuple[Kind, ...] = ("learner", "rollout", "verifier")
+        for kind in kinds:
+            bundles = self.shape.bundles(kind)
+            if bundles:
+                together = kind == "learner" and self.shape.gpus_per_learner_rank > 0
+                self._groups[kind] = placement_group(bundles, "PACK" if together else "SPREAD")
+        deadline = monotonic() + _PLACING_S
+        for kind, group in self._groups.items():
+            while not group.wait(_POLL_S):  # short, for Ctrl-C
+                if monotonic() > deadline:
+                    raise UserError(
+                        f"Ray found no place for {len(group.bundle_specs)} {kind} processes of "
+                        f"{group.bundle_specs[0]} within {_PLACING_S:g} s; other programs use the cluster, or no "
+                        "machine has these resources: wait for the programs, or lower the settings cluster.*_per_*"
+                    )
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that must be equal on all machines."""
+    return {"python": sys.version.split()[0], **{name: version(name) for name in _PACKAGES}}
+
+
+def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str]) -> str | None:
+    """Return an error about the first machine whose versions differ.
+
+    Args:
+        of_machines: The versions of each machine.
+        here: The versions of this machine.
+    """
+    for machine, found in of_machines.items():
+        for name, expected in here.items():
+            if found.get(name) != expected:
+                has = f"{name} {found[name]}" if name in found else f"no {name}"
+                fix = f"Python {expected}" if name == "python" else f"{name}=={expected}"
+                return f"machine {machine} has {has}, and this machine has {name} {expected}; install {fix} there"
+    return None
+
+
+def _check_versions() -> None:
+    """Check that all other machines have the versions of this one."""
+    here = ray.get_runtime_context().get_node_id()
+    machines = [one for one in _machines() if one["NodeID"] != here]
+    packages = _PACKAGES
+
+    def found() -> dict[str, str]:  # nested: its code is sent, as brorl may be missing there
+        import sys
+        from importlib.metadata import PackageNotFoundError, version
+
+        versions = {"python": sys.version.split()[0]}
+        for name in packages:
+            try:
+                versions[name] = version(name)
+            except PackageNotFoundError:
+                continue
+        return versions
+
+    asked = {
+        f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']})": ray.remote(found)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False))
+        .remote()
+        for one in machines
+    }
+    if difference := first_difference({name: ray.get(ref) for name, ref in asked.items()}, versions()):
+        raise UserError(difference)
+
+
+def _machines() -> list[dict[str, Any]]:
+    return [one for one in ray.nodes() if one["Alive"]]
+
+
+def _bundles(number: int, cpus: float, gpus: float) -> list[dict[str, float]]:
+    """Return equal bundles; none if there is nothing to reserve."""
+    one = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+    return [one] * number if one else []

@@ -1,0 +1,172 @@
+"""A learner rank: an actor that holds a learner, or one share of it, and makes calls on it.
+
+In: a function that makes the learner of a rank, and calls. Out: the results of rank 0. Between two results rank 0
+reports its activities and its lines for the user.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import ray
+
+from brorl.activity import Activity, Observe
+from brorl.distributed.shipped_groups import ShippedGroups, TreeExchange
+from brorl.distributed.weights import stored_form
+from brorl.errors import UserError
+from brorl.training.learner import Learner
+
+Report = Activity | str  # an activity, or a line for the user
+_LONGEST_WAIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """The place of a rank among all ranks.
+
+    Attributes:
+        rank: Its number, from 0.
+        size: Number of ranks.
+        address: Host of rank 0.
+        port: A port of this host, at which the ranks meet.
+    """
+
+    rank: int
+    size: int
+    address: str
+    port: int
+
+
+BuildLearner = Callable[[RankPlace, Callable[[str], None], Observe], Learner]
+
+
+class Built(NamedTuple):
+    """Facts of a learner that never change.
+
+    Attributes:
+        machine: Name of its machine.
+        process: Its process id there.
+        parameters: Number of parameters.
+        trained: Number of trained ones.
+    """
+
+    machine: str
+    process: int
+    parameters: int
+    trained: int
+
+
+class LearnerRank:
+    """Holds the learner of one rank; Ray makes this class an actor.
+
+    Args:
+        rank: Its number.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._exchange = TreeExchange()
+        self._reports: SimpleQueue[Report] = SimpleQueue()
+        self._learner: Any = None
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Return the address of this machine and a free port."""
+        with socket.socket() as one:
+            one.bind(("", 0))
+            return ray.util.get_node_ip_address(), one.getsockname()[1]
+
+    def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], shared: Path | None) -> Built:
+        """Make the learner.
+
+        Args:
+            build: Makes it.
+            size: Number of ranks.
+            meeting_point: The result of `meeting_point` of rank 0.
+            shared: A folder of the driver that this machine must see and be able to write to, or None.
+
+        Raises:
+            UserError: If the model cannot be loaded here, or the folder is not shared.
+        """
+        machine = socket.gethostname()
+        if shared is not None:
+            _check_shared(shared, machine)
+        say = self._reports.put if self._rank == 0 else _ignore
+        try:
+            self._learner = build(RankPlace(self._rank, size, *meeting_point), say, say)
+        except UserError as error:
+            raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
+        learner = self._learner
+        return Built(machine, os.getpid(), learner.num_parameters(), learner.num_parameters(only_trainable=True))
+
+    def call(self, method: str, *arguments: Any) -> tuple[Any, list[Report]]:
+        """Call a method of the learner.
+
+        Args:
+            method: Its name.
+            arguments: Its arguments; the result of `TreeExchange.pack` in place of groups.
+
+        Returns:
+            The result of rank 0, None of others; groups are packed. And the reports that were not fetched yet.
+        """
+        found = [self._exchange.unpack(one) if isinstance(one, ShippedGroups) else one for one in arguments]
+        result = getattr(self._learner, method)(*found)
+        if self._rank:
+            result = None
+        elif method in ("penalised", "with_old_logprobs"):
+            result = self._exchange.pack(result)
+        if method == "step":
+            self._exchange.clear()
+        return result, self._fetched()
+
+    def weights(self) -> tuple[None, Any]:
+        """Return nothing and the stored form of the weights, as two objects; every rank takes part in collecting."""
+        found = self._learner.weights()
+        if self._rank:
+            for _ in found:
+                pass
+            return None, None
+        return None, stored_form(found)
+
+    def reports(self) -> list[Report]:
+        """Return reports, as soon as there are any, or an empty list after some seconds."""
+        try:
+            first = self._reports.get(timeout=_LONGEST_WAIT_S)
+        except Empty:
+            return []
+        return [first, *self._fetched()]
+
+    def _fetched(self) -> list[Report]:
+        found = []
+        while not self._reports.empty():
+            try:
+                found.append(self._reports.get_nowait())
+            except Empty:
+                break
+        return found
+
+
+def _check_shared(folder: Path, machine: str) -> None:
+    """Check that a folder of the driver exists here and can be written to.
+
+    Raises:
+        UserError: If not.
+    """
+    fix = "set output_dir to storage that all machines mount at the same path"
+    if not folder.is_dir():
+        raise UserError(f"machine {machine} has a learner rank and does not see the run directory {folder}; {fix}")
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
+            pass
+    except OSError as error:
+        raise UserError(f"machine {machine} cannot write to the run directory {folder} ({error}); {fix}") from error
+
+
+def _ignore(_: Report) -> None:
+    """Ignore a report."""

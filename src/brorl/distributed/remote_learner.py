@@ -1,0 +1,195 @@
+"""A learner whose ranks are actors: every rank gets each call, and the result is that of rank 0.
+
+In: a cluster, and a function that makes the learner of a rank. Out: an object with the protocol `Learner`. Groups
+travel once, through the object store. The weights stay there and never pass through this process. A rank that dies or
+stalls is a `LearnerLostError`: the updates since the last checkpoint are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from brorl.activity import Observe
+from brorl.algorithms.groups import Group
+from brorl.distributed.cluster import Cluster
+from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank
+from brorl.distributed.shipped_groups import TreeExchange
+from brorl.distributed.weights import RemoteWeights
+from brorl.errors import LearnerLostError
+from brorl.training.learner import FloatArray, Update
+from brorl.tree import RolloutTree
+
+_POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it
+_GRACE_S = 5.0  # in which the death of a rank becomes known, after another rank has lost its connection
+
+
+class RemoteLearner:
+    """Trains on the learner ranks of a cluster.
+
+    Args:
+        cluster: The cluster; it ends the ranks when it is released.
+        build: Makes the learner of a rank, in its process; it can be pickled.
+        shared: A folder that all ranks must see and write to; None for no check.
+        timeout_s: A rank that neither answers nor reports for this many seconds has stalled.
+        say: Receives the lines of rank 0 for the user.
+        observe: Receives the activities of rank 0.
+
+    The ranks make their learners while other processes start; the first use of this object waits for them.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        build: BuildLearner,
+        shared: Path | None,
+        timeout_s: float,
+        say: Callable[[str], None],
+        observe: Observe,
+    ) -> None:
+        self.timeout_s, self._say, self._observe = timeout_s, say, observe
+        self._exchange = TreeExchange()
+        size = cluster.shape.learner_ranks
+        remote: Any = ray.remote  # its types do not know concurrency groups
+        actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
+        self._ranks = [actor.options(**cluster.options("learner", rank)).remote(rank) for rank in range(size)]
+        cluster.on_release(self.close)
+        self._ask_for_reports()
+        meeting_point = self._ranks[0].meeting_point.remote()
+        self._builds = [one.build.remote(build, size, meeting_point, shared) for one in self._ranks]
+
+    @cached_property
+    def built(self) -> list[Built]:
+        """The facts of each rank; waits until all ranks have made their learner.
+
+        Raises:
+            UserError: If a machine does not have the model or does not see the shared folder.
+            LearnerLostError: If a rank dies or stalls.
+        """
+        return self._wait(self._builds)
+
+    def close(self) -> None:
+        """End all ranks."""
+        for rank in self._ranks:
+            ray.kill(rank)
+
+    def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
+        """Return groups that wait for a later step with their old log-probs; see `Learner`."""
+        return self._exchange.unpack(self._call("with_old_logprobs", self._exchange.pack(groups))) if groups else []
+
+    def penalised(self, groups: Sequence[Group]) -> list[Group]:
+        """Subtract the KL penalty from the rewards, if the penalty is placed there; see `Learner`."""
+        return self._exchange.unpack(self._call("penalised", self._exchange.pack(groups)))
+
+    def step(
+        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, rate_factor: float = 1.0
+    ) -> Update:
+        """Make the updates of one step; see `Learner`."""
+        update: Update = self._call("step", self._exchange.pack(groups), list(advantages), seed, rate_factor)
+        self._exchange.clear()
+        return update
+
+    def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+        """Return the log-prob (nats) of every node under the current weights; see `Learner`."""
+        found: list[FloatArray] = self._call("logprobs", list(trees))
+        return found
+
+    def weights(self) -> RemoteWeights:
+        """Return the current weights as a reference; only the process that iterates over it holds them."""
+        pairs = [rank.weights.options(num_returns=2).remote() for rank in self._ranks]
+        self._wait([done for done, _ in pairs])
+        return RemoteWeights(pairs[0][1])
+
+    def num_parameters(self, only_trainable: bool = False) -> int:
+        """Return the number of the model's parameters; see `Learner`."""
+        return self.built[0].trained if only_trainable else self.built[0].parameters
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Let the ranks write the weights and the model's config in Hugging Face format."""
+        self._call("save_pretrained", folder.resolve())
+
+    def reset_reference(self, clear_optimizer: bool) -> None:
+        """Take the current weights as the reference."""
+        self._call("reset_reference", clear_optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that the next step depends on, without the weights."""
+        state: dict[str, Any] = self._call("state_dict")
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a result of `state_dict`."""
+        self._call("load_state_dict", state)
+
+    def load_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Load the moments of another run's optimizer from the state of its learner."""
+        self._call("load_optimizer_state", state)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method on all ranks; large arguments are put into the object store once."""
+        sent = [one if isinstance(one, int | float | bool) else ray.put(one) for one in arguments]
+        results = self._wait([rank.call.remote(method, *sent) for rank in self._ranks])
+        result, reports = results[0]
+        self._pass_on(reports)
+        return result
+
+    def _wait(self, calls: Sequence[Any]) -> list[Any]:
+        """Wait for calls, pass on the reports of rank 0 meanwhile, and return the results in order.
+
+        Raises:
+            LearnerLostError: If a rank dies or stalls.
+        """
+        results: dict[Any, Any] = {}
+        last_sign = monotonic()
+        while len(results) < len(calls):
+            pending = [call for call in calls if call not in results]
+            ready, _ = ray.wait([*pending, self._reports], num_returns=1, timeout=_POLL_S)
+            if monotonic() > last_sign + self.timeout_s:
+                raise LearnerLostError(f"the learner did not answer for {self.timeout_s:g} s")
+            for call in ready:
+                value = self._value(call, pending)
+                if call != self._reports:
+                    results[call] = value
+                    continue
+                self._ask_for_reports()
+                self._pass_on(value)
+                if value:
+                    last_sign = monotonic()
+        return [results[call] for call in calls]
+
+    def _value(self, call: Any, pending: Sequence[Any]) -> Any:
+        """Return the result of a call that is done."""
+        try:
+            return ray.get(call)
+        except RayTaskError as error:
+            self._raise_if_lost([one for one in pending if one != call])
+            raise error.cause from error
+        except RayError as error:
+            raise LearnerLostError(f"a process of the learner died ({type(error).__name__})") from error
+
+    def _raise_if_lost(self, others: Sequence[Any]) -> None:
+        """Raise a `LearnerLostError` if another rank has died: its peers then fail with errors of the connection."""
+        done, _ = ray.wait(list(others), num_returns=len(others), timeout=_GRACE_S) if others else ([], [])
+        for call in done:
+            try:
+                ray.get(call)
+            except RayTaskError:
+                continue
+            except RayError as error:
+                raise LearnerLostError(f"a process of the learner died ({type(error).__name__})") from error
+
+    def _ask_for_reports(self) -> None:
+        self._reports = self._ranks[0].reports.options(concurrency_group="reports").remote()
+
+    def _pass_on(self, reports: Sequence[Any]) -> None:
+        for report in reports:
+            if isinstance(report, str):
+                self._say(report)
+            else:
+                self._observe(report)

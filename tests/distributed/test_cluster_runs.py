@@ -1,0 +1,241 @@
+"""Runs on a Ray cluster of this machine are the runs of one process, bit for bit, whatever happens to its processes."""
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from socket import gethostname
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+from ray_cluster import ray_cluster
+
+pytest.importorskip("ray")
+
+from brorl.distributed.cluster import Cluster, ClusterShape
+from brorl.distributed.remote_learner import RemoteLearner
+from brorl.errors import LearnerLostError, UserError
+from child_runs import ChildRuns, Harm
+from run_support import SMALL, assert_same_run, command
+
+pytestmark = [
+    pytest.mark.linux,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves the log files of its processes open
+]
+
+STEPS = 4
+_RUN = (  # every call of the learner occurs: waiting groups, a penalty in the rewards, checks, a reset of the reference
+    *SMALL,
+    f"--steps={STEPS}",
+    "--checkpoint_every=2",
+    "--kl.coefficient=0.01",
+    "--kl.placement=reward",
+    "--reference.reset_every=3",
+    "--optimizer.old_logprobs=recompute",
+    "--diagnostics.held_out_check_every=2",
+    "--diagnostics.held_out_rollouts=4",
+)
+_CLUSTER = ("--cluster.nodes=1", "--cluster.rollout_workers=2", "--cluster.verifier_workers=1")
+_WHOLE_BATCH = "--cluster.prompts_per_task=64"  # a call of the engine is one task, as in one process
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with ray_cluster(num_cpus=4):
+        yield
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    assert command("train", *_RUN, "--output_dir", folder).code == 0
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_trains_as_one_process_does(alone: Path, tmp_path: Path) -> None:
+    """Weights, optimizer, reference, metrics and responses; the run is resumed without a cluster in between."""
+    run = tmp_path / "run"
+    first = command("train", *_RUN, *_CLUSTER, _WHOLE_BATCH, "--steps=2", "--output_dir", run)
+    assert first.code == 0, first.said
+    assert "cluster of 1 machine: 2 rollout workers (1 CPU thread each), 1 learner rank" in first.said
+    assert command("resume", run, f"--steps={STEPS}", "--cluster.nodes=0").code == 0
+    assert_same_run(run, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_the_loss_of_processes_leaves_no_trace(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of each kind is killed in one of the calls that it gets; the other run has one worker and no loss."""
+    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    one_worker = ("--cluster.nodes=1", "--cluster.rollout_workers=1", "--cluster.learner_ranks=2")
+    counts = _Kills({}, rng, monkeypatch).counts
+    assert command("train", *_RUN, *one_worker, "--output_dir", undisturbed).code == 0
+    kill_at = {kind: int(rng.integers(1, number + 1)) for kind, number in counts.items()}
+    kill_at["verifier"] = int(rng.integers(1, STEPS))
+    print(kill_at)
+    kills = _Kills(kill_at, rng, monkeypatch)
+    outcome = command("train", *_RUN, *_CLUSTER, "--cluster.learner_ranks=2", "--output_dir", disturbed)
+    assert outcome.code == 0, outcome.said
+    assert kills.done == {*kill_at}
+    assert re.search(r"a process of the learner died .*; continuing from .* \(restart 1 of at most 10\)", outcome.said)
+    assert_same_run(disturbed, undisturbed)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: Path) -> None:
+    """The command starts its own cluster; the run is continued without one."""
+    harm = Harm("interrupt", r"rename .*rollouts/step-000002.parquet")
+    stopped = ChildRuns(tmp_path)("train", *_RUN, "--cluster.nodes=1", _WHOLE_BATCH, "--output_dir=run", harms=[harm])
+    assert stopped.code == 130, stopped.said
+    assert "stopped after step 2" in stopped.said
+    assert not [line for line in _command_lines() if str(tmp_path) in line or "brorl-ray-" in line]
+    assert command("resume", tmp_path / "run", "--cluster.nodes=0").code == 0
+    assert_same_run(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_an_evaluation_on_a_cluster(tmp_path: Path) -> None:
+    """Its counts are those of one process."""
+    options = ("eval", "quickstart", "--samples=8", "--evaluation.num_prompts=3", "--max-new-tokens=12")
+    results = []
+    for name, more in (("here", ()), ("placed", (*_CLUSTER, _WHOLE_BATCH))):
+        assert command(*options, *more, "--output-dir", tmp_path / name).code == 0
+        results.append((tmp_path / name / "evaluation.json").read_text())
+    counts = [re.findall(r'"(?:correct|distinct|tokens)": [^,]*', text) for text in results]
+    assert counts[0]
+    assert counts[0] == counts[1]
+    weights = [re.findall(r'"weights": "(\w+)"', text) for text in results]
+    assert len(weights[0]) == 1
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["--cluster.cpus_per_worker=900"], ["900 CPUs", "4 on 1 machine", "cluster.cpus_per_worker"]),
+        (["--cluster.gpus_per_learner_rank=1"], ["1 GPU,", "cluster.gpus_per_learner_rank"]),
+        (
+            ["--cluster.nodes=2", "--cluster.join_timeout_s=0.1"],
+            ["waiting for 1 machine; run this on each", "ray start --address=", "1 joined within 0.1 s"],
+        ),
+    ],
+)
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_that_is_too_small(tmp_path: Path, settings: list[str], parts: list[str]) -> None:
+    """The error comes before the model is loaded, and the run directory is removed."""
+    outcome = command("train", *_RUN, "--cluster.nodes=1", *settings, "--output_dir", tmp_path / "run")
+    assert outcome.code == 2
+    for part in parts:
+        assert part in outcome.said
+    assert "learning rate" not in outcome.said
+    assert not (tmp_path / "run").exists()
+
+
+class _Stuck:
+    """A learner without a model, whose steps never end."""
+
+    def num_parameters(self, only_trainable: bool = False) -> int:
+        return 1 + only_trainable
+
+    def reset_reference(self, clear_optimizer: bool) -> None:
+        Event().wait(1000.0 + clear_optimizer)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_learner_that_stalls_or_cannot_start_is_an_error(tmp_path: Path) -> None:
+    """A stall is the loss of the learner. A machine without the model or the run directory is named."""
+    import ray
+
+    cluster = Cluster(ClusterShape())
+    cluster.start()
+    assert ray.is_initialized()
+    try:
+        learner = RemoteLearner(cluster, _stuck, tmp_path, 600.0, print, print)
+        assert (learner.num_parameters(), learner.num_parameters(only_trainable=True)) == (1, 2)
+        learner.timeout_s = 0.5
+        with pytest.raises(LearnerLostError, match=r"did not answer for 0\.5 s"):
+            learner.reset_reference(clear_optimizer=False)
+        for shared, error in ((tmp_path, "cannot load nothing"), (tmp_path / "none", "does not see the run directory")):
+            with pytest.raises(UserError, match=f"{gethostname()}.*{error}"):
+                _ = RemoteLearner(cluster, _without_model, shared, 600.0, print, print).built
+    finally:
+        cluster.close()
+    assert ray.is_initialized()  # it was started by another part of the program
+
+
+def _stuck(*_: Any) -> Any:
+    return _Stuck()
+
+
+def _without_model(*_: Any) -> Any:
+    raise UserError("cannot load nothing")
+
+
+def test_a_cluster_needs_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error comes first."""
+    monkeypatch.setattr("brorl.assemble.cluster.find_spec", lambda _: None)
+    outcome = command("train", *_RUN, "--cluster.nodes=1", "--output_dir", tmp_path / "run")
+    assert outcome.code == 2
+    assert "pip install 'brorl[ray]'" in outcome.said
+    assert "memory" not in outcome.said
+
+
+class _Kills:
+    """Counts the calls of each kind of process in this process, and kills the process that gets a certain one.
+
+    Args:
+        kill_at: Number of the call, from 1, of each kind.
+        rng: Chooses one of the processes.
+        monkeypatch: Puts everything back.
+    """
+
+    def __init__(self, kill_at: dict[str, int], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+        from brorl.distributed.remote_learner import RemoteLearner
+        from brorl.distributed.rollout_workers import RayRolloutPool
+        from brorl.distributed.verifier_workers import VerifierWorkers
+
+        self.counts = {"learner": 0, "rollout": 0}
+        self.done: set[str] = set()
+        self._kill_at = kill_at
+        monkeypatch.undo()
+        places: list[tuple[str, Any, str, Callable[[Any], int]]] = [
+            ("learner", RemoteLearner, "_wait", lambda learner: rng.choice([one.process for one in learner.built])),
+            ("rollout", RayRolloutPool, "submit", lambda pool: rng.choice([process for _, process in pool.processes])),
+            ("verifier", VerifierWorkers, "verify", lambda workers: workers.processes[0][1]),
+        ]
+        for kind, owner, method, process in places:
+            monkeypatch.setattr(owner, method, self._counting(kind, getattr(owner, method), process))
+
+    def _counting(self, kind: str, method: Callable[..., Any], process: Callable[[Any], int]) -> Callable[..., Any]:
+        def counted(owner: Any, *arguments: Any) -> Any:
+            if kind == "learner" and "built" not in vars(owner):  # its start
+                return method(owner, *arguments)
+            self.counts[kind] = self.counts.get(kind, 0) + 1
+            if self.counts[kind] == self._kill_at.get(kind):
+                os.kill(process(owner), signal.SIGKILL)
+                self.done.add(kind)
+            return method(owner, *arguments)
+
+        return counted
+
+
+def _command_lines() -> list[str]:
+    """Return the command lines of the children of this process and of processes that have lost their parent."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int(re.search(r"PPid:\s*(\d+)", (folder / "status").read_text())[1])  # type: ignore[index]
+            if parent in (1, os.getpid()):
+                found.append((folder / "cmdline").read_text().replace("\0", " "))
+        except OSError:  # it has ended
+            continue
+    return found

@@ -1,0 +1,85 @@
+"""The places that a cluster reserves, the check of versions, and the exchange of groups; without Ray processes."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+
+from brorl.algorithms.groups import Group
+from brorl.distributed.cluster import ClusterShape, first_difference
+from brorl.distributed.shipped_groups import TreeExchange
+from brorl.prompts.prompt import Prompt
+from brorl.tree import RolloutTree
+
+
+def test_processes_that_take_turns_share_cpus(rng: np.random.Generator) -> None:
+    """At the same time as the others each kind needs its own."""
+    workers, ranks, verifiers, cpus = (int(n) for n in rng.integers(1, 50, 4))
+    shape = ClusterShape(rollout_workers=workers, learner_ranks=ranks, verifier_workers=verifiers, cpus=cpus)
+    assert shape.needed_cpus == cpus * max(workers, ranks, verifiers)
+    assert shape.bundles("rollout") == [{"CPU": cpus}] * workers
+    assert shape.bundles("learner") == shape.bundles("verifier") == []
+    at_once = replace(shape, in_turn=False)
+    assert at_once.needed_cpus == cpus * (workers + ranks + verifiers)
+    reserved = [one for kind in ("rollout", "learner", "verifier") for one in at_once.bundles(kind)]
+    assert sum(one["CPU"] for one in reserved) == at_once.needed_cpus
+    assert at_once.request("learner")["num_cpus"] == cpus
+
+
+def test_gpus_apart_and_colocated(rng: np.random.Generator) -> None:
+    """Colocated processes have half of a GPU each, and together no more than the place that they share."""
+    workers, ranks = (int(n) for n in rng.integers(1, 50, 2))
+    shape = ClusterShape(
+        rollout_workers=workers, learner_ranks=ranks, gpus_per_rollout_worker=1, gpus_per_learner_rank=1
+    )
+    assert shape.needed_gpus == workers + ranks
+    assert sum(one["GPU"] for kind in ("rollout", "learner") for one in shape.bundles(kind)) == workers + ranks
+    shared = replace(shape, colocated=True)
+    assert shared.needed_gpus == max(workers, ranks)
+    assert shared.bundles("rollout") == [{"CPU": 1, "GPU": 1}] * max(workers, ranks)
+    assert shared.bundles("learner") == []
+    assert shared.request("rollout")["num_gpus"] + shared.request("learner")["num_gpus"] == 1
+    learner_only = replace(shared, gpus_per_rollout_worker=0)
+    assert learner_only.request("learner")["num_gpus"] == 1
+
+
+def test_the_first_other_version_is_named() -> None:
+    here = {"python": "3.11.7", "torch": "2.13.0"}
+    assert first_difference({"a": here, "b": dict(here)}, here) is None
+    assert first_difference({}, here) is None
+    other = first_difference({"a": here, "b": {**here, "torch": "2.12.0"}}, here)
+    assert other == "machine b has torch 2.12.0, and this machine has torch 2.13.0; install torch==2.13.0 there"
+    missing = first_difference({"c": {"python": "3.11.7"}}, here)
+    assert missing == "machine c has no torch, and this machine has torch 2.13.0; install torch==2.13.0 there"
+    assert "install Python 3.11.7 there" in str(first_difference({"d": {**here, "python": "3.12.1"}}, here))
+
+
+def test_a_tree_is_sent_once(rng: np.random.Generator) -> None:
+    """Groups come back as they were, with the same trees; after `clear` the trees are sent again."""
+    driver, rank = TreeExchange(), TreeExchange()
+    groups = [_group(rng, number) for number in range(3)]
+    first = driver.pack(groups[:2])
+    received = rank.unpack(first)
+    assert len(first.new_trees) == 2
+    assert all(ours.tree is theirs.tree for ours, theirs in zip(received, groups, strict=False))
+    penalised = [replace(group, reward_L=group.reward_L - 0.5) for group in received]
+    reply = rank.pack(penalised)
+    assert reply.new_trees == {}
+    back = driver.unpack(reply)
+    again = driver.pack([*reversed(back), groups[2]])
+    assert [*again.new_trees.values()] == [groups[2].tree]
+    for ours, theirs in zip(rank.unpack(again), [*reversed(back), groups[2]], strict=True):
+        assert ours.tree is theirs.tree
+        assert all(getattr(ours, one.name) is getattr(theirs, one.name) for one in fields(Group))
+    for end in (driver, rank):
+        end.clear()
+    assert len(driver.pack(groups).new_trees) == 3
+
+
+def _group(rng: np.random.Generator, number: int) -> Group:
+    rows = [list(rng.integers(0, 9, 3)) for _ in range(4)]
+    tree = RolloutTree.from_responses([number, 1], rows, [[-1.0] * 3 for _ in rows])
+    prompt = Prompt(f"p{number}", "text", (number, 1), "7", "math")
+    return Group(prompt, tree, rng.random(tree.num_responses) < 0.5, rng.normal(size=tree.num_responses))
