@@ -133,7 +133,6 @@ class AgreedPasses:
         self._within = False
         self._collectives = _Collectives(model)
         model.register_forward_pre_hook(self._before, prepend=True)
-        model.register_forward_hook(self._after)
 
     def finish(self) -> None:
         """Make the passes that other ranks still need. The end of a piece of work on every rank.
@@ -160,12 +159,14 @@ class AgreedPasses:
             return
         kind = _Kind.GRADIENT if torch.is_grad_enabled() else _Kind.VALUES
         self._reach(kind)
+        self._begin()
         self._open = kind
-        self._collectives.begin()
 
-    def _after(self, module: Any, _inputs: object, _output: object) -> None:
-        if not torch.is_grad_enabled():
-            module.reshard()  # every pass starts from shards
+    def _begin(self) -> None:
+        """Start every pass from shards: after a pass without a gradient the output embedding is still gathered."""
+        root: Any = self._model
+        root.reshard()
+        self._collectives.begin()
 
     def _reach(self, kind: _Kind) -> None:
         """Agree on the next pass until it is of a kind."""
@@ -173,7 +174,7 @@ class AgreedPasses:
         while (agreed := _Kind(self._maximum(kind))) != kind:
             if agreed == _Kind.FAILED:
                 raise PeerOutOfMemoryError("another rank ran out of memory")
-            self._collectives.begin()
+            self._begin()
             self._pass_without_effect(agreed)
 
     def _complete(self, kind: _Kind) -> None:

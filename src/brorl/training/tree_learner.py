@@ -30,7 +30,7 @@ from brorl.algorithms.importance import Mismatch, MismatchSums, check_sampler_lo
 from brorl.algorithms.kl import KLPenalty, penalised_group
 from brorl.algorithms.learning_rate import warmed_up
 from brorl.errors import DivergedError
-from brorl.model.logprobs import default_max_nodes, prompt_groups
+from brorl.model.logprobs import prompt_groups
 from brorl.model.passes import OwnPasses
 from brorl.model.sharding import AgreedPasses, full_tensor, save_whole
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
@@ -93,7 +93,8 @@ class TreeLearner:
             fused=model.device.type in ("cpu", "cuda"),
         )
         self._updates = 0
-        self._nodes = ChunkSize(settings.max_nodes or default_max_nodes(model), say, self._passes)
+        nodes = settings.max_nodes or settings.forward.default_max_nodes(model)
+        self._nodes = ChunkSize(nodes, say, self._passes)
         self._reference = ReferencePolicy(model, settings.offload_reference) if settings.kl else None
         self._scored: dict[int, _Scored] = {}
 
