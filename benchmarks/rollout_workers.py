@@ -17,7 +17,12 @@ from functools import partial
 from statistics import median
 from typing import NamedTuple
 
-os.environ.update({"OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"})
+os.environ |= {
+    "OMP_NUM_THREADS": "1",
+    "RAY_worker_niceness": "0",  # by default workers give way to all other processes
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
 
 import ray
 import torch

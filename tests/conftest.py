@@ -6,6 +6,7 @@ import sys
 import zlib
 from collections.abc import Generator, Iterator
 from functools import lru_cache
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -32,6 +33,8 @@ def puzzles_are_made_once() -> Iterator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("linux") and sys.platform != "linux":
         pytest.skip("needs Linux")
+    if item.get_closest_marker("vllm") and not find_spec("vllm") and os.environ.get("BRORL_REQUIRE_VLLM") != "1":
+        pytest.skip("needs vLLM")
 
 
 def pytest_configure(config: pytest.Config) -> None:

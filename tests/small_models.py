@@ -145,3 +145,31 @@ def assert_same_gradients(got: dict[str, Tensor], expected: dict[str, Tensor], t
     for name, gradient in expected.items():
         error = float((got[name] - gradient).norm())
         assert error <= tolerance * max(float(gradient.norm()), 1e-3 * total), (name, error, float(gradient.norm()))
+
+
+def wide_heads(model: LlamaForCausalLM) -> LlamaForCausalLM:
+    """Return a Llama with heads of twice the size that computes the same function.
+
+    The new numbers of a head are 0. Number j of the old head is at 2 j, whose rotary frequency is the same in the wider
+    head, and queries are multiplied by sqrt(2), since scores are divided by the root of the head's size.
+    """
+    old = model.config
+    config = LlamaConfig.from_dict({**old.to_dict(), "head_dim": 2 * old.head_dim})
+    wide = LlamaForCausalLM(config)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    half = old.head_dim // 2
+    place = torch.cat([2 * torch.arange(half), old.head_dim + 2 * torch.arange(half)])
+    for name, tensor in weights.items():
+        part = name.split(".")[-2]
+        if part in ("q_proj", "k_proj", "v_proj"):
+            heads = tensor.unflatten(0, (-1, old.head_dim))
+            spread = heads.new_zeros(heads.shape[0], 2 * old.head_dim, heads.shape[2])
+            spread[:, place] = heads * 2**0.5 if part == "q_proj" else heads
+            weights[name] = spread.flatten(0, 1)
+        elif part == "o_proj":
+            heads = tensor.unflatten(1, (-1, old.head_dim))
+            spread = heads.new_zeros(*heads.shape[:2], 2 * old.head_dim)
+            spread[:, :, place] = heads
+            weights[name] = spread.flatten(1, 2)
+    wide.load_state_dict(weights)
+    return wide.eval()

@@ -13,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import losing_function
+from async_support import WordyEngine, virtual_source
 from brorl.config.phases import PhaseConfig
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
@@ -94,12 +95,20 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def written(runs: list[Path]) -> dict[str, set[bool]]:
-    """The keys that real runs write, each with whether it was null."""
+    """The keys that real runs and an asynchronous source write, each with whether it was null."""
     found: dict[str, set[bool]] = {}
     for run in runs:
         for line in (run / "metrics.jsonl").read_text().splitlines():
             for key, value in keys_of(json.loads(line)):
                 found.setdefault(key, set()).add(value is None)
+    source, pool = virtual_source(WordyEngine(), duration=lambda task, _: 99.0 if task.prompts == [(100,)] else 1.0)
+    source.publish([], 0)
+    for step in range(1, 5):  # an asynchronous step writes these, too
+        line = json.dumps({"sampling": source.next_groups(step).sampled.summary()})
+        for key, value in keys_of(json.loads(line)):
+            found.setdefault(key, set()).add(value is None)
+        pool.advance(1.0)
+        source.publish([], step)
     return found
 
 

@@ -333,3 +333,56 @@ def test_whatever_validate_accepts_is_the_canonical_tree_of_its_rollouts(
     ]
     again = RolloutTree.from_responses((7, 8), [r for r, _ in repeated], None, [f for _, f in repeated])
     assert again == replace(changed, logprob=np.full(tree.num_unique_tokens, np.nan))
+
+
+@st.composite
+def rollouts_and_a_cut(draw: st.DrawFn) -> tuple[Responses, int]:
+    responses = draw(st.lists(st.lists(tokens, min_size=1, max_size=6).map(tuple), min_size=1, max_size=20))
+    return responses, draw(st.integers(1, 6))
+
+
+@given(rollouts_and_a_cut())
+def test_responses_cut_at_a_length_and_continued_are_the_whole_responses(rollouts: tuple[Responses, int]) -> None:
+    """Once and again: every cut tree, extended by the trees of what was cut off, is the tree of all rollouts."""
+    responses, width = rollouts
+    whole = build(responses)
+    assert _continued(responses, width) == whole
+    assert _continued(responses, 1) == whole
+
+
+def _continued(responses: Responses, width: int) -> RolloutTree:
+    """Build the tree in pieces of `width` tokens."""
+    done, tree = width, None
+    while tree is None or not tree.finished.all():
+        if tree is None:
+            tree = build([r[:done] for r in responses], [len(r) <= done for r in responses])
+            continue
+        leaves = np.flatnonzero(~tree.finished)
+        prefixes = [tree.responses()[i][0] for i in leaves]
+        subtrees = []
+        for prefix in prefixes:
+            rest = [r[done : done + width] for r in responses if len(r) > done and r[:done] == prefix]
+            logprobs = [[logprob_of((*prefix, *r[: i + 1])) for i in range(len(r))] for r in rest]
+            ends = [len(r) <= done + width for r in responses if len(r) > done and r[:done] == prefix]
+            subtrees.append(RolloutTree.from_responses((7, 8, *prefix), rest, logprobs, ends))
+        tree, done = tree.extended(leaves, subtrees), done + width
+        tree.validate()
+    return tree
+
+
+def test_only_unfinished_responses_without_others_below_them_are_continued() -> None:
+    tree = build([(1, 2), (1, 2), (1, 3), (2,)], [False, False, True, False])
+    more = RolloutTree.from_responses((7, 8, 1, 2), [(5,), (6,)])
+    extended = tree.extended(np.array([0]), [more])
+    assert Counter(dict(extended.responses())) == Counter({(1, 2, 5): 1, (1, 2, 6): 1, (1, 3): 1, (2,): 1})
+    with pytest.raises(ValueError, match="response 1 cannot be continued, because it is finished"):
+        tree.extended(np.array([1]), [RolloutTree.from_responses((7, 8, 1, 3), [(5,)])])
+    with pytest.raises(ValueError, match="response 2 do not have the prompt and it"):
+        tree.extended(np.array([2]), [RolloutTree.from_responses((7, 8, 3), [(5,)])])
+    with pytest.raises(ValueError, match="response 0 has 2 rollouts, and its continuations have 1"):
+        tree.extended(np.array([0]), [RolloutTree.from_responses((7, 8, 1, 2), [(5,)])])
+    with pytest.raises(ValueError, match="got 2 responses to continue and 1 trees"):
+        tree.extended(np.array([0, 2]), [more])
+    nested = build([(1,), (1, 2)], [False, True])
+    with pytest.raises(ValueError, match="another response goes on below"):
+        nested.extended(np.array([0]), [RolloutTree.from_responses((7, 8, 1), [(5,)])])

@@ -308,6 +308,73 @@ class RolloutTree:
         )
         return tree, node_index
 
+    def extended(self, leaves: IntArray, subtrees: Sequence[RolloutTree]) -> RolloutTree:
+        """Continue unfinished responses: graft onto each the tree of its continuations.
+
+        Args:
+            leaves: Indices into `leaf` of the responses that are continued, ascending, shape [K], K >= 1. Each is
+                unfinished, and no other response goes on below its last node.
+            subtrees: For each the tree of its continuations. Its prompt is this prompt and the response, and it has as
+                many rollouts as the response.
+
+        Returns:
+            The tree of the longer responses; every node keeps its log-prob. It equals the tree of all rollouts.
+
+        Raises:
+            ValueError: If a response cannot be continued, or a subtree continues another one.
+        """
+        self._check_continuations(leaves, subtrees)
+        node_K = self.leaf[leaves]
+        size_K = np.array([tree.token.size for tree in subtrees])
+        node_M = np.arange(self.token.size)
+        inserted_M = np.append(0, np.cumsum(size_K))[np.searchsorted(node_K, node_M)]  # nodes that come before
+        moved = np.append(node_M + inserted_M, -1)  # the last entry serves parent -1
+        start_K = moved[node_K] + 1
+        shift = np.repeat(start_K, size_K)
+        below = np.concatenate([tree.parent for tree in subtrees])
+        at = np.repeat(node_K + 1, size_K)
+
+        def spliced(own: NDArray[Any], name: str) -> NDArray[Any]:
+            return np.insert(own, at, np.concatenate([getattr(tree, name) for tree in subtrees]))
+
+        kept_L = np.ones(self.leaf.size, np.bool_)
+        kept_L[leaves] = False
+        leaf = np.concatenate([moved[self.leaf[kept_L]], *(t.leaf + s for t, s in zip(subtrees, start_K, strict=True))])
+        finished = np.concatenate([self.finished[kept_L], *(tree.finished for tree in subtrees)])
+        order = np.argsort(leaf * 2 + finished)
+        return RolloutTree(
+            prompt_ids=self.prompt_ids,
+            token=spliced(self.token, "token"),
+            parent=np.insert(moved[self.parent], at, np.where(below >= 0, below + shift, shift - 1)),
+            count=spliced(self.count, "count"),
+            logprob=spliced(self.logprob, "logprob"),
+            leaf=leaf[order],
+            leaf_count=np.concatenate([self.leaf_count[kept_L], *(tree.leaf_count for tree in subtrees)])[order],
+            finished=finished[order],
+        )
+
+    def _check_continuations(self, leaves: IntArray, subtrees: Sequence[RolloutTree]) -> None:
+        if not len(leaves) or len(leaves) != len(subtrees) or (np.diff(leaves) <= 0).any():
+            raise ValueError(
+                f"got {len(leaves)} responses to continue and {len(subtrees)} trees of continuations; pass one tree "
+                "for each response, at least one, in ascending order"
+            )
+        responses = self.responses()
+        for leaf, tree in zip(leaves.tolist(), subtrees, strict=True):
+            node = int(self.leaf[leaf])
+            if self.finished[leaf] or self.end[node] > node + 1:
+                raise ValueError(
+                    f"response {leaf} cannot be continued, because it is finished or another response goes on below "
+                    "its last node; continue responses that were all cut at one length"
+                )
+            if tree.prompt_ids != self.prompt_ids + responses[leaf][0]:
+                raise ValueError(f"the continuations of response {leaf} do not have the prompt and it as their prompt")
+            if tree.num_rollouts != self.leaf_count[leaf]:
+                raise ValueError(
+                    f"response {leaf} has {self.leaf_count[leaf]} rollouts, and its continuations have "
+                    f"{tree.num_rollouts}; sample as many as there are"
+                )
+
     def validate(self) -> None:
         """Check every invariant of the representation.
 

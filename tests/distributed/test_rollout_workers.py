@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from time import sleep
@@ -13,10 +13,11 @@ import pytest
 import torch
 from ray_cluster import ray_cluster
 from torch import Tensor
+from worker_engines import HUNG, LARGE, Fatal, NativeInBothPrecisions, unbuildable
 
 from brorl.activity import Activity, Decoding
 from brorl.errors import OutOfMemoryError, WorkersLostError
-from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.engine import Engine
 from brorl.rollout.pool import SampledTask, SampleTask
 from brorl.rollout.pooled_engine import PooledEngine
 from brorl.sampling import SamplingParams
@@ -30,55 +31,10 @@ pytestmark = [
 ]
 
 _SAMPLING = SamplingParams(max_new_tokens=20)
-_HUNG, _LARGE, _FATAL = ([token] for token in (14, 15, 16))  # prompts of one token have their own fate
-
-
-class FatefulEngine:
-    """A native engine in both precisions: odd seeds sample in float64. Prompts of one token cause faults.
-
-    Args:
-        seed: Seed of the weights.
-        hang: The engine hangs on a prompt while this file exists.
-    """
-
-    def __init__(self, seed: int, hang: Path | None = None) -> None:
-        self._hang = hang
-        self._engines = [
-            NativeEngine(small_model(seed=seed, dtype=dtype, scale=0.4), eos_token_id=0)
-            for dtype in (torch.float32, torch.float64)
-        ]
-        self.stop_token_ids = self._engines[0].stop_token_ids
-
-    @property
-    def version(self) -> int:
-        return self._engines[0].version
-
-    def row_costs(self, *_: int) -> None:
-        return None
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        for engine in self._engines:
-            engine.load_weights(weights, version)
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        num_rollouts: int | Sequence[int],
-        sampling: SamplingParams,
-        seed: int,
-        first: int = 0,
-    ) -> list[RolloutTree]:
-        while prompts[0] == _HUNG and self._hang is not None and self._hang.exists():
-            sleep(0.01)
-        if prompts[0] == _LARGE:
-            raise OutOfMemoryError(f"no row of prompt {first} fits")
-        if prompts[0] == _FATAL:
-            os.kill(os.getpid(), signal.SIGSEGV)
-        return self._engines[seed % 2].sample(prompts, num_rollouts, sampling, seed, first)
 
 
 def make_pool(
-    build: Callable[[], FatefulEngine], number: int, timeout_s: float = 600.0, max_restarts: int = 50
+    build: Callable[[], Engine], number: int, timeout_s: float = 600.0, max_restarts: int = 50
 ) -> tuple[Any, list[str]]:
     from brorl.distributed.rollout_workers import RayRolloutPool
     from brorl.distributed.supervisor import Staffing
@@ -98,7 +54,7 @@ def cluster() -> Iterator[None]:
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list[str], Path]]:
     """Two workers with the weights of seed 0, their messages, and the file that makes them hang."""
     hang = tmp_path_factory.mktemp("workers") / "hang"
-    pool, lines = make_pool(partial(FatefulEngine, 0, hang), 2, timeout_s=10.0)
+    pool, lines = make_pool(partial(NativeInBothPrecisions, 0, hang), 2, timeout_s=10.0)
     yield pool, lines, hang
     pool.close()
 
@@ -116,7 +72,7 @@ def random_tasks(rng: np.random.Generator, number: int) -> list[SampleTask]:
     ]
 
 
-def sampled(local: FatefulEngine, task: SampleTask) -> list[RolloutTree]:
+def sampled(local: NativeInBothPrecisions, task: SampleTask) -> list[RolloutTree]:
     return local.sample(task.prompts, task.num_rollouts, task.sampling, task.seed, task.first)
 
 
@@ -131,35 +87,38 @@ def random_weights(seed: int) -> list[tuple[str, Tensor]]:
     return list(small_model(seed=seed, dtype=torch.float64, scale=0.4).named_parameters())
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_trees_do_not_depend_on_the_number_of_workers(rng: np.random.Generator, number: int) -> None:
-    model_seed, draw = (int(rng.integers(2**30)) for _ in range(2))
+def test_trees_do_not_depend_on_the_number_of_workers(rng: np.random.Generator, shared: Any) -> None:
+    draw = int(rng.integers(2**30))
     prompts = [rng.integers(1, 17, rng.integers(2, 12)).tolist() for _ in range(9)]
     rollouts = rng.integers(1, 60, 9).tolist()
-    local = FatefulEngine(model_seed)
-    pool, lines = make_pool(partial(FatefulEngine, model_seed), number)
+    weights, local = random_weights(seed=int(rng.integers(2**30))), NativeInBothPrecisions(0)
+    local.load_weights(weights, version=1)
+    two_workers, _, _ = shared
+    pools = [two_workers, *(make_pool(partial(NativeInBothPrecisions, 0), number)[0] for number in (1, 3))]
     try:
-        assert pool.num_workers == number
-        pooled = PooledEngine(pool, prompts_per_task=2)
-        assert pooled.stop_token_ids == local.stop_token_ids
-        for seed in (2 * draw, 2 * draw + 1):
-            expected = [
-                tree
-                for i in range(0, 9, 2)
-                for tree in local.sample(prompts[i : i + 2], rollouts[i : i + 2], _SAMPLING, seed, first=5 + i)
-            ]
-            assert pooled.sample(prompts, rollouts, _SAMPLING, seed, first=5) == expected
+        assert [pool.num_workers for pool in pools] == [2, 1, 3]
+        for pool in pools:
+            pooled = PooledEngine(pool, prompts_per_task=2)
+            assert pooled.stop_token_ids == local.stop_token_ids
+            pooled.load_weights(weights, version=1)
+            for seed in (2 * draw, 2 * draw + 1):
+                expected = [
+                    tree
+                    for i in range(0, 9, 2)
+                    for tree in local.sample(prompts[i : i + 2], rollouts[i : i + 2], _SAMPLING, seed, first=5 + i)
+                ]
+                assert pooled.sample(prompts, rollouts, _SAMPLING, seed, first=5) == expected
         assert pooled.sample([], 3, _SAMPLING, draw) == []
     finally:
-        pool.close()
-    assert not lines
+        for pool in pools[1:]:
+            pool.close()
 
 
 def test_killed_workers_are_replaced_and_their_tasks_sampled_again(rng: np.random.Generator, shared: Any) -> None:
     pool, lines, _ = shared
     weights, tasks = random_weights(seed=int(rng.integers(2**30))), random_tasks(rng, 24)
     kill_after = set(rng.choice(20, 2, replace=False).tolist())
-    local, found = FatefulEngine(0), {}
+    local, found = NativeInBothPrecisions(0), {}
     local.load_weights(weights, version=3)
     pool.publish(weights, version=3)
     tickets = [pool.submit(task) for task in tasks]
@@ -187,14 +146,14 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator, shared: Any) 
     pool.publish(weights, version=4)
     hang.touch()
     lines.clear()
-    tasks = [*random_tasks(rng, 3), SampleTask([_HUNG], 5, _SAMPLING, seed=11, first=7), *random_tasks(rng, 3)]
+    tasks = [*random_tasks(rng, 3), SampleTask([HUNG], 5, _SAMPLING, seed=11, first=7), *random_tasks(rng, 3)]
     tickets = [pool.submit(task) for task in tasks]
     found = all_done(pool, set(tickets) - {tickets[3]})
     while not lines:
         assert not pool.done(timeout_s=0.1)
     hang.unlink()
     found.update(all_done(pool, [tickets[3]]))
-    local = FatefulEngine(0)
+    local = NativeInBothPrecisions(0)
     local.load_weights(weights, version=4)
     assert [found[ticket].trees for ticket in tickets] == [sampled(local, task) for task in tasks]
     assert "was lost while sampling prompt 7 with seed 11: it gave no answer for 10 seconds" in lines[0]
@@ -204,7 +163,7 @@ def test_tasks_carry_the_version_of_their_weights(rng: np.random.Generator, shar
     from brorl.distributed.weights import RemoteWeights
 
     pool, _, _ = shared
-    task, local = random_tasks(rng, 1)[0], FatefulEngine(0)
+    task, local = random_tasks(rng, 1)[0], NativeInBothPrecisions(0)
     tickets: list[tuple[int, int, list[tuple[str, Tensor]]]] = []
     for version in (11, 12, 13):  # tasks of the version before are queued and under way when the weights change
         weights = random_weights(seed=int(rng.integers(2**30)))
@@ -223,13 +182,14 @@ def test_an_error_of_the_engine_reaches_the_caller_and_ends_nothing_else(rng: np
     pool, lines, _ = shared
     lines.clear()
     pooled = PooledEngine(pool)
-    with pytest.raises(OutOfMemoryError, match=r"^no row of prompt 2 fits$") as caught:
-        pooled.sample([[1, 2], [3, 4], _LARGE, [5, 6]], 4, _SAMPLING, seed=5)
+    with pytest.raises(OutOfMemoryError, match=r"no row of prompt [23] fits") as caught:
+        pooled.sample([[1, 2], [3, 4], LARGE, LARGE, [5, 6]], 4, _SAMPLING, seed=5)
+    assert str(caught.value) in ("no row of prompt 2 fits", "no row of prompt 3 fits")
     assert "In a worker on" in caught.value.__notes__[0]
     assert "raise OutOfMemoryError" in caught.value.__notes__[0]
     assert pool.done() == []  # the other tasks of the call are discarded
     good = random_tasks(rng, 2)
-    bad = pool.submit(SampleTask([_LARGE], 4, _SAMPLING, seed=5))
+    bad = pool.submit(SampleTask([LARGE], 4, _SAMPLING, seed=5))
     tickets, found = [pool.submit(task) for task in good], {}
     errors = 0
     while len(found) < 2 or not errors:
@@ -252,6 +212,33 @@ def test_discarded_tasks_are_not_returned(rng: np.random.Generator, shared: Any)
     assert pool.done() == []
 
 
+def test_a_result_that_was_lost_with_its_machine_is_sampled_again(
+    rng: np.random.Generator, shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+    from ray.exceptions import ObjectLostError
+
+    pool, _, _ = shared
+    get, lost = ray.get, []
+
+    def get_after_a_loss(ref: Any) -> Any:
+        if len(lost) < 2:
+            lost.append(ref)
+            raise ObjectLostError(ref.hex(), None, "")
+        return get(ref)
+
+    weights, tasks = random_weights(seed=int(rng.integers(2**30))), random_tasks(rng, 4)
+    pool.publish(weights, version=20)
+    tickets = [pool.submit(task) for task in tasks]
+    monkeypatch.setattr(ray, "get", get_after_a_loss)
+    found = all_done(pool, tickets)
+    local = NativeInBothPrecisions(0)
+    local.load_weights(weights, version=20)
+    assert [found[ticket].trees for ticket in tickets] == [sampled(local, task) for task in tasks]
+    assert len(lost) == 2
+    assert pool.done() == []
+
+
 def test_an_observer_can_end_a_call(rng: np.random.Generator, shared: Any) -> None:
     pool, _, hang = shared
     prompts = [rng.integers(1, 17, 5).tolist() for _ in range(4)]
@@ -269,7 +256,7 @@ def test_an_observer_can_end_a_call(rng: np.random.Generator, shared: Any) -> No
     hang.touch()
     engine = PooledEngine(pool, observe=stop_after_three)
     with pytest.raises(StoppedError):
-        engine.sample([*prompts, _HUNG], 6, _SAMPLING, seed=1)  # the last task never ends
+        engine.sample([*prompts, HUNG], 6, _SAMPLING, seed=1)  # the last task never ends
     hang.unlink()
     assert [one.finished for one in seen] == sorted(one.finished for one in seen)
     assert {one.rollouts for one in seen} == {30}
@@ -283,9 +270,9 @@ def test_an_observer_can_end_a_call(rng: np.random.Generator, shared: Any) -> No
 
 
 def test_too_many_losses_end_the_pool_with_the_last_cause() -> None:
-    pool, lines = make_pool(partial(FatefulEngine, 0), 1, max_restarts=1)
+    pool, lines = make_pool(Fatal, 1, max_restarts=1)
     try:
-        pool.submit(SampleTask([_FATAL], 4, _SAMPLING, seed=21, first=3))
+        pool.submit(SampleTask([[5, 6]], 4, _SAMPLING, seed=21, first=3))
         with pytest.raises(WorkersLostError, match=r"while sampling prompt 3 with seed 21: .*max_restarts = 1 .*raise"):
             pool.done()
         with pytest.raises(WorkersLostError):
@@ -296,13 +283,9 @@ def test_too_many_losses_end_the_pool_with_the_last_cause() -> None:
     assert "(restart 1 of at most 1)" in line
 
 
-def _failing() -> FatefulEngine:
-    raise OutOfMemoryError("the model does not fit")
-
-
 def test_an_engine_that_cannot_be_built_is_an_error_at_once() -> None:
     with pytest.raises(OutOfMemoryError, match="the model does not fit"):
-        make_pool(_failing, 2)
+        make_pool(unbuildable, 2)
 
 
 def test_weights_are_equal_after_the_object_store(rng: np.random.Generator) -> None:

@@ -114,8 +114,7 @@ def test_verdicts_are_those_of_local_verification(rng: np.random.Generator, shar
     assert {verdict.correct for verdict in expected} == {True, False}
     assert untimed(remote(workers, "math").verify_all(items)) == untimed(expected)
     puzzles = [
-        (prompt('{"numbers": [2, 3, 5], "target": 10}', "countdown"), response)
-        for response in ("2+3+5", "5+3+2", "5*2", "2*5+3", "3+", "10")
+        (prompt("2 3 5 -> 10", "countdown"), response) for response in ("2+3+5", "5+3+2", "5*2", "2*5+3", "3+", "10")
     ]
     local = CountdownVerifier(with_answers=True).verify_all(puzzles)
     assert untimed(remote(workers, "countdown").verify_all(puzzles)) == untimed(local)

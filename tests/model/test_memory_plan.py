@@ -72,6 +72,18 @@ def test_what_is_kept_is_counted_exactly(architecture: str, dtype: str, lora: Lo
     assert "reference" not in named(plan_memory(model.config, settings, Workload()))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_separate_engine_has_its_weights_a_file_of_them_and_its_whole_cache(
+    dtype: str, rng: np.random.Generator
+) -> None:
+    model, limit = small_model(tie_word_embeddings=True, dtype=torch.float32), int(rng.integers(1 << 20, 1 << 40))
+    settings = replace(SETTINGS, dtype=dtype, engine_bytes=limit, separate_engine=True)
+    got = named(plan_memory(model.config, settings, Workload(num_rows=1)))
+    assert got["sampling copy"] == 2 * bytes_of(p.to(DTYPES[dtype]) for p in model.parameters())
+    assert got["sampling cache"] == limit
+    assert "sampling" not in got
+
+
 def test_planning_a_model_far_too_large_takes_no_memory() -> None:
     config = small_model().config
     config.hidden_size, config.intermediate_size, config.num_hidden_layers = 8192, 28672, 80

@@ -21,8 +21,10 @@ class Group:
         correct_L: Raw verdict of each distinct response, before any shaping of rewards, shape [L].
         reward_L: Reward of each distinct response, shape [L].
         old_logprob_M: Log-probs (nats) of the tree's nodes under the learner with the weights that sampled them, shape
-            [M]. None while the learner still holds these weights, and where old log-probs are the engine's.
-        version: Version of the weights that sampled the tree: the number of the step whose update made them.
+            [M]. None while the learner still holds these weights, where old log-probs are the engine's, and in
+            asynchronous training, where the old policy is that before the step.
+        version: Version of the weights that sampled the first tokens of the tree, and all tokens unless they were
+            sampled in segments: the number of the step whose update made them.
         class_L: Class of each correct response, shape [L]: responses with the same number gave the same answer.
             Entries of incorrect responses have no meaning. None: each response is a class.
     """

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 SAMPLES, TEMPERATURE, TOP_P = 512, 0.6, 0.95
 _MOST_SAMPLES = 2**20
-_SETTINGS = ("device", "dtype", "engine.memory_gib", "engine.threads", "sampling.end_token", "evaluation.num_prompts")
-_SECTIONS = ("prompt.", "verification.", "cluster.")
+_SETTINGS = (
+    "device", "dtype", "engine.kind", "engine.memory_gib", "engine.threads", "sampling.end_token",
+    "evaluation.num_prompts",
+)  # fmt: skip
+_SECTIONS = ("prompt.", "verification.", "engine.vllm.", "cluster.")
 
 
 def is_evaluation_setting(name: str) -> bool:
@@ -123,9 +126,10 @@ def evaluate(
             `runs/evaluations`, named after the model and the settings.
         seed: Seed of the sampling, at least 0.
         progress: Print the settings and the progress, as the command does.
-        overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.memory_gib, engine.threads,
-            sampling.end_token, evaluation.num_prompts (most prompts of each data set), and those in `prompt`,
-            `verification` and `cluster`. An evaluation uses a cluster only if cluster.nodes is given.
+        overrides: Settings of a recipe, nested or by dotted name: device, dtype, engine.kind, engine.memory_gib,
+            engine.threads, sampling.end_token, evaluation.num_prompts (most prompts of each data set), and those in
+            `prompt`, `verification`, `engine.vllm` and `cluster`. An evaluation uses a cluster only if cluster.nodes is
+            given.
 
     Returns:
         pass@k with 95% intervals, the counts of every prompt, and the folder with every response.

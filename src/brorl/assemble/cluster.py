@@ -192,7 +192,7 @@ class _EngineRecipe:
         tokenizer = _tokenizer(config, config.model)
         model = build_sampling_model(config, config.model)
         forward = choose_forward(model, config.engine.forward, self.context)
-        return build_engine(config, config.model, model, tokenizer, forward)
+        return build_engine(config, config.model, model, tokenizer, forward, self.context)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The engine of a run, an evaluation or a plan: made here, from `engine.kind`."""
+"""The engine of a run, an evaluation or a plan: checked and made here, from `engine.kind`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,59 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from brorl.activity import Observe, unobserved
 from brorl.assemble.settings import build_lora
 from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
 from brorl.model.forward import FlatForward, TreeForward
 from brorl.model.load import choose_device, end_tokens, load_model
+from brorl.model.source import find_model
 from brorl.rollout.engine import Engine
 from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.vllm import VllmEngine, check_sampling
+from brorl.rollout.vllm_process import VllmSettings, check_installed
+from brorl.sampling import SamplingParams
+
+
+def check_engine(config: TrainConfig, source: str) -> None:
+    """Check that the engine is installed and can sample with the model.
+
+    Args:
+        config: The settings.
+        source: Name or folder of the model.
+
+    Raises:
+        UserError: If it is not, or cannot.
+    """
+    if config.engine.kind != "vllm":
+        return
+    check_installed()
+    if config.lora.rank or find_model(source).adapter:
+        raise UserError(
+            "engine.kind = vllm samples with its own copy of all weights, and the model has an adapter (lora.rank = "
+            f"{config.lora.rank}, model = {source}); train or evaluate adapters with engine.kind: native"
+        )
+
+
+def check_training_sampling(config: TrainConfig, sampling: SamplingParams) -> None:
+    """Check that the engine can draw the rollouts of training, with the log-probs that training needs.
+
+    Args:
+        config: The settings.
+        sampling: How training's rollouts are drawn.
+
+    Raises:
+        UserError: If it cannot.
+    """
+    if config.engine.kind != "vllm":
+        return
+    if sampling.top_p < 1 or sampling.top_k:
+        raise UserError(
+            f"engine.kind = vllm returns no log-probs of the whole vocabulary with sampling.top_p = {sampling.top_p} "
+            f"and sampling.top_k = {sampling.top_k}; set sampling.top_p: 1.0 and sampling.top_k: 0, or engine.kind: "
+            "native"
+        )
+    try:
+        check_sampling(sampling)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def build_engine(
@@ -22,6 +71,7 @@ def build_engine(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     forward: TreeForward | FlatForward,
+    context: int,
     observe: Observe = unobserved,
 ) -> Engine:
     """Make the engine.
@@ -33,9 +83,12 @@ def build_engine(
             the model computes in bfloat16 and keeps float32 weights.
         tokenizer: Its tokenizer, which defines the end tokens.
         forward: How rows go through the model.
+        context: Tokens of the longest prompt and the longest response together.
         observe: Receives the progress of sampling.
     """
     match config.engine.kind:
+        case "vllm":
+            return VllmEngine(build_vllm_settings(config, source, context), end_tokens(model, tokenizer), observe)
         case "native":
             has_copy = config.dtype == "bfloat16" and model.dtype != torch.bfloat16
             sampler = load_model(source, choose_device(config.device), torch.bfloat16) if has_copy else model
@@ -57,3 +110,26 @@ def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
     """
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
     return load_model(source, choose_device(config.device), dtype, build_lora(config))
+
+
+def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmSettings:
+    """Return the settings of a vLLM engine in a process of its own.
+
+    Args:
+        config: The settings.
+        source: Name or folder of the model.
+        context: Tokens of the longest prompt and the longest response together.
+    """
+    device = choose_device(config.device)
+    return VllmSettings(
+        source=find_model(source).path,
+        dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
+        context=context,
+        cache_bytes=int(config.engine.memory_gib * 2**30),
+        device="cpu" if device.type == "cpu" else "cuda",
+        threads=torch.get_num_threads(),
+        max_rows=config.engine.vllm.max_rows,
+        responses_per_request=config.engine.vllm.responses_per_request,
+        tensor_parallel=config.engine.vllm.tensor_parallel,
+        sleeps=device.type != "cpu" and not config.cluster.enabled,
+    )

@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from brorl.activity import Observe, unobserved
 from brorl.assemble.cluster import place_engine, place_verifiers
 from brorl.assemble.data import check_prompts
-from brorl.assemble.engine import build_engine, build_sampling_model
+from brorl.assemble.engine import build_engine, build_sampling_model, check_engine
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.inputs import build_decode
 from brorl.assemble.verification import (
@@ -94,6 +94,7 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     if config.engine.threads:
         torch.set_num_threads(config.engine.threads)
     device = choose_device(config.device)
+    check_engine(config, config.model)
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
     questions = [question for one in sets for question in one.questions]
@@ -153,7 +154,7 @@ def load_evaluated_model(
         model = build_sampling_model(config, config.model)
         check_vocabulary(config.model, model, ready.tokenizer)
         forward = choose_forward(model, config.engine.forward, context)
-        engine = build_engine(config, config.model, model, ready.tokenizer, forward, observe)
+        engine = build_engine(config, config.model, model, ready.tokenizer, forward, context, observe)
         weights = weights_fingerprint(model)
     else:
         cluster.start()
@@ -252,11 +253,17 @@ def _check_memory(
     samples = config.evaluation.num_samples
     largest = min(prompts_per_batch(samples, limit), max(map(len, prompts_of.values())))
     longest = max(len(prompt.token_ids) for prompts in prompts_of.values() for prompt in prompts)
-    settings = MemorySettings(config.dtype, int(config.engine.memory_gib * 2**30), forward=config.engine.forward)
+    settings = MemorySettings(
+        config.dtype,
+        int(config.engine.memory_gib * 2**30),
+        forward=config.engine.forward,
+        separate_engine=config.engine.kind == "vllm",
+    )
     training = plan_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
     smaller = "--dtype bfloat16" if config.dtype != "bfloat16" else "another model"
-    kept = (MemoryLine("weights", weights, smaller),)
+    engine = [line for line in training.kept if settings.separate_engine and line.name.startswith("sampling")]
+    kept = (MemoryLine("weights", weights, smaller), *engine)
     available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the model
     check(MemoryPlan(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
 
@@ -292,6 +299,7 @@ def _settings(
         "dtype": config.dtype,
         "device": _device_type(config, device),
         **({"prompts_per_task": config.cluster.prompts_per_task} if config.cluster.enabled else {}),
+        **({"engine": config.engine.kind} if config.engine.kind != "native" else {}),
         "prompts_per_part": prompts_per_batch(config.evaluation.num_samples, sampling.max_new_tokens),
         "accept_truncated": config.rewards.stop_properly > 0,
         "verification": {

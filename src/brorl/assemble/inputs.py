@@ -22,11 +22,13 @@ from brorl.assemble.data import (
     removed_lines,
     response_limits,
 )
+from brorl.assemble.engine import check_engine, check_training_sampling
 from brorl.assemble.settings import (
     build_lora,
     build_policy_loss,
     build_response_format,
     build_rollouts_per_prompt,
+    build_sampling,
     build_shaping,
 )
 from brorl.assemble.verification import (
@@ -102,6 +104,8 @@ def prepare(config: TrainConfig, source: str) -> RunInputs:
     build_policy_loss(config)
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
         raise UserError("engine.clock = cpu does not see the time of a GPU; set device: cpu, or engine.clock: wall")
+    check_engine(config, source)
+    check_training_sampling(config, build_sampling(config))
     model_config = read_config(find_model(source))
     sources = build_questions(config)
     questions = all_questions(sources)
@@ -219,6 +223,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         nodes_per_pass=config.engine.nodes_per_pass,
         gradient_checkpointing=config.engine.gradient_checkpointing,
         forward=config.engine.forward,
+        separate_engine=config.engine.kind == "vllm",
     )
     workload = Workload(
         prompt_tokens=prompts.longest,

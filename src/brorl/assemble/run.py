@@ -114,7 +114,7 @@ def _local_parts(
     """Make an engine and a learner with one model, in this process."""
     model = build_model(config, ready, observe)
     forward = build_forward(config, ready, model, say)
-    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
+    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
     return engine, build_learner(config, model, forward, engine.stop_token_ids, say, observe)
 
 
@@ -203,7 +203,7 @@ def build_pilot_parts(
     """Load the model and make the parts that a pilot measures, with the given sampling."""
     model = build_model(config, ready, observe)
     forward = choose_forward(model, config.engine.forward, ready.context)
-    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, observe)
+    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
     return PilotParts(
         engine=engine,
         model=model,
@@ -254,7 +254,7 @@ def _restore(run: TrainingRun, config: TrainConfig, checkpoint: Path | None) -> 
     try:
         if state.learner is not None:
             learner.load_state_dict(state.learner)
-        source.load_state(SourceState(state.stream, state.carried, state.attempts))
+        source.load_state(SourceState(state.stream, state.carried, state.attempts, state.ahead))
         if benchmark is not None and state.held_out not in (None, benchmark.fingerprint):
             raise ValueError(
                 "the held-out questions have changed since the run began; restore the data, or start a new run"

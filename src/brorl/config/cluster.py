@@ -52,8 +52,8 @@ class ClusterConfig(Section):
         "sync", description="sync: sample, then learn | async: sample the next groups while the learner learns"
     )
     max_staleness: int = Field(
-        1, ge=0, le=64, description="async: a group trains at most this many steps after the weights that sampled its "
-        "first token",
+        1, ge=0, le=64, description="async: largest number of updates between the weights that sampled a group's first "
+        "token and those that it trains; 0 samples and learns in turn",
     )  # fmt: skip
     segment_tokens: int | None = Field(
         None, ge=1, description="async: rollouts are sampled in segments of this many tokens, each with the newest "
@@ -64,6 +64,24 @@ class ClusterConfig(Section):
     def enabled(self) -> bool:
         """Whether there is a cluster."""
         return self.nodes > 0
+
+    @model_validator(mode="after")
+    def _segments_need_async(self) -> Self:
+        if self.segment_tokens is not None and self.mode != "async":
+            raise ValueError(
+                f"cluster.segment_tokens = {self.segment_tokens} has no effect with cluster.mode = {self.mode}; remove "
+                "it, or set cluster.mode: async"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _async_needs_a_cluster(self) -> Self:
+        if self.mode == "async" and not self.enabled:
+            raise ValueError(
+                "cluster.mode = async needs workers that sample while the learner learns, but cluster.nodes = 0; set "
+                "cluster.nodes, for example 1, or cluster.mode: sync"
+            )
+        return self
 
     @model_validator(mode="after")
     def _colocated_shares(self) -> Self:

@@ -46,17 +46,33 @@ class LoraConfig(Section):
     target_modules: Names = Field(("all-linear",), min_length=1, description="names of the layers that get an adapter")
 
 
-class EngineConfig(Section):
-    """Memory, threads and clock of the engine and the learner; no effect on results, unless seconds end a run."""
+class VllmConfig(Section):
+    """The vLLM engine (needs the extra `vllm`); no effect with engine.kind = native."""
 
-    kind: Literal["native"] = Field("native", description="engine that samples: native, the training model itself")
+    max_rows: int = Field(
+        512, ge=1, description="responses that are decoded together; the others wait (vLLM's max_num_seqs)"
+    )
+    responses_per_request: int = Field(
+        512, ge=1, description="a prompt's rollouts are split into requests of at most this many responses"
+    )
+    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share the engine")
+
+
+class EngineConfig(Section):
+    """Engine, memory, threads and clock; only `kind` has an effect on results, unless seconds end a run."""
+
+    kind: Literal["native", "vllm"] = Field(
+        "native", description="engine that samples: native, the training model itself | vllm, which needs the extra "
+        "`vllm` (docs/how-to/vllm.md)",
+    )  # fmt: skip
     forward: Literal["auto", "tree", "flat"] = Field(
         "auto", description="how rollouts go through the model: tree, each distinct token once | flat, each distinct "
         "response once, with any causal LM | auto, the tree wherever it is exact"
     )  # fmt: skip
     memory_gib: float = Field(
-        4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait for space"
-    )
+        4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait for space. "
+        "vllm allocates a KV cache of this size at the start",
+    )  # fmt: skip
     nodes_per_pass: int | None = Field(
         None, ge=16, description="tree nodes per forward pass of the learner; null chooses automatically"
     )
@@ -66,3 +82,4 @@ class EngineConfig(Section):
         "wall", description="clock of all seconds: wall time | CPU time of this process, which other programs do not "
         "lengthen; for a model on the CPU with one thread, without verifiers in worker processes",
     )  # fmt: skip
+    vllm: VllmConfig = VllmConfig()

@@ -97,8 +97,8 @@ class TrainConfig(Section):
 
     @property
     def recompute_old_logprobs(self) -> bool:
-        """Whether the learner recomputes the old log-probs: on request, or because the engine computes in bfloat16."""
-        return self.optimizer.old_logprobs == "recompute" or self.dtype == "bfloat16"
+        """Whether the learner recomputes the old log-probs: on request, or because the engine's numerics differ."""
+        return self.optimizer.old_logprobs == "recompute" or self.dtype == "bfloat16" or self.engine.kind == "vllm"
 
     @field_validator("model")
     @classmethod
@@ -186,6 +186,18 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _vllm_fits(self) -> Self:
+        if self.engine.kind != "vllm":
+            return self
+        if self.dtype == "float64":
+            raise ValueError("engine.kind = vllm has no float64; set dtype: float32 or bfloat16")
+        if self.engine.clock == "cpu":
+            raise ValueError(
+                "engine.clock = cpu does not count the process of engine.kind = vllm; set engine.clock: wall"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _adaptive_numbers_ascend(self) -> Self:
         adaptive, average = self.adaptive, self.rollouts_per_prompt
         if adaptive.enabled and not adaptive.pilot_rollouts < average <= adaptive.max_rollouts:
@@ -211,6 +223,23 @@ class TrainConfig(Section):
             raise ValueError(
                 f"importance.correction = {self.importance.correction} needs the learner's own log-probs, but "
                 "optimizer.old_logprobs = engine; set optimizer.old_logprobs: recompute"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _async_fits(self) -> Self:
+        if self.cluster.mode != "async":
+            return self
+        if self.adaptive.enabled:
+            raise ValueError(
+                "adaptive.enabled chooses the rollouts of a prompt after a round of pilots, and cluster.mode = async "
+                "has no rounds; set adaptive.enabled: false, or cluster.mode: sync"
+            )
+        if self.cluster.max_staleness and self.importance.correction == "none":
+            raise ValueError(
+                f"cluster.mode = async trains on rollouts of weights that are up to {self.cluster.max_staleness} "
+                "updates old, and importance.correction = none does not correct for that; set importance.correction: "
+                "truncate and optimizer.old_logprobs: recompute, or cluster.max_staleness: 0"
             )
         return self
 

@@ -14,7 +14,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from brorl.distributed.supervisor import Job, Staffing, Supervisor
+from brorl.distributed.job import Job
+from brorl.distributed.supervisor import Staffing, Supervisor
 from brorl.distributed.weights import RemoteWeights
 from brorl.rollout.engine import Engine
 from brorl.rollout.pool import SampledTask, SampleTask

@@ -9,56 +9,26 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
+from brorl.distributed.job import Finished, Job, Result
 from brorl.distributed.worker_host import Raised, Started, WorkerHost
 from brorl.errors import WorkersLostError, first_line
 
 _Host = ray.remote(WorkerHost)
+_LONGEST_WAIT_S = 3600.0
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it: short waits keep Ctrl-C working
-
-
-@dataclass(frozen=True)
-class Job:
-    """A call of a method of any worker.
-
-    Attributes:
-        method: Its name.
-        arguments: Its arguments.
-        title: The work in messages: `sampling prompt 3`.
-        max_losses: Workers that may be lost on the job before it is given up; None for no limit.
-    """
-
-    method: str
-    arguments: tuple[Any, ...]
-    title: str
-    max_losses: int | None = None
-
-
-class Finished(NamedTuple):
-    """A finished job.
-
-    Attributes:
-        ticket: The number that `submit` returned.
-        receipt: The receipt that the method returned.
-        payload: The payload that the method returned.
-        lost: Why the job was given up; None if it was done.
-    """
-
-    ticket: int
-    receipt: Any
-    payload: Any
-    lost: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +81,7 @@ class _Worker:
     prepared: int = 0
     ticket: int | None = None
     answer: Any = None
-    deadline: float = field(default=0.0)
+    deadline: float = inf
 
 
 class Supervisor:
@@ -136,9 +106,8 @@ class Supervisor:
         self._open: set[int] = set()  # tickets whose results the caller waits for
         self._next_ticket = 0
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # the work of the thread
-        self._outbox: SimpleQueue[_Result | str] = SimpleQueue()  # results, and lines for `say`
-        self._found: list[Finished] = []
-        self._errors: deque[Exception] = deque()  # that jobs raised
+        self._outbox: SimpleQueue[Result | str] = SimpleQueue()  # results, and lines for `say`
+        self._found: list[Finished] = []  # fetched results
         self._all_started = threading.Event()
         self._failure: BaseException | None = None
         # The thread alone changes these.
@@ -181,11 +150,15 @@ class Supervisor:
     def prepare(self, job: Job) -> None:
         """Make each worker do a job once, before its next job; it replaces the previous preparation.
 
+        No job starts without it after the return of this method.
+
         Raises:
             WorkersLostError: If too many workers have been lost.
         """
-        self._check()
-        self._inbox.put(partial(self._set_preparation, job))
+        accepted = threading.Event()
+        self._inbox.put(partial(self._set_preparation, job, accepted))
+        while not accepted.wait(_POLL_S):
+            self._check()
 
     def finished(self, timeout_s: float | None = None) -> list[Finished]:
         """Wait until a job is finished, and return all that are; each is returned once.
@@ -200,22 +173,24 @@ class Supervisor:
             Exception: The exception that a job raised; the job is then finished.
             WorkersLostError: If too many workers have been lost.
         """
-        deadline = monotonic() + (float("inf") if timeout_s is None else timeout_s)
-        while self._open and not (self._found or self._errors):
+        deadline = monotonic() + (inf if timeout_s is None else timeout_s)
+        while self._open and not self._found:
             wait_s = min(_POLL_S, deadline - monotonic())
             if not self._take_all(max(wait_s, 0.0)):
                 self._check()
                 if monotonic() >= deadline:
                     break
-        if self._errors and not self._found:
-            raise self._errors.popleft()
-        found, self._found = self._found, []
-        return found
+        done = [one for one in self._found if not isinstance(one.receipt, Raised)]
+        self._found = [one for one in self._found if isinstance(one.receipt, Raised)]
+        if self._found and not done:
+            raise self._found.pop(0).receipt.error
+        return done
 
     def discard(self, tickets: Iterable[int]) -> None:
         """Forget jobs; a worker finishes the job that it does, and its result is dropped."""
-        tickets = list(tickets)
-        self._open.difference_update(tickets)
+        tickets = {*tickets}
+        self._open -= tickets
+        self._found = [one for one in self._found if one.ticket not in tickets]
         self._inbox.put(partial(self._forget, tickets))
 
     def close(self) -> None:
@@ -239,7 +214,7 @@ class Supervisor:
             return False
         return True
 
-    def _take(self, result: _Result | str) -> None:
+    def _take(self, result: Result | str) -> None:
         """Fetch a result; a payload that was lost with its machine is made again."""
         if isinstance(result, str):
             self._say(result)
@@ -252,10 +227,7 @@ class Supervisor:
             self._inbox.put(partial(self._repeat, result.ticket, result.job, first_line(error)))
             return
         self._open.remove(result.ticket)
-        if isinstance(finished.receipt, Raised):
-            self._errors.append(finished.receipt.error)
-        else:
-            self._found.append(finished)
+        self._found.append(finished)
 
     # The thread: all methods below run in it.
 
@@ -268,15 +240,15 @@ class Supervisor:
                 self._give_out()
         except BaseException as error:  # `finished` must not wait for a thread that has ended
             self._failure = error
-        for worker in self._workers:
+        for worker in self._workers if ray.is_initialized() else ():
             ray.kill(worker.actor)
         self._all_started.set()
 
     def _handle_next(self) -> None:
         """Wait for a request or an answer, or until a worker is due; handle all that have come."""
-        due = min((worker.deadline for worker in self._workers if worker.answer is not None), default=None)
+        due = min((worker.deadline for worker in self._workers if worker.answer is not None), default=inf)
         try:
-            self._inbox.get(timeout=None if due is None else max(0.0, due - monotonic()))()
+            self._inbox.get(timeout=min(max(0.0, due - monotonic()), _LONGEST_WAIT_S))()
             while not self._inbox.empty():
                 self._inbox.get()()
         except Empty:
@@ -288,12 +260,14 @@ class Supervisor:
 
     def _repeat(self, ticket: int, job: Job, reason: str) -> None:
         self._jobs[ticket] = job
-        self._put_back(ticket, reason)
+        if self._count_loss(f"the result of {job.title} was lost: {reason}", "it is made again"):
+            self._put_back(ticket, reason)
 
-    def _set_preparation(self, job: Job) -> None:
+    def _set_preparation(self, job: Job, accepted: threading.Event) -> None:
         self._preparation = self._preparation[0] + 1, job
+        accepted.set()
 
-    def _forget(self, tickets: Sequence[int]) -> None:
+    def _forget(self, tickets: Iterable[int]) -> None:
         for ticket in tickets:
             self._jobs.pop(ticket, None)
             self._losses.pop(ticket, None)
@@ -367,7 +341,7 @@ class Supervisor:
         ticket, worker.ticket = worker.ticket, None
         if ticket in self._jobs:
             self._losses.pop(ticket, None)
-            self._outbox.put(_Result(ticket, self._jobs.pop(ticket), receipt, payload))
+            self._outbox.put(Result(ticket, self._jobs.pop(ticket), receipt, payload))
 
     def _replace_stalled(self) -> None:
         now = monotonic()
@@ -382,22 +356,27 @@ class Supervisor:
         """Kill a worker, start another one in its place, and put back its job."""
         worker.answer = None
         ray.kill(worker.actor)
-        kind, limit = self._staffing.kind, self._staffing.max_restarts
         process = "" if worker.started is None else f" ({worker.started.host}, process {worker.started.pid})"
         job = None if worker.ticket is None else self._jobs.get(worker.ticket)
-        lost = f"{kind} {worker.place + 1}{process} was lost{'' if job is None else f' while {job.title}'}: {reason}"
+        work = "" if job is None else f" while {job.title}"
+        lost = f"{self._staffing.kind} {worker.place + 1}{process} was lost{work}: {reason}"
+        if self._count_loss(lost, "it is replaced" + ("" if job is None else ", and its work is repeated")):
+            if worker.ticket is not None:
+                self._put_back(worker.ticket, reason)
+            self._workers[worker.place] = self._start(worker.place)
+
+    def _count_loss(self, lost: str, remedy: str) -> bool:
+        """Report a loss and return True, or end the work of all workers if there have been too many."""
+        limit = self._staffing.max_restarts
         if self._restarts == limit:
             self._failure = WorkersLostError(
-                f"{lost}; {limit:,} lost workers have been replaced before, and cluster.max_restarts = {limit} allows "
-                "no more; fix the cause, or raise cluster.max_restarts, and resume the run"
+                f"{lost}; cluster.max_restarts = {limit} allows no more losses; fix the cause, or raise "
+                "cluster.max_restarts, and resume the run"
             )
-            return
+            return False
         self._restarts += 1
-        again = "" if job is None else "; another worker repeats its work"
-        self._outbox.put(f"{lost}; it is replaced (restart {self._restarts:,} of at most {limit:,}){again}")
-        if worker.ticket is not None:
-            self._put_back(worker.ticket, reason)
-        self._workers[worker.place] = self._start(worker.place)
+        self._outbox.put(f"{lost}; {remedy} (restart {self._restarts:,} of at most {limit:,})")
+        return True
 
     def _put_back(self, ticket: int, reason: str) -> None:
         """Make a job the next one to be given out, unless it was discarded or has been lost too often."""
@@ -407,28 +386,9 @@ class Supervisor:
         self._losses[ticket] = self._losses.get(ticket, 0) + 1
         if job.max_losses is not None and self._losses[ticket] > job.max_losses:
             self._forget([ticket])
-            self._outbox.put(_Result(ticket, job, None, None, lost=reason))
+            self._outbox.put(Result(ticket, job, None, None, lost=reason))
         else:
             self._waiting.appendleft(ticket)
-
-
-class _Result(NamedTuple):
-    """A finished job whose payload has not been fetched; see `Finished`."""
-
-    ticket: int
-    job: Job
-    receipt: Any
-    payload: Any
-    lost: str | None = None
-
-    def fetch(self) -> Finished:
-        """Fetch the payload.
-
-        Raises:
-            RayError: If it was lost.
-        """
-        has_payload = self.lost is None and not isinstance(self.receipt, Raised)
-        return Finished(self.ticket, self.receipt, ray.get(self.payload) if has_payload else None, self.lost)
 
 
 def _cause(error: BaseException) -> str:

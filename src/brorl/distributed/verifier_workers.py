@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from brorl.distributed.supervisor import Job, Staffing, Supervisor
+from brorl.distributed.job import Job
+from brorl.distributed.supervisor import Staffing, Supervisor
 from brorl.format import counted
 from brorl.prompts.prompt import Prompt
 from brorl.verify.verifier import TrialResponses, Verdict, Verifier, unverified_verdict

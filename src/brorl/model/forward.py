@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol, assert_never
 
 import numpy as np
@@ -88,32 +89,15 @@ class TreeForward:
         """Return the number of nodes of a chunk if none is set."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
-    def logprobs(
-        self, model: PreTrainedModel, trees: Sequence[RolloutTree], *, next_token: NextToken, max_nodes: int | None
-    ) -> list[Tensor]:
-        """Return the log-prob (nats) of every node; see `tree_logprobs`."""
-        return tree_logprobs(model, trees, next_token=next_token, max_nodes=max_nodes, whole_logits=self.whole_logits)
+    @property
+    def logprobs(self) -> partial[list[Tensor]]:
+        """`tree_logprobs` with the logits that the model needs."""
+        return partial(tree_logprobs, whole_logits=self.whole_logits)
 
-    def chunk_logprobs(
-        self,
-        model: PreTrainedModel,
-        trees: Sequence[RolloutTree],
-        *,
-        next_token: NextToken,
-        max_nodes: int | None,
-        entropy: bool,
-        recompute_prompts: bool = False,
-    ) -> Iterator[ChunkLogprobs]:
-        """Yield the log-probs of all nodes in chunks; see `brorl.model.logprobs.chunk_logprobs`."""
-        return chunk_logprobs(
-            model,
-            trees,
-            next_token=next_token,
-            max_nodes=max_nodes,
-            entropy=entropy,
-            recompute_prompts=recompute_prompts,
-            whole_logits=self.whole_logits,
-        )
+    @property
+    def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:
+        """`chunk_logprobs` with the logits that the model needs."""
+        return partial(chunk_logprobs, whole_logits=self.whole_logits)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> None:
         """Return None: a pass computes each distinct token once."""
@@ -136,32 +120,15 @@ class FlatForward:
         """Return the number of tokens of a forward pass if none is set."""
         return default_max_nodes(model, whole_logits=self.whole_logits)
 
-    def logprobs(
-        self, model: PreTrainedModel, trees: Sequence[RolloutTree], *, next_token: NextToken, max_nodes: int | None
-    ) -> list[Tensor]:
-        """Return the log-prob (nats) of every node; see `flat_logprobs`."""
-        return flat_logprobs(model, trees, next_token=next_token, max_nodes=max_nodes, whole_logits=self.whole_logits)
+    @property
+    def logprobs(self) -> partial[list[Tensor]]:
+        """`flat_logprobs` with the logits that the model needs."""
+        return partial(flat_logprobs, whole_logits=self.whole_logits)
 
-    def chunk_logprobs(
-        self,
-        model: PreTrainedModel,
-        trees: Sequence[RolloutTree],
-        *,
-        next_token: NextToken,
-        max_nodes: int | None,
-        entropy: bool,
-        recompute_prompts: bool = False,
-    ) -> Iterator[ChunkLogprobs]:
-        """Yield the log-probs of all nodes in chunks; see `flat_chunk_logprobs`."""
-        return flat_chunk_logprobs(
-            model,
-            trees,
-            next_token=next_token,
-            max_nodes=max_nodes,
-            entropy=entropy,
-            recompute_prompts=recompute_prompts,
-            whole_logits=self.whole_logits,
-        )
+    @property
+    def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:
+        """`flat_chunk_logprobs` with the logits that the model needs."""
+        return partial(flat_chunk_logprobs, whole_logits=self.whole_logits)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> str:
         """Return a line about the tokens of a pass, and about those of a pass with tree attention."""

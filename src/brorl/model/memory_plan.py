@@ -5,7 +5,8 @@ the machine's free memory. The model is made on PyTorch's meta device: to count 
 rejects a run whose certain parts do not fit, and names the settings that shrink them.
 
 Weights, gradients, AdamW's moments, the sampling copy and the reference are exact. The engine's line is its limit, or
-less if its rows cannot fill it. The learner's line is an estimate for responses of the maximum length:
+less if its rows cannot fill it. vLLM has its own weights and a file of them, and keeps its whole cache. The learner's
+line is an estimate for responses of the maximum length:
 
     layer   = b * (6 h + 4 m + 4 H D + 3 H E) per token of nodes and prompts, and attention weights 4 H (T + S) per node
     total   = layers * layer + 3 * layer (temporary: gradients, intermediate results, memory that the allocator keeps)
@@ -16,9 +17,9 @@ S the longest prompt, T the longest response. With bfloat16 the 6 h stay float32
 Gradient checkpointing keeps h numbers per layer and token, and one layer's activations.
 
 Two terms stop growing. More than 2^26 attention weights of a layer are computed in tiles, and only those of one tile
-are in memory: 4 * 2^25 numbers. More than 2^27 logits are computed in blocks: 5 * 2^26 numbers, and twice the gradient
-of the output embedding, which is summed over the blocks. docs/how-to/memory.md compares the predictions with measured
-peaks.
+are in memory: 4 * 2^25 numbers. More than 2^27 logits are computed in blocks: 3 * 2^26 numbers, and twice the gradient
+of the output embedding, which is summed over the blocks. Tiles and blocks are not in memory together: the larger of the
+two counts. docs/how-to/memory.md compares the predictions with measured peaks.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ _LOGITS_PER_DRAW = 1 << 24  # the engine's
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _TEMPORARY_LAYERS = 3
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
-_LOGITS_IN_BLOCK = 5  # logits, scaled, softmax, and two gradients
 _GIB = 2**30
 
 
@@ -64,6 +64,8 @@ class MemorySettings:
         nodes_per_pass: Nodes per forward pass of the learner, 1 or more; None for the default.
         gradient_checkpointing: Whether activations are computed again.
         forward: How rollouts go through the model; `auto` is the flat path if the attention cannot be hooked.
+        separate_engine: Whether the engine is vLLM, which has its own weights, a file of them in shared memory, and a
+            cache that is allocated in advance.
     """
 
     dtype: Literal["float32", "float64", "bfloat16"]
@@ -73,10 +75,11 @@ class MemorySettings:
     nodes_per_pass: int | None = None
     gradient_checkpointing: bool = False
     forward: ForwardChoice = "auto"
+    separate_engine: bool = False
 
     @property
     def autocasts(self) -> bool:
-        """Whether float32 weights are trained in bfloat16: the run then has a sampling copy of them."""
+        """Whether float32 weights are trained in bfloat16: the native engine then has a sampling copy of them."""
         return self.dtype == "bfloat16" and self.lora is None
 
 
@@ -175,7 +178,7 @@ def plan_memory(
     shape = _Shape.of(model, settings)
     num_weights = sum(p.numel() for p in model.parameters())
     kept = _kept_lines(model, num_weights, shape, settings)
-    sampling = shape.sampling_bytes(settings.engine_bytes, workload)
+    sampling = 0 if settings.separate_engine else shape.sampling_bytes(settings.engine_bytes, workload)
     nodes = settings.nodes_per_pass or default_max_nodes(model, whole_logits=shape.whole_logits)
     learning = shape.learning_bytes(settings, workload, nodes)
     if settings.autocasts:
@@ -195,13 +198,18 @@ def _kept_lines(
     lora = settings.lora
     trained_bytes = (num_adapter_weights(model, lora) if lora else num_weights) * shape.trained_bytes
     frozen_bytes = num_weights * shape.computed_bytes if lora else 0
-    copy_bytes = 2 * num_weights if settings.autocasts else 0
+    if settings.separate_engine:
+        copy_bytes = 2 * num_weights * shape.computed_bytes
+    else:
+        copy_bytes = 2 * num_weights if settings.autocasts else 0
     smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
+    copy_smaller = "engine.kind: native" if settings.separate_engine else "lora.rank, whose runs have none"
     return (
         MemoryLine("weights", frozen_bytes + trained_bytes, smaller),
         MemoryLine("gradients", trained_bytes, "lora.rank"),
         MemoryLine("AdamW", 2 * trained_bytes, "lora.rank"),
-        MemoryLine("sampling copy", copy_bytes, "lora.rank, whose runs have none"),
+        MemoryLine("sampling copy", copy_bytes, copy_smaller),
+        MemoryLine("sampling cache", settings.engine_bytes if settings.separate_engine else 0, "engine.memory_gib"),
         MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
     )
 
@@ -352,14 +360,14 @@ class _Shape(NamedTuple):
             layer += scores * score_bytes
         inputs = self.layers * (nodes + prompts) * self.hidden * self.trained_bytes
         kept = inputs + layer if settings.gradient_checkpointing else self.layers * layer
-        return self._logit_bytes(nodes, settings) + tile + _TEMPORARY_LAYERS * layer + kept
+        return max(self._logit_bytes(nodes, settings), tile) + _TEMPORARY_LAYERS * layer + kept
 
     def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
         """Return the bytes of the logits of a chunk, and of the gradient that blocks of them sum up."""
         if self.whole_logits or rows * self.vocabulary <= MAX_LOGITS:
             return 3 * rows * self.vocabulary * self.trained_bytes
         summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden
-        return (_LOGITS_IN_BLOCK * LOGITS_PER_BLOCK + summed) * self.trained_bytes
+        return (3 * LOGITS_PER_BLOCK + summed) * self.trained_bytes
 
     def _token_bytes(self) -> int:
         """Return the bytes of a token's activations in one layer."""

@@ -102,6 +102,8 @@ class _Skipped:
         self._inputs: list[tuple[Tensor, int]] = []
 
     def forward(self, hidden: Tensor, *_: Any) -> Tensor:
+        if hidden._is_view():
+            hidden = hidden.clone()  # FSDP2 warns of an output that is a view
         self._inputs.append((hidden, hidden._version))
         return hidden
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
-EngineKind = Literal["native"]
+EngineKind = Literal["native", "vllm"]
 
 
 class Sampler(Protocol):

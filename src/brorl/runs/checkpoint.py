@@ -54,6 +54,7 @@ class TrainerState:
         schedule: State of the schedule of reference resets; numbers, strings and lists of them.
         held_out: Fingerprint of the prompts that are evaluated; None without.
         attempts: How often the next step has found no mixed group.
+        ahead: State of an asynchronous source; None for others.
     """
 
     step: int
@@ -63,6 +64,7 @@ class TrainerState:
     schedule: dict[str, Any] | None = None
     held_out: str | None = None
     attempts: int = 0
+    ahead: dict[str, Any] | None = None
 
 
 class Saveable(Protocol):
@@ -261,7 +263,7 @@ def _state_from(plain: dict[str, Any], checkpoint: Path) -> TrainerState:
     if learner is not None and _SHARDS in learner:  # the checkpoint may have been moved
         learner = learner | {_SHARDS: str((checkpoint / learner[_SHARDS]).absolute())}
     carried = tuple(map(_group_from, plain["carried"]))
-    later = plain.get("schedule"), plain.get("held_out"), plain.get("attempts", 0)
+    later = plain.get("schedule"), plain.get("held_out"), plain.get("attempts", 0), plain.get("ahead")
     return TrainerState(plain["step"], learner, plain["stream"], carried, *later)
 
 
@@ -304,6 +306,7 @@ def _to_plain(state: TrainerState) -> dict[str, Any]:
     _check_plain(state.learner, "learner")
     _check_plain(state.stream, "stream")
     _check_plain(state.schedule, "schedule")
+    _check_plain(state.ahead, "ahead")
     return {
         "schedule": state.schedule,
         "held_out": state.held_out,
@@ -314,6 +317,7 @@ def _to_plain(state: TrainerState) -> dict[str, Any]:
         "carried": [_group_to(g) for g in state.carried],
         "torch_rng": torch.get_rng_state(),
         "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        **({} if state.ahead is None else {"ahead": state.ahead}),
     }
 
 

@@ -7,7 +7,6 @@ incorrect get more, within a budget, and all rollouts of a prompt become one gro
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
@@ -24,21 +23,13 @@ from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.theory.allocation import AdaptiveAllocation, allocate_rollouts, fit_prior
 from brorl.theory.pass_rates import PassRates
-from brorl.training.source import (
-    Batch,
-    Collected,
-    NoGroupsError,
-    NoMixedGroupsError,
-    SourceState,
-    UnverifiedError,
-)
+from brorl.training.drawn import Drawn, Tries
+from brorl.training.source import Batch, Collected, SourceState
 from brorl.training.stopwatch import Stopwatch
-from brorl.training.why_not_mixed import why_not_mixed
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader, num_unverified
+from brorl.verify.grade import Grader
 from brorl.verify.verifier import Verdict
 
-_MAX_LOST_ROUNDS = 3
 _ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
 
 
@@ -79,7 +70,7 @@ class Collector:
     def __post_init__(self) -> None:
         self._waiting: tuple[Group, ...] = ()
         self._attempts = 0
-        self._lost_rounds = 0
+        self._tries = Tries(self.max_tries, self.dynamic_sampling, self.adaptive is not None)
         self._before: SourceState | None = None
 
     @property
@@ -130,34 +121,23 @@ class Collector:
         collected = Collected(
             attempt=self._attempts, pilot_rollouts=pilot_rollouts, keeps_all=not self.dynamic_sampling
         )
-        kept, tries, number = list(self._waiting), 0, 0
+        self._tries.restart()
+        kept, number = list(self._waiting), 0
         while len(kept) < self.prompts_per_step:
             number += 1
             self.observe(Round(step, number, len(kept), self.prompts_per_step))
             drawn = self._round(step, collected, self.prompts_per_step - len(kept))
-            groups = [one.group for one in drawn if one.group is not None]
-            mixed = [g for g in groups if g.is_mixed]
-            kept += mixed if self.dynamic_sampling else groups
-            tries = 0 if mixed or (groups and not self.dynamic_sampling) else tries + 1
-            self._lost_rounds = self._lost_rounds + 1 if _is_lost(drawn) else 0
-            if self._lost_rounds == _MAX_LOST_ROUNDS or tries == self.max_tries:
+            kept += [one.group for one in drawn if one.group is not None and self._tries.keeps(one.group)]
+            self._tries.add(drawn)
+            if self._tries.are_over:
                 self._waiting, self._attempts = tuple(kept), self._attempts + 1
-                raise self._error(drawn, collected)
+                raise self._tries.error(collected)
         surplus = kept[self.prompts_per_step :]
         with self.clock("training"):
             self._waiting, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0
         return Batch(kept[: self.prompts_per_step], collected, len(self._waiting))
 
-    def _error(self, drawn: Sequence[_Drawn], collected: Collected) -> NoGroupsError:
-        """Return the error that ends the run, from its last round."""
-        if self._lost_rounds == _MAX_LOST_ROUNDS:
-            self._lost_rounds = 0
-            return UnverifiedError(_why_lost(drawn), collected)
-        groups = [one.group for one in drawn if one.group is not None]
-        verdicts = [one.verdicts for one in drawn]
-        return NoMixedGroupsError(why_not_mixed(groups, verdicts, self.max_tries, self.adaptive is not None), collected)
-
-    def _round(self, step: int, so_far: Collected, missing: int) -> list[_Drawn]:
+    def _round(self, step: int, so_far: Collected, missing: int) -> list[Drawn]:
         """Sample as many prompts as should fill the step, given the share of mixed groups so far."""
         share = (so_far.num_mixed + 1) / (len(so_far.groups) + 1) if self.dynamic_sampling else 1.0
         prompts = self.stream.take(min(self.prompts_per_step, ceil(missing / share)))
@@ -179,11 +159,11 @@ class Collector:
             seed = derived_seed(self.seed, step, draw)
             return self.engine.sample([p.token_ids for p in prompts], num_rollouts, self.sampling, seed)
 
-    def _draw(self, prompt: Prompt, tree: RolloutTree, verdicts: list[Verdict], step: int) -> _Drawn:
+    def _draw(self, prompt: Prompt, tree: RolloutTree, verdicts: list[Verdict], step: int) -> Drawn:
         group = self.grader.group(prompt, tree, verdicts, step)
-        return _Drawn(prompt, tree, verdicts, group and replace(group, version=self.engine.version))
+        return Drawn(prompt, tree, verdicts, group and replace(group, version=self.engine.version))
 
-    def _extend(self, adaptive: AdaptiveAllocation, drawn: list[_Drawn], step: int, so_far: Collected) -> None:
+    def _extend(self, adaptive: AdaptiveAllocation, drawn: list[Drawn], step: int, so_far: Collected) -> None:
         """Give more rollouts to groups that are not mixed, in place, while the round's budget lasts.
 
         The prior of pass rates is fitted to the first rollouts of this step only: a resumed run makes the same choices.
@@ -203,7 +183,7 @@ class Collector:
                         drawn[i] = self._merge(drawn[i], tree, step)
                 budget -= size * len(members)
 
-    def _merge(self, drawn: _Drawn, more: RolloutTree, step: int) -> _Drawn:
+    def _merge(self, drawn: Drawn, more: RolloutTree, step: int) -> Drawn:
         """Add rollouts to a prompt; only responses that are new to it, or have no verdict yet, are verified."""
         verdict_of = {
             response: verdict
@@ -219,48 +199,7 @@ class Collector:
         return self._draw(drawn.prompt, tree, [verdict_of[response] for response in _responses(tree)], step)
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A prompt of a round.
-
-    Attributes:
-        prompt: The prompt.
-        tree: All of its rollouts.
-        verdicts: The verdict of each distinct response of `tree`.
-        group: Its verified rollouts; None if there are too few.
-    """
-
-    prompt: Prompt
-    tree: RolloutTree
-    verdicts: list[Verdict]
-    group: Group | None
-
-    def whole(self, grader: Grader, step: int) -> Group:
-        """Return all rollouts as a group: `group` itself if all of them were verified."""
-        if self.group is not None and self.group.tree is self.tree:
-            return self.group
-        return grader.stored_group(self.prompt, self.tree, self.verdicts, step)
-
-
-def _is_lost(drawn: Sequence[_Drawn]) -> bool:
-    """Whether more than half of the rollouts of a round were not verified because of the machine."""
-    rollouts = sum(one.tree.num_rollouts for one in drawn)
-    return 2 * sum(num_unverified(one.tree, one.verdicts) for one in drawn) > rollouts
-
-
-def _why_lost(drawn: Sequence[_Drawn]) -> str:
-    """Return the message of an `UnverifiedError`, from the last round."""
-    rollouts = sum(one.tree.num_rollouts for one in drawn)
-    lost = sum(num_unverified(one.tree, one.verdicts) for one in drawn)
-    reasons = Counter(v.reason for one in drawn for v in one.verdicts if v.unverified)
-    return (
-        f"most rollouts could not be verified because of the machine in {_MAX_LOST_ROUNDS} rounds in a row (in the "
-        f"last one {lost:,} of {rollouts:,}, most often: {reasons.most_common(1)[0][0]}); free memory and processes, "
-        "or lower verification.workers, and resume the run"
-    )
-
-
-def _choose(drawn: Sequence[_Drawn], budget: int, max_rollouts: int, prior: PassRates) -> list[tuple[int, int]]:
+def _choose(drawn: Sequence[Drawn], budget: int, max_rollouts: int, prior: PassRates) -> list[tuple[int, int]]:
     """Return the prompts that get more rollouts, by place, each with the number."""
     group_of = {place: one.group for place, one in enumerate(drawn) if one.group is not None}
     groups, places = list(group_of.values()), list(group_of)

@@ -221,6 +221,7 @@ class Journal:
             schedule=self._run.schedule.reference.state_dict(),
             held_out=None if benchmark is None else benchmark.fingerprint,
             attempts=source.attempts,
+            ahead=source.ahead,
         )
         folder = outputs.directory.checkpoints
         save_checkpoint(folder, state, algorithm.learner, outputs.tokenizer, outputs.keep_checkpoints, best, regular)

@@ -33,6 +33,27 @@ class Incomplete(NamedTuple):
     verdicts: list[Verdict]
 
 
+class Lead(NamedTuple):
+    """How far sampling runs ahead of the learner, at one step of asynchronous training.
+
+    Attributes:
+        staleness: Of each trained group, the updates between the weights that sampled its first token and those that
+            it trains.
+        num_ready: Finished groups that wait for a later step.
+        num_under_way: Prompts that are being sampled.
+        dropped_at: Prompts that became too stale since the last step and are sampled again, by the tokens of their
+            longest response so far: 0, 1, 2 to 3, 4 to 7, ...; the key is the first number. It is 0 where no task
+            of the prompt was done.
+        most_drops: Largest number of times in a row that a prompt became too stale.
+    """
+
+    staleness: tuple[int, ...]
+    num_ready: int
+    num_under_way: int
+    dropped_at: dict[int, int]
+    most_drops: int
+
+
 @dataclass
 class Collected:
     """Everything that was sampled for one step.
@@ -46,6 +67,8 @@ class Collected:
         pilot_rollouts: First rollouts of every prompt under adaptive allocation; None where N is fixed.
         pilots: Number of verified ones among them and of correct ones among these, for each group.
         keeps_all: Whether groups that are not mixed are trained on too; dynamic sampling drops them.
+        worker_seconds: Seconds that the workers of an asynchronous source spent on the prompts.
+        lead: How far sampling was ahead; None in synchronous training.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -56,6 +79,8 @@ class Collected:
     pilot_rollouts: int | None = None
     pilots: list[tuple[int, int]] = field(default_factory=list)
     keeps_all: bool = False
+    worker_seconds: float = 0.0
+    lead: Lead | None = None
 
     @property
     def num_mixed(self) -> int:
@@ -124,6 +149,7 @@ class Collected:
             **self._dropped(),
             **self._by_source(),
             **self._allocation(),
+            **self._ahead(),
         }
 
     def _unverified(self) -> dict[str, Any]:
@@ -177,6 +203,22 @@ class Collected:
             "max_rollouts": max(rollouts_G, default=0),
         }
 
+    def _ahead(self) -> dict[str, Any]:
+        """Return how far asynchronous sampling was ahead; nothing in synchronous training."""
+        if self.lead is None:
+            return {}
+        staleness = self.lead.staleness
+        return {
+            "staleness_mean": sum(staleness) / len(staleness),
+            "staleness_max": max(staleness),
+            "groups_ready": self.lead.num_ready,
+            "prompts_under_way": self.lead.num_under_way,
+            "prompts_stale": sum(self.lead.dropped_at.values()),
+            "prompts_stale_at": dict(sorted(self.lead.dropped_at.items())),
+            "most_drops": self.lead.most_drops,
+            "worker_seconds": self.worker_seconds,
+        }
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -200,11 +242,13 @@ class SourceState(NamedTuple):
         stream: Position of the prompt stream; None at the start of a run.
         waiting: Groups that were sampled but not trained on.
         attempts: How often the next step has found no mixed group.
+        ahead: State of an asynchronous source, plain values; None for others.
     """
 
     stream: dict[str, Any] | None = None
     waiting: tuple[Group, ...] = ()
     attempts: int = 0
+    ahead: dict[str, Any] | None = None
 
 
 class NoGroupsError(RuntimeError):

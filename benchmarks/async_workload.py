@@ -1,0 +1,223 @@
+"""Asynchronous against synchronous training on a workload with a long tail, with a real engine and a real learner.
+
+    python benchmarks/async_workload.py [--steps 60] [--seeds 5] [--json FILE]
+
+The shipped model learns countdown puzzles. Engine, verifier and learner do their real work; only time is simulated, by
+a pool with a virtual clock, so the result does not depend on the machine. A task takes `--token-s` for each position of
+its longest response, times a factor that is log-normal over prompts (`--tail`, its sigma) and over tasks (a third of
+it), and `--task-s` for its start. A segment starts a task again, and so pays `--task-s` and its prefill once more. An
+update takes `--learn-s`. Publishing weights takes no time. The arm `sync` waits for all prompts of a step before it
+learns, and samples nothing meanwhile.
+
+Printed for each arm, as means over seeds with 95% t-intervals: seconds per step, share of the workers' time in use,
+staleness, prompts that became too stale, and pass@1 on held-out prompts: at the last step of all arms, at the largest
+number of samples that all arms reached, and at the time at which the first arm was done. The differences to `sync` are
+paired by seed.
+"""
+
+import argparse
+import copy
+import json
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.stats import t
+
+from brorl.algorithms.advantages import reinforce_pp_baseline
+from brorl.assemble.run import build_run
+from brorl.config.reading import make_config, read_recipe
+from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.pool import SampleTask
+from brorl.rollout.virtual_pool import VirtualPool
+from brorl.runs.run_directory import RunDirectory
+from brorl.seeds import derived_seed
+from brorl.training.async_source import AsyncSource
+from brorl.tree import RolloutTree
+
+
+class Arm(NamedTuple):
+    """A way to train: the bound of the staleness, and the tokens of a segment."""
+
+    max_staleness: int
+    segment_tokens: int | None = None
+
+
+ARMS = {"sync": Arm(0), "async 1": Arm(1), "async 2": Arm(2), "async 1, segments": Arm(1, 4)}
+
+
+@dataclass(frozen=True)
+class Point:
+    """The state after a step; pass@1 where it was evaluated."""
+
+    step: int
+    seconds: float
+    samples: int
+    pass_at_1: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run."""
+
+    seconds_per_step: float
+    in_use: float
+    staleness_mean: float
+    staleness_max: int
+    prompts_stale: int
+    mismatch_kl: float
+    points: list[Point]
+
+
+def durations(args: argparse.Namespace, seed: int, prefix: int) -> Callable[[SampleTask, Sequence[RolloutTree]], float]:
+    """Return the virtual seconds of a task; all tasks of a prompt have its factor."""
+
+    def seconds(task: SampleTask, trees: Sequence[RolloutTree]) -> float:
+        key = np.frombuffer(np.array(task.prompts[0][:prefix], np.int64).tobytes(), np.uint32)
+        own = np.random.default_rng([seed, *key.tolist()]).normal()
+        chance = np.random.default_rng([seed, task.seed, task.first]).normal()
+        factor = float(np.exp(args.tail * (own + chance / 3)))
+        return args.task_s + args.token_s * factor * max(int(tree.length.max()) for tree in trees)
+
+    return seconds
+
+
+def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
+    """Train one arm from the shipped model."""
+    overrides = {
+        "rollouts_per_prompt": args.rollouts, "prompts_per_step": args.prompts, "seed": seed, "engine.threads": 1,
+        "optimizer.old_logprobs": "recompute", "importance.correction": "truncate", "optimizer.mini_batches": 2,
+        "optimizer.learning_rate": args.learning_rate, "optimizer.reference_batch": None,
+        "sampling.max_new_tokens": 16, "evaluation.num_prompts": args.held_out, "evaluation.num_samples": 16,
+        "evaluation.ks": [1], "report": False,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        config = make_config(read_recipe("quickstart"), overrides, "quickstart")
+        run, _ = build_run(config, RunDirectory(Path(folder)), lambda _: None)
+    base, learner, benchmark = run.algorithm.source, run.algorithm.learner, run.measurements.benchmark
+    assert benchmark is not None
+    engine = NativeEngine(copy.deepcopy(learner.model), base.engine.stop_token_ids)
+    prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
+    pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
+    source = AsyncSource(
+        pool, base.stream, base.grader, base.sampling, args.rollouts, args.prompts, True, 1000, seed,
+        arm.max_staleness, arm.segment_tokens, background=False,
+    )  # fmt: skip
+    evaluator = NativeEngine(learner.model, base.engine.stop_token_ids)  # outside of the pool: it takes no time
+    staleness: list[int] = []
+    mismatch: list[float] = []
+    points, samples, stale = [Point(0, 0.0, 0, score(benchmark, evaluator))], 0, 0
+    source.publish(learner.weights(), 0)
+    for step in range(1, args.steps + 1):
+        batch = source.next_groups(step)
+        assert batch.sampled.lead is not None
+        staleness += batch.sampled.lead.staleness
+        stale += sum(batch.sampled.lead.dropped_at.values())
+        samples += batch.sampled.summary()["samples"]
+        update = learner.step(batch.groups, reinforce_pp_baseline(batch.groups), derived_seed(seed, step))
+        mismatch.append(update.mismatch_kl or 0.0)
+        pool.advance(args.learn_s)
+        source.publish(learner.weights(), step)
+        if step % args.every == 0 or step == args.steps:
+            points.append(Point(step, pool.now, samples, score(benchmark, evaluator)))
+    in_use = min(pool.busy_seconds / (pool.now * args.workers), 1.0)
+    per_step = pool.now / args.steps
+    return Result(per_step, in_use, mean(staleness), max(staleness), stale, mean(mismatch), points)
+
+
+def score(benchmark, engine) -> float:
+    """Return pass@1 on the held-out prompts."""
+    record = benchmark.record(benchmark.answer(engine))
+    return record["pass_at"][1]["value"]
+
+
+def at(points: Sequence[Point], quantity: str, value: float) -> float:
+    """Interpolate pass@1 where a quantity (seconds, samples) has a value."""
+    values = [getattr(point, quantity) for point in points]
+    right = min(max(bisect_right(values, value), 1), len(values) - 1)
+    share = min((value - values[right - 1]) / (values[right] - values[right - 1]), 1.0)
+    return points[right - 1].pass_at_1 + share * (points[right].pass_at_1 - points[right - 1].pass_at_1)
+
+
+def interval(values: Sequence[float], digits: int = 3) -> str:
+    """Return a mean with its 95% t-interval over seeds."""
+    if len(values) < 2:
+        return f"{mean(values):.{digits}f}"
+    half = float(t.ppf(0.975, len(values) - 1)) * stdev(values) / len(values) ** 0.5
+    return f"{mean(values):.{digits}f} [{mean(values) - half:.{digits}f}, {mean(values) + half:.{digits}f}]"
+
+
+def table(results: dict[str, list[Result]]) -> str:
+    """Return the tables as Markdown."""
+    seeds = range(len(results["sync"]))
+    lines = ["| arm | s/step | workers in use | staleness, mean | largest | too stale | KL(sampler, learner) |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for name, runs in results.items():
+        cells = [
+            interval([r.seconds_per_step for r in runs], 2), interval([r.in_use for r in runs], 2),
+            interval([r.staleness_mean for r in runs], 2), str(max(r.staleness_max for r in runs)),
+            interval([float(r.prompts_stale) for r in runs], 1), f"{mean(r.mismatch_kl for r in runs):.1e}",
+        ]  # fmt: skip
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "| arm | pass@1 at the last step | minus sync | equal samples | minus sync | equal seconds | minus sync |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    least = [min(runs[i].points[-1].samples for runs in results.values()) for i in seeds]
+    soonest = [min(runs[i].points[-1].seconds for runs in results.values()) for i in seeds]
+
+    def scores(runs: list[Result]) -> list[list[float]]:
+        return [
+            [runs[i].points[-1].pass_at_1 for i in seeds],
+            [at(runs[i].points, "samples", least[i]) for i in seeds],
+            [at(runs[i].points, "seconds", soonest[i]) for i in seeds],
+        ]
+
+    reference = scores(results["sync"])
+    for name, runs in results.items():
+        cells = []
+        for own, other in zip(scores(runs), reference, strict=True):
+            cells += [
+                interval(own),
+                interval([a - b for a, b in zip(own, other, strict=True)]) if name != "sync" else "",
+            ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, kind, default in (
+        ("steps", int, 60), ("seeds", int, 5), ("every", int, 10), ("rollouts", int, 64), ("prompts", int, 8),
+        ("workers", int, 4), ("held-out", int, 100), ("learning-rate", float, 3e-4), ("tail", float, 1.0),
+        ("token-s", float, 1.0), ("task-s", float, 1.0), ("learn-s", float, 20.0),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=kind, default=default)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, list[Result]] = {name: [] for name in ARMS}
+    for seed in range(args.seeds):
+        for name, arm in ARMS.items():
+            results[name].append(train(arm, seed, args))
+            last = results[name][-1]
+            print(
+                f"seed {seed}, {name}: {last.seconds_per_step:.1f} s/step, {last.points[-1].pass_at_1:.3f}", flush=True
+            )
+    print(table(results))
+    if args.json:
+        settings = {name: value for name, value in vars(args).items() if name != "json"}
+        args.json.write_text(json.dumps({"settings": settings, "runs": {
+            name: [asdict(run) for run in runs] for name, runs in results.items()
+        }}, indent=1))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

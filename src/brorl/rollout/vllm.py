@@ -1,0 +1,286 @@
+"""The vLLM engine: samples N responses of each prompt as separate rows, and returns them as trees.
+
+In: prompts as token ids, N, sampling parameters, a seed. Out: one `RolloutTree` per prompt. vLLM shares the prompt's
+keys and values between the rows in whole blocks, and decodes each row separately; verification and learning cost
+distinct tokens again. An engine whose process dies is replaced, with the weights that were published last.
+
+Draws: response r of a prompt has its own seed, from the seed of the call, the number of the prompt and r. So neither
+the other prompts nor the split into requests changes its random numbers. The logits of a row can differ in the last
+bits with the rows beside it, and then a draw close to the border between two tokens differs too: vLLM's results are
+reproducible in distribution, and bit for bit only where vLLM itself is (its batch-invariant mode on GPUs).
+
+Log-probs are those of the distribution that a token was drawn from: at the temperature, and without the stop tokens
+before `min_new_tokens`, like the learner's. With top_p < 1 or top_k > 0 vLLM renormalises them over the kept tokens,
+and the trees have NaN in their place. Rows that share a prefix can have log-probs that differ in the last bits; a tree
+keeps one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from brorl.activity import Decoding, Observe, unobserved
+from brorl.errors import UserError
+from brorl.rollout.engine import rollouts_of_prompts
+from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings
+from brorl.sampling import SamplingParams
+from brorl.seeds import derived_seed
+from brorl.tree import RolloutTree
+
+_Result = TypeVar("_Result")
+_MAX_RESTARTS = 3
+_MAX_SEED = 2**62
+_LOWEST_TEMPERATURE = 0.01  # vLLM raises lower ones to it
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class Process(Protocol):
+    """The methods of `VllmProcess`."""
+
+    def complete(
+        self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
+    ) -> list[list[Completion]]:
+        """Return the responses to each request, in order."""
+        ...
+
+    def load(self, weights: Path | Iterable[tuple[str, Tensor]]) -> None:
+        """Replace the weights, and clear the prefix cache."""
+        ...
+
+    def sleep(self) -> None:
+        """Free the GPU memory."""
+        ...
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        ...
+
+    def close(self) -> None:
+        """End the engine."""
+        ...
+
+
+class EngineLostError(UserError):
+    """The engine died again and again."""
+
+    exit_code = 1
+
+
+class VllmEngine:
+    """Samples trees with vLLM.
+
+    Args:
+        settings: Settings of the engine.
+        stop_token_ids: Tokens that end a response.
+        observe: Receives a `Decoding` after every call.
+        start: Starts the engine; a test passes another one.
+    """
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        stop_token_ids: Sequence[int],
+        observe: Observe = unobserved,
+        start: Callable[[VllmSettings], Process] = VllmProcess,
+    ) -> None:
+        self.stop_token_ids = tuple(stop_token_ids)
+        self.version = 0
+        self._settings = settings
+        self._observe = observe
+        self._start = start
+        self._published: PublishedWeights | None = None
+        self._process = start(settings)
+        self._asleep = self._replaced = False
+
+    def row_costs(self, max_rows: int, max_tokens: int) -> None:  # the protocol's arguments
+        """Return None: vLLM's cache has a fixed size."""
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Replace the weights of the engine, and clear its prefix cache.
+
+        An engine in a process of its own reads them from a file, which stays for an engine that replaces it.
+
+        Args:
+            weights: The weights by their names in Hugging Face format, on any device.
+            version: Their version.
+        """
+        if self._settings.separate:
+            self._published = PublishedWeights(weights, getattr(torch, self._settings.dtype))
+            folder = self._published.folder
+            self._repeat(lambda process: process.load(folder))
+        else:
+            self._repeat(lambda process: process.load(weights))
+        self.version = version
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int | Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        first: int = 0,
+    ) -> list[RolloutTree]:
+        """Sample N rollouts of each prompt.
+
+        Args:
+            prompts: Token ids of P prompts, none empty.
+            num_rollouts: N, of all prompts or of each.
+            sampling: Temperature, top-p, top-k, length limits, stop tokens; the scheme must be iid.
+            seed: Seed of the draws.
+            first: Number of the first prompt; the others follow.
+
+        Returns:
+            P trees with N rollouts each, in the order of the prompts.
+
+        Raises:
+            ValueError: If a prompt is empty, N < 1, or vLLM does not have the sampling.
+            EngineLostError: If the engine died more often than it is replaced.
+        """
+        rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
+        if min(rollouts_P, default=1) < 1 or not all(len(p) for p in prompts):
+            raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
+        check_sampling(sampling)
+        if not prompts:
+            return []
+        greedy = sampling.temperature == 0
+        requests_P = [
+            split_request(
+                prompt, 1 if greedy else count, derived_seed(seed, first + i), self._settings.responses_per_request
+            )
+            for i, (prompt, count) in enumerate(zip(prompts, rollouts_P, strict=True))
+        ]
+        stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
+        requests = [request for requests in requests_P for request in requests]
+        answers = iter(self._repeat(lambda process: process.complete(requests, sampling, stop_token_ids)))
+        known = sampling.top_p == 1 and not sampling.top_k
+        trees = []
+        for prompt, count, parts in zip(prompts, rollouts_P, requests_P, strict=True):
+            completions = [completion for _ in parts for completion in next(answers)]
+            trees.append(tree_of(prompt, completions * count if greedy else completions, known))
+        if self._settings.sleeps:
+            self._repeat(lambda process: process.sleep())
+            self._asleep = True
+        total, depth = sum(rollouts_P), max(int(tree.length.max()) for tree in trees)
+        self._observe(Decoding(total, total, sum(tree.num_unique_tokens for tree in trees), depth))
+        return trees
+
+    def close(self) -> None:
+        """End the engine and its process."""
+        self._process.close()
+        self._published = None
+
+    def _repeat(self, work: Callable[[Process], _Result]) -> _Result:
+        """Do work; if the engine dies, replace it and repeat the work, with the same seeds."""
+        for _ in range(_MAX_RESTARTS):
+            try:
+                return self._once(work)
+            except EngineDiedError:
+                if not self._settings.separate:
+                    raise
+                self._replace()
+        try:
+            return self._once(work)
+        except EngineDiedError as error:
+            raise EngineLostError(
+                f"the process of vLLM died {_MAX_RESTARTS + 1} times in a row ({error}); its log above has the cause. "
+                "Lower engine.memory_gib or engine.vllm.max_rows if memory is short, or set engine.kind: native"
+            ) from error
+
+    def _once(self, work: Callable[[Process], _Result]) -> _Result:
+        if self._asleep:
+            self._process.wake()
+            self._asleep = False
+        if self._replaced:
+            if self._published is not None:
+                self._process.load(self._published.folder)
+            self._replaced = False
+        return work(self._process)
+
+    def _replace(self) -> None:
+        self._process.close()
+        self._process = self._start(self._settings)
+        self._asleep, self._replaced = False, True
+
+
+class PublishedWeights:
+    """Weights in a file that other processes read; the folder is removed with this object.
+
+    Args:
+        weights: The weights by name, on any device.
+        dtype: Number format in the file.
+
+    Attributes:
+        folder: The folder of `model.safetensors`: in shared memory where it has room, or with temporary files.
+    """
+
+    def __init__(self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+        tensors = {
+            name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
+            for name, tensor in weights
+        }
+        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
+        fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
+        self.folder = Path(tempfile.mkdtemp(prefix="brorl-weights-", dir=_SHARED_MEMORY if fits else None))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        save_file(tensors, self.folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def check_sampling(sampling: SamplingParams) -> None:
+    """Check that vLLM has a way of sampling.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    if sampling.scheme != "iid":
+        raise ValueError(
+            f"vLLM draws rollouts independently, and sampling.scheme = {sampling.scheme} is only in the native engine; "
+            "set sampling.scheme: iid, or engine.kind: native"
+        )
+    if 0 < sampling.temperature < _LOWEST_TEMPERATURE:
+        raise ValueError(
+            f"vLLM has no temperature between 0 and {_LOWEST_TEMPERATURE}, and sampling.temperature = "
+            f"{sampling.temperature}; set it to 0 for greedy decoding, or to {_LOWEST_TEMPERATURE} or more"
+        )
+
+
+def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest: int) -> list[Request]:
+    """Return the requests for all responses of a prompt; response r has the seed of the first one plus r.
+
+    Args:
+        prompt: Token ids.
+        num_responses: N.
+        seed: An integer seed of the prompt.
+        largest: Most responses of one request.
+    """
+    base = seed % _MAX_SEED
+    return [
+        Request(tuple(prompt), min(largest, num_responses - start), base + start)
+        for start in range(0, num_responses, largest)
+    ]
+
+
+def tree_of(prompt: Sequence[int], completions: Sequence[Completion], known: bool) -> RolloutTree:
+    """Merge the responses of a prompt into their tree.
+
+    Args:
+        prompt: Token ids.
+        completions: N responses.
+        known: Whether their log-probs are those of the whole vocabulary; the tree's are NaN otherwise.
+    """
+    return RolloutTree.from_responses(
+        prompt,
+        [one.token_ids for one in completions],
+        [one.logprobs for one in completions] if known else None,
+        [one.finished for one in completions],
+    )

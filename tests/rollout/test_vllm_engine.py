@@ -1,0 +1,230 @@
+"""The vLLM engine with vLLM on the CPU: against the native engine, the learner's log-probs and enumeration."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from shutil import copy
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from brorl.model.logprobs import tree_logprobs
+from brorl.model.next_token import NextToken
+from brorl.model.source import find_model
+from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.vllm import VllmEngine
+from brorl.rollout.vllm_process import VllmProcess, VllmSettings
+from brorl.sampling import SamplingParams
+from brorl.tree import RolloutTree
+from run_support import command
+from small_models import plain_logprobs, small_model, wide_heads
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]  # importing vLLM warns
+
+VOCABULARY, STOP, CONTEXT = 17, 0, 64
+LOGPROB_BOUND = 2e-5  # nats; float32
+FALSE_ALARM = 1e-6
+
+
+class Pair:
+    """A model, and vLLM with its weights."""
+
+    def __init__(self, model: PreTrainedModel, folder: Path, separate: bool) -> None:
+        model.save_pretrained(folder)
+        self.model, self.version = model, 0
+        settings = VllmSettings(
+            str(folder), "float32", CONTEXT, 64 << 20, max_rows=64, responses_per_request=40, separate=separate
+        )
+        self.process: VllmProcess | None = None
+
+        def start(given: VllmSettings) -> VllmProcess:
+            self.process = VllmProcess(given)
+            return self.process
+
+        self.engine = VllmEngine(settings, (STOP,), start=start)
+        self.native = NativeEngine(model, STOP)
+
+    def update(self, rng: np.random.Generator) -> None:
+        """Give both new random weights."""
+        generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                centre = 1.0 if parameter.dim() == 1 else 0.0
+                parameter.copy_(centre + 0.3 * torch.randn(parameter.shape, generator=generator))
+        self.publish()
+
+    def publish(self) -> None:
+        self.version += 1
+        self.engine.load_weights(self.model.named_parameters(), self.version)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Llama in a separate process, and Qwen3 with tied embeddings in this one."""
+    shape = {"head_dim": 32, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    separate = request.param == "llama"
+    model = small_model(request.param, dtype=torch.float32, tie_word_embeddings=not separate, **shape)
+    made = Pair(model, tmp_path_factory.mktemp(request.param), separate)
+    yield made
+    made.engine.close()
+
+
+def prompts_of(rng: np.random.Generator, number: int = 3, longest: int = 45) -> list[list[int]]:
+    """Random prompts; some are longer than a block of vLLM's cache (32 tokens)."""
+    return [rng.integers(1, VOCABULARY, rng.integers(1, longest)).tolist() for _ in range(number)]
+
+
+def assert_same_greedy(model: PreTrainedModel, got: RolloutTree, expected: RolloutTree) -> None:
+    """The responses are equal, up to a token whose two best logits differ by rounding alone."""
+    (mine, _), (reference, _) = got.responses()[0], expected.responses()[0]
+    if mine == reference:
+        return
+    same = next(i for i, (a, b) in enumerate(zip(mine, reference, strict=False)) if a != b)
+    context = torch.tensor([[*got.prompt_ids, *mine[:same]]])
+    best = model(context, use_cache=False).logits[0, -1].topk(2).values
+    assert best[0] - best[1] < LOGPROB_BOUND
+
+
+def test_greedy_equals_the_native_engine_also_after_updates(pair: Pair, rng: np.random.Generator) -> None:
+    """A prompt of more than one block is asked again after each update: its old keys and values must not be used."""
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=12)
+    prompts = [*prompts_of(rng), rng.integers(1, VOCABULARY, 45).tolist()]
+    responses = []
+    for _ in range(3):
+        pair.update(rng)
+        got = pair.engine.sample(prompts, 2, greedy, seed=0)
+        for tree, expected in zip(got, pair.native.sample(prompts, 2, greedy, seed=0), strict=True):
+            assert_same_greedy(pair.model, tree, expected)
+            assert tree.num_rollouts == 2
+            assert np.abs(tree.logprob - tree_logprobs(pair.model, [tree])[0].detach().numpy()).max() < LOGPROB_BOUND
+        responses.append([tree.responses() for tree in got])
+    assert responses[0] != responses[1] != responses[2]  # the updates were seen
+    assert pair.engine.version == pair.version
+
+
+@pytest.mark.parametrize(("temperature", "min_new_tokens"), [(1.0, 0), (0.6, 0), (1.4, 3)])
+def test_logprobs_are_those_of_the_learner(
+    pair: Pair, rng: np.random.Generator, temperature: float, min_new_tokens: int
+) -> None:
+    pair.update(rng)
+    sampling = SamplingParams(temperature, max_new_tokens=8, min_new_tokens=min_new_tokens)
+    prompts, counts = prompts_of(rng), [1, 50, 97]
+    trees = pair.engine.sample(prompts, counts, sampling, seed=int(rng.integers(2**63)))
+    next_token = NextToken(temperature, min_new_tokens, (STOP,))
+    for tree, prompt, count, expected in zip(
+        trees, prompts, counts, tree_logprobs(pair.model, trees, next_token=next_token), strict=True
+    ):
+        tree.validate()
+        assert (tree.prompt_ids, tree.num_rollouts) == (tuple(prompt), count)
+        assert np.abs(tree.logprob - expected.detach().numpy()).max() < LOGPROB_BOUND
+        for (tokens, _), finished in zip(tree.responses(), tree.finished, strict=True):
+            assert STOP not in tokens[:-1]
+            assert finished == (tokens[-1] == STOP)
+            assert len(tokens) > min_new_tokens or tokens[-1] != STOP
+            assert finished or len(tokens) == 8
+
+
+def test_samples_have_the_distribution_of_the_model(pair: Pair, rng: np.random.Generator) -> None:
+    """Chi-square of all responses of at most 2 tokens against enumeration; one false alarm in a million."""
+    pair.update(rng)
+    (prompt,), temperature, number = prompts_of(rng, 1), 0.8, 3000
+    pairs = [(a, b) for a, b in product(range(VOCABULARY), repeat=2) if a != STOP]
+    responses: list[tuple[int, ...]] = [(STOP,), *pairs]
+    logprobs = plain_logprobs(pair.model, [prompt] * len(responses), responses, temperature)
+    expected = number * np.array([float(x.detach().double().sum().exp()) for x in logprobs])
+    (tree,) = pair.engine.sample(
+        [prompt], number, SamplingParams(temperature, max_new_tokens=2), seed=int(rng.integers(2**63))
+    )
+    counts = dict(tree.responses())
+    observed = np.array([counts.get(response, 0) for response in responses])
+    assert observed.sum() == number
+    common = expected >= 5
+    observed, expected = (np.append(x[common], x[~common].sum()) for x in (observed, expected))
+    if expected[-1] < 5:  # merge the rare rest into the smallest of the others
+        smallest = int(expected[:-1].argmin())
+        observed[smallest] += observed[-1]
+        expected[smallest] += expected[-1]
+        observed, expected = observed[:-1], expected[:-1]
+    assert chisquare(observed, expected * number / expected.sum()).pvalue > FALSE_ALARM
+
+
+def test_draws_depend_on_the_seed_and_the_number_of_the_prompt(pair: Pair, rng: np.random.Generator) -> None:
+    """Of 60 rollouts of 6 tokens at most a few may differ: a draw on the border between two tokens."""
+    sampling, prompts, seed = SamplingParams(max_new_tokens=6), prompts_of(rng), int(rng.integers(2**63))
+    whole = pair.engine.sample(prompts, 60, sampling, seed)
+    parts = pair.engine.sample(prompts[:1], 60, sampling, seed) + pair.engine.sample(prompts[1:], 60, sampling, seed, 1)
+    other = pair.engine.sample(prompts, 60, sampling, seed + 1)
+    for one, part, differs in zip(whole, parts, other, strict=True):
+        assert shared(one, part) >= 55
+        assert shared(one, differs) < 55
+
+
+def shared(one: RolloutTree, other: RolloutTree) -> int:
+    """Return the number of rollouts that two trees have in common."""
+    counts = dict(other.responses())
+    return sum(min(count, counts.get(tokens, 0)) for tokens, count in one.responses())
+
+
+def test_top_k_keeps_the_most_likely_tokens(pair: Pair, rng: np.random.Generator) -> None:
+    pair.update(rng)
+    (prompt,) = prompts_of(rng, 1)
+    (tree,) = pair.engine.sample([prompt], 80, SamplingParams(top_k=2, max_new_tokens=1), seed=int(rng.integers(2**63)))
+    best = pair.model(torch.tensor([prompt]), use_cache=False).logits[0, -1].topk(3)
+    if best.values[1] - best.values[2] > LOGPROB_BOUND:
+        assert {tokens[0] for tokens, _ in tree.responses()} <= set(best.indices[:2].tolist())
+    assert np.isnan(tree.logprob).all()
+
+
+@pytest.mark.parametrize("at", ["sampling", "update"])
+def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.random.Generator, at: str) -> None:
+    if not pair.engine._settings.separate:
+        pytest.skip("an engine of this process has no process of its own")
+    pair.update(rng)
+    prompts, greedy = prompts_of(rng), SamplingParams(temperature=0.0, max_new_tokens=8)
+    before, expected = pair.process, pair.native.sample(prompts, 2, greedy, seed=0)
+    for child in psutil.Process().children(recursive=True):
+        if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline()):
+            os.kill(child.pid, signal.SIGKILL)
+    if at == "update":
+        pair.update(rng)
+        expected = pair.native.sample(prompts, 2, greedy, seed=0)
+    for tree, reference in zip(pair.engine.sample(prompts, 2, greedy, seed=0), expected, strict=True):
+        assert_same_greedy(pair.model, tree, reference)
+    assert pair.process is not before
+
+
+def test_a_training_run_learns(tmp_path: Path) -> None:
+    """The shipped model, with heads of the size that vLLM has on a CPU: the same function of the tokens."""
+    shipped = Path(find_model("quickstart").path)
+    model = AutoModelForCausalLM.from_pretrained(shipped)
+    wide = wide_heads(model)
+    tokens = torch.randint(3, 23, (2, 20))
+    assert (wide(tokens).logits - model(tokens).logits).abs().max() < 1e-4
+    wide.save_pretrained(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copy(shipped / name, tmp_path / "model" / name)
+    done = command(
+        *("train", f"--model={tmp_path / 'model'}", "--engine.kind=vllm", "--engine.memory_gib=0.25"),
+        *(f"--output_dir={tmp_path / 'run'}", "--steps=10", "--rollouts_per_prompt=64", "--prompts_per_step=8"),
+        *(
+            "--evaluation.num_prompts=40",
+            "--evaluation.num_samples=32",
+            "--evaluation.every=10",
+            "--evaluation.ks=[1, 4]",
+        ),
+        *("--optimizer.mini_batches=2", "--engine.threads=1", "--report=false"),
+    )
+    assert done.code == 0, done.said
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    print(records[-1])
+    before, after = (records[i]["evaluation"]["pass_at"]["1"]["value"] for i in (0, -1))
+    assert after > before

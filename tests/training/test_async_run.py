@@ -1,0 +1,254 @@
+"""Whole asynchronous runs: with a real learner, in threads, and killed and resumed."""
+
+import copy
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from async_support import by_tokens, source_over
+from brorl.algorithms.advantages import rloo
+from brorl.algorithms.importance import ImportanceCorrection
+from brorl.algorithms.rewards import RewardShaping
+from brorl.assemble.run import build_run
+from brorl.config.reading import make_config, read_recipe
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
+from brorl.rollout.local_pool import LocalPool
+from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.pool import SampleTask
+from brorl.rollout.virtual_pool import VirtualPool
+from brorl.runs.checkpoint import TrainerState
+from brorl.runs.run_directory import Record, RunDirectory
+from brorl.sampling import SamplingParams
+from brorl.training.async_source import AsyncSource
+from brorl.training.collect import Collector
+from brorl.training.journal import Ending
+from brorl.training.learner import LearnerSettings
+from brorl.training.loop import train
+from brorl.training.run import TrainingRun
+from brorl.training.source import SourceState
+from brorl.training.tree_learner import TreeLearner
+from brorl.verify.grade import Grader
+from brorl.verify.verifier import Verdict
+from run_support import assert_same_run
+from small_models import small_model
+
+RIGHT, EOS = 3, 0
+
+
+class FirstToken:
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        correct = [text.split()[0] == str(RIGHT) for _, text in items]
+        return [Verdict(c, float(c), None, "correct" if c else "wrong", 0.0) for c in correct]
+
+
+@pytest.mark.parametrize("segment", [None, 2])
+def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) -> None:
+    """Two workers sample while the learner learns: the share of the right first token rises."""
+    model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)
+    settings = LearnerSettings(
+        learning_rate=3e-3, recompute_old_logprobs=True, importance=ImportanceCorrection("truncate", high=5.0)
+    )
+    learner = TreeLearner(model, settings)
+    prompts = [Prompt(f"p{i}", str(i), (1 + i, 5), "", "first") for i in range(6)]
+    pool = LocalPool([NativeEngine(copy.deepcopy(model), EOS) for _ in range(2)])
+    source = source_over(
+        pool,
+        stream=PromptStream(prompts, 0),
+        grader=Grader({"first": FirstToken()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping()),
+        sampling=SamplingParams(max_new_tokens=5),
+        rollouts_per_prompt=32,
+        dynamic_sampling=False,
+        segment_tokens=segment,
+        background=True,
+    )
+    shares, mismatch = [], []
+    try:
+        source.publish(learner.weights(), 0)
+        for step in range(1, 31):
+            batch = source.next_groups(step)
+            assert all(0 <= step - 1 - group.version <= 1 for group in batch.groups)
+            update = learner.step(batch.groups, rloo(batch.groups), step)
+            source.publish(learner.weights(), step)
+            shares.append(sum(g.num_correct for g in batch.groups) / (3 * 32))
+            mismatch.append(update.mismatch_mean)
+        (tree,) = source.sampler.sample([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0)
+        own = NativeEngine(model, EOS).sample([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0)
+        assert tree.responses() == own[0].responses()  # the sampler has the newest weights
+    finally:
+        source.close()
+        pool.close()
+    assert np.mean(shares[:3]) < 0.4
+    assert np.mean(shares[-3:]) > 0.7
+    assert all(m is not None and abs(m - 1) < 0.5 for m in mismatch)
+
+
+def test_the_pool_of_threads_samples_like_its_engines(rng: np.random.Generator) -> None:
+    """Each task once, with the weights that were published before it; forgotten tasks do not come back."""
+    models = [small_model(seed=int(rng.integers(1 << 30))) for _ in range(2)]
+    sampling = SamplingParams(max_new_tokens=6)
+    tasks = [SampleTask([tuple(rng.integers(1, 17, 3).tolist())], 5, sampling, i, i) for i in range(8)]
+    pool = LocalPool([NativeEngine(copy.deepcopy(models[0]), EOS) for _ in range(3)])
+    try:
+        for version, model in enumerate(models):
+            pool.publish(model.named_parameters(), version)
+            tickets = [pool.submit(task) for task in tasks]
+            pool.discard(tickets[5:6])
+            found: dict[int, Any] = {}
+            while len(found) < 7:
+                for sampled in pool.done():
+                    assert sampled.ticket not in found
+                    assert sampled.version == version
+                    found[sampled.ticket] = sampled.trees
+            assert pool.done(0.0) == []
+            engine = NativeEngine(model, EOS)
+            for i, (ticket, task) in enumerate(zip(tickets, tasks, strict=True)):
+                if i != 5:
+                    expected = engine.sample(task.prompts, 5, sampling, task.seed, task.first)
+                    assert found[ticket] == expected
+    finally:
+        pool.close()
+
+
+def test_an_exception_in_the_background_reaches_the_loop() -> None:
+    class Broken:
+        stop_token_ids, version = (EOS,), 0
+
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+            self.version = version + len(list(weights))
+
+        def sample(self, *_: Any) -> Any:
+            raise RuntimeError("no such kernel")
+
+    pool = LocalPool([Broken()])  # type: ignore[list-item]
+    source = source_over(pool, background=True)
+    try:
+        source.publish([], 0)
+        with pytest.raises(RuntimeError, match="no such kernel"):
+            source.next_groups(1)
+    finally:
+        source.close()
+        pool.close()
+
+
+OVERRIDES = {
+    "prompts_per_step": 3, "rollouts_per_prompt": 16, "optimizer.mini_batches": 2, "evaluation.num_prompts": 2,
+    "evaluation.num_samples": 2, "evaluation.ks": [1], "evaluation.every": 3, "evaluation.keep_best": False,
+    "sampling.max_new_tokens": 16, "steps": 6, "checkpoint_every": 2, "keep_checkpoints": 0, "engine.threads": 1,
+    "optimizer.old_logprobs": "recompute", "importance.correction": "truncate", "report": False,
+    "optimizer.learning_rate": 3e-4, "optimizer.reference_batch": None,
+    "data.sources": [{"task": "countdown", "num_numbers": 3, "max_number": 7}],
+}  # fmt: skip
+
+
+class KilledError(Exception):
+    pass
+
+
+def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[TrainingRun, TrainerState]:
+    """Make a run of the shipped model with a source over a virtual pool; a kill comes after a step's metrics."""
+
+    def report(record: Record) -> None:
+        if record["step"] == die_at and die_at:
+            raise KilledError
+
+    path.mkdir(exist_ok=True)
+    config = make_config(read_recipe("quickstart"), OVERRIDES, "quickstart")
+    directory = RunDirectory(path)
+    run, state = build_run(config, directory, report)
+    if not directory.begun_file.exists():
+        directory.write_begun({}, has_checkpoint=False)
+    collector, learner = run.algorithm.source, run.algorithm.learner
+    model = learner.model  # type: ignore[attr-defined]
+    engine = collector.engine  # type: ignore[attr-defined]
+    pool = VirtualPool(NativeEngine(copy.deepcopy(model), engine.stop_token_ids), 2, by_tokens)
+    source = AsyncSource(
+        pool, collector.stream, collector.grader, collector.sampling, 16, 3, True, 200, config.seed, 2, segment,  # type: ignore[attr-defined]
+        prompts_per_task=2, background=False,
+    )  # fmt: skip
+    step = learner.step
+
+    def slow_step(*arguments: Any) -> Any:
+        pool.advance(9.0)
+        return step(*arguments)
+
+    learner.step = slow_step  # type: ignore[method-assign]
+    source.load_state(SourceState(state.stream, state.carried, state.attempts, state.ahead))
+    source.publish(learner.weights(), state.step)
+    measurements = replace(run.measurements, diagnostics=replace(run.measurements.diagnostics, sampler=source.sampler))
+    return replace(run, algorithm=replace(run.algorithm, source=source), measurements=measurements), state
+
+
+@pytest.mark.parametrize("segment", [None, 4])
+def test_a_killed_run_is_bitwise_the_uninterrupted_one(
+    segment: int | None, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """Killed at a random step, and resumed from the last checkpoint."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        ending, _ = train(*async_run(tmp_path / "whole", segment))
+        assert ending is Ending.FINISHED
+        torch.manual_seed(0)
+        with pytest.raises(KilledError):
+            train(*async_run(tmp_path / "killed", segment, int(rng.integers(1, 7))))
+        torch.manual_seed(0)
+        ending, _ = train(*async_run(tmp_path / "killed", segment))
+    assert ending is Ending.FINISHED
+    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+    records = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    staleness = [r["sampling"]["staleness_max"] for r in records[1:]]
+    assert max(staleness) in (1, 2)
+    assert all(r["update"]["mismatch_kl"] is not None for r in records[1:])
+
+
+def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random.Generator) -> None:
+    """Bit by bit after several steps of a real learner, where every task samples one prompt in both."""
+    prompts = [Prompt(f"p{i}", str(i), (1 + i, 5), "", "first") for i in range(6)]
+    seed = int(rng.integers(1 << 30))
+
+    class OneByOne:
+        """An engine that samples each prompt in a separate call, as a pool does."""
+
+        def __init__(self, engine: NativeEngine) -> None:
+            self.engine, self.stop_token_ids, self.version = engine, engine.stop_token_ids, 0
+
+        def sample(self, prompts: Any, number: int, sampling: SamplingParams, seed: int) -> Any:
+            return [self.engine.sample([p], number, sampling, seed, i)[0] for i, p in enumerate(prompts)]
+
+        def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+            self.engine.load_weights(weights, version)
+            self.version = version
+
+    sampling = SamplingParams(max_new_tokens=5)
+    grader = Grader({"first": FirstToken()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping())
+    finals = []
+    for is_async in (True, False):
+        model = small_model(vocab_size=8, seed=seed, scale=0.2)
+        learner = TreeLearner(model, LearnerSettings(learning_rate=1e-3, mini_batches=2))
+        engine = NativeEngine(copy.deepcopy(model), EOS)
+        stream = PromptStream(prompts, 0)
+        if is_async:
+            source: Any = source_over(
+                VirtualPool(engine, 2, by_tokens), stream=stream, grader=grader, sampling=sampling,
+                rollouts_per_prompt=16, dynamic_sampling=False, staleness=0,
+            )  # fmt: skip
+        else:
+            source = Collector(OneByOne(engine), stream, grader, sampling, 16, 3, False, 20, 0)  # type: ignore[arg-type]
+        source.publish(learner.weights(), 0)
+        for step in range(1, 6):
+            groups = source.next_groups(step).groups
+            learner.step(groups, rloo(groups), step)
+            source.publish(learner.weights(), step)
+        finals.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    ours, theirs = finals
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert any(
+        not torch.equal(p, ours[n]) for n, p in small_model(vocab_size=8, seed=seed, scale=0.2).named_parameters()
+    )

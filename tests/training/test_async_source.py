@@ -1,0 +1,345 @@
+"""An asynchronous source over a pool with a virtual clock: staleness, memory, stragglers, and what it accounts for."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_support import END, MORE, N, WordyEngine, by_tokens, grader, prompts_of, source_over, virtual_source
+from brorl.activity import Activity, Decoding
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptStream
+from brorl.rollout.pool import SampleTask
+from brorl.rollout.virtual_pool import VirtualPool
+from brorl.sampling import SamplingParams
+from brorl.training.collect import Collector
+from brorl.training.source import Batch, NoMixedGroupsError, SourceState, UnverifiedError
+from brorl.tree import RolloutTree
+from brorl.verify.verifier import Verdict, unverified_verdict
+
+
+def steps_of(source: Any, pool: VirtualPool, first: int, last: int, learning: Sequence[float]) -> list[Batch]:
+    """Train steps: take groups, let the learner work, publish."""
+    batches = []
+    for step in range(first, last + 1):
+        batches.append(source.next_groups(step))
+        pool.advance(learning[step % len(learning)])
+        source.publish([], step)
+    return batches
+
+
+learning_times = st.lists(st.floats(0.0, 60.0), min_size=1, max_size=5)
+
+
+@settings(max_examples=15)
+@given(
+    staleness=st.integers(0, 3),
+    workers=st.integers(1, 6),
+    per_step=st.integers(1, 4),
+    segment=st.sampled_from([None, 2, 7]),
+    mixed=st.sampled_from([0.4, 1.0]),
+    learning=learning_times,
+    seed=st.integers(0, 1000),
+)
+def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
+    staleness: int, workers: int, per_step: int, segment: int | None, mixed: float, learning: list[float], seed: int
+) -> None:
+    """For random durations; every prompt that began was trained, dropped by its outcome, or is still in the source."""
+    engine = WordyEngine(mixed_share=mixed, longest=12)
+    source, pool = virtual_source(
+        engine, workers=workers, per_step=per_step, staleness=staleness, segment_tokens=segment, seed=seed,
+        max_tries=1000,
+    )  # fmt: skip
+    begun: list[str] = []
+    begin = source._backlog.start
+
+    def start() -> Any:
+        starts = begin()
+        begun.extend(s.prompt.id for s in starts)
+        held = source._backlog.num_ready + len(source._backlog._under_way)
+        assert held <= per_step * (staleness + 1)
+        return starts
+
+    source._backlog.start = start  # type: ignore[method-assign]
+    source.publish([], 0)
+    ended: Counter[str] = Counter()
+    for step in range(1, 11):
+        batch = source.next_groups(step)
+        assert len(batch.groups) == per_step
+        for group in batch.groups:
+            assert 0 <= step - 1 - group.version <= staleness
+            first_tokens = group.tree.logprob[group.tree.depth == 0]
+            assert (-first_tokens == group.version).all()  # the weights that sampled the first token
+        assert batch.sampled.lead is not None
+        assert batch.sampled.lead.staleness == tuple(step - 1 - g.version for g in batch.groups)
+        stale = sum(batch.sampled.lead.dropped_at.values())
+        ended.update(g.prompt.id for g in batch.groups)
+        ended.update(g.prompt.id for g in batch.sampled.groups if not g.is_mixed)
+        ended["too stale"] += stale
+        pool.advance(learning[step % len(learning)])
+        source.publish([], step)
+    waiting, plain = source._backlog.state()
+    ended["too stale"] += sum(number for _, number in plain["dropped_at"])
+    rest = [g.prompt.id for g in waiting] + plain["pending"]
+    returned = ended.pop("too stale")
+    assert len(begun) + len(source._backlog._pending) == ended.total() + len(rest) + returned
+    stream = PromptStream(prompts_of(11), 0)
+    taken = Counter(p.id for p in stream.take(ended.total() + len(rest)))
+    assert taken == ended + Counter(rest)  # what the stream gave, each once
+
+
+@given(learning=learning_times, mixed=st.booleans(), seed=st.integers(0, 1000))
+@settings(max_examples=20)
+def test_without_staleness_the_groups_are_those_of_the_collector(learning: list[float], mixed: bool, seed: int) -> None:
+    """The same prompts, trees and order in every step, where the collector carries no surplus."""
+    share = 1.0 if mixed else 0.5
+    source, pool = virtual_source(
+        WordyEngine(share), staleness=0, dynamic_sampling=mixed, seed=seed, segment_tokens=None
+    )
+    engine = WordyEngine(share)
+    collector = Collector(
+        engine, PromptStream(prompts_of(11), 0), grader(), SamplingParams(max_new_tokens=64), N, 3, mixed, 20, seed
+    )
+    source.publish([], 0)
+    for step in range(1, 8):
+        ours, theirs = source.next_groups(step), collector.next_groups(step)
+        assert [g.prompt for g in ours.groups] == [g.prompt for g in theirs.groups]
+        assert [g.tree for g in ours.groups] == [g.tree for g in theirs.groups]
+        assert [g.version for g in ours.groups] == [g.version for g in theirs.groups] == [step - 1] * 3
+        assert [g.reward_L.tolist() for g in ours.groups] == [g.reward_L.tolist() for g in theirs.groups]
+        assert ours.sampled.summary()["samples"] == theirs.sampled.summary()["samples"]
+        pool.advance(learning[step % len(learning)])
+        source.publish([], step)
+        collector.publish([], step)
+
+
+def test_a_straggler_blocks_no_step_and_is_started_again() -> None:
+    """One prompt takes far longer than the others; it is dropped when it is too stale, and begins first again."""
+
+    def duration(task: SampleTask, trees: Sequence[RolloutTree]) -> float:
+        return 1000.0 if tuple(task.prompts[0]) == (100,) else by_tokens(task, trees)
+
+    engine = WordyEngine(longest=5)
+    source, pool = virtual_source(engine, workers=6, duration=duration, num_prompts=12)
+    source.publish([], 0)
+    batches = steps_of(source, pool, 1, 20, [1.0])
+    assert pool.now < 1000
+    trained = Counter(g.prompt.id for batch in batches for g in batch.groups)
+    assert "p0" not in trained
+    drops = Counter[int]()
+    for batch in batches:
+        drops.update(batch.sampled.lead.dropped_at)  # type: ignore[union-attr]
+        summary = batch.sampled.summary()
+        assert summary["most_drops"] == drops[0]
+        assert summary["staleness_max"] <= 1
+    assert drops[0] >= 3
+    assert sum(prompt == (100,) for prompt, _ in engine.sampled) >= drops[0]
+    assert sum(start.prompt.id == "p0" for start in source._backlog._under_way.values()) == 1  # it comes every epoch
+
+
+def test_a_prompt_that_is_dropped_is_counted_by_its_length() -> None:
+    def duration(task: SampleTask, trees: Sequence[RolloutTree]) -> float:
+        return 50.0 if task.prompts[0][0] == 100 else by_tokens(task, trees)
+
+    source, pool = virtual_source(WordyEngine(longest=5), workers=6, duration=duration, num_prompts=12)
+    source.segment_tokens = 2
+    source.publish([], 0)
+    at: Counter[int] = Counter()
+    for batch in steps_of(source, pool, 1, 60, [20.0]):
+        assert batch.sampled.lead is not None
+        at.update(batch.sampled.lead.dropped_at)
+    assert at.total()
+    assert set(at) <= {0, 2, 4}  # no task was done, one segment of 2 tokens was, or two or three were
+
+
+def test_learning_overlaps_with_sampling() -> None:
+    """A learner as slow as the sampling takes all of its time; without staleness the two take turns."""
+    seconds = {}
+    for staleness in (0, 1):
+        source, pool = virtual_source(
+            WordyEngine(), staleness=staleness, workers=3, duration=lambda *_: 10.0, dynamic_sampling=False
+        )
+        source.publish([], 0)
+        steps_of(source, pool, 1, 20, [10.0])
+        seconds[staleness] = pool.now
+    assert seconds == {0: 400.0, 1: 210.0}
+
+
+def test_prompts_with_one_outcome_are_replaced_while_others_are_still_sampled() -> None:
+    engine = WordyEngine(mixed_share=0.3)
+    source, pool = virtual_source(engine, max_tries=1000)
+    source.publish([], 0)
+    batches = steps_of(source, pool, 1, 15, [5.0])
+    assert all(g.is_mixed for batch in batches for g in batch.groups)
+    sampled = [g for batch in batches for g in batch.sampled.groups]
+    assert len({id(g.tree) for g in sampled}) == len(sampled)  # each is reported once
+    unmixed = sum(not g.is_mixed for g in sampled)
+    assert unmixed > 15
+    assert sum(batch.sampled.summary()["samples_dropped"] for batch in batches) == unmixed * N
+
+
+def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
+    class OneMixed(WordyEngine):
+        def sample(self, *arguments: Any) -> list[RolloutTree]:
+            self.mixed_share = float(not self.sampled)
+            return super().sample(*arguments)
+
+    source, _ = virtual_source(OneMixed(), max_tries=2)
+    source.publish([], 0)
+    with pytest.raises(NoMixedGroupsError, match=r"in 2 rounds in a row \(no rollout was correct\)") as caught:
+        source.next_groups(1)
+    assert caught.value.collected.num_mixed == 1
+    assert 1 + 2 * 3 <= len(caught.value.collected.groups) <= 1 + 3 * 3
+    (kept,) = source.state().waiting
+    assert kept.is_mixed
+    assert source.state().attempts == 1
+
+
+def test_gives_up_when_the_machine_loses_most_verdicts() -> None:
+    class Lost:
+        def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+            return [unverified_verdict("no memory") for _ in items]
+
+    source, _ = virtual_source(WordyEngine())
+    source.grader = type(source.grader)({"first": Lost()}, source.grader.decode, source.grader.shaping)
+    source.publish([], 0)
+    with pytest.raises(UnverifiedError, match=r"3 rounds in a row .*no memory"):
+        source.next_groups(1)
+
+
+@pytest.mark.parametrize("segment", [None, 3])
+def test_a_state_continues_exactly(segment: int | None, rng: np.random.Generator) -> None:
+    """A run that is stored every third step, against one that is built anew from each state."""
+    learning = rng.uniform(0, 30, 5).tolist()
+
+    def fresh() -> tuple[Any, VirtualPool]:
+        return virtual_source(
+            WordyEngine(mixed_share=0.6), staleness=2, segment_tokens=segment, max_tries=1000, workers=4
+        )
+
+    def train(again: bool) -> list[tuple[list[RolloutTree], dict[str, Any]]]:
+        found = []
+        source, pool = fresh()
+        source.publish([], 0)
+        for step in range(1, 16):
+            (batch,) = steps_of(source, pool, step, step, learning)
+            found.append(([g.tree for g in batch.groups], batch.sampled.summary()))
+            if step % 3 == 0:
+                state = source.state()
+                if again:
+                    assert state.ahead is not None
+                    now = pool.now
+                    source, pool = fresh()
+                    pool.advance(now)
+                    source.load_state(state)
+                    source.publish([], step)
+        return found
+
+    uninterrupted, resumed = train(False), train(True)
+    for (trees, summary), (others, other) in zip(uninterrupted, resumed, strict=True):
+        assert trees == others
+        assert summary == other
+
+
+def test_a_step_that_is_undone_is_sampled_again() -> None:
+    source, pool = virtual_source(WordyEngine(), staleness=1)
+    source.publish([], 0)
+    steps_of(source, pool, 1, 3, [10.0])
+    source.state()
+    before = source._state()
+    source.rewind()  # weights were published: there is nothing to undo
+    assert source._state() == before
+    source.next_groups(4)
+    assert source._state() != before
+    source.rewind()
+    assert source._state() == before
+    other, _ = virtual_source(WordyEngine(), staleness=1)
+    other.load_state(before)
+    other.publish([], 3)
+    again, resumed = source.next_groups(4), other.next_groups(4)
+    assert [g.tree for g in again.groups] == [g.tree for g in resumed.groups]
+    assert Counter(g.prompt.id for g in again.groups) <= Counter(before.ahead["pending"])  # type: ignore[index]
+
+
+def test_steps_follow_the_weights() -> None:
+    source, _ = virtual_source(WordyEngine())
+    source.publish([], 4)
+    with pytest.raises(ValueError, match="step 4 needs the weights of version 3, and the newest are of version 4"):
+        source.next_groups(4)
+
+
+def test_the_sampler_uses_the_newest_weights_while_training_goes_on() -> None:
+    """Also where a pool starts a task with older weights: it is sampled again."""
+    engine = WordyEngine()
+    source, pool = virtual_source(engine, prompts_per_task=2)
+    source.publish([], 0)
+    steps_of(source, pool, 1, 2, [1.0])
+    asked = [prompt.token_ids for prompt in prompts_of(5)]
+    sampling = SamplingParams(max_new_tokens=8)
+    trees = source.sampler.sample(asked, [1, 2, 3, 4, 5], sampling, 77, first=3)
+    assert trees == engine.sample(asked, [1, 2, 3, 4, 5], sampling, 77, 3)
+    assert {-float(tree.logprob.max()) for tree in trees} == {2.0}
+    assert source.next_groups(3).groups
+
+    late = WordyEngine()
+    source, pool = virtual_source(late)
+    source.publish([], 0)
+    done, old = pool.done, []
+
+    def older(timeout_s: float | None = None) -> Any:
+        results = done(timeout_s)
+        if results and results[0].ticket in source._asked and not old:
+            old.append(results[0])
+            return [results[0]._replace(version=-1)]
+        return results
+
+    pool.done = older  # type: ignore[method-assign]
+    number = len(late.sampled)
+    source.sampler.sample([(100,)], 1, sampling, 5)
+    assert old
+    assert sum(prompt == (100,) for prompt, _ in late.sampled[number:]) >= 2
+
+
+def test_an_observer_that_raises_ends_the_wait() -> None:
+    """As Ctrl-C does; nothing of a question to the sampler is left behind."""
+    seen: list[Activity] = []
+
+    def observe(activity: Activity) -> None:
+        seen.append(activity)
+        if isinstance(activity, Decoding):
+            raise KeyboardInterrupt
+
+    source, _ = virtual_source(WordyEngine(), observe=observe)
+    source.publish([], 0)
+    with pytest.raises(KeyboardInterrupt):
+        source.sampler.sample([(100,)], 1, SamplingParams(max_new_tokens=8), 5)
+    assert not source._asked
+    with pytest.raises(KeyboardInterrupt):
+        source.next_groups(1)
+    assert seen
+
+
+def test_minimal_lengths_hold_over_segments() -> None:
+    """The first segments are long enough that a response can end in each."""
+    seen: list[SamplingParams] = []
+
+    class Recording(WordyEngine):
+        def sample(self, *arguments: Any) -> list[RolloutTree]:
+            seen.append(arguments[2])
+            return super().sample(*arguments)
+
+    pool = VirtualPool(Recording(), 2, by_tokens)
+    sampling = SamplingParams(max_new_tokens=20, min_new_tokens=6)
+    source = source_over(pool, sampling=sampling, segment_tokens=4)
+    source.publish([], 0)
+    (batch,) = steps_of(source, pool, 1, 1, [0.0])
+    assert {(s.max_new_tokens, s.min_new_tokens) for s in seen} <= {(7, 6), (4, 0), (1, 0)}
+    assert (7, 6) in {(s.max_new_tokens, s.min_new_tokens) for s in seen}
+    lengths = [tree.length for tree in (g.tree for g in batch.groups)]
+    assert max(map(max, lengths)) <= 20
+    assert END != MORE
+    assert SourceState().ahead is None
