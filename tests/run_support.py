@@ -111,12 +111,13 @@ def assert_same_run(run: Path, reference: Path) -> None:
 
     last, last_reference = (sorted((r / "checkpoints").glob("step-*"))[-1] for r in (run, reference))
     assert last.name == last_reference.name
-    assert {f.name for f in last.iterdir()} == {f.name for f in last_reference.iterdir()}
-    for file in last_reference.iterdir():
-        if file.suffix != ".pt" and file.name != "COMMIT":  # which holds the size of the other, a pickle's
-            assert (last / file.name).read_bytes() == file.read_bytes(), file.name
+    files = {path.relative_to(last_reference) for path in last_reference.rglob("*") if path.is_file()}
+    assert {path.relative_to(last) for path in last.rglob("*") if path.is_file()} == files
+    for file in files:
+        if file.suffix != ".pt" and file.name not in ("COMMIT", ".metadata"):  # pickles, and their sizes
+            assert (last / file).read_bytes() == (last_reference / file).read_bytes(), file
     ours, theirs = (torch.load(folder / "trainer_state.pt", weights_only=True) for folder in (last, last_reference))
-    assert theirs["learner"]["optimizer"]["state"]
+    assert theirs["learner"].get("shards") or theirs["learner"]["optimizer"]["state"]
     assert_identical(ours, theirs)
 
     for folder in ("rollouts", "evaluations"):

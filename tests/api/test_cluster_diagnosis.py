@@ -59,7 +59,7 @@ def test_no_cluster_no_folder_no_ray(
     assert "cannot write into the shared folder" in capsys.readouterr().err
     for nowhere in ("127.0.0.1:1", "nonsense"):
         assert main(["doctor", "--cluster", nowhere, "--folder", str(tmp_path)]) == 2
-        assert f"no Ray cluster answers at {nowhere}" in capsys.readouterr().err
+        assert f"cannot join a Ray cluster at {nowhere}" in capsys.readouterr().err
     for name in [n for n in sys.modules if n == "ray" or n.startswith("ray.")]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "brorl.distributed.examination", raising=False)

@@ -125,6 +125,7 @@ def test_a_budget_lifts_the_number_of_steps_unless_both_are_given(
         ("evaluation.ks", [1, 2]),
         ("rewards.cosine_length.on_steps", 3),
         ("verification.functions", {"mine": "rules:judge"}),
+        ("cluster.prompts_per_task", 2),
     ],
 )
 def test_settings_that_may_not_change_on_resume(name: str, value: Any) -> None:
@@ -136,14 +137,31 @@ def test_settings_that_may_not_change_on_resume(name: str, value: Any) -> None:
     assert change.before != change.now
 
 
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"engine.clock": "cpu", "engine.threads": 1}, "set engine.clock: wall"),
+        ({"device": "cpu", "cluster.gpus_per_learner_rank": 1}, "set device: auto"),
+        ({"cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 2}, "set it to 1"),
+    ],
+)
+def test_settings_that_do_not_fit_a_cluster(settings: dict[str, Any], part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        make_config({}, {"cluster.nodes": 1, **settings}, "test")
+
+
 def test_settings_that_may_change_on_resume() -> None:
     first = {"data.sources": {"path": "a.jsonl"}, "budget.limit": 5}
     before = json.loads(json.dumps(fixed_settings(make_config({}, first, "test"))))
     others = {"steps": 7, "checkpoint_every": 3, "keep_checkpoints": 0, "store_rollouts_every": 2, "report": False}
-    others |= {"device": "cpu", "verification.workers": 2, "budget.limit": 9, "budget.marks": [3], "output_dir": "b"}
+    others |= {"device": "cuda", "verification.workers": 2, "budget.limit": 9, "budget.marks": [3], "output_dir": "b"}
     others |= {"engine.memory_gib": 1, "engine.nodes_per_pass": 64, "engine.gradient_checkpointing": True}
     others |= {"engine.threads": 2, "tracking.to": "wandb", "tracking.project": "p", "tracking.run_name": "r"}
     others |= {"data.sources": {"path": "moved/a.jsonl"}, "verification.sandbox": "seccomp"}
+    others |= {"cluster.nodes": 2, "cluster.address": "auto", "cluster.rollout_workers": 3, "cluster.learner_ranks": 2}
+    others |= {"cluster.verifier_workers": 1, "cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 1}
+    others |= {"cluster.gpus_per_learner_rank": 1, "cluster.cpus_per_worker": 2, "cluster.task_timeout_s": 9.0}
+    others |= {"cluster.learner_timeout_s": 9.0, "cluster.join_timeout_s": 9.0, "cluster.max_restarts": 1}
     assert {*others} >= {*CHANGEABLE_ON_RESUME}
     assert first_change(before, make_config({}, others, "test")) is None
     assert first_change({}, make_config({}, {"seed": 4}, "test")) is None  # begun by a version that kept none

@@ -26,6 +26,7 @@ from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from brorl.distributed.connection import QUIET, join_cluster, join_command
 from brorl.errors import UserError
 from brorl.format import counted
 
@@ -191,35 +192,33 @@ class Cluster:
             return
         logging.getLogger("ray").setLevel(logging.ERROR)
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns on machines with GPUs
-        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-        if self.shape.address is None:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
-            short = "/tmp" if Path("/tmp").is_dir() else None  # the paths of sockets have at most 107 characters
-            self._temporary = tempfile.mkdtemp(prefix="brorl-ray-", dir=short)
-            options |= {"include_dashboard": False, "_temp_dir": self._temporary}
-        else:
-            options["address"] = self.shape.address
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
             if self.shape.address is None:
-                raise UserError(f"Ray does not start: {error}") from error
-            raise UserError(
-                f"cannot join the Ray cluster at {self.shape.address}: {error}; run `ray start` on this machine first "
-                "(docs/how-to/cluster.md), or set cluster.address: null to start a cluster here"
-            ) from error
+                self._start_here()
+            else:
+                join_cluster(self.shape.address)
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray replaces it
         self._connected = True
 
+    def _start_here(self) -> None:
+        """Start a cluster of this machine."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
+        short = "/tmp" if Path("/tmp").is_dir() else None  # the paths of sockets have at most 107 characters
+        self._temporary = tempfile.mkdtemp(prefix="brorl-ray-", dir=short)
+        try:
+            ray.init(include_dashboard=False, _temp_dir=self._temporary, **QUIET)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise UserError(f"Ray does not start: {error}") from error
+
     def _wait_for_machines(self) -> None:
         """Wait until all machines have joined."""
         deadline, has_said = monotonic() + self.shape.join_timeout_s, False
         while (missing := self.shape.nodes - len(_machines())) > 0:
-            join = f"ray start --address={ray.get_runtime_context().gcs_address}"
+            join = join_command()
             if not has_said:
                 self.say(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
                 has_said = True

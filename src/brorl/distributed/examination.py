@@ -18,12 +18,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brorl.distributed.cluster_faults import ClusterFacts
+from brorl.distributed.connection import join_cluster
 from brorl.distributed.node_facts import NodeFacts, gather_facts, own_file, refused_connections
-from brorl.errors import UserError, first_line
+from brorl.errors import UserError
 
 _CLOCK_READINGS = 5
 _TIMEOUT_S = 120.0
-_CONNECT_TIMEOUT_S = 5.0
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -83,14 +83,7 @@ def examine_cluster(address: str, folder: Path) -> ClusterFacts:
 
 @contextmanager
 def _joined(address: str) -> Iterator[None]:
-    try:
-        check_answers(address)
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        raise UserError(
-            f"no Ray cluster answers at {address} ({first_line(error)}); start one with `ray start --head`, and pass "
-            "the HOST:PORT that it prints"
-        ) from error
+    join_cluster(address)
     try:
         yield
     finally:
@@ -113,24 +106,6 @@ def _token_file(folder: Path) -> Iterator[str]:
     finally:
         for file in folder.glob(f"{token}*"):
             file.unlink(missing_ok=True)
-
-
-def check_answers(address: str) -> None:
-    """Check that a program accepts connections at an address; Ray itself would try for minutes.
-
-    Args:
-        address: HOST:PORT, or `auto`, which is not checked.
-
-    Raises:
-        OSError: If it does not.
-        ValueError: If it is not HOST:PORT.
-    """
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"expected HOST:PORT, not {address!r}")
-    socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _is_head(node: Mapping[str, Any]) -> bool:

@@ -1,0 +1,55 @@
+"""The connection to a running Ray cluster, with errors that name the fix."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import ray
+
+from brorl.errors import UserError, first_line
+
+_TIMEOUT_S = 5.0
+QUIET: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+
+
+def join_cluster(address: str) -> None:
+    """Connect this program to a running cluster.
+
+    Args:
+        address: HOST:PORT of its head, or `auto` for a cluster that runs on this machine.
+
+    Raises:
+        UserError: If no cluster answers there, this machine is not part of it, or it needs a token.
+    """
+    try:
+        _check_answers(address)
+        ray.init(address=address, **QUIET)
+    except ray.exceptions.AuthenticationError as error:
+        raise UserError(
+            f"the Ray cluster at {address} needs its token; copy ~/.ray/auth_token from its first machine to this one, "
+            "and set RAY_AUTH_MODE=token in the environment"
+        ) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"cannot join a Ray cluster at {address} ({first_line(error)}); run `ray start` on this machine first, and "
+            "pass the HOST:PORT of the head (docs/how-to/cluster.md)"
+        ) from error
+
+
+def join_command() -> str:
+    """Return the command that makes another machine join the cluster that this program is connected to."""
+    has_token = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    command = f"ray start --address={ray.get_runtime_context().gcs_address}"
+    return f"RAY_AUTH_MODE=token {command}" if has_token else command
+
+
+def _check_answers(address: str) -> None:
+    """Check that a program accepts connections at an address; Ray itself would try for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"expected HOST:PORT, not {address!r}")
+    socket.create_connection((host, int(port)), timeout=_TIMEOUT_S).close()
