@@ -1,10 +1,12 @@
 """Compares the memory that `plan_memory` predicts with the peak of real training steps, each model in a fresh process.
 
     python benchmarks/memory_plan.py [--models 5M,20M,60M] [--variants full,checkpointing,lora,bfloat16] [--out FILE]
+    python benchmarks/memory_plan.py --models long --variants full,checkpointing
 
 A random Llama samples N = 32 responses of exactly 64 tokens for 2 prompts of 64 tokens, at full entropy, makes one
-update, and samples again. Peaks are those of the resident set above its size before the model was made;
-sampling and learning are measured separately. Linux only.
+update, and samples again. The model `long` has a vocabulary of 150,000 tokens and samples 2 responses of 4,096 tokens
+for one prompt. Peaks are those of the resident set above its size before the model was made; sampling and learning are
+measured separately. Linux only.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ MODELS = {
     "5M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "vocab_size": 1024},
     "20M": {"hidden_size": 384, "intermediate_size": 1152, "num_hidden_layers": 8, "vocab_size": 8192},
     "60M": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 32768},
+    "long": {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 150_000},
 }
 VARIANTS = {
     "full": {},
@@ -28,7 +31,8 @@ VARIANTS = {
     "bfloat16": {"dtype": "bfloat16"},
     "lora bfloat16": {"lora": True, "dtype": "bfloat16"},
 }
-PROMPTS, ROLLOUTS, PROMPT_TOKENS, NEW_TOKENS = 2, 32, 64, 64
+PROMPT_TOKENS = 64
+SHORT, LONG = (2, 32, 64), (1, 2, 4096)  # prompts, rollouts of each, tokens of each
 ENGINE_BYTES = 4 << 30
 
 
@@ -50,17 +54,18 @@ def measure(name: str, variant: str) -> dict[str, object]:
     from brorl.training.tree_learner import TreeLearner
 
     device = torch.device("cpu")
+    num_prompts, num_rollouts, new_tokens = LONG if name == "long" else SHORT
     options = VARIANTS[variant]
     dtype, adapters = options.get("dtype", "float32"), bool(options.get("lora"))
     lora = LoraSettings(16) if adapters else None
     config = LlamaConfig(**MODELS[name], num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True,
-                         bos_token_id=None, eos_token_id=None, max_position_embeddings=512)  # fmt: skip
+                         bos_token_id=None, eos_token_id=None, max_position_embeddings=8192)  # fmt: skip
     work({**MODELS["5M"], "num_hidden_layers": 1, "vocab_size": 64})  # libraries keep what they load at first use
     checkpointing = bool(options.get("gradient_checkpointing"))
     plan = plan_memory(
         config,
         MemorySettings(dtype, ENGINE_BYTES, lora, gradient_checkpointing=checkpointing),
-        Workload(PROMPT_TOKENS, NEW_TOKENS, num_rows=PROMPTS * ROLLOUTS, num_prompts=PROMPTS),
+        Workload(PROMPT_TOKENS, new_tokens, num_rows=num_prompts * num_rollouts, num_prompts=num_prompts),
     )
     torch.manual_seed(0)
     before = bytes_in_use(device)
@@ -82,12 +87,12 @@ def measure(name: str, variant: str) -> dict[str, object]:
         ),
     )
     rng = np.random.default_rng(0)
-    prompts = [tuple(rng.integers(0, config.vocab_size, PROMPT_TOKENS).tolist()) for _ in range(PROMPTS)]
+    prompts = [tuple(rng.integers(0, config.vocab_size, PROMPT_TOKENS).tolist()) for _ in range(num_prompts)]
     sampled = learned = 0
     for step in range(2):
         bytes_in_use(device)
         reset_peak(device)
-        trees = engine.sample(prompts, ROLLOUTS, SamplingParams(max_new_tokens=NEW_TOKENS), seed=step)
+        trees = engine.sample(prompts, num_rollouts, SamplingParams(max_new_tokens=new_tokens), seed=step)
         sampled = max(sampled, peak_bytes(device) - before)
         if step:
             break
@@ -121,7 +126,7 @@ def work(sizes: dict[str, int]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default="5M,20M,60M")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--out", type=Path, help="also write the numbers there, as JSON lines")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)

@@ -124,14 +124,27 @@ def test_every_file_of_a_run_is_documented(runs: list[Path]) -> None:
         assert {file for file in files if not any(fnmatch(file, f"{name}*") for name in documented)} == set()
 
 
-@pytest.mark.parametrize("script", ["make_settings_reference", "make_command_reference"])
-def test_a_generated_page_is_up_to_date(script: str) -> None:
-    spec = importlib.util.spec_from_file_location(script, ROOT / "scripts" / f"{script}.py")
+def script(name: str) -> Any:
+    """Load a file of scripts/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.page() == module.PAGE.read_text("utf-8"), f"run: python scripts/{script}.py"
+    return module
+
+
+@pytest.mark.parametrize("name", ["make_settings_reference", "make_command_reference"])
+def test_a_generated_page_is_up_to_date(name: str) -> None:
+    module = script(name)
+    assert module.page() == module.PAGE.read_text("utf-8"), f"run: python scripts/{name}.py"
+
+
+def test_the_capacity_tables_are_up_to_date() -> None:
+    """The tables of the simulation take a minute, and are not computed here."""
+    module = script("make_scaling_tables")
+    page = module.PAGE.read_text("utf-8")
+    assert module.with_blocks(page, module.capacity_tables()) == page, "run: python scripts/make_scaling_tables.py"
 
 
 def test_the_settings_reference_names_every_setting() -> None:

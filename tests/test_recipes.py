@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import brorl
+from brorl.assemble.cluster_job import Given, build_job
 from brorl.assemble.data import build_format
 from brorl.assemble.settings import build_learner_settings, build_shaping
 from brorl.config.loss import AdvantageConfig
@@ -14,12 +15,16 @@ from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.config.sources import FileConfig
 from brorl.model.forward import TreeForward
+from brorl.planning.cluster.capacity import capacities, capacity
+from brorl.planning.cluster.gpus import GPUS, Cluster
+from brorl.planning.cluster.model_shape import PUBLISHED
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.templates import TEMPLATES
 from brorl.verify.domains.table import DOMAINS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(brorl.__file__).parent / "recipes"
+CLUSTERS = {"brorl-1gpu": 1, "brorl-8gpu": 8, "brorl-64gpu": 64}
 MARK = re.compile(r"\((P|V2|V1|I|S|O)\)")
 
 
@@ -49,7 +54,7 @@ def settings_of(name: str) -> dict[str, tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["prorl", "brorl", "small/prorl", "small/brorl", "broaden", "sharpen"])
+@pytest.mark.parametrize("name", ["prorl", "brorl", "small/prorl", "small/brorl", "broaden", "sharpen", *CLUSTERS])
 def test_every_value_carries_its_mark(name: str) -> None:
     settings = settings_of(name)
     assert len(settings) > 40
@@ -75,6 +80,38 @@ def test_our_own_recipes_differ_from_the_papers_in_the_objective_alone(name: str
     texts = [text for key, text in settings_of(name).items() if key.startswith(("phases", "advantage"))]
     assert texts
     assert all("(O)" in comment for _, comment in texts)
+
+
+@pytest.mark.parametrize(("name", "gpus"), CLUSTERS.items())
+def test_the_recipes_of_clusters_differ_from_the_papers_in_sizes_alone(name: str, gpus: int) -> None:
+    paper, own = (make_config(read_recipe(n), {}, n) for n in ("brorl", name))
+    differing = {key for key, value in paper.model_dump().items() if own.model_dump()[key] != value}
+    sizes = {"prompts_per_step", "sampling", "evaluation"} if gpus == 1 else set()
+    assert differing == {"cluster", "engine", *sizes}
+    assert [
+        comment for key, (_, comment) in settings_of(name).items() if key.startswith("cluster") and "(O)" not in comment
+    ] == []
+    cluster = own.cluster
+    sampling = cluster.rollout_workers * cluster.gpus_per_rollout_worker
+    learning = cluster.learner_ranks * cluster.gpus_per_learner_rank
+    used = max(sampling, learning) if cluster.placement == "colocated" else sampling + learning
+    assert used == gpus
+    assert cluster.nodes == max(1, gpus // 8)
+
+
+@pytest.mark.parametrize(("name", "gpus"), CLUSTERS.items())
+def test_a_plan_of_a_recipe_has_its_placement(name: str, gpus: int) -> None:
+    """Of the ways with the recipe's placement, the plan chooses the recipe's split; H100s, native engine."""
+    recipe = config(name)
+    gpu = GPUS["H100"]
+    job = build_job(recipe, gpu, Given(), PUBLISHED[recipe.model])
+    found = capacity(job, Cluster(gpus, gpu), recipe.cluster.placement, recipe.cluster.mode)
+    assert found is not None
+    assert (found.num_workers, found.learner.ranks) == (recipe.cluster.rollout_workers, recipe.cluster.learner_ranks)
+    assert found.worker.gpus == recipe.cluster.gpus_per_rollout_worker
+    assert recipe.engine.memory_gib * 2**30 <= found.worker.free_bytes
+    seconds = [c.seconds for c in capacities(job, Cluster(gpus, gpu))]
+    assert found.seconds <= 1.1 * min(seconds)
 
 
 @pytest.mark.parametrize("name", ["prorl", "brorl", "small/prorl", "small/brorl"])
@@ -142,6 +179,6 @@ def test_the_page_maps_every_line_of_both_recipes() -> None:
 def test_recipes_are_found_by_name_and_by_path() -> None:
     paper = {"prorl", "brorl", "small/prorl", "small/brorl"}
     own = {"quickstart", "quickstart-16", "plateau-16", "plateau-512", "broaden", "sharpen"}
-    assert paper | own == set(builtin_recipes())
+    assert paper | own | {*CLUSTERS} == set(builtin_recipes())
     for name in builtin_recipes():
         assert read_recipe(str(FOLDER / f"{name}.yaml")) == read_recipe(name)

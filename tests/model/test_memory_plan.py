@@ -2,12 +2,13 @@
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3Config
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
@@ -150,6 +151,40 @@ def test_the_learners_estimate_is_near_what_autograd_keeps(
         assert kept < planned < 0.85 * with_layers
     else:
         assert 1 < planned / kept < 3  # what is there in passing comes on top
+
+
+def large_config() -> Qwen3Config:
+    """Return a config of the size of Qwen3-1.7B."""
+    return Qwen3Config(
+        hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+        head_dim=128, vocab_size=151_936, tie_word_embeddings=True, max_position_embeddings=40_960,
+    )  # fmt: skip
+
+
+def test_512_responses_of_16k_tokens_fit_on_one_device_and_errors_name_the_settings() -> None:
+    available = 139 << 30
+    workload = Workload(1024, 16_384, num_rows=32 * 512, num_prompts=8)
+    settings = MemorySettings("bfloat16", 90 << 30, gradient_checkpointing=True)
+    plan = plan_memory(large_config(), settings, workload, available)
+    assert check(plan, available) is None
+    with pytest.raises(UserError, match=r"sampling .* \(shrinks with engine.memory_gib\)"):
+        check(plan_memory(large_config(), replace(settings, engine_bytes=120 << 30), workload), available)
+    little = replace(settings, engine_bytes=8 << 30, gradient_checkpointing=False)
+    warning = check(plan_memory(large_config(), little, workload), available=80 << 30)
+    assert warning is not None
+    assert "engine.gradient_checkpointing" in warning
+
+
+def test_the_learners_memory_grows_with_the_length_and_not_with_its_square() -> None:
+    """Twice the tokens never take more than twice the memory, once logits and attention weights are at their limits."""
+    settings = MemorySettings("bfloat16", 1 << 30, gradient_checkpointing=True)
+    learning = [
+        plan_memory(large_config(), settings, Workload(1024, length)).learning.num_bytes
+        for length in (4096, 8192, 16_384, 32_768)
+    ]
+    assert all(a < b < 2 * a for a, b in pairwise(learning))
+    whole = 3 * 16_384 * 151_936 * 4 + 16_384 * 16 * (1024 + 16_384) * 4  # logits, and attention weights of a layer
+    assert learning[2] < whole
 
 
 PLAN = MemoryPlan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import brorl
 from brorl.activity import Phase
@@ -21,6 +21,7 @@ from brorl.runs import RUNS
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from brorl.api.cluster_plan import ClusterPlanResult, ClusterQuestion
     from brorl.api.plan_result import PlanResult
     from brorl.console.screen import Screen
     from brorl.planning.estimators import Aim
@@ -34,6 +35,7 @@ AIMS = ("pass@1", "pass@k", "coverage")
 _LEAST_PROMPTS, _LEAST_ROLLOUTS, _MOST_ROLLOUTS = 8, 4, 2**20
 
 
+@overload
 def plan(
     checkpoint: str | Path | None = None,
     *,
@@ -44,9 +46,34 @@ def plan(
     seconds_per_step: float | None = None,
     aim: Aim = "pass@1",
     output_dir: str | Path = RUNS / "plan",
+    cluster: None = None,
     progress: bool = True,
     **overrides: Any,
-) -> PlanResult:
+) -> PlanResult: ...
+@overload
+def plan(
+    checkpoint: str | Path | None = None,
+    *,
+    recipe: ConfigOrPath | None = None,
+    output_dir: str | Path = RUNS / "plan",
+    cluster: str | ClusterQuestion,
+    progress: bool = True,
+    **overrides: Any,
+) -> ClusterPlanResult: ...
+def plan(
+    checkpoint: str | Path | None = None,
+    *,
+    recipe: ConfigOrPath | None = None,
+    pilot_prompts: int = 64,
+    pilot_rollouts: int = 64,
+    rollouts: Sequence[int] = ROLLOUTS,
+    seconds_per_step: float | None = None,
+    aim: Aim = "pass@1",
+    output_dir: str | Path = RUNS / "plan",
+    cluster: str | ClusterQuestion | None = None,
+    progress: bool = True,
+    **overrides: Any,
+) -> PlanResult | ClusterPlanResult:
     """Compare numbers of rollouts per prompt on this machine, and recommend one for a time budget.
 
     It takes a pilot, times a few steps, and writes `plan.json` and `plan.png`. The model does not change. Ctrl-C stops
@@ -63,16 +90,26 @@ def plan(
         seconds_per_step: Time budget of a step, > 0; None is the time of the recipe's own N and prompts.
         aim: What to recommend an N and an estimator for: `pass@1`, `pass@k` (pass@16), or `coverage` of rare successes.
         output_dir: Folder of the files; an earlier plan in it is replaced.
+        cluster: GPUs to plan for in place of this machine, such as `8xH200`, or a `ClusterQuestion` with more
+            options. Then nothing is measured, `checkpoint` may also be a recipe, the recipe is `brorl` by default, and
+            the other arguments above except `recipe` and `output_dir` have no effect.
         progress: Print the output of the command.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
 
     Returns:
-        The plan. It shows as tables in terminals and notebooks.
+        The plan, or a `ClusterPlanResult` with `cluster`. It shows as tables in terminals and notebooks.
 
     Raises:
         UserError: If an argument, the data, the model or the machine's memory does not fit, or no group of the pilot is
             mixed.
     """
+    if cluster is not None:
+        from brorl.api.cluster_plan import ClusterQuestion, plan_cluster
+
+        question = cluster if isinstance(cluster, ClusterQuestion) else ClusterQuestion(cluster)
+        return plan_cluster(
+            question, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
+        )
     _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)

@@ -11,6 +11,7 @@ Dimensions: B rows, S tokens of the longest row, K owned nodes of a chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from inspect import signature
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 
 from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, by_tree, default_max_nodes, node_offsets
 from brorl.model.next_token import PLAIN, NextToken
+from brorl.model.row_logits import row_logits
 from brorl.tree import RolloutTree
 
 IntArray = NDArray[np.int64]
@@ -59,6 +61,7 @@ def flat_logprobs(
     *,
     next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
+    whole_logits: bool = False,
 ) -> list[Tensor]:
     """Compute the log-prob of every node of every tree.
 
@@ -67,14 +70,15 @@ def flat_logprobs(
         trees: P trees.
         next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Tokens per forward pass, 1 or more; sets peak memory, not the result. None for the default.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
 
     Returns:
         For each tree the log-probs in nats, shape [M], differentiable where gradients are enabled.
     """
     if not trees:
         return []
-    chunks = list(flat_chunk_logprobs(model, trees, next_token=next_token, max_nodes=max_nodes))
-    return by_tree(chunks, trees)
+    chunks = flat_chunk_logprobs(model, trees, next_token=next_token, max_nodes=max_nodes, whole_logits=whole_logits)
+    return by_tree(list(chunks), trees)
 
 
 def flat_chunk_logprobs(
@@ -84,6 +88,7 @@ def flat_chunk_logprobs(
     next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
     entropy: bool = False,
+    whole_logits: bool = False,
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
 
@@ -93,12 +98,13 @@ def flat_chunk_logprobs(
         next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Tokens per forward pass, prompts and padding included, 1 or more; None for the default.
         entropy: Whether to compute the entropy of these distributions too, with a gradient.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
 
     Yields:
         Chunks that together hold every node once.
     """
-    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy)
-    for rows in split_into_rows(trees, max_nodes or default_max_nodes(model)):
+    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy, whole_logits)
+    for rows in split_into_rows(trees, max_nodes or default_max_nodes(model, whole_logits=whole_logits)):
         yield _chunk(model, trees, offsets, rows, outputs)
 
 
@@ -125,11 +131,19 @@ def _chunk(
     def tensor(array: IntArray) -> Tensor:
         return torch.from_numpy(array).to(model.device)
 
-    logits_BSV = model(input_ids=tensor(input_BS), use_cache=False, **_last(model, input_BS.shape[1] - first)).logits
-    first = input_BS.shape[1] - logits_BSV.shape[1]  # 0 if the model has no such argument
+    positions = input_BS.shape[1] - first
+    last = _last(model, positions)
+
+    def forward() -> Tensor:
+        logits: Tensor = model(input_ids=tensor(input_BS), use_cache=False, **last).logits
+        return logits
+
+    num_rows = len(rows) * (positions if last else input_BS.shape[1])
+    found = row_logits(model, forward, num_rows, whole_logits=outputs.whole_logits)
+    first = input_BS.shape[1] - found.row.shape[1]  # 0 if the model has no such argument
     row_K = np.repeat(np.arange(len(rows)), sizes)
-    logits_KV = logits_BSV[tensor(row_K), tensor(before_K + depth_K - first)]
-    return outputs.of(logits_KV, tensor(depth_K), tensor(np.arange(depth_K.size)), tensor(token_K), tensor(index_K))
+    found = replace(found, row=found.row[tensor(row_K), tensor(before_K + depth_K - first)])
+    return outputs.of(found, tensor(depth_K), tensor(np.arange(depth_K.size)), tensor(token_K), tensor(index_K))
 
 
 def _tokens(tree: RolloutTree, leaf: int) -> IntArray:

@@ -19,9 +19,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from brorl.model.flat_logprobs import flat_chunk_logprobs, flat_logprobs
 from brorl.model.hook_check import check_hooks
 from brorl.model.kv_shape import KVShape
-from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, tree_logprobs
+from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, default_max_nodes, tree_logprobs
 from brorl.model.next_token import NextToken
 from brorl.model.own_cache import CacheError, check_own_cache
+from brorl.model.row_logits import embeds_last
 from brorl.model.tree_attention import HooksError, position_limit
 from brorl.tree import RolloutTree
 
@@ -30,6 +31,10 @@ ForwardChoice = Literal["auto", "tree", "flat"]
 
 class Forward(Protocol):
     """Computes the log-probs of trees."""
+
+    def default_max_nodes(self, model: PreTrainedModel) -> int:
+        """Return the number of nodes of a chunk if none is set."""
+        ...
 
     def logprobs(
         self, model: PreTrainedModel, trees: Sequence[RolloutTree], *, next_token: NextToken, max_nodes: int | None
@@ -60,11 +65,36 @@ class TreeForward:
 
     Attributes:
         kv_shapes: For each layer the shape of its keys and values; empty for a model that was not checked.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
     """
 
     kv_shapes: Sequence[KVShape] = ()
-    logprobs = staticmethod(tree_logprobs)
-    chunk_logprobs = staticmethod(chunk_logprobs)
+    whole_logits: bool = False
+
+    def default_max_nodes(self, model: PreTrainedModel) -> int:
+        """Return the number of nodes of a chunk if none is set."""
+        return default_max_nodes(model, whole_logits=self.whole_logits)
+
+    def logprobs(
+        self, model: PreTrainedModel, trees: Sequence[RolloutTree], *, next_token: NextToken, max_nodes: int | None
+    ) -> list[Tensor]:
+        """Return the log-prob (nats) of every node; see `tree_logprobs`."""
+        return tree_logprobs(model, trees, next_token=next_token, max_nodes=max_nodes, whole_logits=self.whole_logits)
+
+    def chunk_logprobs(
+        self,
+        model: PreTrainedModel,
+        trees: Sequence[RolloutTree],
+        *,
+        next_token: NextToken,
+        max_nodes: int | None,
+        entropy: bool,
+    ) -> Iterator[ChunkLogprobs]:
+        """Yield the log-probs of all nodes in chunks; see `brorl.model.logprobs.chunk_logprobs`."""
+        whole = self.whole_logits
+        return chunk_logprobs(
+            model, trees, next_token=next_token, max_nodes=max_nodes, entropy=entropy, whole_logits=whole
+        )
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> None:
         """Return None: a pass computes each distinct token once."""
@@ -76,11 +106,36 @@ class FlatForward:
 
     Attributes:
         reason: Why the tree path is not taken.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
     """
 
     reason: str
-    logprobs = staticmethod(flat_logprobs)
-    chunk_logprobs = staticmethod(flat_chunk_logprobs)
+    whole_logits: bool = False
+
+    def default_max_nodes(self, model: PreTrainedModel) -> int:
+        """Return the number of tokens of a forward pass if none is set."""
+        return default_max_nodes(model, whole_logits=self.whole_logits)
+
+    def logprobs(
+        self, model: PreTrainedModel, trees: Sequence[RolloutTree], *, next_token: NextToken, max_nodes: int | None
+    ) -> list[Tensor]:
+        """Return the log-prob (nats) of every node; see `flat_logprobs`."""
+        return flat_logprobs(model, trees, next_token=next_token, max_nodes=max_nodes, whole_logits=self.whole_logits)
+
+    def chunk_logprobs(
+        self,
+        model: PreTrainedModel,
+        trees: Sequence[RolloutTree],
+        *,
+        next_token: NextToken,
+        max_nodes: int | None,
+        entropy: bool,
+    ) -> Iterator[ChunkLogprobs]:
+        """Yield the log-probs of all nodes in chunks; see `flat_chunk_logprobs`."""
+        whole = self.whole_logits
+        return flat_chunk_logprobs(
+            model, trees, next_token=next_token, max_nodes=max_nodes, entropy=entropy, whole_logits=whole
+        )
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> str:
         """Return a line about the tokens of a pass, and about those of a pass with tree attention."""
@@ -117,7 +172,7 @@ def choose_forward(
     """
     match choice:
         case "tree":
-            return TreeForward(check_hooks(model))
+            return _tree(model)
         case "flat":
             return _flat(model, "engine.forward: flat", context)
         case "auto":
@@ -125,7 +180,7 @@ def choose_forward(
             if window is not None and window < context:
                 return _flat(model, f"its sliding window has {window:,} tokens, and a context {context:,}", context)
             try:
-                return TreeForward(check_hooks(model))
+                return _tree(model)
             except HooksError as error:
                 return _flat(model, str(error).partition(";")[0], context)
         case _:
@@ -141,6 +196,10 @@ def smallest_window(config: PreTrainedConfig) -> int | None:
     return getattr(text_config, "sliding_window", None)
 
 
+def _tree(model: PreTrainedModel) -> TreeForward:
+    return TreeForward(check_hooks(model), whole_logits=not embeds_last(model))
+
+
 def _flat(model: PreTrainedModel, reason: str, context: int) -> FlatForward:
     limit = position_limit(model)
     if limit is not None and context > limit[1]:
@@ -148,4 +207,4 @@ def _flat(model: PreTrainedModel, reason: str, context: int) -> FlatForward:
             model, f"its positions are scaled ({limit[0]}) by the longest row beyond {limit[1]:,} tokens"
         )
     check_own_cache(model)
-    return FlatForward(reason)
+    return FlatForward(reason, whole_logits=not embeds_last(model))

@@ -3,7 +3,8 @@
 In: a causal LM and trees. Out: one log-prob (nats) per node, given its prompt and prefix. `tree_logprobs` returns
 them as tensors that can be differentiated. `chunk_logprobs` yields them chunk by chunk. The caller back-propagates each
 chunk before the next, which keeps the learner's memory independent of N. In both, a prompt is computed once, and its
-keys and values collect the gradient of all chunks before it flows through the prompt.
+keys and values collect the gradient of all chunks before it flows through the prompt. The logits of a long response or
+a large vocabulary are computed in blocks of rows (`row_logits`).
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from brorl.model.next_token import PLAIN, NextToken
+from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS, RowLogits
 from brorl.model.softmax import softmax_lse
-from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
+from brorl.model.tree_attention import PromptCache, packed_row_logits, prefill, tree_attention
 from brorl.model.tree_batch import ChunkSlice, TreeBatch, split_into_chunks
 from brorl.tree import RolloutTree
 
-_LOGITS_PER_CHUNK = 1 << 27
+_DEFAULT_NODES = 1024
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,15 @@ class ChunkLogprobs:
     entropy: Tensor | None = None
 
 
-def default_max_nodes(model: PreTrainedModel) -> int:
-    """Return the number of nodes of a chunk: 1024, or fewer if a large vocabulary makes the logits large."""
+def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False) -> int:
+    """Return the number of nodes of a chunk: 1024, or fewer if whole logits of a large vocabulary are large.
+
+    Args:
+        model: A causal LM.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+    """
     vocabulary: int = model.config.get_text_config().vocab_size
-    return max(128, min(1024, _LOGITS_PER_CHUNK // vocabulary))
+    return max(128, min(_DEFAULT_NODES, MAX_LOGITS // vocabulary)) if whole_logits else _DEFAULT_NODES
 
 
 def tree_logprobs(
@@ -55,6 +62,7 @@ def tree_logprobs(
     *,
     next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
+    whole_logits: bool = False,
 ) -> list[Tensor]:
     """Compute the log-prob of every node of every tree.
 
@@ -64,6 +72,7 @@ def tree_logprobs(
         next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Nodes per forward pass, 1 or more; sets peak memory, not the result. None for the default. With
             gradients, chunks are computed again in the backward pass.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
 
     Returns:
         For each tree the log-probs in nats, shape [M], differentiable where gradients are enabled.
@@ -74,9 +83,9 @@ def tree_logprobs(
     chunks: list[ChunkLogprobs] = []
     with tree_attention(model):
         cache, logits_PV = prefill(model, [t.prompt_ids for t in trees])
-    outputs = NodeOutputs(next_token, entropy=False)
+    outputs = NodeOutputs(next_token, entropy=False, whole_logits=whole_logits)
     chunks.append(_first_level(trees, offsets, logits_PV, outputs))
-    for slices in split_into_chunks(trees, max_nodes or default_max_nodes(model)):
+    for slices in split_into_chunks(trees, max_nodes or default_max_nodes(model, whole_logits=whole_logits)):
         run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs)
         chunk = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else run()
         if chunk is not None:
@@ -91,6 +100,7 @@ def chunk_logprobs(
     next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
     entropy: bool = False,
+    whole_logits: bool = False,
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
 
@@ -100,14 +110,15 @@ def chunk_logprobs(
         next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Nodes (and prompt tokens) per forward pass, 1 or more; None for the default.
         entropy: Whether to compute the entropy of these distributions too, with a gradient.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
 
     Yields:
         Chunks that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
     """
     if not trees:
         return
-    max_nodes = max_nodes or default_max_nodes(model)
-    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy)
+    max_nodes = max_nodes or default_max_nodes(model, whole_logits=whole_logits)
+    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy, whole_logits)
     for start, stop in prompt_groups(trees, max_nodes):
         group, group_offsets = trees[start:stop], offsets[start:stop]
         with tree_attention(model):
@@ -139,8 +150,15 @@ def _compute_chunk(
     if not batch.target_index.numel():
         return None
     with tree_attention(model):
-        logits_RV = packed_logits(model, batch.token_F, batch.position_F, batch.context(cache), batch.logit_rows)
-    return outputs.of(logits_RV, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
+        rows = packed_row_logits(
+            model,
+            batch.token_F,
+            batch.position_F,
+            batch.context(cache),
+            batch.logit_rows,
+            whole_logits=outputs.whole_logits,
+        )
+    return outputs.of(rows, batch.length_R, batch.target_row, batch.target_token, batch.target_index)
 
 
 def _first_level(
@@ -153,34 +171,70 @@ def _first_level(
     index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
     device = logits_PV.device
     row_K, token_K, index_K = (torch.from_numpy(a).to(device) for a in (row, token, index))
-    return outputs.of(logits_PV, torch.zeros(len(trees), device=device), row_K, token_K, index_K)
+    return outputs.of(RowLogits(logits_PV), torch.zeros(len(trees), device=device), row_K, token_K, index_K)
 
 
 @dataclass(frozen=True)
 class NodeOutputs:
-    """Computes log-probs, and entropies if requested, from logits."""
+    """Computes log-probs, and entropies if requested, from logits.
+
+    Attributes:
+        next_token: From logits to the distribution that the rollouts were drawn from.
+        entropy: Whether to compute entropies.
+        whole_logits: Whether the model needs whole logits.
+    """
 
     next_token: NextToken
     entropy: bool
+    whole_logits: bool = False
 
-    def of(self, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> ChunkLogprobs:
-        """Return the log-probs of K nodes.
+    def of(self, rows: RowLogits, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> ChunkLogprobs:
+        """Return the log-probs of K nodes, in any order.
 
         Args:
-            logits_RV: The model's logits, shape [R, V].
+            rows: The model's logits of R rows.
             length_R: Tokens that the response of each row has so far, shape [R].
             row_K: The row that predicts each node, shape [K].
             token_K: Token id of each node, shape [K].
             index_K: Number of each node among the nodes of all trees, shape [K].
         """
+        if rows.embedding is None:
+            logprob_K, entropy_K = self._of_logits(rows.row, length_R, row_K, token_K)
+            return ChunkLogprobs(index_K, logprob_K, entropy_K)
+        order_K = torch.argsort(row_K, stable=True)
+        index_K, row_K, token_K = index_K[order_K], row_K[order_K], token_K[order_K]
+        size = max(1, LOGITS_PER_BLOCK // rows.vocabulary)
+        starts = torch.arange(0, rows.row.shape[0] + size, size, device=row_K.device)
+        edges = torch.searchsorted(row_K, starts).tolist()
+        found = []
+        for number, (hidden_Bh, length_B) in enumerate(zip(rows.row.split(size), length_R.split(size), strict=True)):
+            nodes = slice(edges[number], edges[number + 1])
+            run = partial(self._of_block, rows.embedding, hidden_Bh, length_B)
+            place_K, of_block = row_K[nodes] - number * size, token_K[nodes]
+            if torch.is_grad_enabled():
+                found.append(checkpoint(run, place_K, of_block, use_reentrant=False, preserve_rng_state=False))
+            else:
+                found.append(run(place_K, of_block))
+        logprobs, entropies = zip(*found, strict=True)
+        return ChunkLogprobs(index_K, torch.cat(logprobs), torch.cat(entropies) if self.entropy else None)
+
+    def _of_block(
+        self, embedding: nn.Module, hidden_Bh: Tensor, length_B: Tensor, row_K: Tensor, token_K: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        return self._of_logits(embedding(hidden_Bh), length_B, row_K, token_K)
+
+    def _of_logits(
+        self, logits_RV: Tensor, length_R: Tensor, row_K: Tensor, token_K: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the log-probs of K nodes, and their entropies if requested."""
         logits_RV = self.next_token.logits(logits_RV, length_R)
         weight_RV, lse_R = softmax_lse(logits_RV)
         logprob_K = logits_RV[row_K, token_K] - lse_R[row_K]
         if not self.entropy:
-            return ChunkLogprobs(index_K, logprob_K)
+            return logprob_K, None
         finite_RV = logits_RV.masked_fill(weight_RV == 0, 0.0)  # 0 times -inf is not 0
         entropy_R = lse_R - (weight_RV * finite_RV).sum(1)
-        return ChunkLogprobs(index_K, logprob_K, entropy_R[row_K])
+        return logprob_K, entropy_R[row_K]
 
 
 def by_tree(chunks: Sequence[ChunkLogprobs], trees: Sequence[RolloutTree]) -> list[Tensor]:

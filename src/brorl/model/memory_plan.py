@@ -14,8 +14,12 @@ line is an estimate for responses of the maximum length:
 
 with h the hidden size, m the size inside the MLP, H heads with keys of D and values of E numbers, b bytes per number,
 S the longest prompt, T the longest response. With bfloat16 the 6 h stay float32, and 2 h in bfloat16 are added.
-Gradient checkpointing keeps h numbers per layer and token, and one layer's activations. docs/how-to/memory.md
-compares the predictions with measured peaks.
+Gradient checkpointing keeps h numbers per layer and token, and one layer's activations.
+
+Two terms stop growing. More than 2^26 attention weights of a layer are computed in tiles, and only those of one tile
+are in memory: 4 * 2^25 numbers. More than 2^27 logits are computed in blocks: 5 * 2^26 numbers, and twice the gradient
+of the output embedding, which is summed over the blocks. docs/how-to/memory.md compares the predictions with measured
+peaks.
 """
 
 from __future__ import annotations
@@ -35,10 +39,17 @@ from brorl.model.forward import ForwardChoice
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import default_max_nodes
 from brorl.model.lora import LoraSettings, num_adapter_weights
+from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS, embeds_last
+from brorl.model.tiled_attention import SCORES_PER_TILE
 from brorl.model.tree_attention import HooksError
+from brorl.model.tree_batch import MAX_CHAIN_SCORES
 
 _PREFILL_TOKENS = 16384  # the engine's
+_LOGITS_PER_DRAW = 1 << 24  # the engine's
+_BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _TEMPORARY_LAYERS = 3
+_SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
+_LOGITS_IN_BLOCK = 5  # logits, scaled, softmax, and two gradients
 _GIB = 2**30
 
 
@@ -169,7 +180,8 @@ def plan_memory(
     num_weights = sum(p.numel() for p in model.parameters())
     kept = _kept_lines(model, num_weights, shape, settings)
     sampling = 0 if settings.separate_engine else shape.sampling_bytes(settings.engine_bytes, workload)
-    learning = shape.learning_bytes(settings, workload, settings.nodes_per_pass or default_max_nodes(model))
+    nodes = settings.nodes_per_pass or default_max_nodes(model, whole_logits=shape.whole_logits)
+    learning = shape.learning_bytes(settings, workload, nodes)
     if settings.autocasts:
         learning += 2 * num_weights  # autocast keeps its casts of the weights during a pass
     fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
@@ -285,6 +297,7 @@ class _Shape(NamedTuple):
     heads: int
     kv: Sequence[KVShape]  # of each layer
     flat: bool  # whether each response goes through the model with its own prompt
+    whole_logits: bool  # whether logits cannot be computed in blocks
     vocabulary: int
     trained_bytes: int
     computed_bytes: int  # of activations, frozen weights and the sampling copy
@@ -306,7 +319,7 @@ class _Shape(NamedTuple):
             case _:
                 assert_never(settings.dtype)
         sizes = (config.num_hidden_layers, config.hidden_size, inner, _num_heads(config))
-        return cls(*sizes, kv, flat, config.vocab_size, trained, computed)
+        return cls(*sizes, kv, flat, not embeds_last(model), config.vocab_size, trained, computed)
 
     def sampling_bytes(self, limit: int, workload: Workload) -> int:
         """Return the bytes of the engine's rows within its limit, and of the activations of its forward passes."""
@@ -321,7 +334,8 @@ class _Shape(NamedTuple):
             cache = min(limit, rows * row_bytes + prompt_tokens * token_bytes)
             prefill = min(prefill, prompt_tokens)
         scores = 3 * rows * self.heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
-        return cache + max(scores, prefill * self._token_bytes() // 2)
+        drawn = min(rows * self.vocabulary, _LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
+        return cache + max(scores, drawn, prefill * self._token_bytes() // 2)
 
     def learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:
         """Return the bytes of the activations and logits of the largest chunk, with the tokens of its prompts.
@@ -339,11 +353,22 @@ class _Shape(NamedTuple):
             prompts = min(prompts, workload.num_prompts * workload.prompt_tokens)
         nodes = max(nodes, context if self.flat else longest)  # a response is never split
         score_bytes = 6 if self.computed_bytes == 2 else self.trained_bytes  # float32, and bfloat16 for the product
-        layer = (nodes + prompts) * self._token_bytes() + nodes * self.heads * context * score_bytes
-        logits = 3 * nodes * self.vocabulary * self.trained_bytes
+        layer, scores = (nodes + prompts) * self._token_bytes(), nodes * self.heads * context
+        tile = 0
+        if scores > MAX_CHAIN_SCORES and not self.flat:
+            tile = _SCORES_IN_TILE * SCORES_PER_TILE * self.trained_bytes
+        else:
+            layer += scores * score_bytes
         inputs = self.layers * (nodes + prompts) * self.hidden * self.trained_bytes
         kept = inputs + layer if settings.gradient_checkpointing else self.layers * layer
-        return logits + _TEMPORARY_LAYERS * layer + kept
+        return self._logit_bytes(nodes, settings) + tile + _TEMPORARY_LAYERS * layer + kept
+
+    def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
+        """Return the bytes of the logits of a chunk, and of the gradient that blocks of them sum up."""
+        if self.whole_logits or rows * self.vocabulary <= MAX_LOGITS:
+            return 3 * rows * self.vocabulary * self.trained_bytes
+        summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden
+        return (_LOGITS_IN_BLOCK * LOGITS_PER_BLOCK + summed) * self.trained_bytes
 
     def _token_bytes(self) -> int:
         """Return the bytes of a token's activations in one layer."""

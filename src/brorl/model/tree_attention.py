@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from brorl.errors import UserError
+from brorl.model.row_logits import RowLogits, row_logits
 from brorl.model.softmax import softmax_lse
 
 _NAME = "brorl_tree"
@@ -132,21 +134,48 @@ def packed_logits(
     Returns:
         Logits, shape [R, V].
     """
+    return packed_row_logits(model, token_T, position_T, context, rows, whole_logits=True).row
+
+
+def packed_row_logits(
+    model: PreTrainedModel,
+    token_T: Tensor,
+    position_T: Tensor,
+    context: AttentionContext,
+    rows: Tensor | None,
+    *,
+    whole_logits: bool,
+) -> RowLogits:
+    """Run the model as `packed_logits` does; stop before its output embedding if the logits are many.
+
+    Args:
+        model: A causal LM, inside `tree_attention(model)`.
+        token_T: Token ids, shape [T].
+        position_T: Position of each token in its own sequence, shape [T].
+        context: The attention of the tokens.
+        rows: Indices of the tokens whose logits are needed, shape [R]; None for all tokens, in order.
+        whole_logits: Whether the model needs whole logits; see `row_logits`.
+    """
     limit = position_limit(model)
     if limit is not None and context.longest > limit[1]:
         raise HooksError(
             f"{type(model).__name__} scales its positions ({limit[0]}) by the longest context of the batch "
             f"beyond {limit[1]} tokens, and this one has {context.longest}; shorten prompts or max_new_tokens"
         )
-    output = model(
-        input_ids=token_T[None],
-        position_ids=position_T[None],
-        use_cache=False,
-        logits_to_keep=0 if rows is None else rows,  # 0 keeps all
-        brorl_context=context,
-    )
-    logits: Tensor = output.logits[0]
-    return logits
+
+    def forward() -> Tensor:
+        logits: Tensor = model(
+            input_ids=token_T[None],
+            position_ids=position_T[None],
+            use_cache=False,
+            logits_to_keep=0 if rows is None else rows,  # 0 keeps all
+            brorl_context=context,
+        ).logits
+        return logits
+
+    num_rows = token_T.numel() if rows is None else rows.numel()
+    found = row_logits(model, forward, num_rows, whole_logits=whole_logits)
+    return replace(found, row=found.row[0])
 
 
 def position_limit(model: PreTrainedModel) -> tuple[str, int] | None:

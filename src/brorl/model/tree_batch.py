@@ -20,10 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from brorl.model.tiled_attention import TiledAttention
 from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
 from brorl.tree import RolloutTree
 
 IntArray = NDArray[np.int64]
+MAX_CHAIN_SCORES = 1 << 26  # of a layer, all heads; more are computed in tiles
 _KEYS_PER_NODE = 64  # a chunk gathers at most this many keys per owned node, on average
 
 
@@ -142,12 +144,15 @@ class TreeBatch:
     def context(self, cache: PromptCache) -> TreeContext:
         """Return the attention of the input nodes, given the prompts' keys and values."""
         first, stop = int(self._prompt_F[0]), int(self._prompt_F[-1]) + 1
-        prompt_F = torch.from_numpy(self._prompt_F - first).to(cache.length.device)
-        return TreeContext(cache.select(slice(first, stop)), prompt_F, self._depth_F, self._parent_F)
+        prompts = cache.select(slice(first, stop))
+        return TreeContext(prompts, self._prompt_F - first, self._depth_F, self._parent_F)
 
 
 class TreeContext:
-    """Attention of input nodes to their prompt and to their ancestors, chain by chain.
+    """Attention of input nodes to their prompt and to their ancestors, by chains or by tiles.
+
+    Chains are the faster of the two. Their scores, of all layers, are in memory until the backward pass. Above
+    `MAX_CHAIN_SCORES` per layer the nodes attend by tiles.
 
     Args:
         prompts: Keys and values of the prompts.
@@ -156,7 +161,30 @@ class TreeContext:
         parent_F: Position of each node's parent among the input nodes, -1 for none, shape [F].
     """
 
-    def __init__(self, prompts: PromptCache, prompt_F: Tensor, depth_F: IntArray, parent_F: IntArray) -> None:
+    def __init__(self, prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, parent_F: IntArray) -> None:
+        prompt_tokens = int(prompts.key[0].shape[2])
+        self.longest = prompt_tokens + int(depth_F.max()) + 1
+        self._prompts = prompts
+        self._prompt_F, self._depth_F, self._parent_F = prompt_F, depth_F, parent_F
+        start_C, _, width = _chains(parent_F)
+        self._scores_per_head = start_C.size * width * (int(depth_F.max()) + 1) + depth_F.size * prompt_tokens
+        self._attention: _ChainAttention | TiledAttention | None = None  # known once the number of heads is
+
+    def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
+        """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
+        if self._attention is None:
+            heads = query_THD.shape[1]
+            if self._scores_per_head * heads > MAX_CHAIN_SCORES:
+                self._attention = TiledAttention(self._prompts, self._prompt_F, self._depth_F, heads)
+            else:
+                self._attention = _ChainAttention(self._prompts, self._prompt_F, self._depth_F, self._parent_F)
+        return self._attention.attend(layer, query_THD, key_TKD, value_TKD)
+
+
+class _ChainAttention:
+    """Attention to the path, chain by chain, merged with attention to the prompts; arguments of `TreeContext`."""
+
+    def __init__(self, prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, parent_F: IntArray) -> None:
         start_C, length_C, width = _chains(parent_F)
         path_CT = _paths(start_C, length_C, depth_F, parent_F)
         offset_W = np.arange(width)
@@ -165,10 +193,9 @@ class TreeContext:
         cell_F = chain_F * width + np.arange(depth_F.size) - start_C[chain_F]
         unseen_CWT = np.arange(path_CT.shape[1]) > depth_F[query_CW][:, :, None]
 
-        device, dtype = prompt_F.device, prompts.key[0].dtype
-        self.longest = int(prompts.key[0].shape[2]) + path_CT.shape[1]
+        device, dtype = prompts.length.device, prompts.key[0].dtype
         self._prompts = prompts
-        self._grouping = Grouping(prompt_F, prompts.length.numel())
+        self._grouping = Grouping(torch.from_numpy(prompt_F).to(device), prompts.length.numel())
         self._query_CW, self._path_CT, self._cell_F = (
             torch.from_numpy(a).to(device) for a in (query_CW, path_CT, cell_F)
         )

@@ -13,7 +13,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.model.logprobs import default_max_nodes
 from brorl.planning.pilot import PilotParts
 from brorl.planning.step_cost import AffineCost, fit_affine
 
@@ -76,7 +75,7 @@ class MemoryModel:
             return None
         settings = parts.learner_settings
         rows = partial(parts.sampling_bytes, prompt_tokens=longest_prompt)
-        nodes_per_pass = settings.max_nodes or default_max_nodes(parts.model)
+        nodes_per_pass = settings.max_nodes or settings.forward.default_max_nodes(parts.model)
         trainable = sum(p.numel() * p.element_size() for p in parts.model.parameters() if p.requires_grad)
         offloaded = settings.offload_reference and parts.model.device.type == "cuda"
         has_reference = settings.kl is not None and not offloaded

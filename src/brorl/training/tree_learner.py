@@ -26,7 +26,7 @@ from brorl.algorithms.importance import Mismatch, masked_share, mismatch
 from brorl.algorithms.kl import KLPenalty, penalised_group
 from brorl.algorithms.learning_rate import warmed_up
 from brorl.errors import DivergedError
-from brorl.model.logprobs import default_max_nodes, prompt_groups
+from brorl.model.logprobs import prompt_groups
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
 from brorl.training.chunk_size import ChunkSize
 from brorl.training.learner import FloatArray, LearnerSettings, Update
@@ -113,7 +113,7 @@ class TreeLearner:
             fused=model.device.type in ("cpu", "cuda"),
         )
         self._updates = 0
-        self._nodes = ChunkSize(settings.max_nodes or default_max_nodes(model), say)
+        self._nodes = ChunkSize(settings.max_nodes or settings.forward.default_max_nodes(model), say)
         self._reference = ReferencePolicy(model, settings.offload_reference) if settings.kl else None
         self._scored: dict[int, _Scored] = {}
 

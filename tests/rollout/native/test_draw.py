@@ -6,6 +6,7 @@ import torch
 from scipy.stats import kstest
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
+from brorl.rollout.native import draw
 from brorl.rollout.native.draw import Uniforms, draw_tokens, systematic_points, truncate
 from brorl.sampling import SamplingParams
 
@@ -111,6 +112,24 @@ def test_no_uniform_selects_a_token_of_probability_zero(
         likely = torch.zeros(1, vocabulary, dtype=dtype).masked_fill(logits[:1] == -INF, -INF)
         final, _, _ = draw_tokens(likely, torch.tensor([0]), torch.tensor([LAST], dtype=dtype), SamplingParams())
         assert final.item() == np.flatnonzero(allowed[0])[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}, {"top_k": 5}])
+def test_draws_in_blocks_of_rows_are_the_same_bit_for_bit(
+    dtype: torch.dtype, truncation: dict[str, float], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, vocabulary = 37, 300
+    logits = random_logits(rng, rows, vocabulary).to(dtype)
+    row = torch.from_numpy(rng.permutation(np.append(rng.integers(0, rows, 400), np.arange(rows))))
+    uniform = torch.from_numpy(rng.random(row.numel()))
+    sampling = SamplingParams(temperature=0.9, **truncation)
+    expected = draw_tokens(logits, row, uniform, sampling)
+    for limit in (1, 5 * vocabulary, 36 * vocabulary):
+        monkeypatch.setattr(draw, "LOGITS_PER_DRAW", limit)
+        assert all(
+            torch.equal(*pair) for pair in zip(draw_tokens(logits, row, uniform, sampling), expected, strict=True)
+        )
 
 
 def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Generator) -> None:

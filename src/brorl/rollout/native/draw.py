@@ -9,6 +9,7 @@ batch was split, and the rollouts of a node draw the same tokens as in a row eac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from brorl.model.softmax import softmax_lse
 from brorl.sampling import SamplingParams
 
 _POSITIONS_PER_BLOCK = 16
+LOGITS_PER_DRAW = 1 << 24  # a draw has several temporaries of its logits' size, one of them in float64
 
 
 class Uniforms:
@@ -125,8 +127,30 @@ def draw_tokens(
 
     Returns:
         Token ids [K], their log-probs [K] in nats at the sampling temperature (at 1 if it is 0), before truncation, and
-        the float64 probabilities [K] that they were drawn with: after truncation, and 1 at temperature 0.
+        the float64 probabilities [K] that they were drawn with: after truncation, and 1 at temperature 0. Rows are
+        computed in blocks, which bounds the memory and changes no number.
     """
+    num_rows, vocabulary = logits_RV.shape
+    size = max(1, LOGITS_PER_DRAW // vocabulary)
+    if num_rows <= size:
+        return _draw_tokens(logits_RV, row_K, uniform_K, sampling)
+    order_K = torch.argsort(row_K, stable=True)
+    row_K, uniform_K = row_K[order_K], uniform_K[order_K]
+    starts = range(0, num_rows, size)
+    edges = torch.searchsorted(row_K, torch.tensor([*starts, num_rows], device=row_K.device)).tolist()
+    blocks = [
+        _draw_tokens(logits_RV[start : start + size], row_K[a:b] - start, uniform_K[a:b], sampling)
+        for start, (a, b) in zip(starts, pairwise(edges), strict=True)
+    ]
+    back_K = torch.argsort(order_K)
+    token_K, logprob_K, probability_K = (torch.cat(parts)[back_K] for parts in zip(*blocks, strict=True))
+    return token_K, logprob_K, probability_K
+
+
+def _draw_tokens(
+    logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw as `draw_tokens` does, for all rows at once."""
     if logits_RV.dtype in (torch.bfloat16, torch.float16):
         logits_RV = logits_RV.float()
     if sampling.temperature not in (0.0, 1.0):

@@ -1,0 +1,185 @@
+"""`brorl.plan(cluster=...)`: what a step costs on 1 to 512 GPUs, computed without a GPU and without weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import brorl
+from brorl.api.checkpoint import resolve_checkpoint
+from brorl.api.display import to_html
+from brorl.api.runs_folder import make_output_folder
+from brorl.api.settings import ConfigOrPath, resolve_config
+from brorl.config.reading import builtin_recipes, flat_settings
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from brorl.planning.cluster.cluster_plan import ClusterPlan
+    from brorl.planning.cluster.unit_costs import Engine
+
+RECIPE = "brorl"
+ENGINES = ("native", "vllm")
+
+
+@dataclass(frozen=True)
+class ClusterQuestion:
+    """What to plan, next to the recipe.
+
+    Attributes:
+        cluster: `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`.
+        engine: `native` or `vllm`; None for the recipe's `engine.kind`.
+        response_tokens: Mean tokens of a response; None for that of the run, or half of the length limit.
+        distinct_share: Distinct tokens over sampled tokens; None for that of the run, or a formula.
+        model_shape: Sizes of the model in place of its config: `parameters`, `layers`, `hidden`, `kv_heads`,
+            `vocabulary`, and more.
+        group_parts: Parts of a group that may run on different rollout workers, >= 1.
+    """
+
+    cluster: str
+    engine: Engine | None = None
+    response_tokens: float | None = None
+    distinct_share: float | None = None
+    model_shape: Mapping[str, float] | None = None
+    group_parts: int = 1
+
+    def __post_init__(self) -> None:
+        if self.engine not in (None, *ENGINES):
+            raise UserError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine}")
+        if self.group_parts < 1:
+            raise UserError(f"group_parts must be at least 1, not {self.group_parts}")
+
+
+@dataclass(frozen=True, eq=False)
+class ClusterPlanResult:
+    """A cluster plan that was written.
+
+    Attributes:
+        path: The folder of `plan.json` and `plan.png`.
+        plan: The plan.
+    """
+
+    path: Path
+    plan: ClusterPlan
+
+    @property
+    def json_file(self) -> Path:
+        """All numbers of the plan, with the origin of every unit cost."""
+        return self.path / "plan.json"
+
+    @property
+    def figure_file(self) -> Path:
+        """The plan as a figure."""
+        return self.path / "plan.png"
+
+    def __rich__(self) -> Group:
+        """Return the tables, the advice and the files."""
+        from rich.console import Group
+        from rich.text import Text
+
+        from brorl.planning.cluster.cluster_report import advice, tables, work_line
+
+        parts = [part for table in tables(self.plan) for part in (Text(), table)]
+        lines = [Text(f"- {line}") for line in advice(self.plan)]
+        return Group(Text(work_line(self.plan)), *parts, Text(), *lines, self._files())
+
+    def _files(self) -> Any:
+        from rich.text import Text
+
+        return Text(f"\nwritten: {self.json_file}, {self.figure_file}")
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
+
+def plan_cluster(
+    question: ClusterQuestion,
+    source: str | Path | None = None,
+    *,
+    recipe: ConfigOrPath | None = None,
+    output_dir: str | Path,
+    progress: bool = True,
+    overrides: Mapping[str, Any],
+) -> ClusterPlanResult:
+    """Plan a step on a cluster, and write `plan.json` and `plan.png`.
+
+    Args:
+        question: The cluster, and values in place of assumptions.
+        source: A recipe (a built-in name or a YAML file), a model, a run, or a checkpoint in a run. A run also gives
+            its measured lengths and shares.
+        recipe: The recipe; None is `source`, the config of its run, or else `brorl`, the paper's step.
+        output_dir: Folder of the files; an earlier plan in it is replaced.
+        progress: Print the output of the command.
+        overrides: Settings that replace those of the recipe.
+
+    Raises:
+        UserError: If the cluster, the recipe, the model's config or an option does not fit.
+    """
+    from brorl.planning.cluster.gpus import parse_cluster
+
+    cluster = parse_cluster(question.cluster)
+    config, run = _resolve(source, recipe, overrides)
+
+    from brorl.console.screen import Screen
+
+    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
+        from brorl.assemble.cluster_job import Given, build_job, build_shape
+        from brorl.planning.cluster.cluster_plan import make_cluster_plan
+        from brorl.planning.cluster.scaling import ScalingSettings
+
+        given = Given(question.engine, question.response_tokens, question.distinct_share)
+        shape = build_shape(config.model, question.model_shape)
+        job = build_job(config, cluster.gpu, given, shape, _metrics(run))
+        folder = Path(output_dir).expanduser()
+        make_output_folder(folder)
+        screen.console.print(
+            f"brorl {brorl.__version__}: a plan for {config.model} ({job.model.parameters:,} parameters) on "
+            f"{cluster.name}, {job.engine} engine",
+            soft_wrap=True,
+            markup=False,
+        )
+        settings = ScalingSettings(question.group_parts, config.cluster.max_staleness, seed=config.seed)
+        result = ClusterPlanResult(folder, make_cluster_plan(config.model, job, cluster, settings))
+        _write(result)
+        screen.console.print(result, soft_wrap=True)
+        return result
+
+
+def _resolve(
+    source: str | Path | None, recipe: ConfigOrPath | None, overrides: Mapping[str, Any]
+) -> tuple[TrainConfig, Path | None]:
+    """Return the config, and the directory of the run that was named."""
+    given = flat_settings(overrides)
+    name = None if source is None else str(source)
+    if name is not None and recipe is None and (name in builtin_recipes() or name.endswith((".yaml", ".yml"))):
+        return resolve_config(name, given), None
+    if name is None:
+        return resolve_config(recipe or RECIPE, given), None
+    if "model" in given:
+        raise UserError(f"{name} and --model both name a model; give one of them")
+    model, run_config = resolve_checkpoint(name)
+    run = run_config.parent if run_config is not None else None
+    return resolve_config(recipe or run_config or RECIPE, {**given, "model": model}), run
+
+
+def _metrics(run: Path | None) -> list[dict[str, Any]]:
+    if run is None:
+        return []
+    from brorl.runs.run_directory import RunDirectory
+
+    return RunDirectory(run).read_metrics()
+
+
+def _write(result: ClusterPlanResult) -> None:
+    from brorl.planning.cluster.cluster_figure import draw_cluster_plan
+    from brorl.planning.cluster.cluster_report import cluster_record
+    from brorl.storage import replace_file, storage_errors
+
+    with storage_errors(result.path):
+        replace_file(result.json_file, json.dumps(cluster_record(result.plan), indent=2).encode())
+        draw_cluster_plan(result.plan, result.figure_file)

@@ -1,0 +1,185 @@
+"""From a config to the job of a cluster plan: the work of a step, the model's shape, the unit costs.
+
+In: a checked config, options of the command, and the metrics of a run where there is one. Out: a `Job`. Values of the
+recipe and of options are "given", those of a run "measured here", and the rest "assumed". No weights are loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from brorl.config.settings import TrainConfig
+from brorl.config.sources import CountdownConfig, FileConfig
+from brorl.errors import UserError
+from brorl.planning.cluster.capacity import Job
+from brorl.planning.cluster.gpus import Gpu
+from brorl.planning.cluster.model_shape import EXAMPLE, PUBLISHED, ModelShape
+from brorl.planning.cluster.response_lengths import ResponseLengths
+from brorl.planning.cluster.sharded_learner import LearnerSettings
+from brorl.planning.cluster.step_work import StepWork, distinct_share
+from brorl.planning.cluster.unit_costs import Engine, Origin, UnitCosts
+
+_DOMAINS = ("code", "countdown", "gym", "ifeval", "math", "science")
+_PROMPT_TOKENS = 512.0
+_MEAN_SHARE = 0.5  # of the length limit
+_KEPT_SHARE = 0.62  # the paper's, at N = 512
+_LAST_STEPS = 20  # of a run
+
+
+@dataclass(frozen=True)
+class Given:
+    """Options of the command, each in place of an assumption; None if not given.
+
+    Attributes:
+        engine: The engine that samples; None for `engine.kind`.
+        mean_length: Tokens of a response.
+        distinct_share: Distinct tokens over sampled tokens.
+    """
+
+    engine: Engine | None = None
+    mean_length: float | None = None
+    distinct_share: float | None = None
+
+
+def build_job(
+    config: TrainConfig, gpu: Gpu, given: Given, shape: ModelShape, metrics: Sequence[Mapping[str, Any]] = ()
+) -> Job:
+    """Put the parts of a cluster plan together.
+
+    Args:
+        config: The recipe.
+        gpu: The figures of the GPU.
+        given: Options of the command.
+        shape: The sizes of the model.
+        metrics: Lines of a run's metrics; empty without a run.
+
+    Raises:
+        UserError: If an option is out of range.
+    """
+    engine: Engine = given.engine or config.engine.kind
+    cluster = config.cluster
+    gpus = cluster.rollout_workers * cluster.gpus_per_rollout_worker + cluster.learner_ranks
+    workers = cluster.verifier_workers * config.verification.workers
+    return Job(
+        model=shape,
+        work=build_work(config, given, metrics),
+        costs=UnitCosts.of(gpu, engine, _domain_shares(config), workers / gpus if workers else None),
+        engine=engine,
+        learner=LearnerSettings(
+            reference=config.kl.coefficient > 0 and not config.reference.offload,
+            gradient_checkpointing=config.engine.gradient_checkpointing,
+            lora_rank=config.lora.rank,
+            nodes_per_pass=config.engine.nodes_per_pass,
+        ),
+    )
+
+
+def build_shape(name: str, numbers: Mapping[str, float] | None) -> ModelShape:
+    """Return the shape of a model: from numbers, or from its config, which may be a folder without weights.
+
+    Raises:
+        UserError: If the config cannot be read.
+    """
+    if numbers is not None:
+        return ModelShape.from_numbers(numbers)
+    from brorl.model.source import find_model, read_config
+
+    path = Path(name).expanduser()
+    folder = str(path.parent) if path.is_file() and path.name == "config.json" else name
+    try:
+        source = find_model(folder)
+        return ModelShape.of(read_config(source), f"config.json of {name}")
+    except UserError as error:
+        if name in PUBLISHED:
+            return PUBLISHED[name]
+        raise UserError(
+            f"{error}. A plan needs only the model's sizes: set model to a folder with its config.json, or give them: "
+            f"--model-shape {EXAMPLE}"
+        ) from error
+
+
+def build_work(config: TrainConfig, given: Given, metrics: Sequence[Mapping[str, Any]] = ()) -> StepWork:
+    """Return the work of a step.
+
+    Raises:
+        UserError: If an option is out of range.
+    """
+    limit = float(config.sampling.max_new_tokens)
+    measured = _measured(metrics)
+    mean, mean_origin = _first(given.mean_length, measured.get("mean_length"), _MEAN_SHARE * limit)
+    if not 1 <= mean <= 0.999 * limit and mean != limit:
+        raise UserError(
+            f"--response-tokens must lie between 1 and sampling.max_new_tokens = {limit:,.0f}, not {mean:g}"
+        )
+    share, share_origin = _first(
+        given.distinct_share, measured.get("distinct_share"), distinct_share(config.rollouts_per_prompt, mean)
+    )
+    if not 0 < share <= 1:
+        raise UserError(f"--distinct-share must lie in (0, 1], not {share:g}")
+    assumed_kept = _KEPT_SHARE if config.dynamic_sampling.enabled else 1.0
+    kept, kept_origin = _first(None, measured.get("kept_share"), assumed_kept)
+    responses, response_origin = _first(None, measured.get("response_share"), 1.0)
+    prompt_limit = float(config.data.max_prompt_tokens or _PROMPT_TOKENS)
+    passes = 3 + config.engine.gradient_checkpointing + (config.kl.coefficient > 0)
+    recomputes = config.optimizer.old_logprobs == "recompute" or config.dtype == "bfloat16"
+    return StepWork(
+        prompts=config.prompts_per_step,
+        rollouts=config.rollouts_per_prompt,
+        prompt_tokens=min(_PROMPT_TOKENS, prompt_limit),
+        lengths=ResponseLengths(mean, limit) if mean < limit else ResponseLengths(mean, limit, 0.0),
+        distinct_share=share,
+        response_share=responses,
+        kept_share=kept if config.dynamic_sampling.enabled else 1.0,
+        mini_batches=config.optimizer.mini_batches,
+        passes=passes + recomputes,
+        origins={
+            "prompt_tokens": "assumed",
+            "mean_length": mean_origin,
+            "distinct_share": share_origin,
+            "response_share": response_origin,
+            "kept_share": "published" if kept_origin == "assumed" and kept == _KEPT_SHARE else kept_origin,
+        },
+    )
+
+
+def _first(given: float | None, measured: float | None, assumed: float) -> tuple[float, Origin]:
+    """Return an option, else a measurement, else an assumption, with its origin."""
+    if given is not None:
+        return given, "given"
+    return (assumed, "assumed") if measured is None else (measured, "measured here")
+
+
+def _measured(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the means of the last steps of a run, those that the metrics have."""
+    steps = [line["sampling"] for line in metrics if line.get("sampling")][-_LAST_STEPS:]
+    if not steps:
+        return {}
+
+    def total(name: str) -> float:
+        return float(sum(step.get(name) or 0 for step in steps))
+
+    ratios = {
+        "mean_length": (total("sampled_tokens"), total("samples")),
+        "distinct_share": (total("unique_tokens"), total("sampled_tokens")),
+        "response_share": (total("distinct_responses"), total("samples")),
+        "kept_share": (total("groups_mixed"), total("groups")),
+    }
+    return {name: a / b for name, (a, b) in ratios.items() if a > 0 and b > 0 and isfinite(a / b)}
+
+
+def _domain_shares(config: TrainConfig) -> dict[str, float]:
+    """Return the weights of the training prompts by domain."""
+    shares: dict[str, float] = {}
+    for source in config.data.sources:
+        if isinstance(source, CountdownConfig):
+            domain = "countdown"
+        elif isinstance(source, FileConfig):
+            domain = source.label if source.label in _DOMAINS else source.domain
+        else:
+            domain = "gym"
+        shares[domain] = shares.get(domain, 0.0) + source.weight
+    return shares

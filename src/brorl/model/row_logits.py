@@ -1,0 +1,128 @@
+"""Logits of the rows of a forward pass: whole if they are few, else in blocks of rows.
+
+In: a causal LM and a call of it. Out: the logits [R, V], or the inputs of the model's output embedding [R, h], from
+which `NodeOutputs` computes the logits of some rows after the other. A block has at most 2^26 logits, whatever R and V.
+The backward pass computes the logits of a block again.
+
+The output embedding is called as a module. Bias, adapters, tied and frozen weights and autocast therefore need no code
+here. If the model is sharded, the call reads the weights that the root's forward pass has gathered. A model that
+changes its logits after its output embedding (soft-capping, a scale) needs whole logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from brorl.errors import UserError
+
+MAX_LOGITS = 1 << 27  # more are computed in blocks
+LOGITS_PER_BLOCK = 1 << 26
+
+
+@dataclass(frozen=True)
+class RowLogits:
+    """The logits of R rows, or the inputs of the output embedding that computes them.
+
+    Attributes:
+        row: Logits, shape [R, V], or inputs of the output embedding, shape [R, h].
+        embedding: The output embedding; None if `row` holds the logits.
+        vocabulary: Its number of outputs V, where it is given.
+    """
+
+    row: Tensor
+    embedding: nn.Module | None = None
+    vocabulary: int = 0
+
+
+def row_logits(
+    model: PreTrainedModel, forward: Callable[[], Tensor], num_rows: int, *, whole_logits: bool = False
+) -> RowLogits:
+    """Run a model; stop before its output embedding if the logits are many.
+
+    Args:
+        model: A causal LM.
+        forward: Calls the model and returns the `logits` of its output, with nothing else done to them.
+        num_rows: Number of rows whose logits the call returns.
+        whole_logits: Whether the model needs whole logits; see `embeds_last`.
+
+    Returns:
+        The logits or the inputs of the output embedding, in the shape that the call returns.
+
+    Raises:
+        UserError: If the model changes its logits after its output embedding, and `whole_logits` is not set.
+    """
+    vocabulary: int = model.config.get_text_config().vocab_size
+    if whole_logits or num_rows * vocabulary <= MAX_LOGITS:
+        return RowLogits(forward())
+    embedding = model.get_output_embeddings()
+    assert embedding is not None  # `embeds_last` found it
+    with _skipped(embedding) as skipped:
+        row = forward()
+    if not skipped.is_output(row):
+        raise UserError(
+            f"{type(model).__name__} changes its logits after its output embedding and needs whole logits; pass "
+            "whole_logits=True, or let choose_forward find it"
+        )
+    return RowLogits(row, embedding, vocabulary)
+
+
+@torch.no_grad()
+def embeds_last(model: PreTrainedModel) -> bool:
+    """Return whether a model's logits are the unchanged output of its output embedding.
+
+    Args:
+        model: A causal LM, also on the meta device.
+    """
+    embedding = model.get_output_embeddings()
+    if embedding is None:
+        return False
+    token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    # A mask that is given whole needs no checks, which would read values that the meta device does not have.
+    mask = {"attention_mask": torch.zeros(1, 1, 1, 1, device="meta")} if model.device.type == "meta" else {}
+    with _skipped(embedding) as skipped:
+        try:
+            with torch.device(model.device):
+                logits: Tensor = model(input_ids=token, use_cache=False, **mask).logits
+        except Exception:  # for instance a cast or a scale that does not fit the shape of the inputs
+            return False
+    return skipped.is_output(logits)
+
+
+class _Skipped:
+    """Records the inputs of an output embedding that returns them unchanged."""
+
+    def __init__(self) -> None:
+        self._inputs: list[tuple[Tensor, int]] = []
+
+    def forward(self, hidden: Tensor, *_: Any) -> Tensor:
+        self._inputs.append((hidden, hidden._version))
+        return hidden
+
+    def is_output(self, logits: Tensor) -> bool:
+        """Return whether the output of a model is the input of its output embedding: the same tensor, unchanged."""
+        if len(self._inputs) != 1:
+            return False
+        hidden, version = self._inputs[0]
+        return logits is hidden and hidden._version == version
+
+
+@contextmanager
+def _skipped(embedding: nn.Module) -> Iterator[_Skipped]:
+    """Let an output embedding return its input inside the block."""
+    skipped = _Skipped()
+    previous = embedding.__dict__.get("forward")
+    embedding.forward = skipped.forward
+    try:
+        yield skipped
+    finally:
+        if previous is None:
+            del embedding.forward
+        else:
+            embedding.forward = previous

@@ -1,0 +1,322 @@
+"""A simulation of the queue of a run: rollout workers, verifiers and a learner, event by event.
+
+In: a `Queue`, a source of lengths, a seed. Out: seconds per step, and what was sampled, discarded and waited for. A
+synchronous step samples calls until enough groups are kept, verifies, learns and publishes. An asynchronous run
+samples while the learner learns; a group that starts now may train at most `max_staleness` steps later, and a group
+that has become older is discarded. The results are a function of the seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from math import ceil, inf
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.planning.cluster.decoding_worker import DecodingWorker
+
+FloatArray = NDArray[np.float64]
+Lengths = Callable[[int, np.random.Generator], FloatArray]
+
+_MOST_EVENTS = 20_000_000
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The stations of a run.
+
+    Attributes:
+        workers: Rollout workers, >= 1.
+        step_seconds_B: Seconds of a worker's decoding step with b rows, shape [slots + 1].
+        group_rows: Rows of a group.
+        parts: Tasks of a group, which may run on different workers; at most `group_rows`.
+        prefill_seconds: Seconds of a worker at the start of a task.
+        groups: Groups of a step, P.
+        kept_share: Chance that a group is kept.
+        verify_seconds: Seconds of all verifiers for one group.
+        learn_seconds: Seconds of the learner's step.
+        publish_seconds: Seconds in which new weights reach the workers, which stand still.
+        mode: Whether sampling waits for learning.
+        max_staleness: Most steps between the weights of a group's first token and its training; `async` only.
+    """
+
+    workers: int
+    step_seconds_B: FloatArray
+    group_rows: int
+    groups: int
+    learn_seconds: float
+    publish_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    parts: int = 1
+    kept_share: float = 1.0
+    mode: Literal["sync", "async"] = "sync"
+    max_staleness: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.workers, self.group_rows, self.groups, self.parts) < 1 or self.step_seconds_B.size < 2:
+            raise ValueError("workers, slots, rows of a group, groups and parts must each be at least 1")
+        if self.parts > self.group_rows or not 0 < self.kept_share <= 1:
+            raise ValueError("a group has at most as many parts as rows, and the kept share lies in (0, 1]")
+
+
+@dataclass(frozen=True)
+class QueueResult:
+    """Means over the simulated steps after the warm-up.
+
+    Attributes:
+        seconds: Seconds per step.
+        sampled_groups: Groups that finished sampling, per step.
+        sampled_tokens: Tokens of all rows that finished, per step.
+        discarded_groups: Groups that were too old to train, per step.
+        staleness: Mean steps between the weights of a group's first token and its training.
+        verify_wait: Mean seconds between the end of a group's sampling and the start of its verification.
+        learner_busy: Share of the time in which the learner learns.
+    """
+
+    seconds: float
+    sampled_groups: float
+    sampled_tokens: float
+    discarded_groups: float
+    staleness: float
+    verify_wait: float
+    learner_busy: float
+
+
+def simulate(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, warm_up: int = 2) -> QueueResult:
+    """Simulate some steps of a run.
+
+    Args:
+        queue: The stations.
+        lengths: Draws lengths in tokens, > 0, from a generator.
+        seed: Seed of the draws.
+        steps: Steps of the result, >= 1.
+        warm_up: Steps before them.
+
+    Raises:
+        RuntimeError: If the run does not end, because the kept share is too small.
+    """
+    simulation = _Simulation(queue, lengths, np.random.default_rng(seed))
+    simulation.run_until(warm_up)
+    before = simulation.totals()
+    simulation.run_until(warm_up + steps)
+    seconds, groups, tokens, discarded, staleness, waited, verified = (
+        after - earlier for after, earlier in zip(simulation.totals(), before, strict=True)
+    )
+    return QueueResult(
+        seconds=seconds / steps,
+        sampled_groups=groups / steps,
+        sampled_tokens=tokens / steps,
+        discarded_groups=discarded / steps,
+        staleness=staleness / (steps * queue.groups),
+        verify_wait=waited / max(verified, 1),
+        learner_busy=steps * queue.learn_seconds / seconds if seconds else 0.0,
+    )
+
+
+@dataclass(eq=False)
+class _Group:
+    """A group in the queue: the version of the weights at its first token, and its rows."""
+
+    lengths: FloatArray
+    left: int
+    version: int = -1
+    sampled_at: float = 0.0
+
+
+@dataclass(eq=False)
+class _Simulation:
+    """The state of a simulation. Events are (time, number, action): actions of one time run in their order."""
+
+    queue: Queue
+    lengths: Lengths
+    generator: np.random.Generator
+    time: float = 0.0
+    version: int = 0
+    steps: int = 0
+    learning: bool = False
+    kept: deque[_Group] = field(default_factory=deque)
+    tasks: deque[tuple[_Group, FloatArray]] = field(default_factory=deque)
+    sampling: int = 0  # groups that are submitted and not sampled
+    verifying: int = 0  # groups that are sampled and not verified
+    verifier_free: float = 0.0
+    drawn: int = 0  # groups of this step, for the sizes of synchronous calls
+    found: int = 0
+    sampled_groups: int = 0
+    sampled_tokens: float = 0.0
+    discarded: int = 0
+    staleness: int = 0
+    waited: float = 0.0
+    verified: int = 0
+
+    def __post_init__(self) -> None:
+        self._number = count()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._workers: list[DecodingWorker[_Group]] = [
+            DecodingWorker(self.queue.step_seconds_B) for _ in range(self.queue.workers)
+        ]
+        self._sample()
+
+    def totals(self) -> tuple[float, ...]:
+        """Return the totals since the start."""
+        counted = (self.sampled_groups, self.sampled_tokens, self.discarded, self.staleness, self.waited, self.verified)
+        return (self.time, *counted)
+
+    def run_until(self, steps: int) -> None:
+        """Run until some steps are done."""
+        for _ in range(_MOST_EVENTS):
+            if self.steps >= steps:
+                return
+            self.time, _, action = heapq.heappop(self._events)
+            action()
+        raise RuntimeError(f"{_MOST_EVENTS:,} events did not complete {steps} steps; raise the kept share")
+
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (time, next(self._number), action))
+
+    def _sample(self) -> None:
+        """Submit the groups that may start now, and give tasks to workers with free slots."""
+        if self.queue.mode == "sync":
+            self._submit_call()
+        self._feed(self._workers)
+
+    def _submit_call(self) -> None:
+        """Submit the groups of a synchronous call: as many as should fill the step, at most P."""
+        if self.sampling or self.verifying or self.learning:
+            return
+        missing = self.queue.groups - len(self.kept)
+        expected = (self.found + 1) / (self.drawn + 1)
+        self._submit(min(self.queue.groups, ceil(missing / expected - 1e-9)))
+
+    def _submit(self, number: int) -> None:
+        for _ in range(number):
+            lengths = self.lengths(self.queue.group_rows, self.generator)
+            group = _Group(lengths, self.queue.group_rows)
+            self.tasks.extend((group, part) for part in np.array_split(lengths, self.queue.parts))
+        self.sampling += number
+
+    def _may_start(self) -> bool:
+        """Return whether another asynchronous group would train within the bound of staleness."""
+        queue = self.queue
+        pending = len(self.kept) + (self.sampling + self.verifying) * queue.kept_share
+        limit = (queue.max_staleness + (0 if self.learning else 1)) * queue.groups
+        return pending + queue.kept_share / 2 <= max(limit, queue.groups)
+
+    def _feed(self, workers: list[DecodingWorker[_Group]]) -> None:
+        """Give tasks to workers with free slots, the least loaded first."""
+        if not self.tasks and (self.queue.mode == "sync" or not self._may_start()):
+            return
+        free = [(worker.load, i) for i, worker in enumerate(workers) if worker.accepts]
+        heapq.heapify(free)
+        while free:
+            if not self.tasks and self.queue.mode == "async" and self._may_start():
+                self._submit(1)
+            if not self.tasks:
+                return
+            worker = workers[heapq.heappop(free)[1]]
+            group, part = self.tasks.popleft()
+            if group.version < 0:
+                group.version = self.version
+            worker.add(self.time, part, group)
+            if self.queue.prefill_seconds:
+                worker.stall(self.time, self.queue.prefill_seconds)
+            self._await(worker)
+            if worker.accepts:
+                heapq.heappush(free, (worker.load, workers.index(worker)))
+
+    def _await(self, worker: DecodingWorker[_Group]) -> None:
+        """Plan the next end of a row of a worker."""
+        time, stamp = worker.next_end(), worker.stamp
+        if time < inf:
+            self._at(time, lambda: self._ended(worker, stamp))
+
+    def _ended(self, worker: DecodingWorker[_Group], stamp: int) -> None:
+        if stamp != worker.stamp:
+            return
+        for group in worker.finish(self.time):
+            group.left -= 1
+            if not group.left:
+                self._sampled(group)
+        self._await(worker)
+        if worker.accepts:
+            self._feed([worker])
+
+    def _sampled(self, group: _Group) -> None:
+        """Verify a group: at once, or after all others of a synchronous call."""
+        self.sampling -= 1
+        self.verifying += 1
+        self.sampled_groups += 1
+        self.sampled_tokens += float(group.lengths.sum())
+        group.sampled_at = self.time
+        if self.queue.mode == "async":
+            self._verify(group)
+            return
+        self.kept.append(group)
+        if not self.sampling:
+            self._at(self.time + self.verifying * self.queue.verify_seconds, self._verified_call)
+
+    def _verified_call(self) -> None:
+        """Keep some groups of a synchronous call; learn, or sample the rest."""
+        call = [self.kept.pop() for _ in range(self.verifying)]
+        kept = [group for group in call if self.generator.random() < self.queue.kept_share]
+        self.drawn += len(call)
+        self.found += len(kept)
+        self.verified += len(call)
+        self.verifying = 0
+        self.kept.extend(kept)
+        if len(self.kept) >= self.queue.groups:
+            self._learn()
+        else:
+            self._sample()
+
+    def _verify(self, group: _Group) -> None:
+        start = max(self.time, self.verifier_free)
+        self.waited += start - self.time
+        self.verifier_free = start + self.queue.verify_seconds
+        self._at(self.verifier_free, lambda: self._verified(group))
+
+    def _verified(self, group: _Group) -> None:
+        """Keep an asynchronous group or not, and learn if there are enough."""
+        self.verifying -= 1
+        self.verified += 1
+        if self.generator.random() < self.queue.kept_share:
+            self.kept.append(group)
+        if not self.learning:
+            self._learn_if_full()
+        self._feed(self._workers)
+
+    def _learn_if_full(self) -> None:
+        fresh = deque(g for g in self.kept if self.steps - g.version <= self.queue.max_staleness)
+        self.discarded += len(self.kept) - len(fresh)
+        self.kept = fresh
+        if len(self.kept) >= self.queue.groups:
+            self._learn()
+
+    def _learn(self) -> None:
+        for _ in range(self.queue.groups):
+            self.staleness += self.steps - self.kept.popleft().version
+        self.learning = True
+        self._at(self.time + self.queue.learn_seconds, self._learned)
+
+    def _learned(self) -> None:
+        """Publish the weights; workers stand still until they have them."""
+        self.steps += 1
+        self.drawn = self.found = 0
+        if self.queue.mode == "async":
+            for worker in self._workers:
+                worker.stall(self.time, self.queue.publish_seconds)
+                self._await(worker)
+        self._at(self.time + self.queue.publish_seconds, self._published)
+
+    def _published(self) -> None:
+        self.version = self.steps
+        self.learning = False
+        if self.queue.mode == "async":
+            self._learn_if_full()
+        self._sample()

@@ -1,0 +1,103 @@
+"""The work of one step at any size: prompts, rollouts, tokens, nodes.
+
+In: the settings of a recipe, and measurements of a run where there are any. Out: counts of rows and tokens that are
+sampled, verified and trained. Without measurements the share of distinct tokens is that of a policy with the same
+entropy at every token. A real policy of the same mean entropy shares more, so that this is an upper bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import expm1, log
+
+from brorl.planning.cluster.response_lengths import ResponseLengths
+from brorl.planning.cluster.unit_costs import Origin
+
+ENTROPY = 0.3
+"""Assumed nats per token of a reasoning model, for the share of distinct tokens."""
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """The work of a step.
+
+    Attributes:
+        prompts: Groups that a step trains on, P.
+        rollouts: Rollouts per prompt, N.
+        prompt_tokens: Tokens of a prompt.
+        lengths: Lengths of the responses.
+        distinct_share: Distinct tokens over sampled tokens of the responses, in (0, 1].
+        response_share: Distinct responses over rollouts, in (0, 1].
+        kept_share: Share of sampled groups that a step trains on (mixed groups), in (0, 1].
+        mini_batches: Updates per step.
+        passes: Forward passes of the learner per node in units of one pass: 3 for a forward and a backward pass, 1
+            more each for gradient checkpointing, recomputed old log-probs and the reference.
+        origins: Origin of each assumed or measured quantity, by its name here.
+        shares_prompts: Whether a prompt is computed once per group and not once per rollout.
+    """
+
+    prompts: int
+    rollouts: int
+    prompt_tokens: float
+    lengths: ResponseLengths
+    distinct_share: float
+    response_share: float
+    kept_share: float
+    mini_batches: int
+    passes: float
+    origins: dict[str, Origin]
+    shares_prompts: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("distinct_share", "response_share", "kept_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], not {getattr(self, name):g}")
+
+    @property
+    def sampled_groups(self) -> float:
+        """Groups that are sampled for a step, with those that dynamic sampling drops."""
+        return self.prompts / self.kept_share
+
+    @property
+    def sampled_rows(self) -> float:
+        """Rollouts that are sampled for a step."""
+        return self.sampled_groups * self.rollouts
+
+    @property
+    def sampled_tokens(self) -> float:
+        """Their tokens, duplicates counted."""
+        return self.sampled_rows * self.lengths.mean
+
+    @property
+    def prompt_copies(self) -> int:
+        """How often a group's prompt is computed."""
+        return 1 if self.shares_prompts else self.rollouts
+
+    @property
+    def trained_tokens(self) -> float:
+        """Tokens that go through the learner in one pass: distinct tokens of the kept groups, and their prompts."""
+        responses = self.rollouts * self.lengths.mean * self.distinct_share
+        return self.prompts * (responses + self.prompt_copies * self.prompt_tokens)
+
+    @property
+    def trained_context(self) -> float:
+        """Mean tokens before a trained token of a response."""
+        return self.prompt_tokens + self.lengths.mean_progress
+
+
+def distinct_share(rollouts: int, mean_length: float, entropy: float = ENTROPY) -> float:
+    """Return the share of distinct tokens of N rollouts of a policy with the same entropy at every token.
+
+    After t tokens such a policy has about e^(h t) equally likely prefixes, so that N rollouts have min(N, e^(h t))
+    distinct ones. A rollout shares (log N - 1 + 1/N) / h tokens.
+
+    Args:
+        rollouts: N >= 1.
+        mean_length: Tokens of a response.
+        entropy: Nats per token, > 0.
+    """
+    fully = log(rollouts) / entropy  # depth at which every rollout has its own prefix
+    if mean_length >= fully:
+        shared = (log(rollouts) - 1 + 1 / rollouts) / entropy
+        return 1 - shared / mean_length
+    return expm1(entropy * mean_length) / entropy / (rollouts * mean_length)

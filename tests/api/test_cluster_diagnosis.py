@@ -1,0 +1,67 @@
+"""`brorl doctor --cluster` on a running cluster of one machine, and without one."""
+
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from brorl.cli import main
+
+pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    yield cluster.address
+    cluster.shutdown()
+
+
+def test_a_sound_cluster(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--cluster", address, "--folder", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "No faults" in text
+    assert metadata.version("ray") in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_with_another_version(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dataclasses import replace
+
+    from brorl.api import cluster_diagnosis
+    from brorl.distributed import examination
+
+    def with_a_strange_node(where: str, folder: Path) -> object:
+        facts = examination.examine_cluster(where, folder)
+        head = facts.nodes[0]
+        return replace(facts, nodes=[head, replace(head, address="10.9.9.9", versions={**head.versions, "torch": "1"})])
+
+    found = cluster_diagnosis.ClusterDiagnosis(
+        facts := with_a_strange_node(address, tmp_path), tuple(cluster_diagnosis.find_faults(facts))
+    )
+    monkeypatch.setattr(cluster_diagnosis, "diagnose_cluster", lambda *_: found)
+    assert main(["doctor", "--cluster", address]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "1 fault" in text
+    assert "10.9.9.9 has torch 1" in text
+
+
+def test_no_cluster_no_folder_no_ray(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["doctor", "--cluster", address, "--folder", str(tmp_path / "none")]) == 2
+    assert "cannot write into the shared folder" in capsys.readouterr().err
+    for nowhere in ("127.0.0.1:1", "nonsense"):
+        assert main(["doctor", "--cluster", nowhere, "--folder", str(tmp_path)]) == 2
+        assert f"no Ray cluster answers at {nowhere}" in capsys.readouterr().err
+    for name in [n for n in sys.modules if n == "ray" or n.startswith("ray.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "brorl.distributed.examination", raising=False)
+    assert main(["doctor", "--cluster", "10.255.255.1:6379"]) == 2
+    assert "pip install 'brorl[ray]'" in capsys.readouterr().err
