@@ -135,8 +135,10 @@ class VllmProcess:
         check_installed()
         with _environment(settings):
             import vllm
+            from vllm.envs import disable_envs_cache
             from vllm.v1.engine.exceptions import EngineDeadError
 
+            disable_envs_cache()  # an earlier engine of this process may have been started in the other way
             self._vllm, self._died = vllm, EngineDeadError
             if settings.device == "cpu":
                 _check_head_size(settings.source)
