@@ -135,8 +135,10 @@ class VllmProcess:
         check_installed()
         with _environment(settings):
             import vllm
+            from vllm.envs import disable_envs_cache
             from vllm.v1.engine.exceptions import EngineDeadError
 
+            disable_envs_cache()  # an earlier engine of this process may have been started in the other way
             self._vllm, self._died = vllm, EngineDeadError
             if settings.device == "cpu":
                 _check_head_size(settings.source)
@@ -184,6 +186,7 @@ class VllmProcess:
         source = {"weights_path": str(weights)} if isinstance(weights, Path) else {"weights_iterator": weights}
         with self._alive():
             self._llm.collective_rpc("reload_weights", kwargs=source)
+            self._llm.collective_rpc("repack_tied_head")
             if not self._llm.reset_prefix_cache(reset_running_requests=True):
                 raise RuntimeError("vLLM did not clear its prefix cache after a weight update")
 
@@ -277,6 +280,7 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
         "enable_sleep_mode": settings.sleeps,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "use_tqdm_on_load": False,
+        "worker_extension_cls": "brorl.rollout.vllm_worker.WeightUpdates",
     }
     if on_cpu:
         return {**arguments, "block_size": _CPU_BLOCK_TOKENS}
