@@ -99,7 +99,7 @@ def build_engine(
 
 
 def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmSettings:
-    """Return the settings of a vLLM engine in a process of its own.
+    """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker.
 
     Args:
         config: The settings.
@@ -118,6 +118,7 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
         responses_per_request=config.engine.vllm.responses_per_request,
         tensor_parallel=config.engine.vllm.tensor_parallel,
         sleeps=device.type != "cpu" and not config.cluster.enabled,
+        separate=not config.cluster.enabled,  # a rollout worker is a process of its own, and replaced as a whole
     )
 
 
