@@ -2,6 +2,7 @@
 
 import copy
 import json
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,30 @@ def test_the_pool_of_threads_samples_like_its_engines(rng: np.random.Generator) 
                 if i != 5:
                     expected = engine.sample(task.prompts, 5, sampling, task.seed, task.first)
                     assert found[ticket] == expected
+    finally:
+        pool.close()
+
+
+def test_weights_that_are_published_before_a_thread_runs_are_loaded(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    first, second = (small_model(seed=int(rng.integers(1 << 30))) for _ in range(2))
+    published, work = threading.Event(), LocalPool._work
+
+    def late(pool: LocalPool, engine: Any) -> None:
+        published.wait()
+        work(pool, engine)
+
+    monkeypatch.setattr(LocalPool, "_work", late)
+    sampling = SamplingParams(max_new_tokens=6)
+    pool = LocalPool([NativeEngine(copy.deepcopy(first), EOS)])
+    try:
+        pool.publish(second.named_parameters(), 3)
+        published.set()
+        pool.submit(SampleTask([(1, 5)], 5, sampling, 0))
+        (sampled,) = pool.done()
+        assert sampled.version == 3
+        assert sampled.trees == NativeEngine(second, EOS).sample([(1, 5)], 5, sampling, 0)
     finally:
         pool.close()
 

@@ -37,7 +37,7 @@ class LocalPool:
         self._queue: deque[tuple[int, SampleTask]] = deque()
         self._wanted: set[int] = set()
         self._done: list[SampledTask] = []
-        self._weights: list[tuple[str, Tensor]] = []
+        self._weights: list[tuple[str, Tensor]] | None = None  # those of the engines until some are published
         self._version = engines[0].version
         self._error: BaseException | None = None
         self._closed = False
@@ -88,7 +88,7 @@ class LocalPool:
             thread.join()
 
     def _work(self, engine: Engine) -> None:
-        loaded = self._weights
+        loaded = None  # not self._weights: they may have been published before this thread runs
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue or self._closed)
@@ -97,7 +97,7 @@ class LocalPool:
                 ticket, task = self._queue.popleft()
                 weights, version = self._weights, self._version
             try:
-                if weights is not loaded:
+                if weights is not None and weights is not loaded:
                     engine.load_weights(weights, version)
                     loaded = weights
                 started = perf_counter()
