@@ -209,7 +209,7 @@ class Cluster:
         self._folder = new_session_folder()
         try:
             ray.init(include_dashboard=False, _temp_dir=self._folder.path, **QUIET)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 
     def _wait_for_machines(self) -> None:
