@@ -78,7 +78,8 @@ def test_the_loss_of_processes_leaves_no_trace(
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     one_worker = ("--cluster.nodes=1", "--cluster.rollout_workers=1", "--cluster.learner_ranks=2")
     counts = _Kills({}, rng, monkeypatch).counts
-    assert command("train", *_RUN, *one_worker, "--output_dir", undisturbed).code == 0
+    outcome = command("train", *_RUN, *one_worker, "--output_dir", undisturbed)
+    assert outcome.code == 0, outcome.said
     kill_at = {kind: int(rng.integers(1, number + 1)) for kind, number in counts.items()}
     kill_at["verifier"] = int(rng.integers(1, STEPS))
     print(kill_at)

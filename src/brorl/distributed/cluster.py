@@ -27,11 +27,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from brorl.distributed.connection import QUIET, join_cluster, join_command
+from brorl.distributed.node_facts import PACKAGES
 from brorl.errors import UserError
 from brorl.format import counted
 
 Kind = Literal["rollout", "learner", "verifier"]
-_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")
 _PLACING_S = 120.0
 _POLL_S = 0.2
 
@@ -266,7 +266,7 @@ class Cluster:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that must be equal on all machines."""
-    return {"python": sys.version.split()[0], **{name: version(name) for name in _PACKAGES}}
+    return {"python": sys.version.split()[0], **{name: version(name) for name in PACKAGES}}
 
 
 def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str]) -> str | None:
@@ -289,7 +289,7 @@ def _check_versions() -> None:
     """Check that all other machines have the versions of this one."""
     here = ray.get_runtime_context().get_node_id()
     machines = [one for one in _machines() if one["NodeID"] != here]
-    packages = _PACKAGES
+    packages = PACKAGES
 
     def found() -> dict[str, str]:  # nested: its code is sent, as brorl may be missing there
         import sys
