@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
@@ -28,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from brorl.distributed.connection import QUIET, join_cluster, join_command
 from brorl.distributed.node_facts import PACKAGES
+from brorl.distributed.session_folder import SessionFolder, new_session_folder
 from brorl.errors import UserError
 from brorl.format import counted
 
@@ -115,7 +113,7 @@ class Cluster:
     def __init__(self, shape: ClusterShape, say: Callable[[str], None] = lambda _: None) -> None:
         self.shape = shape
         self.say = say
-        self._temporary: str | None = None
+        self._folder: SessionFolder | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
         self._parts: list[Callable[[], None]] = []
@@ -174,8 +172,9 @@ class Cluster:
         if self._connected:
             ray.shutdown()
             self._connected = False
-        if self._temporary:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
 
     @property
     def num_machines(self) -> int:
@@ -207,11 +206,10 @@ class Cluster:
         """Start a cluster of this machine."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
-        short = "/tmp" if Path("/tmp").is_dir() else None  # the paths of sockets have at most 107 characters
-        self._temporary = tempfile.mkdtemp(prefix="brorl-ray-", dir=short)
+        self._folder = new_session_folder()
         try:
-            ray.init(include_dashboard=False, _temp_dir=self._temporary, **QUIET)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+            ray.init(include_dashboard=False, _temp_dir=self._folder.path, **QUIET)
+        except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 
     def _wait_for_machines(self) -> None:
