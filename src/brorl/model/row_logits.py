@@ -160,4 +160,4 @@ def _set_forward(module: nn.Module, forward: Callable[..., Any] | None) -> None:
     if forward is None:
         module.__dict__.pop("forward", None)
     else:
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward

@@ -83,9 +83,6 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:
         folder: An existing folder.
         writes: Whether this rank writes. It collects the weights one by one in the memory of the CPU.
     """
-    for module in model.modules():  # a forward pass without a backward pass leaves the outer module gathered
-        if isinstance(module, FSDPModule):
-            module.reshard()
     only_adapters = getattr(model, "_hf_peft_config_loaded", False)
     whole: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
