@@ -16,9 +16,12 @@ from brorl.assemble.inputs import prepare
 from brorl.assemble.learner import build_rank
 from brorl.config.reading import make_config
 from brorl.errors import UserError
+from brorl.model import logprobs as logprobs_module
+from brorl.model import row_logits
 from brorl.model.forward import FlatForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS
 from brorl.model.sharding import full_tensor, shard
 from brorl.training.learner import LearnerSettings, Update
 from brorl.training.ranks import ALONE, Ranks
@@ -40,6 +43,7 @@ class Case:
     moved: bool = True  # away from the reference, before the first step
     dtype: torch.dtype = torch.float64
     overrides: dict[str, Any] = field(default_factory=dict)
+    logits_per_block: int | None = None  # None for whole logits
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,8 @@ def model_of(case: Case) -> PreTrainedModel:
 
 
 def learner_of(case: Case, ranks: Ranks, model: PreTrainedModel | None = None) -> TreeLearner:
+    row_logits.MAX_LOGITS = 0 if case.logits_per_block else MAX_LOGITS
+    logprobs_module.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
     model = model or model_of(case)
     if ranks.size > 1:
         shard(model, torch.device("cpu"), case.settings.autocast)
@@ -136,6 +142,18 @@ def save(ranks: Ranks, case: Case, folder: Path, resume: Path | None, first: int
     return found
 
 
+def weights_after_passes(ranks: Ranks, case: Case, folder: Path) -> tuple[dict[str, np.ndarray], torch.dtype]:
+    """Return the weights, and save them, after a step and passes without a gradient."""
+    learner = learner_of(case, ranks)
+    move(learner.model)
+    steps(learner, case)
+    learner.logprobs([group.tree for group in case.steps[0][0]])
+    found = dict(learner.weights())
+    [dtype] = {weight.dtype for weight in found.values()}
+    learner.save_pretrained(folder)
+    return {name: array(weight) for name, weight in found.items()}, dtype
+
+
 def reset(ranks: Ranks, case: Case, clear: bool) -> Result:
     learner = learner_of(case, ranks)
     move(learner.model)
@@ -145,10 +163,14 @@ def reset(ranks: Ranks, case: Case, clear: bool) -> Result:
 
 
 class Full:
-    """Memory that holds only so many tokens of a pass; fails on the way forward, in a layer, or on the way back."""
+    """Memory that holds only so many tokens of a pass; fails on the way forward, in a layer, or on the way back.
 
-    def __init__(self, model: PreTrainedModel, tokens: int, where: str) -> None:
+    After `times` failures it holds all passes.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokens: int, where: str, times: int = 1 << 30) -> None:
         self._tokens, self.failures, self._tokens_now, self._where = tokens, 0, 0, where
+        self._times = times
         model.get_input_embeddings().register_forward_hook(self._embedded)
         if where == "layer":
             model.model.layers[1].mlp.register_forward_hook(lambda *_: self._fail())
@@ -169,15 +191,19 @@ class Full:
             self._raise()
 
     def _raise(self, *_: object) -> None:
+        if self.failures == self._times:
+            return
         self.failures += 1
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
-def run_out(ranks: Ranks, case: Case, full_rank: int, tokens: int, where: str) -> tuple[Result, int]:
+def run_out(
+    ranks: Ranks, case: Case, full_rank: int, tokens: int, where: str, times: int = 1 << 30
+) -> tuple[Result, int]:
     """Train while one rank has little memory."""
     learner = learner_of(case, ranks)
     move(learner.model)
-    full = Full(learner.model, tokens, where) if ranks.rank == full_rank else None
+    full = Full(learner.model, tokens, where, times) if ranks.rank == full_rank else None
     return result(learner, steps(learner, case)), full.failures if full else 0
 
 

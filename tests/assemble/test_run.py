@@ -420,6 +420,16 @@ def test_lines_about_removed_data_have_the_right_plural(tiny: Path, tmp_path: Pa
     assert [note for note in describe_data(checked, 0).notes if note in removed] == removed
 
 
+def test_settings_of_a_cluster_without_machines_are_named(tiny: Path) -> None:
+    def lines(**settings: object) -> list[str]:
+        checked = config(tiny, **settings)
+        return [line for line in input_lines(prepare(checked, str(tiny)), checked) if "cluster" in line]
+
+    assert lines() == lines(**{"cluster.nodes": 2, "cluster.rollout_workers": 3}) == []
+    [line] = lines(**{"cluster.rollout_workers": 3})
+    assert "cluster.nodes = 0" in line
+
+
 @pytest.mark.linux
 @pytest.mark.parametrize("level", ["auto", "unsafe"])
 def test_the_level_of_the_sandbox_is_printed_if_code_runs(tiny: Path, tmp_path: Path, level: str) -> None:

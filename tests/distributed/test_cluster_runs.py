@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from socket import gethostname
 from threading import Event
+from threading import enumerate as enumerate_threads
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ pytest.importorskip("ray")
 from brorl.distributed.cluster import Cluster, ClusterShape
 from brorl.distributed.remote_learner import RemoteLearner
 from brorl.errors import LearnerLostError, UserError
+from brorl.training.async_source import AsyncSource
+from brorl.training.source import Batch
 from child_runs import ChildRuns, Harm
 from run_support import SMALL, assert_same_run, command
 
@@ -40,6 +43,7 @@ _RUN = (  # every call of the learner occurs: waiting groups, a penalty in the r
     "--diagnostics.held_out_rollouts=4",
 )
 _CLUSTER = ("--cluster.nodes=1", "--cluster.rollout_workers=2", "--cluster.verifier_workers=1")
+_ASYNCHRONOUS = (*_CLUSTER, "--cluster.mode=async", "--importance.correction=truncate", "--cluster.segment_tokens=8")
 _WHOLE_BATCH = "--cluster.prompts_per_task=64"  # a call of the engine is one task, as in one process
 
 
@@ -78,7 +82,8 @@ def test_the_loss_of_processes_leaves_no_trace(
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     one_worker = ("--cluster.nodes=1", "--cluster.rollout_workers=1", "--cluster.learner_ranks=2")
     counts = _Kills({}, rng, monkeypatch).counts
-    assert command("train", *_RUN, *one_worker, "--output_dir", undisturbed).code == 0
+    outcome = command("train", *_RUN, *one_worker, "--output_dir", undisturbed)
+    assert outcome.code == 0, outcome.said
     kill_at = {kind: int(rng.integers(1, number + 1)) for kind, number in counts.items()}
     kill_at["verifier"] = int(rng.integers(1, STEPS))
     print(kill_at)
@@ -88,6 +93,38 @@ def test_the_loss_of_processes_leaves_no_trace(
     assert kills.done == {*kill_at}
     assert re.search(r"a process of the learner died .*; continuing from .* \(restart 1 of at most 10\)", outcome.said)
     assert_same_run(disturbed, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_an_asynchronous_run_survives_ctrl_c_and_losses(
+    tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is interrupted while it samples, resumed, and loses a rollout worker and a learner rank."""
+    run = tmp_path / "run"
+    next_groups = AsyncSource.next_groups
+
+    def interrupted(source: AsyncSource, step: int) -> Batch:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return next_groups(source, step)
+
+    monkeypatch.setattr(AsyncSource, "next_groups", interrupted)
+    outcome = command("train", *_RUN, *_ASYNCHRONOUS, "--output_dir", run)
+    assert outcome.code == 130, outcome.said
+    assert "stopped after step 1" in outcome.said
+    # A step submits 4 tasks or more and calls the learner several times, so the worker is missed before the rank dies.
+    kills = _Kills({"rollout": int(rng.integers(2, 5)), "learner": int(rng.integers(11, 14))}, rng, monkeypatch)
+    outcome = command("resume", run)
+    assert outcome.code == 0, outcome.said
+    assert kills.done == {"rollout", "learner"}
+    assert re.search(r"rollout worker \d \(.*\) was lost", outcome.said)
+    assert re.search(r"a process of the learner died .*; continuing from step-\d+ \(restart 1 of", outcome.said)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if "sampling" in record]
+    assert [record["step"] for record in steps] == [1, 2, 3, 4]
+    assert all(record["sampling"]["staleness_max"] <= 1 for record in steps)
+    assert "asynchronous source" not in {thread.name for thread in enumerate_threads()}
 
 
 @pytest.mark.slow

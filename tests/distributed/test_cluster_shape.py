@@ -8,8 +8,9 @@ import pytest
 pytest.importorskip("ray")
 
 from brorl.algorithms.groups import Group
-from brorl.distributed.cluster import ClusterShape, first_difference
+from brorl.distributed.cluster import Cluster, ClusterShape, first_difference
 from brorl.distributed.shipped_groups import TreeExchange
+from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 
@@ -83,3 +84,16 @@ def _group(rng: np.random.Generator, number: int) -> Group:
     tree = RolloutTree.from_responses([number, 1], rows, [[-1.0] * 3 for _ in rows])
     prompt = Prompt(f"p{number}", "text", (number, 1), "7", "math")
     return Group(prompt, tree, rng.random(tree.num_responses) < 0.5, rng.normal(size=tree.num_responses))
+
+
+def test_a_start_of_ray_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises a plain Exception then."""
+
+    def too_slow(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr("ray.init", too_slow)
+    cluster = Cluster(ClusterShape())
+    with pytest.raises(UserError, match="Ray does not start: The current node timed out"):
+        cluster.connect()
+    cluster.close()

@@ -265,6 +265,20 @@ def test_a_step_that_is_undone_is_sampled_again() -> None:
     assert Counter(g.prompt.id for g in again.groups) <= Counter(before.ahead["pending"])  # type: ignore[index]
 
 
+def test_a_step_that_needs_no_new_samples_has_the_outcomes_of_its_groups() -> None:
+    source, _ = virtual_source(WordyEngine(), per_step=3, staleness=1)
+    source.publish([], 0)
+    first = source.next_groups(1)
+    source.load_state(SourceState(source.stream.state_dict(), tuple(first.groups)))
+    source.publish([], 0)
+    again = source.next_groups(1)
+    assert [g.prompt.id for g in again.groups] == [g.prompt.id for g in first.groups]
+    summary = again.sampled.summary()
+    assert summary["samples"] == 0
+    correct = sum(int(g.tree.leaf_count[g.correct_L].sum()) for g in first.groups)
+    assert summary["share_correct"] == summary["reward"] == correct / (3 * N) > 0
+
+
 def test_steps_follow_the_weights() -> None:
     source, _ = virtual_source(WordyEngine())
     source.publish([], 4)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,6 +150,52 @@ def test_tied_embeddings(processes: RankProcesses, rng: np.random.Generator) -> 
     check(processes, 2, replace(case_of(rng, SETTINGS), overrides={"tie_word_embeddings": True}))
 
 
+@pytest.mark.parametrize(
+    ("size", "tied", "adapters", "changes"),
+    [
+        (2, True, False, {}),
+        (3, False, False, {"forward": FLAT, "loss": PolicyLossSettings("gspo", 0.5, 0.5)}),
+        (3, False, True, {"loss": PolicyLossSettings("ppo", entropy_coefficient=0.3)}),
+    ],
+)
+def test_logits_in_blocks_with_and_without_gradients(
+    size: int,
+    tied: bool,
+    adapters: bool,
+    changes: dict[str, Any],
+    processes: RankProcesses,
+    rng: np.random.Generator,
+) -> None:
+    settings = replace(SETTINGS, kl=KLPenalty(0.7, "k2", "reward"), recompute_old_logprobs=True, **changes)
+    case = replace(
+        case_of(rng, settings),
+        overrides={"tie_word_embeddings": tied},
+        lora=2 if adapters else 0,
+        gradient_checkpointing=adapters,
+    )
+    whole = sharded_cases.alone(sharded_cases.train, case)
+    assert_same(processes.run(size, sharded_cases.train, replace(case, logits_per_block=60)), whole)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_in_float32_after_passes_in_bfloat16(
+    tied: bool, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    case = replace(
+        case_of(rng, replace(SETTINGS, autocast=True), "even"),
+        dtype=torch.float32,
+        overrides={"tie_word_embeddings": tied},
+    )
+    [(weights, dtype), (others, _)] = processes.run(2, sharded_cases.weights_after_passes, case, tmp_path)
+    assert dtype == torch.float32
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for name, parameter in saved.named_parameters():
+        assert np.array_equal(weights[name], parameter.detach().numpy()), name
+        assert np.array_equal(weights[name], others[name])
+        rounded = parameter.detach().bfloat16().float()
+        assert "norm" in name or not torch.equal(parameter.detach(), rounded), name
+
+
 def test_bfloat16_computes_in_bfloat16_and_keeps_the_weights_in_float32(
     processes: RankProcesses, rng: np.random.Generator
 ) -> None:
@@ -202,6 +249,18 @@ def test_all_ranks_start_again_with_half_the_nodes_if_one_runs_out_of_memory(
         assert_same_update(update, replace(expected.updates[number], **same))
     for name, weight in expected.weights.items():
         np.testing.assert_allclose(results[0].weights[name], weight, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("where", ["embedding", "layer", "backward"])
+def test_all_ranks_start_again_if_one_without_responses_runs_out_of_memory(
+    where: str, processes: RankProcesses, rng: np.random.Generator
+) -> None:
+    case = case_of(rng, replace(SETTINGS, max_nodes=64), "one response")
+    expected = sharded_cases.alone(sharded_cases.train, case)
+    found = processes.run(2, sharded_cases.run_out, case, 0, 1, where, 1)
+    assert [failures for _, failures in found] == [1, 0]
+    for one, _ in found:
+        assert_same_update(one.updates[0], replace(expected.updates[0], nodes_per_pass=32, out_of_memory_retries=1))
 
 
 def test_all_ranks_end_together_if_one_has_too_little_memory_for_anything(

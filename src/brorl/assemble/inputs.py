@@ -38,6 +38,7 @@ from brorl.assemble.verification import (
     check_references,
     sandbox_lines,
 )
+from brorl.config.cluster import ClusterConfig
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted
@@ -241,6 +242,8 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     """Return lines for the user about the sandbox, dropped data and predicted memory."""
     lines = [*sandbox_lines(config, inputs.grader.verifiers), *inputs.notes]
     lines += removed_lines(inputs.prompts.dropped, inputs.prompts.asked, config)
+    if not config.cluster.enabled and config.cluster != ClusterConfig():
+        lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")
     num_train = inputs.prompts.train.num_prompts
     if num_train < config.prompts_per_step:
         lines.append(

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
@@ -27,11 +24,12 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from brorl.distributed.connection import QUIET, join_cluster, join_command
+from brorl.distributed.node_facts import PACKAGES
+from brorl.distributed.session_folder import SessionFolder, new_session_folder
 from brorl.errors import UserError
 from brorl.format import counted
 
 Kind = Literal["rollout", "learner", "verifier"]
-_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")
 _PLACING_S = 120.0
 _POLL_S = 0.2
 
@@ -115,7 +113,7 @@ class Cluster:
     def __init__(self, shape: ClusterShape, say: Callable[[str], None] = lambda _: None) -> None:
         self.shape = shape
         self.say = say
-        self._temporary: str | None = None
+        self._folder: SessionFolder | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
         self._parts: list[Callable[[], None]] = []
@@ -174,8 +172,9 @@ class Cluster:
         if self._connected:
             ray.shutdown()
             self._connected = False
-        if self._temporary:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
 
     @property
     def num_machines(self) -> int:
@@ -207,11 +206,10 @@ class Cluster:
         """Start a cluster of this machine."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
-        short = "/tmp" if Path("/tmp").is_dir() else None  # the paths of sockets have at most 107 characters
-        self._temporary = tempfile.mkdtemp(prefix="brorl-ray-", dir=short)
+        self._folder = new_session_folder()
         try:
-            ray.init(include_dashboard=False, _temp_dir=self._temporary, **QUIET)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+            ray.init(include_dashboard=False, _temp_dir=self._folder.path, **QUIET)
+        except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 
     def _wait_for_machines(self) -> None:
@@ -266,7 +264,7 @@ class Cluster:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that must be equal on all machines."""
-    return {"python": sys.version.split()[0], **{name: version(name) for name in _PACKAGES}}
+    return {"python": sys.version.split()[0], **{name: version(name) for name in PACKAGES}}
 
 
 def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str]) -> str | None:
@@ -289,7 +287,7 @@ def _check_versions() -> None:
     """Check that all other machines have the versions of this one."""
     here = ray.get_runtime_context().get_node_id()
     machines = [one for one in _machines() if one["NodeID"] != here]
-    packages = _PACKAGES
+    packages = PACKAGES
 
     def found() -> dict[str, str]:  # nested: its code is sent, as brorl may be missing there
         import sys

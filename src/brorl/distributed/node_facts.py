@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")
+PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # whose versions must be equal on all machines
 _CONNECT_TIMEOUT_S = 3.0
 
 
@@ -92,7 +92,7 @@ def _folder_problem(folder: Path, token: str, address: str) -> str | None:
 
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in PACKAGES:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

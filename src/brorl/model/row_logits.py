@@ -95,10 +95,32 @@ def embeds_last(model: PreTrainedModel) -> bool:
     return skipped.is_output(logits)
 
 
-class _Skipped:
-    """Records the inputs of an output embedding that returns them unchanged."""
+@contextmanager
+def computed_whole(model: PreTrainedModel) -> Iterator[None]:
+    """Let the output embedding of a model compute inside the block, also while `row_logits` leaves it out.
 
-    def __init__(self) -> None:
+    Args:
+        model: A causal LM. A hook at the start of its forward pass can make another pass in this block.
+    """
+    embedding = model.get_output_embeddings()
+    forward = None if embedding is None else embedding.__dict__.get("forward")
+    skipped = getattr(forward, "__self__", None)
+    if embedding is None or not isinstance(skipped, _Skipped):
+        yield
+        return
+    with _replaced(embedding, skipped.previous):
+        yield
+
+
+class _Skipped:
+    """Records the inputs of an output embedding that returns them unchanged.
+
+    Attributes:
+        previous: The `forward` that is set on the embedding's instance otherwise, if any.
+    """
+
+    def __init__(self, embedding: nn.Module) -> None:
+        self.previous: Callable[..., Any] | None = embedding.__dict__.get("forward")
         self._inputs: list[tuple[Tensor, int]] = []
 
     def forward(self, hidden: Tensor, *_: Any) -> Tensor:
@@ -118,13 +140,24 @@ class _Skipped:
 @contextmanager
 def _skipped(embedding: nn.Module) -> Iterator[_Skipped]:
     """Let an output embedding return its input inside the block."""
-    skipped = _Skipped()
-    previous = embedding.__dict__.get("forward")
-    embedding.forward = skipped.forward
-    try:
+    skipped = _Skipped(embedding)
+    with _replaced(embedding, skipped.forward):
         yield skipped
+
+
+@contextmanager
+def _replaced(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
+    """Set the `forward` of a module's instance inside the block; None for that of its class."""
+    previous = module.__dict__.get("forward")
+    _set_forward(module, forward)
+    try:
+        yield
     finally:
-        if previous is None:
-            del embedding.forward
-        else:
-            embedding.forward = previous
+        _set_forward(module, previous)
+
+
+def _set_forward(module: nn.Module, forward: Callable[..., Any] | None) -> None:
+    if forward is None:
+        module.__dict__.pop("forward", None)
+    else:
+        module.forward = forward

@@ -22,6 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.passes import PeerOutOfMemoryError
+from brorl.model.row_logits import computed_whole
 from brorl.model.tree_attention import attention
 
 try:
@@ -137,11 +138,13 @@ class AgreedPasses:
     def finish(self) -> None:
         """Make the passes that other ranks still need. The end of a piece of work on every rank.
 
+        The parameters of the model are shards afterwards.
+
         Raises:
             PeerOutOfMemoryError: If another rank ran out of memory.
         """
         self._reach(_Kind.NONE)
-        self._open = _Kind.NONE
+        self._back_to_shards()
 
     def fail(self) -> None:
         """Report that this rank ran out of memory; the other ranks raise an error in their next pass or `finish`."""
@@ -159,11 +162,15 @@ class AgreedPasses:
             return
         kind = _Kind.GRADIENT if torch.is_grad_enabled() else _Kind.VALUES
         self._reach(kind)
-        self._begin()
+        self._back_to_shards()
         self._open = kind
 
-    def _begin(self) -> None:
-        """Start every pass from shards: after a pass without a gradient the output embedding is still gathered."""
+    def _back_to_shards(self) -> None:
+        """Free what a pass without a gradient leaves gathered: the parameters outside the layers.
+
+        These are in the type of the passes, and can be those of the reference. Every pass starts from shards, and
+        weights are read from shards.
+        """
         root: Any = self._model
         root.reshard()
         self._collectives.begin()
@@ -173,9 +180,12 @@ class AgreedPasses:
         self._open = _Kind.NONE
         while (agreed := _Kind(self._maximum(kind))) != kind:
             if agreed == _Kind.FAILED:
+                self._back_to_shards()
                 raise PeerOutOfMemoryError("another rank ran out of memory")
-            self._begin()
+            self._back_to_shards()
+            self._open = agreed  # memory can run out in this pass too
             self._pass_without_effect(agreed)
+            self._open = _Kind.NONE
 
     def _complete(self, kind: _Kind) -> None:
         """Make the collective calls that are left of a pass that failed."""
@@ -188,14 +198,18 @@ class AgreedPasses:
         self._collectives.skip_made()
         root.reset_iter_state()
         self._pass_without_effect(kind)
-        self._collectives.begin()
+        self._back_to_shards()
 
     def _pass_without_effect(self, kind: _Kind) -> None:
         """Make a pass over two tokens whose gradients are zero."""
         self._within = True
         try:
             token = torch.zeros(1, 2, dtype=torch.long, device=self._model.device)
-            with attention(self._model, self._attention), torch.set_grad_enabled(kind == _Kind.GRADIENT):
+            with (
+                attention(self._model, self._attention),
+                computed_whole(self._model),  # this rank's own pass has begun, and can leave out the output embedding
+                torch.set_grad_enabled(kind == _Kind.GRADIENT),
+            ):
                 logits: Tensor = self._model(input_ids=token, use_cache=False).logits
             if kind == _Kind.GRADIENT:
                 logits.backward(torch.zeros_like(logits))

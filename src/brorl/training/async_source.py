@@ -144,7 +144,7 @@ class AsyncSource:
             groups, lead = found
             self._attempts = 0
             collected, self._collected = self._collected, self._new_collected()
-            collected.lead = lead
+            collected.lead, collected.trained = lead, groups
             self._fill()
             return Batch(groups, collected, lead.num_ready)
 

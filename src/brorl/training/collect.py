@@ -135,6 +135,7 @@ class Collector:
         surplus = kept[self.prompts_per_step :]
         with self.clock("training"):
             self._waiting, self._attempts = tuple(self.keep_old_logprobs(surplus)), 0
+        collected.trained = kept[: self.prompts_per_step]
         return Batch(kept[: self.prompts_per_step], collected, len(self._waiting))
 
     def _round(self, step: int, so_far: Collected, missing: int) -> list[Drawn]:

@@ -69,6 +69,7 @@ class Collected:
         keeps_all: Whether groups that are not mixed are trained on too; dynamic sampling drops them.
         worker_seconds: Seconds that the workers of an asynchronous source spent on the prompts.
         lead: How far sampling was ahead; None in synchronous training.
+        trained: The groups of the step. If nothing was sampled for it, their outcomes are those of the step.
     """
 
     groups: list[Group] = field(default_factory=list)
@@ -81,6 +82,7 @@ class Collected:
     keeps_all: bool = False
     worker_seconds: float = 0.0
     lead: Lead | None = None
+    trained: Sequence[Group] = ()
 
     @property
     def num_mixed(self) -> int:
@@ -122,12 +124,14 @@ class Collected:
     def summary(self) -> dict[str, Any]:
         """Return the sums over the sampled groups, for the metrics.
 
-        Costs and lengths are those of all rollouts. Outcomes are those of the verified ones.
+        Costs and lengths are those of all rollouts. Outcomes are those of the verified ones; if there are none, because
+        groups that had waited filled the step, those of the step's groups.
         """
         whole, verdicts = self.with_unverified()
         trees = [g.tree for g in whole]
         rollouts = sum(t.num_rollouts for t in trees)
-        scored = max(sum(g.tree.num_rollouts for g in self.groups), 1)
+        of_outcomes = self.groups or self.trained
+        scored = max(sum(g.tree.num_rollouts for g in of_outcomes), 1)
         reasons = [v.reason for vs in verdicts for v in vs]
         return {
             "rounds": self.rounds,
@@ -139,8 +143,8 @@ class Collected:
             "unique_tokens": sum(t.num_unique_tokens for t in trees),
             "distinct_responses": sum(t.num_responses for t in trees),
             "mean_length": sum(int((t.leaf_count * t.length).sum()) for t in trees) / max(rollouts, 1),
-            "reward": sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in self.groups) / scored,
-            "share_correct": sum(g.num_correct for g in self.groups) / scored,
+            "reward": sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in of_outcomes) / scored,
+            "share_correct": sum(g.num_correct for g in of_outcomes) / scored,
             "share_truncated": sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / max(rollouts, 1),
             "responses_truncated": reasons.count(TRUNCATED),
             "verifier_timeouts": reasons.count(TIMEOUT),
