@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -201,6 +203,31 @@ def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.ra
     for tree, reference in zip(pair.engine.sample(prompts, 2, greedy, seed=0), expected, strict=True):
         assert_same_greedy(pair.model, tree, reference)
     assert pair.process is not before
+
+
+OWNER = """
+import psutil, time
+from brorl.rollout.vllm_process import VllmProcess, VllmSettings
+
+if __name__ == "__main__":
+    engine = VllmProcess(VllmSettings({folder!r}, "float32", 64, 64 << 20, max_rows=8, responses_per_request=8))
+    print("processes", *[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
+    time.sleep(600)
+"""
+
+
+def test_no_process_of_an_engine_outlives_its_killed_owner(tmp_path: Path) -> None:
+    shape = {"head_dim": 32, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    small_model("llama", dtype=torch.float32, **shape).save_pretrained(tmp_path / "model")
+    (tmp_path / "owner.py").write_text(OWNER.format(folder=str(tmp_path / "model")))
+    with subprocess.Popen([sys.executable, tmp_path / "owner.py"], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        line = next(line for line in owner.stdout if line.startswith("processes"))
+        children = [psutil.Process(int(number)) for number in line.split()[1:]]
+        owner.kill()
+    assert children
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
 
 
 def test_a_training_run_learns(tmp_path: Path) -> None:

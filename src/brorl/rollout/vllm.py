@@ -41,6 +41,7 @@ _Result = TypeVar("_Result")
 _MAX_RESTARTS = 3
 _MAX_SEED = 2**62
 _LOWEST_TEMPERATURE = 0.01  # vLLM raises lower ones to it
+_PREFIX = "brorl-weights-"
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -231,9 +232,33 @@ class PublishedWeights:
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
         fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
-        self.folder = Path(tempfile.mkdtemp(prefix="brorl-weights-", dir=_SHARED_MEMORY if fits else None))
+        parent = _SHARED_MEMORY if fits else Path(tempfile.gettempdir())
+        remove_abandoned(parent)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         save_file(tensors, self.folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the weights of processes that were killed: nothing else would free the memory that they take.
+
+    Args:
+        parent: The folder that holds the folders of weights.
+    """
+    for folder in parent.glob(f"{_PREFIX}*-*"):
+        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not _is_alive(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # of another user
+        pass
+    return True
 
 
 def check_sampling(sampling: SamplingParams) -> None:

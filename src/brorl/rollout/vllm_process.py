@@ -149,6 +149,7 @@ class VllmProcess:
                     f"vLLM could not start with {settings.source}: {first_line(error)} (its log above has the cause); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
+        self._llm.collective_rpc("end_with", args=(os.getpid(),))
         if settings.separate:
             _watch(self._llm.llm_engine.engine_core, EngineDeadError)
 
@@ -280,7 +281,7 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
         "enable_sleep_mode": settings.sleeps,
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "use_tqdm_on_load": False,
-        "worker_extension_cls": "brorl.rollout.vllm_worker.WeightUpdates",
+        "worker_extension_cls": "brorl.rollout.vllm_worker.WorkerMethods",
     }
     if on_cpu:
         return {**arguments, "block_size": _CPU_BLOCK_TOKENS}
