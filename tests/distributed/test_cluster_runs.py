@@ -26,6 +26,7 @@ from child_runs import ChildRuns, Harm
 from run_support import SMALL, assert_same_run, command
 
 pytestmark = [
+    pytest.mark.cluster_runs,
     pytest.mark.linux,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves the log files of its processes open
 ]
@@ -61,7 +62,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_trains_as_one_process_does(alone: Path, tmp_path: Path) -> None:
     """Weights, optimizer, reference, metrics and responses; the run is resumed without a cluster in between."""
@@ -73,7 +73,6 @@ def test_a_cluster_trains_as_one_process_does(alone: Path, tmp_path: Path) -> No
     assert_same_run(run, alone)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_the_loss_of_processes_leaves_no_trace(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -95,7 +94,6 @@ def test_the_loss_of_processes_leaves_no_trace(
     assert_same_run(disturbed, undisturbed)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_an_asynchronous_run_survives_ctrl_c_and_losses(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
@@ -127,7 +125,6 @@ def test_an_asynchronous_run_survives_ctrl_c_and_losses(
     assert "asynchronous source" not in {thread.name for thread in enumerate_threads()}
 
 
-@pytest.mark.slow
 def test_ctrl_c_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: Path) -> None:
     """The command starts its own cluster; the run is continued without one."""
     harm = Harm("interrupt", r"rename .*rollouts/step-000002.parquet")
@@ -139,7 +136,6 @@ def test_ctrl_c_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: Pat
     assert_same_run(tmp_path / "run", alone)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_an_evaluation_on_a_cluster(tmp_path: Path) -> None:
     """Its counts are those of one process."""

@@ -170,7 +170,9 @@ def test_surplus_that_fills_a_step_samples_nothing() -> None:
     assert not engine.calls
     assert collected.rounds == 0
     summary = collected.summary()
-    assert summary["samples"] == summary["sampled_tokens"] == summary["reward"] == 0
+    assert summary["samples"] == summary["sampled_tokens"] == 0
+    rollouts = sum(g.tree.num_rollouts for g in groups)
+    assert summary["share_correct"] == sum(g.num_correct for g in groups) / rollouts > 0
 
 
 def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() -> None:
