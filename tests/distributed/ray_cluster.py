@@ -21,6 +21,26 @@ _ENVIRONMENT = {
 }
 
 
+def _start(num_cpus: int, folder: Path, attempts: int = 3) -> None:
+    """Start Ray; it gives up after 30 seconds, which a busy machine can exceed."""
+    import ray
+
+    try:
+        ray.init(
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            _temp_dir=str(folder),
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=1 << 28,
+        )
+    except Exception:
+        ray.shutdown()
+        if attempts == 1:
+            raise
+        _start(num_cpus, folder, attempts - 1)
+
+
 @contextmanager
 def ray_cluster(num_cpus: int) -> Iterator[None]:
     """Start Ray with a number of logical processors, and stop it at the end."""
@@ -31,14 +51,7 @@ def ray_cluster(num_cpus: int) -> Iterator[None]:
         warnings.simplefilter("ignore")  # of Ray's own start: files that it does not close
         import ray
 
-        ray.init(
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            _temp_dir=str(folder),
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=1 << 28,
-        )
+        _start(num_cpus, folder)
     try:
         yield
     finally:
