@@ -241,27 +241,22 @@ class _Collectives:
         return self._made > self._skip
 
 
-class _AllGather(DefaultAllGather):
-    """Gathers the shards of a layer, unless a failed pass has done so."""
+class _Counted:
+    """Makes a collective call, unless a failed pass has made it."""
 
     def __init__(self, collectives: _Collectives) -> None:
         self._collectives = collectives
 
     def __call__(self, output_tensor: Tensor, *arguments: Any, **named: Any) -> Any:
         if self._collectives.makes_next():
-            return super().__call__(output_tensor, *arguments, **named)
+            return super().__call__(output_tensor, *arguments, **named)  # type: ignore[misc]
         output_tensor.zero_()
         return None
 
 
-class _ReduceScatter(DefaultReduceScatter):
-    """Adds up the gradients of a layer, unless a failed pass has done so."""
+class _AllGather(_Counted, DefaultAllGather):
+    """Gathers the shards of a layer."""
 
-    def __init__(self, collectives: _Collectives) -> None:
-        self._collectives = collectives
 
-    def __call__(self, output_tensor: Tensor, *arguments: Any, **named: Any) -> Any:
-        if self._collectives.makes_next():
-            return super().__call__(output_tensor, *arguments, **named)
-        output_tensor.zero_()
-        return None
+class _ReduceScatter(_Counted, DefaultReduceScatter):
+    """Adds up the gradients of a layer."""
