@@ -179,6 +179,11 @@ def _assigns_each_name_once(answer: str, _entry: Entry) -> bool:
     return len(set(names)) == len(names)
 
 
+def _no_longer(answer: str, entry: Entry) -> bool:
+    """Whether an answer has no more characters than the oracle's."""
+    return len(answer.strip()) <= len(entry["answer"])
+
+
 def _as_many_numbers(answer: str, entry: Entry) -> bool:
     """Whether a list has as many numbers as the oracle's, at least one, and nothing else."""
     try:
@@ -270,7 +275,11 @@ GUARDS: dict[str, Guard] = {
     "rush_hour": Guard(_WORDS, _tokens(r"[A-Z][-+][0-9]{1,6}", r"[\s,]+")),
     "simple_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _formula(_variables)),
     "sokoban": Guard(_WORDS, _form(r"[UDLR]+")),
-    "spell_backward": Guard(_TAIL, confirms=_same(lambda text: text.lower())),
+    "spell_backward": Guard(
+        "the right answer with anything after it scores 0.8 or 1",
+        admits=_no_longer,
+        confirms=_same(lambda text: text.lower()),
+    ),
     "spiral_matrix": Guard(_CODE, _characters(r"-0-9\s,\[\]")),
     "string_insertion": Guard(_CODE, _characters(r"A-Z\s,'\"\[\]")),
     "survo": Guard(_WORDS, _characters(r"0-9\s")),
