@@ -14,18 +14,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from brorl.algorithms.advantages import reinforce_pp_baseline
-from brorl.algorithms.groups import Group
-from brorl.model.next_token import PLAIN
-from brorl.prompts.prompt import Prompt
-from brorl.rollout.native.engine import NativeEngine
-from brorl.sampling import SamplingParams
-from brorl.training.learner import LearnerSettings
-from brorl.training.tree_learner import TreeLearner
-from brorl.tree import RolloutTree
 from gpu.learners import FLAT, VARIANTS, LearnerVariant
 from gpu.models import NO_END_TOKEN, STATE_SPACE, copy_of, small_model
 from gpu.parts import Check, Findings
@@ -40,6 +28,18 @@ from gpu.references import (
     plain_logprobs,
 )
 from gpu.timing import Device
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from brorl.algorithms.advantages import reinforce_pp_baseline
+from brorl.algorithms.groups import Group
+from brorl.model.next_token import PLAIN
+from brorl.prompts.prompt import Prompt
+from brorl.rollout.native.engine import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
+from brorl.tree import RolloutTree
 
 Precision = Literal["float64", "float32", "bfloat16"]
 _NODES = 40  # of a chunk: several chunks
@@ -181,14 +181,22 @@ def device_part(kind: str, device: Device, trial: Trial) -> Findings:
     trees = trial.sampled(reference, flat=kind in STATE_SPACE)
     weights = [torch.ones(tree.num_unique_tokens, dtype=torch.float64) for tree in trees]
     expected = computed_plainly(reference, trees, weights)
-    found = computed_plainly(copy_of(base, device, torch.float64), trees, [weight.to(device.name) for weight in weights])
+    found = computed_plainly(
+        copy_of(base, device, torch.float64), trees, [weight.to(device.name) for weight in weights]
+    )
     errors = errors_of(found, expected)
     # Rotations, states and scans are float32 in every precision.
     return Findings([Check("log-prob", errors.logprob, 2e-3), Check("gradient", errors.gradient, 2e-3)])
 
 
 def _greedy(
-    sampler: PreTrainedModel, reference: PreTrainedModel, trial: Trial, precision: Precision, plain: float, *, flat: bool
+    sampler: PreTrainedModel,
+    reference: PreTrainedModel,
+    trial: Trial,
+    precision: Precision,
+    plain: float,
+    *,
+    flat: bool,
 ) -> list[Check]:
     """Compare greedy decoding with `generate`; in bfloat16 compare each token with the reference's best."""
     tokens, device = trial.max_new_tokens, sampler.device

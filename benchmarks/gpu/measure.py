@@ -24,7 +24,6 @@ import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the benchmarks import each other by their names
 from child import Limits
-
 from gpu.ceilings import Ceilings, measure_ceilings
 from gpu.exactness import Trial, device_part, engine_part, learner_part
 from gpu.learners import VARIANTS

@@ -7,11 +7,10 @@ from types import MethodType
 from typing import Any
 
 import torch
+from gpu.timing import Device
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from workload import Workload
-
-from gpu.timing import Device
 
 NO_END_TOKEN = 10**9  # outside of every vocabulary: no response ends early
 LOW_ENTROPY_NATS = 0.14

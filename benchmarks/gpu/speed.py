@@ -17,6 +17,12 @@ import numpy as np
 import torch
 from child import Limits
 from flat_responses import Group, flat_work, sampling_run
+from gpu.ceilings import Ceilings
+from gpu.exactness import parity
+from gpu.learners import LearnerVariant
+from gpu.models import NO_END_TOKEN, speed_config, speed_model, workload_of
+from gpu.parts import Findings
+from gpu.timing import Device, timed, turns
 from measurement import Cell, Job, Peer, Quantity, Run
 from ours import tree_run, tree_work
 from transformers import PreTrainedModel
@@ -30,12 +36,6 @@ from brorl.sampling import SamplingParams
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
-from gpu.ceilings import Ceilings
-from gpu.exactness import parity
-from gpu.learners import LearnerVariant
-from gpu.models import NO_END_TOKEN, speed_config, speed_model, workload_of
-from gpu.parts import Findings
-from gpu.timing import Device, timed, turns
 
 _TRIAL_TOKENS = 128
 _TRIAL_RESPONSES = 8
@@ -277,9 +277,7 @@ class Speed:
         job = Job(peer, quantity, "", num_rollouts, 1, self._limits.num_runs, 0)
         return Cell(job, runs, [], before, self._device.peak_bytes())
 
-    def _generation_facts(
-        self, cell: Cell, sampler: PreTrainedModel, tokens: int, keys_read: int
-    ) -> dict[str, Any]:
+    def _generation_facts(self, cell: Cell, sampler: PreTrainedModel, tokens: int, keys_read: int) -> dict[str, Any]:
         """Return the facts of sampling.
 
         Args:
