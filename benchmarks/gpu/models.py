@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from types import MethodType
 from typing import Any
 
 import torch
+from build_workload import CALIBRATION_TOKENS, LOW_ENTROPY_NATS, scale_to_entropy
 from gpu.timing import Device
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from workload import Workload
 
+from brorl.rollout.native.engine import NativeEngine
+from brorl.sampling import SamplingParams
+
 NO_END_TOKEN = 10**9  # outside of every vocabulary: no response ends early
-LOW_ENTROPY_NATS = 0.14
 _SMALL_ENTROPY_NATS = 1.0  # of the small models, so that their rollouts share prefixes
 _NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 _GROUPED = {
@@ -31,7 +35,7 @@ STATE_SPACE = {
 _QWEN3 = {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151_936}
 SIZES = {
     "tiny": {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16, "num_attention_heads": 4,
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 256,
     },
     "300M": _QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 10},
@@ -89,25 +93,35 @@ def speed_config(size: str, max_tokens: int) -> PreTrainedConfig:
     )
 
 
-def speed_model(config: PreTrainedConfig, device: Device, low_entropy: bool, seed: int) -> PreTrainedModel:
+def speed_model(config: PreTrainedConfig, device: Device, scale: float, seed: int) -> PreTrainedModel:
     """Make a random float32 model on the device.
 
     Args:
         config: Its config.
         device: The device.
-        low_entropy: Scale the last norm until tokens have 0.14 nats of entropy after random contexts. Embeddings are
-            tied, so the head itself is left unscaled.
+        scale: Factor of its logits. The last norm has it, because the head is also the embeddings.
         seed: Seed of the weights.
     """
     torch.manual_seed(seed)
     with torch.device(device.name):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    if low_entropy:
-        with torch.no_grad():
-            token_ids = torch.randint(config.vocab_size, (1, 128), device=device.name)
-            logits = model(token_ids).logits[0]
-            model.get_decoder().norm.weight *= _scale_for(logits, LOW_ENTROPY_NATS)
+    with torch.no_grad():
+        model.get_decoder().norm.weight *= scale
     return model
+
+
+@cache
+def low_entropy_scale(size: str, device: Device, prompt: tuple[int, ...], seed: int) -> float:
+    """Return the factor of the logits with which the first tokens after a prompt have 0.14 nats of entropy."""
+    config = speed_config(size, len(prompt) + CALIBRATION_TOKENS)
+    model = speed_model(config, device, 1.0, seed).to(torch.bfloat16)  # type: ignore[arg-type]
+    engine = NativeEngine(model, NO_END_TOKEN)
+
+    def measure() -> float:
+        [tree] = engine.sample([prompt], 32, SamplingParams(max_new_tokens=CALIBRATION_TOKENS), seed)
+        return -float((tree.count * tree.logprob).sum()) / tree.num_sampled_tokens
+
+    return scale_to_entropy(model.get_decoder().norm.weight.data, measure, LOW_ENTROPY_NATS)
 
 
 def _scale_for(logits_TV: Tensor, target_nats: float) -> float:

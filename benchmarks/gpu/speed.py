@@ -20,7 +20,7 @@ from flat_responses import Group, flat_work, sampling_run
 from gpu.ceilings import Ceilings
 from gpu.exactness import parity
 from gpu.learners import LearnerVariant
-from gpu.models import NO_END_TOKEN, speed_config, speed_model, workload_of
+from gpu.models import NO_END_TOKEN, low_entropy_scale, speed_config, speed_model, workload_of
 from gpu.parts import Findings
 from gpu.timing import Device, timed, turns
 from measurement import Cell, Job, Peer, Quantity, Run
@@ -176,7 +176,7 @@ class Speed:
         """Measure a step of the learner on the sampled tree: old log-probs, gradient and update."""
         whole, setting = self._sampled_tree(), self.setting
         before = self._device.bytes_in_use()
-        model = speed_model(self._config, self._device, setting.low_entropy, setting.seed)
+        model = self._model()
         settings = LearnerSettings(
             1e-7, autocast=True, recompute_old_logprobs=True, max_nodes=setting.nodes, forward=variant.forward
         )
@@ -223,9 +223,14 @@ class Speed:
         return Findings(facts=self._described(facts))
 
     def _sampler(self) -> PreTrainedModel:
+        return self._model().to(torch.bfloat16)  # type: ignore[arg-type]
+
+    def _model(self) -> PreTrainedModel:
         setting = self.setting
-        model = speed_model(self._config, self._device, setting.low_entropy, setting.seed)
-        return model.to(torch.bfloat16)  # type: ignore[arg-type]
+        scale = 1.0
+        if setting.low_entropy:
+            scale = low_entropy_scale(setting.size, self._device, tuple(self._prompt), setting.seed)
+        return speed_model(self._config, self._device, scale, setting.seed)
 
     def _native_call(self, sampler: PreTrainedModel, trees: list[RolloutTree]) -> Callable[[int], None]:
         engine = NativeEngine(sampler, NO_END_TOKEN, self.setting.memory_bytes)
