@@ -115,13 +115,13 @@ def learner_part(kind: str, precision: Precision, device: Device, trial: Trial) 
         dtype = torch.float64 if precision == "float64" else torch.float32
         return copy_of(base, device, dtype, exact_norms=precision != "bfloat16").train()
 
-    with _autocast(precision, device):
+    with autocast(precision, device):
         plain = errors_of(computed_plainly(fresh(), trees, weights), expected)
     checks: list[Check] = []
     for variant in [LearnerVariant("flat", FLAT)] if state_space else VARIANTS:
         model = fresh()
-        with variant.applied(model), _autocast(precision, device):
-            errors = errors_of(_of_variant(model, variant, trees, weights), expected)
+        with variant.applied(model), autocast(precision, device):
+            errors = errors_of(computed_by(variant, model, trees, weights, _NODES), expected)
         checks += _checks(variant.name, errors, plain, precision, state_space)
         change, norm = _update(fresh(), variant, groups, precision)
         difference = abs(norm - exact_update[1]) / exact_update[1]
@@ -222,14 +222,18 @@ def _greedy(
     return [Check("greedy: prompts that differ from generate", others, 0)]
 
 
-def _of_variant(
-    model: PreTrainedModel, variant: LearnerVariant, trees: Sequence[RolloutTree], weights: Sequence[Tensor]
+def computed_by(
+    variant: LearnerVariant,
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    weights: Sequence[Tensor],
+    max_nodes: int,
 ) -> Computed:
-    """Compute log-probs and gradient with a variant of the learner."""
+    """Compute log-probs and gradient with a variant of the learner, in chunks of nodes."""
     model.zero_grad()
     weight_M = torch.cat(list(weights))
     logprob_M = torch.full_like(weight_M, float("nan"))
-    chunks = variant.forward.chunk_logprobs(model, trees, next_token=PLAIN, max_nodes=_NODES, entropy=False)
+    chunks = variant.forward.chunk_logprobs(model, trees, next_token=PLAIN, max_nodes=max_nodes, entropy=False)
     for chunk in chunks:
         logprob_M[chunk.index] = chunk.logprob.detach().to(logprob_M.dtype)
         (weight_M[chunk.index].to(chunk.logprob.dtype) * chunk.logprob).sum().backward()
@@ -271,14 +275,19 @@ def _flat_weights(model: PreTrainedModel) -> Tensor:
 def _checks(name: str, errors: Errors, plain: Errors, precision: Precision, state_space: bool) -> list[Check]:
     """Return the checks of log-probs and gradients."""
     if precision == "bfloat16":
-        return [
-            Check(f"{name}: log-prob, RMS", errors.logprob_rms, _TIMES_PLAIN * plain.logprob_rms + _LOGPROB_FLOOR),
-            Check(f"{name}: gradient", errors.gradient, _TIMES_PLAIN * plain.gradient + _GRADIENT_FLOOR),
-        ]
+        return checks_in_bfloat16(name, errors, plain)
     bounds = _STATE_SPACE_BOUNDS if state_space else BOUNDS[precision]
     return [
         Check(f"{name}: log-prob", errors.logprob, bounds.logprob),
         Check(f"{name}: gradient", errors.gradient, bounds.gradient),
+    ]
+
+
+def checks_in_bfloat16(name: str, errors: Errors, plain: Errors) -> list[Check]:
+    """Return the checks of log-probs and gradients against the errors of the plain forward pass in bfloat16."""
+    return [
+        Check(f"{name}: log-prob, RMS", errors.logprob_rms, _TIMES_PLAIN * plain.logprob_rms + _LOGPROB_FLOOR),
+        Check(f"{name}: gradient", errors.gradient, _TIMES_PLAIN * plain.gradient + _GRADIENT_FLOOR),
     ]
 
 
@@ -291,5 +300,6 @@ def _share_of_other_responses(trees: Sequence[RolloutTree], others: Sequence[Rol
     return different / sum(tree.num_rollouts for tree in trees)
 
 
-def _autocast(precision: Precision, device: Device) -> torch.autocast | nullcontext[None]:
+def autocast(precision: Precision, device: Device) -> torch.autocast | nullcontext[None]:
+    """Return the context in which the learner computes."""
     return torch.autocast(device.torch.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

@@ -27,9 +27,11 @@ from child import Limits
 from gpu.ceilings import Ceilings, measure_ceilings
 from gpu.exactness import Trial, device_part, engine_part, learner_part
 from gpu.learners import VARIANTS
+from gpu.long_responses import LongTrial, long_part
 from gpu.models import HOOKED, STATE_SPACE
 from gpu.parts import DeviceLostError, Findings, OtherOptionsError, Part, Record, run_parts
-from gpu.speed import Setting, Speed
+from gpu.setting import Setting
+from gpu.speed import Speed
 from gpu.tables import markdown
 from gpu.timing import Device
 
@@ -62,7 +64,8 @@ def main() -> int:
     except OtherOptionsError as error:
         print(error, file=sys.stderr)
         return 1
-    parts = [*_exactness(arguments, device), Part("ceilings", lambda: Findings(facts=asdict(ceilings())))]
+    parts = [*_exactness(arguments, device), _long(arguments, device)]
+    parts += [Part("ceilings", lambda: Findings(facts=asdict(ceilings())))]
     for tokens, size, low in product(arguments.response_tokens, arguments.sizes, (True, False)):
         part_s = arguments.part_s * max(1.0, (tokens / 1024) ** 0.5)
         setting = _setting(arguments, size, low, tokens)
@@ -119,6 +122,14 @@ def _exactness(arguments: argparse.Namespace, device: Device) -> Iterator[Part]:
             for what, part in (("learner", learner_part), ("engine", engine_part)):
                 run = partial(part, kind, precision, device, trial)
                 yield Part(f"exactness: {kind}, {what} {precision}", run, _LEAST_S)
+
+
+def _long(arguments: argparse.Namespace, device: Device) -> Part:
+    """Return the exactness part with the sizes of a run: the first model, and rollouts of the first length."""
+    trial = LongTrial(
+        arguments.sizes[0], 8, arguments.prompt_tokens, arguments.response_tokens[0], arguments.nodes, arguments.seed
+    )
+    return Part("exactness: long responses", partial(long_part, device, trial), 2 * _LEAST_S)
 
 
 def _setting(arguments: argparse.Namespace, size: str, low_entropy: bool, tokens: int) -> Setting:

@@ -6,8 +6,8 @@ more, the responses are shorter, or the learner gets fewer of them; the result h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,11 +17,13 @@ import numpy as np
 import torch
 from child import Limits
 from flat_responses import Group, flat_work, sampling_run
+from gpu.bandwidth import flat_keys_read, kv_bytes, tree_keys_read
 from gpu.ceilings import Ceilings
 from gpu.exactness import parity
 from gpu.learners import LearnerVariant
 from gpu.models import NO_END_TOKEN, low_entropy_scale, speed_config, speed_model, workload_of
 from gpu.parts import Findings
+from gpu.setting import Setting
 from gpu.timing import Device, timed, turns
 from measurement import Cell, Job, Peer, Quantity, Run
 from ours import tree_run, tree_work
@@ -29,8 +31,7 @@ from transformers import PreTrainedModel
 from transformers_generation import generated
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
-from brorl.model.forward import choose_forward
-from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, plan_memory
+from brorl.model.memory_plan import MemoryPlan
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.learner import LearnerSettings
@@ -40,36 +41,6 @@ from brorl.tree import RolloutTree
 _TRIAL_TOKENS = 128
 _TRIAL_RESPONSES = 8
 _CACHE_SHARE = 0.6  # of the free memory; `generate` copies a layer's cache in every step
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is sampled and learned from.
-
-    Attributes:
-        size: Name of the model's size.
-        low_entropy: Whether its head is sharpened to 0.14 nats per token.
-        max_new_tokens: Tokens of a response.
-        num_rollouts: Rollouts of the prompt, N.
-        prompt_tokens: Tokens of the prompt.
-        memory_bytes: The engines' limit.
-        nodes: Nodes per forward pass of the learner.
-        seed: Seed of the weights, the prompt and the draws.
-    """
-
-    size: str
-    low_entropy: bool
-    max_new_tokens: int
-    num_rollouts: int
-    prompt_tokens: int
-    memory_bytes: int
-    nodes: int
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """A short name: size, entropy, tokens."""
-        return f"{self.size} {'low' if self.low_entropy else 'full'} {self.max_new_tokens}"
 
 
 class Speed:
@@ -96,12 +67,12 @@ class Speed:
         sampler = self._sampler()
         trees: list[RolloutTree] = []
         sample = self._native_call(sampler, trees)
-        tokens = self._affordable_tokens(sample, _kv_bytes(sampler))
+        tokens = self._affordable_tokens(sample, kv_bytes(sampler))
         self._device.reset_peak()
         done = turns(lambda: sample(tokens), self._device, self._limits)
         self._tree = trees[0]
         runs = [tree_run({"generation": turn.seconds}, turn.cpu_seconds, trees, {}) for turn in done]
-        plan = self._plan(tokens)
+        plan = self.setting.plan(self._config, tokens)
         predicted = _line(plan, "sampling copy") + plan.sampling.num_bytes
         cell = self._cell("ours", runs, self.setting.num_rollouts, before)
         facts = self._generation_facts(cell, sampler, tokens, keys_read=tree_keys_read(trees[0]))
@@ -205,7 +176,7 @@ class Speed:
         cell = self._cell("ours", runs, tree.num_rollouts, before)
         gflops = cell.gflops_per_s(workload_of(model, setting.name, setting.max_new_tokens), "training")
         assert gflops is not None
-        plan = self._plan(int(tree.length.max()), variant.checkpointing)
+        plan = setting.plan(self._config, int(tree.length.max()), variant.checkpointing)
         predicted = plan.kept_bytes - _line(plan, "sampling copy") + plan.learning.num_bytes
         facts = {
             "step_s": cell.seconds,
@@ -247,7 +218,7 @@ class Speed:
             trees: list[RolloutTree] = []
             sampler = self._sampler()
             sample = self._native_call(sampler, trees)
-            sample(self._affordable_tokens(sample, _kv_bytes(sampler)))
+            sample(self._affordable_tokens(sample, kv_bytes(sampler)))
             self._tree = trees[0]
         return self._tree
 
@@ -272,7 +243,7 @@ class Speed:
     def _rollouts_that_fit(self, sampler: PreTrainedModel) -> int:
         """Return N, halved until the cache of `generate` fits into the memory."""
         free, num_rollouts = self._device.free_bytes(), self.setting.num_rollouts
-        row_bytes = (self.setting.prompt_tokens + self.setting.max_new_tokens) * _kv_bytes(sampler)
+        row_bytes = (self.setting.prompt_tokens + self.setting.max_new_tokens) * kv_bytes(sampler)
         while free is not None and num_rollouts > 1 and num_rollouts * row_bytes > _CACHE_SHARE * free:
             num_rollouts //= 2
         return num_rollouts
@@ -294,7 +265,7 @@ class Speed:
         gflops = cell.gflops_per_s(workload_of(sampler, self.setting.name, tokens), "generation")
         assert gflops is not None
         weight_bytes = sum(p.numel() * p.element_size() for p in sampler.parameters())
-        bytes_per_s = (tokens * weight_bytes + keys_read * _kv_bytes(sampler)) / cell.seconds
+        bytes_per_s = (tokens * weight_bytes + keys_read * kv_bytes(sampler)) / cell.seconds
         ceilings = self._ceilings()
         facts: dict[str, Any] = {
             "rollouts_per_s": cell.rollouts_per_s,
@@ -315,30 +286,6 @@ class Speed:
     def _described(self, facts: dict[str, Any]) -> dict[str, Any]:
         return facts | {"setting": asdict(self.setting), "ceilings": asdict(self._ceilings())}
 
-    def _plan(self, tokens: int, checkpointing: bool = False) -> MemoryPlan:
-        setting = self.setting
-        settings = MemorySettings(
-            "bfloat16", setting.memory_bytes, nodes_per_pass=setting.nodes, gradient_checkpointing=checkpointing
-        )
-        sizes = Workload(setting.prompt_tokens, tokens, num_rows=setting.num_rollouts, num_prompts=1)
-        return plan_memory(self._config, settings, sizes)
-
-
-def tree_keys_read(tree: RolloutTree) -> int:
-    """Count the tokens whose keys and values are read to sample a tree: in each step the prompt's, and each row's."""
-    inner_F = np.unique(tree.parent[tree.parent >= 0])  # the last token of a response is not fed
-    return int((tree.depth[inner_F] + 1).sum()) + int(tree.length.max()) * len(tree.prompt_ids)
-
-
-def flat_keys_read(num_prompt_tokens: int, lengths: Sequence[int]) -> int:
-    """Count these tokens if each response reads its own prompt."""
-    return flat_work(num_prompt_tokens, lengths).attended - num_prompt_tokens * (num_prompt_tokens + 1) // 2
-
 
 def _line(plan: MemoryPlan, name: str) -> int:
     return sum(line.num_bytes for line in plan.kept if line.name == name)
-
-
-def _kv_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes of the keys and values of a token in all layers."""
-    return sum(shape.size for shape in choose_forward(model, "tree").kv_shapes) * model.dtype.itemsize

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from gpu import exactness, measure
+from gpu.bandwidth import flat_keys_read, tree_keys_read
 from gpu.exactness import Trial, engine_part, learner_part
 from gpu.learners import VARIANTS, LearnerVariant
 from gpu.models import copy_of, small_model
 from gpu.parts import Check, DeviceLostError, Findings, OtherOptionsError, Part, Record, run_parts
 from gpu.references import computed_plainly, plain_logprobs
-from gpu.speed import flat_keys_read, tree_keys_read
 from gpu.timing import Device
 
 from brorl.model.forward import TreeForward
@@ -29,7 +29,7 @@ SCRIPT = ROOT / "benchmarks" / "gpu" / "measure.py"
 CPU = Device("cpu")
 # Dependencies that a machine with PyTorch and transformers may lack.
 NOT_NEEDED = ("pydantic", "ruamel", "ruamel.yaml", "plotly", "math_verify", "ray", "vllm")
-SUBSET = "ceilings|mamba, device|llama, learner float32|mamba2, engine bfloat16|speed: tiny low"
+SUBSET = "ceilings|long responses|mamba, device|llama, learner float32|mamba2, engine bfloat16|speed: tiny low"
 
 
 def call(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -52,7 +52,12 @@ def test_the_script_measures_every_kind_of_part_and_continues(
     written = (tmp_path / "result.json").read_text()
     parts = json.loads(written)["parts"]
     learners = {variant.name for variant in VARIANTS if variant.timed}
-    expected = {"ceilings", "exactness: mamba, device", "exactness: llama, learner float32"}
+    expected = {
+        "ceilings",
+        "exactness: long responses",
+        "exactness: mamba, device",
+        "exactness: llama, learner float32",
+    }
     expected |= {"exactness: mamba2, engine bfloat16"}
     expected |= {f"speed: tiny low 16, {name}" for name in ("native", "generate", "vLLM")}
     assert set(parts) == expected | {f"speed: tiny low 16, learner {name}" for name in learners}
