@@ -209,3 +209,22 @@ def test_small_sizes_have_every_part_of_the_full_ones(tmp_path: Path, monkeypatc
         return found
 
     assert kinds("--small") == kinds()
+
+
+def test_the_exit_code_is_that_of_the_worst_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def code(folder: str, part, *options: str) -> int:
+        monkeypatch.setattr(measure, "engine_part", part)
+        command = ["measure.py", str(tmp_path / folder), "--device", "cpu", "--small", "--parts", "llama, engine"]
+        monkeypatch.setattr(sys, "argv", [*command, *options])
+        return measure.main()
+
+    def fails(*_) -> Findings:
+        raise RuntimeError("no kernel")
+
+    assert code("good", lambda *_: Findings([Check("a number", 1.0, 2.0)])) == 0
+    assert code("above", lambda *_: Findings([Check("a number", 3.0, 2.0)])) == 1
+    assert code("failed", fails) == 1
+    assert code("failed", lambda *_: Findings()) == 0  # the next call measures the part again
+    assert code("late", lambda *_: Findings(), "--seconds", "0") == 3
+    monkeypatch.setattr(Device, "is_lost", lambda _: True)
+    assert code("lost", fails) == 4
