@@ -11,7 +11,8 @@ numbers, without a mask of queries times keys.
 
 Queries and keys are padded to whole blocks, because lengths that are not multiples of 128 have given NaN gradients in
 PyTorch. Padding queries see the padding keys only: a query without keys would depend on how a version treats it. There
-are two blocks of each at least, because `torch.compile` compiles size 1 separately. Other sizes share a kernel.
+are at least two blocks of queries, and more blocks of keys, because `torch.compile` compiles sizes of 1 and equal sizes
+separately. Other sizes share a kernel.
 
 Dimensions: F nodes, S tokens of prompts, T keys with padding, B blocks of queries, C blocks of keys.
 """
@@ -84,7 +85,7 @@ class KeySpans(NamedTuple):
         num_queries = _padded(num_nodes)
         first = np.concatenate([np.repeat(edge[:-1], length_P), np.arange(num_nodes)])
         stop = np.concatenate([np.repeat(edge[1:], length_P), subtree_ends(depth_F)])
-        padding = (0, _padded(first.size + 1) - first.size)
+        padding = (0, max(_padded(first.size + 1), num_queries + _BLOCK) - first.size)
         return cls(
             np.pad(first, padding, constant_values=num_nodes),
             np.pad(stop, padding, constant_values=num_queries),
