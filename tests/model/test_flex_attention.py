@@ -129,12 +129,20 @@ def test_the_block_mask_is_the_dense_definition(scale: int, rng: np.random.Gener
     assert 2 * BLOCK <= got.shape[0] < got.shape[1]
 
 
-@pytest.mark.parametrize(("prompt", "length"), [(1, 2), (128, 129), (127, 129), (128, 257), (256, 385), (255, 258)])
-def test_lengths_at_the_edges_of_blocks(prompt: int, length: int, rng: np.random.Generator) -> None:
-    lengths, prompt_F, depth_F, parent_F = inputs_of([long_response(rng, prompt, length)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *([pair] for pair in ((1, 2), (128, 129), (127, 129), (128, 257), (256, 385), (255, 258))),
+        [(127, 140), (1, 5)],  # a block of keys of which one is not visible
+        [(5, 9), (300, 1), (3, 4)],  # a prompt of several blocks that no input node sees
+    ],
+)
+def test_lengths_at_the_edges_of_blocks(sizes: list[tuple[int, int]], rng: np.random.Generator) -> None:
+    """Sizes are pairs of the lengths of a prompt and its response."""
+    lengths, prompt_F, depth_F, parent_F = inputs_of([long_response(rng, *pair) for pair in sizes])
     expected = dense_definition(lengths, prompt_F, parent_F)
     got = by_element(KeySpans.of(lengths, prompt_F, depth_F).mask(torch.device("cpu")))
-    np.testing.assert_array_equal(got[: length - 1, : prompt + length - 1], expected)
+    np.testing.assert_array_equal(got[: expected.shape[0], : expected.shape[1]], expected)
     assert got.any(1).all()
 
 
