@@ -30,7 +30,6 @@ from brorl.assemble.source import build_collector, in_turns, place_source
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
-from brorl.model.forward import choose_forward
 from brorl.planning.pilot import PilotParts
 from brorl.runs.checkpoint import (
     START,
@@ -188,7 +187,7 @@ def build_pilot_parts(
 ) -> PilotParts:
     """Load the model and make the parts that a pilot measures, with the given sampling."""
     model = build_model(config, ready, observe)
-    forward = choose_forward(model, config.engine.forward, ready.context)
+    forward = build_forward(config, ready, model)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
     return PilotParts(
         engine=engine,
