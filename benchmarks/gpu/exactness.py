@@ -119,6 +119,8 @@ def learner_part(kind: str, precision: Precision, device: Device, trial: Trial) 
         plain = errors_of(computed_plainly(fresh(), trees, weights), expected)
     checks: list[Check] = []
     for variant in [LearnerVariant("flat", FLAT)] if state_space else VARIANTS:
+        if not variant.runs(device, precision):
+            continue
         model = fresh()
         with variant.applied(model), autocast(precision, device):
             errors = errors_of(computed_by(variant, model, trees, weights, _NODES), expected)

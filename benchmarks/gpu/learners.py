@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from unittest.mock import patch
 
+from gpu.timing import Device
 from transformers import PreTrainedModel
 
 from brorl.model import logprobs, row_logits, tiled_attention, tree_batch
@@ -28,6 +29,7 @@ class LearnerVariant:
         small_tiles: Attend in tiles although the responses are short.
         small_blocks: Compute logits in blocks although they are few.
         timed: Whether its step is timed. Long responses need tiles and blocks anyway.
+        only_cuda: Whether it needs a CUDA device, and has no float64.
     """
 
     name: str
@@ -36,6 +38,11 @@ class LearnerVariant:
     small_tiles: bool = False
     small_blocks: bool = False
     timed: bool = False
+    only_cuda: bool = False
+
+    def runs(self, device: Device, precision: str) -> bool:
+        """Return whether the variant runs on a device in a precision."""
+        return not self.only_cuda or (not device.is_cpu and precision != "float64")
 
     @contextmanager
     def applied(self, model: PreTrainedModel) -> Iterator[None]:
@@ -61,5 +68,7 @@ VARIANTS = (
     LearnerVariant("tree, checkpointing", checkpointing=True, timed=True),
     LearnerVariant("tree, all three", checkpointing=True, small_tiles=True, small_blocks=True),
     LearnerVariant("flat", FLAT),
-    # Another kind of attention is one line here, for instance with the forward pass that `engine.attention` selects.
+    LearnerVariant(
+        "tree, FlexAttention", TreeForward(model_pass=logprobs.ModelPass("flex")), timed=True, only_cuda=True
+    ),
 )

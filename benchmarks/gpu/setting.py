@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpu.learners import LearnerVariant
 from transformers import PreTrainedConfig
 
+from brorl.model.forward import TreeForward
+from brorl.model.logprobs import DEFAULT_PASS
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, plan_memory
 
 
@@ -38,17 +41,18 @@ class Setting:
         """A short name: size, entropy, tokens."""
         return f"{self.size} {'low' if self.low_entropy else 'full'} {self.max_new_tokens}"
 
-    def plan(self, config: PreTrainedConfig, tokens: int, checkpointing: bool = False) -> MemoryPlan:
+    def plan(self, config: PreTrainedConfig, tokens: int, variant: LearnerVariant | None = None) -> MemoryPlan:
         """Return the predicted memory of a run with these sizes.
 
         Args:
             config: The model's config.
             tokens: Tokens of a response.
-            checkpointing: Whether activations are computed again.
+            variant: The variant of the learner, if it learns.
         """
-        settings = MemorySettings(
-            "bfloat16", self.memory_bytes, nodes_per_pass=self.nodes, gradient_checkpointing=checkpointing
-        )
+        settings = MemorySettings("bfloat16", self.memory_bytes, nodes_per_pass=self.nodes)
+        if variant is not None:
+            model_pass = variant.forward.model_pass if isinstance(variant.forward, TreeForward) else DEFAULT_PASS
+            settings = replace(settings, gradient_checkpointing=variant.checkpointing, attention=model_pass.attention)
         return plan_memory(
             config, settings, Workload(self.prompt_tokens, tokens, num_rows=self.num_rollouts, num_prompts=1)
         )

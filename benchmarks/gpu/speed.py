@@ -145,6 +145,8 @@ class Speed:
 
     def learner(self, variant: LearnerVariant) -> Findings:
         """Measure a step of the learner on the sampled tree: old log-probs, gradient and update."""
+        if not variant.runs(self._device, "bfloat16"):
+            return Findings(skipped="it needs a CUDA device")
         whole, setting = self._sampled_tree(), self.setting
         before = self._device.bytes_in_use()
         model = self._model()
@@ -176,7 +178,7 @@ class Speed:
         cell = self._cell("ours", runs, tree.num_rollouts, before)
         gflops = cell.gflops_per_s(workload_of(model, setting.name, setting.max_new_tokens), "training")
         assert gflops is not None
-        plan = setting.plan(self._config, int(tree.length.max()), variant.checkpointing)
+        plan = setting.plan(self._config, int(tree.length.max()), variant)
         predicted = plan.kept_bytes - _line(plan, "sampling copy") + plan.learning.num_bytes
         facts = {
             "step_s": cell.seconds,
