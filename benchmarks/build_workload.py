@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 from transformers.modeling_utils import PreTrainedModel
 from workload import Workload
@@ -151,17 +153,31 @@ def _scale_for(
     target_nats: float,
     rollouts: int,
 ) -> float:
-    """Scale the head in place until sampled tokens have the given entropy; return the factor.
+    """Scale the head in place until sampled tokens have the given entropy; return the factor."""
+    head = model.get_output_embeddings().weight.data
+
+    def measure() -> float:
+        return _sample(model, prompts, rollouts, CALIBRATION_TOKENS, eos_token_id).entropy_nats
+
+    return scale_to_entropy(head, measure, target_nats)
+
+
+def scale_to_entropy(weight: Tensor, measure: Callable[[], float], target_nats: float) -> float:
+    """Scale a weight in place until sampled tokens have the given entropy; return the factor.
 
     Bisection on the logarithm of the factor, between 1 (near uniform) and 10,000 (near greedy).
+
+    Args:
+        weight: The weight that scales the logits.
+        measure: Returns the entropy of sampled tokens in nats.
+        target_nats: The entropy.
     """
-    head = model.get_output_embeddings().weight.data
-    original = head.clone()
+    original = weight.clone()
     low, high = 0.0, math.log(1e4)
     for _ in range(14):
         middle = (low + high) / 2
-        head.copy_(original * math.exp(middle))
-        entropy = _sample(model, prompts, rollouts, CALIBRATION_TOKENS, eos_token_id).entropy_nats
+        weight.copy_(original * math.exp(middle))
+        entropy = measure()
         print(f"  head scale {math.exp(middle):.4g}: {entropy:.4f} nats/token", file=sys.stderr)
         if abs(entropy - target_nats) < 0.03 * target_nats:
             break

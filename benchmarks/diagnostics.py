@@ -3,16 +3,19 @@
 python benchmarks/diagnostics.py runs/A [runs/B ...]
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from statistics import median
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="+", help="folders of runs")
+    runs = parser.parse_args().runs
     print("| run | steps | diagnostics without held-out check, median share | all diagnostics, share of all time |")
     print("| --- | --- | --- | --- |")
-    for path in map(Path, sys.argv[1:]):
+    for path in runs:
         records = [json.loads(line) for line in (path / "metrics.jsonl").read_text("utf-8").splitlines()]
         steps = [r for r in records if "seconds" in r]
         seconds = [r["seconds"] for r in steps]

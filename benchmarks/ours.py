@@ -85,7 +85,7 @@ def our_generation(step: Step, prompts: list[Prompt], num_rollouts: int, seed: i
     start, cpu_start = time.perf_counter(), time.process_time()
     trees = step.engine.sample([p.token_ids for p in prompts], num_rollouts, step.sampling, seed)
     parts = {"generation": time.perf_counter() - start}
-    return _run(parts, time.process_time() - cpu_start, trees, {})
+    return tree_run(parts, time.process_time() - cpu_start, trees, {})
 
 
 def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) -> Run:
@@ -118,7 +118,7 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
         "grad_norm": update.grad_norm,
         "entropy_nats": update.entropy,
     }
-    return _run(parts, cpu_seconds, trees, facts)
+    return tree_run(parts, cpu_seconds, trees, facts)
 
 
 def tree_work(tree: RolloutTree) -> Work:
@@ -133,12 +133,20 @@ def tree_work(tree: RolloutTree) -> Work:
     return Work(num_prompt + inner_F.size, num_prompt * (num_prompt + 1) // 2 + attended, 1 + inner_F.size)
 
 
-def _run(
+def tree_run(
     parts: dict[str, float],
     cpu_seconds: float,
     trees: list[RolloutTree],
     facts: dict[str, float],
 ) -> Run:
+    """Return the run of a peer that sampled trees.
+
+    Args:
+        parts: Seconds of its parts.
+        cpu_seconds: Processor time.
+        trees: The trees.
+        facts: Other numbers.
+    """
     sampled = sum(tree.num_sampled_tokens for tree in trees)
     nats = -sum(float((tree.count * tree.logprob).sum()) for tree in trees) / sampled
     return Run(

@@ -8,7 +8,7 @@ import torch
 from flat_responses import Group, sampling_run
 from measurement import Job
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from turns import Turns
 from workload import Workload
 
@@ -29,24 +29,40 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
         torch.manual_seed(turn)
         turns.wait()
         start, cpu_start = time.perf_counter(), time.process_time()
-        with torch.no_grad():
-            output = model.generate(
-                prompt_ids,
-                attention_mask=mask,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                num_return_sequences=job.num_rollouts,
-                max_new_tokens=workload.max_new_tokens,
-                eos_token_id=workload.eos_token_id,
-                pad_token_id=workload.eos_token_id,
-            )
+        output = generated(model, prompt_ids, mask, job.num_rollouts, workload)
         seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
         responses = _responses(output[:, prompt_ids.shape[1] :], workload.eos_token_id)
         n = job.num_rollouts
         groups = [Group(len(prompt["token_ids"]), responses[p * n : (p + 1) * n]) for p, prompt in enumerate(prompts)]
         turns.reply(sampling_run(seconds, cpu_seconds, groups))
+
+
+@torch.no_grad()
+def generated(
+    model: PreTrainedModel, prompt_ids: Tensor, mask: Tensor, num_rollouts: int, workload: Workload
+) -> Tensor:
+    """Sample N responses of each prompt; return the prompts with them, shape [P * N, S + T].
+
+    Args:
+        model: The model.
+        prompt_ids: Prompts, padded on the left, shape [P, S].
+        mask: 1 for their tokens and 0 for padding, shape [P, S].
+        num_rollouts: Responses of each prompt, N.
+        workload: Has the length limit and the end token.
+    """
+    output: Tensor = model.generate(
+        prompt_ids,
+        attention_mask=mask,
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        num_return_sequences=num_rollouts,
+        max_new_tokens=workload.max_new_tokens,
+        eos_token_id=workload.eos_token_id,
+        pad_token_id=workload.eos_token_id,
+    )
+    return output
 
 
 def _left_padded(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:

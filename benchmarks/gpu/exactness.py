@@ -1,0 +1,307 @@
+"""Exactness on a device: the learner's variants and the engine against the plain forward pass of transformers.
+
+The reference is the model in float64 on the same device, with its own attention, on one padded row per distinct
+response. In float64 and float32 the largest error has a fixed bound. In bfloat16 the error is compared with that of the
+plain forward pass in bfloat16 on the same responses: it may be three times as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from gpu.learners import FLAT, VARIANTS, LearnerVariant
+from gpu.models import NO_END_TOKEN, STATE_SPACE, copy_of, small_model
+from gpu.parts import Check, Findings
+from gpu.references import (
+    Computed,
+    Errors,
+    best_and_own,
+    computed_plainly,
+    errors_of,
+    gradient_of,
+    logprob_errors,
+    plain_logprobs,
+)
+from gpu.timing import Device
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from brorl.algorithms.advantages import reinforce_pp_baseline
+from brorl.algorithms.groups import Group
+from brorl.model.next_token import PLAIN
+from brorl.prompts.prompt import Prompt
+from brorl.rollout.native.engine import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
+from brorl.tree import RolloutTree
+
+Precision = Literal["float64", "float32", "bfloat16"]
+_NODES = 40  # of a chunk: several chunks
+_LEARNING_RATE = 1e-3
+
+
+class Bounds(NamedTuple):
+    """Bounds in one precision.
+
+    Attributes:
+        logprob: Of the largest error of a log-prob, in nats.
+        gradient: Of the largest relative error of a parameter's gradient.
+        update: Of the relative error of the changed weights. AdamW divides each gradient by its size, so rounding
+            decides the direction where a gradient is nearly 0.
+        other_responses: Of the share of responses that another batch samples differently, because a uniform number
+            falls between two roundings of a cumulative probability.
+    """
+
+    logprob: float
+    gradient: float
+    update: float
+    other_responses: float
+
+
+BOUNDS = {
+    "float64": Bounds(1e-9, 1e-9, 1e-6, 0.0),
+    "float32": Bounds(1e-4, 1e-4, 2e-2, 0.02),
+}
+_STATE_SPACE_BOUNDS = Bounds(2e-3, 2e-3, 0.1, 0.02)  # their states are float32 in every precision
+_TIMES_PLAIN = 3.0  # in bfloat16: the permitted error, as a multiple of that of the plain forward pass
+_LOGPROB_FLOOR, _GRADIENT_FLOOR = 2e-3, 1e-2  # and added to it
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The sampled responses of a comparison.
+
+    Attributes:
+        num_rollouts: Rollouts of each prompt.
+        max_new_tokens: Their tokens.
+        seed: Seed of weights, prompts and draws.
+    """
+
+    num_rollouts: int
+    max_new_tokens: int
+    seed: int
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Prompts of three lengths."""
+        rng = np.random.default_rng(self.seed)
+        return [rng.integers(1, 61, size).tolist() for size in (5, 2, 22)]
+
+    def sampled(self, model: PreTrainedModel, *, flat: bool) -> list[RolloutTree]:
+        """Sample with the native engine."""
+        engine = NativeEngine(model, NO_END_TOKEN, forward=FLAT if flat else None)
+        sampling = SamplingParams(max_new_tokens=self.max_new_tokens)
+        return engine.sample(self.prompts, self.num_rollouts, sampling, self.seed)
+
+
+def learner_part(kind: str, precision: Precision, device: Device, trial: Trial) -> Findings:
+    """Compare log-probs, gradients and one update of all variants of the learner with the plain forward pass."""
+    base, state_space = small_model(kind, trial.seed), kind in STATE_SPACE
+    reference = copy_of(base, device, torch.float64)
+    trees = trial.sampled(reference, flat=state_space)
+    rng = np.random.default_rng(trial.seed)
+    weights = [torch.from_numpy(rng.normal(size=tree.num_unique_tokens)).to(device.name) for tree in trees]
+    expected = computed_plainly(reference, trees, weights)
+    groups = _parity_groups(trees)
+    exact_update = _update(copy_of(base, device, torch.float64), LearnerVariant("reference", FLAT), groups, "float64")
+
+    def fresh() -> PreTrainedModel:
+        dtype = torch.float64 if precision == "float64" else torch.float32
+        return copy_of(base, device, dtype, exact_norms=precision != "bfloat16").train()
+
+    with autocast(precision, device):
+        plain = errors_of(computed_plainly(fresh(), trees, weights), expected)
+    checks: list[Check] = []
+    for variant in [LearnerVariant("flat", FLAT)] if state_space else VARIANTS:
+        if not variant.runs(device, precision):
+            continue
+        model = fresh()
+        with variant.applied(model), autocast(precision, device):
+            errors = errors_of(computed_by(variant, model, trees, weights, _NODES), expected)
+        checks += _checks(variant.name, errors, plain, precision, state_space)
+        change, norm = _update(fresh(), variant, groups, precision)
+        difference = abs(norm - exact_update[1]) / exact_update[1]
+        if precision == "bfloat16":
+            bound = _TIMES_PLAIN * plain.gradient + _GRADIENT_FLOOR
+            checks.append(Check(f"{variant.name}: gradient norm", difference, bound))
+        else:
+            bounds = _STATE_SPACE_BOUNDS if state_space else BOUNDS[precision]
+            relative = float((change - exact_update[0]).norm() / exact_update[0].norm())
+            checks += [
+                Check(f"{variant.name}: gradient norm", difference, bounds.gradient),
+                Check(f"{variant.name}: update", relative, bounds.update),
+            ]
+    return Findings(checks, {"plain": plain._asdict(), "nodes": sum(tree.num_unique_tokens for tree in trees)})
+
+
+def engine_part(kind: str, precision: Precision, device: Device, trial: Trial) -> Findings:
+    """Compare sampled log-probs with the plain forward pass, ways to batch with each other, greedy with `generate`."""
+    state_space = kind in STATE_SPACE
+    sampler = copy_of(
+        small_model(kind, trial.seed), device, getattr(torch, precision), exact_norms=precision != "bfloat16"
+    )
+    reference = copy_of(sampler, device, torch.float64)
+    trees = trial.sampled(sampler, flat=state_space)
+    with torch.no_grad():
+        expected = [plain_logprobs(reference, tree) for tree in trees]
+        plain = logprob_errors([plain_logprobs(sampler, tree) for tree in trees], expected)
+    got = [torch.tensor(tree.logprob) for tree in trees]
+    errors = logprob_errors(got, expected)
+    checks = _checks("engine", Errors(*errors, 0.0), Errors(*plain, 0.0), precision, state_space)[:1]
+    facts: dict[str, object] = {"largest error": errors[0], "of the plain forward pass": plain[0]}
+    sampling = SamplingParams(max_new_tokens=trial.max_new_tokens)
+    little = 40_000 * sampler.dtype.itemsize  # bytes for some of the rows: the others wait
+    forward = FLAT if state_space else None
+    engines = {
+        "again": NativeEngine(sampler, NO_END_TOKEN, forward=forward),
+        "a row per rollout": NativeEngine(sampler, NO_END_TOKEN, share_prefixes=False, forward=forward),
+        "little memory": NativeEngine(sampler, NO_END_TOKEN, little, forward=forward),
+        "own cache": NativeEngine(sampler, NO_END_TOKEN, forward=FLAT),
+    }
+    for name, engine in engines.items():
+        others = engine.sample(trial.prompts, trial.num_rollouts, sampling, trial.seed)
+        share = _share_of_other_responses(trees, others)
+        if precision == "bfloat16":
+            facts[f"other responses, {name}"] = share
+        else:
+            bounds = _STATE_SPACE_BOUNDS if state_space else BOUNDS[precision]
+            checks.append(Check(f"other responses, {name}", share, bounds.other_responses))
+    checks += _greedy(sampler, reference, trial, precision, plain[0], flat=state_space)
+    return Findings(checks, facts)
+
+
+def device_part(kind: str, device: Device, trial: Trial) -> Findings:
+    """Compare the reference itself with the CPU: the plain forward pass in float64 on both."""
+    base, cpu = small_model(kind, trial.seed), Device("cpu")
+    reference = copy_of(base, cpu, torch.float64)
+    trees = trial.sampled(reference, flat=kind in STATE_SPACE)
+    weights = [torch.ones(tree.num_unique_tokens, dtype=torch.float64) for tree in trees]
+    expected = computed_plainly(reference, trees, weights)
+    found = computed_plainly(
+        copy_of(base, device, torch.float64), trees, [weight.to(device.name) for weight in weights]
+    )
+    errors = errors_of(found, expected)
+    # Rotations, states and scans are float32 in every precision.
+    return Findings([Check("log-prob", errors.logprob, 2e-3), Check("gradient", errors.gradient, 2e-3)])
+
+
+def _greedy(
+    sampler: PreTrainedModel,
+    reference: PreTrainedModel,
+    trial: Trial,
+    precision: Precision,
+    plain: float,
+    *,
+    flat: bool,
+) -> list[Check]:
+    """Compare greedy decoding with `generate`; in bfloat16 compare each token with the reference's best."""
+    tokens, device = trial.max_new_tokens, sampler.device
+    engine = NativeEngine(sampler, NO_END_TOKEN, forward=FLAT if flat else None)
+    trees = engine.sample(trial.prompts, 2, SamplingParams(temperature=0, max_new_tokens=tokens), trial.seed)
+    if precision == "bfloat16":
+        gaps = []
+        for tree in trees:
+            with torch.no_grad():
+                best_M, logprob_M = best_and_own(reference, tree)
+            gaps.append(float((best_M - logprob_M).max()))
+        bound = 2 * (_TIMES_PLAIN * plain + _LOGPROB_FLOOR)  # two log-probs, each with an error
+        return [Check("greedy: below the best token, nats", max(gaps), bound)]
+    others = 0
+    for prompt, tree in zip(trial.prompts, trees, strict=True):
+        ids = torch.tensor([prompt], device=device)
+        with torch.no_grad():
+            generated = sampler.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=tokens,
+                eos_token_id=NO_END_TOKEN, pad_token_id=NO_END_TOKEN,
+            )  # fmt: skip
+        others += tree.responses() != [(tuple(generated[0, len(prompt) :].tolist()), 2)]
+    return [Check("greedy: prompts that differ from generate", others, 0)]
+
+
+def computed_by(
+    variant: LearnerVariant,
+    model: PreTrainedModel,
+    trees: Sequence[RolloutTree],
+    weights: Sequence[Tensor],
+    max_nodes: int,
+) -> Computed:
+    """Compute log-probs and gradient with a variant of the learner, in chunks of nodes."""
+    model.zero_grad()
+    weight_M = torch.cat(list(weights))
+    logprob_M = torch.full_like(weight_M, float("nan"))
+    chunks = variant.forward.chunk_logprobs(model, trees, next_token=PLAIN, max_nodes=max_nodes, entropy=False)
+    for chunk in chunks:
+        logprob_M[chunk.index] = chunk.logprob.detach().to(logprob_M.dtype)
+        (weight_M[chunk.index].to(chunk.logprob.dtype) * chunk.logprob).sum().backward()
+    return Computed(list(logprob_M.split([tree.num_unique_tokens for tree in trees])), gradient_of(model))
+
+
+def _update(
+    model: PreTrainedModel, variant: LearnerVariant, groups: list[Group], precision: Precision
+) -> tuple[Tensor, float]:
+    """Make one update; return the change of all weights in float64, and the norm of the gradient."""
+    before = _flat_weights(model)
+    settings = LearnerSettings(
+        _LEARNING_RATE,
+        recompute_old_logprobs=True,
+        max_nodes=_NODES,
+        autocast=precision == "bfloat16",
+        forward=variant.forward,
+    )
+    with variant.applied(model):
+        update = TreeLearner(model, settings).step(groups, reinforce_pp_baseline(groups), seed=0)
+    return _flat_weights(model) - before, update.grad_norm
+
+
+def parity(tree: RolloutTree) -> Group:
+    """Call a response correct if its token ids sum to an even number."""
+    correct_L = np.array([sum(tokens) % 2 == 0 for tokens, _ in tree.responses()])
+    prompt = Prompt("parity", "parity", tree.prompt_ids, "even", "parity")
+    return Group(prompt, tree, correct_L, correct_L.astype(np.float64))
+
+
+def _parity_groups(trees: Sequence[RolloutTree]) -> list[Group]:
+    return [parity(tree) for tree in trees]
+
+
+def _flat_weights(model: PreTrainedModel) -> Tensor:
+    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+
+
+def _checks(name: str, errors: Errors, plain: Errors, precision: Precision, state_space: bool) -> list[Check]:
+    """Return the checks of log-probs and gradients."""
+    if precision == "bfloat16":
+        return checks_in_bfloat16(name, errors, plain)
+    bounds = _STATE_SPACE_BOUNDS if state_space else BOUNDS[precision]
+    return [
+        Check(f"{name}: log-prob", errors.logprob, bounds.logprob),
+        Check(f"{name}: gradient", errors.gradient, bounds.gradient),
+    ]
+
+
+def checks_in_bfloat16(name: str, errors: Errors, plain: Errors) -> list[Check]:
+    """Return the checks of log-probs and gradients against the errors of the plain forward pass in bfloat16."""
+    return [
+        Check(f"{name}: log-prob, RMS", errors.logprob_rms, _TIMES_PLAIN * plain.logprob_rms + _LOGPROB_FLOOR),
+        Check(f"{name}: gradient", errors.gradient, _TIMES_PLAIN * plain.gradient + _GRADIENT_FLOOR),
+    ]
+
+
+def _share_of_other_responses(trees: Sequence[RolloutTree], others: Sequence[RolloutTree]) -> float:
+    """Return the share of rollouts whose responses the other trees do not have as often."""
+    different = sum(
+        sum(max(0, count - dict(other.responses()).get(tokens, 0)) for tokens, count in tree.responses())
+        for tree, other in zip(trees, others, strict=True)
+    )
+    return different / sum(tree.num_rollouts for tree in trees)
+
+
+def autocast(precision: Precision, device: Device) -> torch.autocast | nullcontext[None]:
+    """Return the context in which the learner computes."""
+    return torch.autocast(device.torch.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()

@@ -1,0 +1,156 @@
+"""Random models: small ones of several architectures for exactness, Qwen3-type ones for speed."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from types import MethodType
+from typing import Any
+
+import torch
+from build_workload import CALIBRATION_TOKENS, LOW_ENTROPY_NATS, scale_to_entropy
+from gpu.timing import Device
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from workload import Workload
+
+from brorl.rollout.native.engine import NativeEngine
+from brorl.sampling import SamplingParams
+
+NO_END_TOKEN = 10**9  # outside of every vocabulary: no response ends early
+_SMALL_ENTROPY_NATS = 1.0  # of the small models, so that their rollouts share prefixes
+_NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_GROUPED = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+HOOKED = {"llama": _GROUPED, "qwen2": _GROUPED, "qwen3": _GROUPED, "mistral": _GROUPED | {"sliding_window": None}}
+STATE_SPACE = {
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+    "mamba2": {
+        "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1,
+        "expand": 2, "chunk_size": 8,
+    },
+}  # fmt: skip
+_QWEN3 = {"head_dim": 128, "num_attention_heads": 16, "num_key_value_heads": 8, "vocab_size": 151_936}
+SIZES = {
+    "tiny": {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 256,
+    },
+    "300M": _QWEN3 | {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 10},
+    "1.5B": _QWEN3 | {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24},
+}  # fmt: skip
+
+
+def small_model(kind: str, seed: int) -> PreTrainedModel:
+    """Make a small random float32 model on the CPU, with a sharpened head and a vocabulary of 61 tokens."""
+    torch.manual_seed(seed)
+    settings = (HOOKED | STATE_SPACE)[kind]
+    config = AutoConfig.for_model(kind, vocab_size=61, **_NO_IDS, **settings)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # initialised with ones or zeros, which hide errors
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        head = model.get_output_embeddings()
+        if head.weight is model.get_input_embeddings().weight:
+            head.weight = torch.nn.Parameter(head.weight.detach().clone())
+            model.config.tie_word_embeddings = False
+        logits = model(torch.randint(1, 61, (1, 64))).logits[0]
+        head.weight *= _scale_for(logits, _SMALL_ENTROPY_NATS)
+    return model.eval()
+
+
+def copy_of(model: PreTrainedModel, device: Device, dtype: torch.dtype, *, exact_norms: bool = True) -> PreTrainedModel:
+    """Return a copy of a small model.
+
+    Args:
+        model: The model.
+        device: Where the copy is.
+        dtype: Its precision.
+        exact_norms: Compute RMSNorms in that precision. Those of transformers round to float32, which would hide errors
+            of float64.
+    """
+    copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
+    copy.load_state_dict(model.state_dict())
+    copy = copy.to(device=device.name, dtype=dtype).eval()
+    if exact_norms:
+        for module in copy.modules():
+            if type(module).__name__.endswith("RMSNorm"):
+                module.forward = MethodType(_exact_rms_norm, module)
+    return copy
+
+
+def _exact_rms_norm(self: Any, x: Tensor) -> Tensor:
+    return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+
+def speed_config(size: str, max_tokens: int) -> PreTrainedConfig:
+    """Return the config of a Qwen3-type model with tied embeddings."""
+    return AutoConfig.for_model(
+        "qwen3", **SIZES[size], **_NO_IDS, tie_word_embeddings=True, max_position_embeddings=max_tokens
+    )
+
+
+def speed_model(config: PreTrainedConfig, device: Device, scale: float, seed: int) -> PreTrainedModel:
+    """Make a random float32 model on the device.
+
+    Args:
+        config: Its config.
+        device: The device.
+        scale: Factor of its logits. The last norm has it, because the head is also the embeddings.
+        seed: Seed of the weights.
+    """
+    torch.manual_seed(seed)
+    with torch.device(device.name):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        model.get_decoder().norm.weight *= scale
+    return model
+
+
+@cache
+def low_entropy_scale(size: str, device: Device, prompt: tuple[int, ...], seed: int) -> float:
+    """Return the factor of the logits with which the first tokens after a prompt have 0.14 nats of entropy."""
+    config = speed_config(size, len(prompt) + CALIBRATION_TOKENS)
+    model = speed_model(config, device, 1.0, seed).to(torch.bfloat16)  # type: ignore[arg-type]
+    engine = NativeEngine(model, NO_END_TOKEN)
+
+    def measure() -> float:
+        [tree] = engine.sample([prompt], 32, SamplingParams(max_new_tokens=CALIBRATION_TOKENS), seed)
+        return -float((tree.count * tree.logprob).sum()) / tree.num_sampled_tokens
+
+    return scale_to_entropy(model.get_decoder().norm.weight.data, measure, LOW_ENTROPY_NATS)
+
+
+def _scale_for(logits_TV: Tensor, target_nats: float) -> float:
+    """Return the factor of the logits that gives their distributions a mean entropy, by bisection."""
+    low, high = 0.0, math.log(1e4)
+    for _ in range(30):
+        middle = (low + high) / 2
+        logprob_TV = (logits_TV * math.exp(middle)).log_softmax(-1)
+        entropy = float(-(logprob_TV.exp() * logprob_TV).sum(-1).mean())
+        low, high = (middle, high) if entropy > target_nats else (low, middle)
+    return math.exp(middle)
+
+
+def workload_of(model: PreTrainedModel, setting: str, max_new_tokens: int) -> Workload:
+    """Return the numbers with which the arithmetic of a model is counted."""
+    config = model.config
+    layers = model.get_decoder().layers
+    return Workload(
+        setting=setting,
+        folder="",
+        domain="parity",
+        prompts=[],
+        max_new_tokens=max_new_tokens,
+        eos_token_id=NO_END_TOKEN,
+        fixed_length=True,
+        entropy_nats=math.nan,
+        head_scale=1.0,
+        num_layers=config.num_hidden_layers,
+        query_width=config.num_attention_heads * config.head_dim,
+        layer_parameters=sum(p.numel() for p in layers.parameters() if p.dim() == 2),
+        head_parameters=model.get_output_embeddings().weight.numel(),
+    )
