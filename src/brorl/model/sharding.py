@@ -31,9 +31,7 @@ except ImportError:  # an older torch: no pass can be completed after an error
     DefaultAllGather = DefaultReduceScatter = object  # type: ignore[assignment, misc]
 
 
-def shard(
-    model: PreTrainedModel, weights: dict[str, Tensor], device: torch.device, autocast: bool = False
-) -> None:
+def shard(model: PreTrainedModel, weights: dict[str, Tensor], device: torch.device, autocast: bool = False) -> None:
     """Shard a model in place over all ranks of the process group: each decoder layer, and the rest of the model.
 
     Rank 0 sends the weights one by one, to each rank its shard. No rank but rank 0 ever has a whole weight.
