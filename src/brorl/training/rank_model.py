@@ -1,7 +1,7 @@
 """The model of several ranks: rank 0 reads the weights, and every other rank makes the same model without them.
 
 In: a function that loads the model. Out: on every rank the model with its parameters on the meta device, ready to be
-sharded, and on rank 0 its weights. No other rank opens the model's folder.
+sharded, and on rank 0 its weights.
 """
 
 from __future__ import annotations
