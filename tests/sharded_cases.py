@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from brorl.model.lora import LoraSettings, add_adapter
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS
 from brorl.model.sharding import full_tensor, shard
 from brorl.training.learner import LearnerSettings, Update
+from brorl.training.rank_model import load_on_first_rank
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.tree_learner import TreeLearner
-from small_models import small_model
+from small_models import small_model, use_exact_norms
 
 FLAT = FlatForward("the test says so")
 
@@ -67,12 +69,15 @@ def model_of(case: Case) -> PreTrainedModel:
     return model
 
 
-def learner_of(case: Case, ranks: Ranks, model: PreTrainedModel | None = None) -> TreeLearner:
+def learner_of(case: Case, ranks: Ranks, load: Callable[[Case], PreTrainedModel] = model_of) -> TreeLearner:
     row_logits.MAX_LOGITS = 0 if case.logits_per_block else MAX_LOGITS
     logprobs_module.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
-    model = model or model_of(case)
-    if ranks.size > 1:
-        shard(model, torch.device("cpu"), case.settings.autocast)
+    if ranks.size == 1:
+        return TreeLearner(load(case), case.settings)
+    lora = LoraSettings(case.lora) if case.lora else None
+    model, weights, _ = load_on_first_rank(ranks, lambda: (load(case), None), lora, case.gradient_checkpointing)
+    use_exact_norms(model)
+    shard(model, weights, torch.device("cpu"), case.settings.autocast)
     return TreeLearner(model, case.settings, ranks=ranks)
 
 
@@ -118,9 +123,11 @@ def logprobs(ranks: Ranks, case: Case) -> Any:
 
 def save(ranks: Ranks, case: Case, folder: Path, resume: Path | None, first: int) -> Result:
     """Continue from a folder, make one step, and save to another folder."""
-    model = None
-    if resume is not None:
+
+    def load(case: Case) -> PreTrainedModel:
         model = model_of(case)
+        if resume is None:
+            return model
         if case.lora:
             saved = load_file(resume / "adapter_model.safetensors")
             own = {n.replace(".default.", "."): p for n, p in model.named_parameters() if p.requires_grad}
@@ -128,7 +135,9 @@ def save(ranks: Ranks, case: Case, folder: Path, resume: Path | None, first: int
                 own[name.removeprefix("base_model.model.")].data.copy_(weight)
         else:
             model.load_state_dict(AutoModelForCausalLM.from_pretrained(resume, dtype=case.dtype).state_dict())
-    learner = learner_of(case, ranks, model)
+        return model
+
+    learner = learner_of(case, ranks, load)
     if resume is not None:
         state = torch.load(resume / "state.pt", weights_only=True)
         if "shards" in state:

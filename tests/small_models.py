@@ -65,10 +65,15 @@ def small_model(
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             centre = 1.0 if parameter.dim() == 1 else 0.0
             parameter.copy_(centre + scale * noise)
+    use_exact_norms(model)
+    return model.eval()
+
+
+def use_exact_norms(model: PreTrainedModel) -> None:
+    """Let the RMSNorms of a model compute in its own dtype."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = MethodType(_exact_rms_norm, module)
-    return model.eval()
 
 
 def _exact_rms_norm(self: torch.nn.Module, x: Tensor) -> Tensor:

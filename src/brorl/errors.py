@@ -41,6 +41,10 @@ class LearnerLostError(UserError):
     exit_code = 1
 
 
+class FirstRankError(UserError):
+    """Rank 0 of the learner failed; raised on the other ranks, with the error and the machine of rank 0."""
+
+
 class WorkersLostError(UserError):
     """Worker processes of a cluster were lost more often than the settings allow."""
 

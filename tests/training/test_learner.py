@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 import brorl.training.mini_batch as mini_batch_module
-import brorl.training.tree_learner as learner_module
+import brorl.training.step_inputs as inputs_module
 from brorl.activity import Activity, Updating
 from brorl.algorithms.groups import Group
 from brorl.algorithms.policy_loss import PolicyLossSettings
@@ -119,8 +119,8 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
     settings = replace(SETTINGS, mini_batches=3, warmup_updates=5)
     learner, optimizer = TreeLearner(model, settings), plain_adamw(plain, settings)
     dealt = []
-    original = learner_module.assemble
-    monkeypatch.setattr(learner_module, "assemble", lambda trees, *rest: dealt.append(trees) or original(trees, *rest))
+    original = inputs_module.assemble
+    monkeypatch.setattr(inputs_module, "assemble", lambda trees, *rest: dealt.append(trees) or original(trees, *rest))
     updates = 0
     for step in range(2):
         groups, advantages = sampled_batch(model, rng, num_groups=7)

@@ -307,8 +307,8 @@ def test_a_step_after_penalised_takes_no_pass_more_than_it_needs(placement: str,
     learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(0.7, "k2", placement), recompute_old_logprobs=True))  # type: ignore[arg-type]
     groups, advantages = sampled(model, rng)
     passes = []
-    original = learner._own_logprobs
-    learner._own_logprobs = lambda trees: passes.append(len(trees)) or original(trees)  # type: ignore[method-assign]
+    original = learner._scores.of_own
+    learner._scores.of_own = lambda trees: passes.append(len(trees)) or original(trees)  # type: ignore[method-assign]
     penalised = learner.penalised(groups)
     assert (penalised == groups) == (placement == "loss")
     learner.step(penalised, advantages, seed=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -33,6 +34,34 @@ ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
 AIMS = ("pass@1", "pass@k", "coverage")
 _LEAST_PROMPTS, _LEAST_ROLLOUTS, _MOST_ROLLOUTS = 8, 4, 2**20
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The arguments of `plan` for this machine, checked."""
+
+    pilot_prompts: int
+    pilot_rollouts: int
+    rollouts: Sequence[int]
+    seconds_per_step: float | None
+    aim: Aim
+
+    def __post_init__(self) -> None:
+        if not self.rollouts or min(self.rollouts) < 2 or max(self.rollouts) > _MOST_ROLLOUTS:
+            raise UserError(
+                f"rollouts: every number must lie between 2 and {_MOST_ROLLOUTS:,}, not {list(self.rollouts)}"
+            )
+        if self.pilot_prompts < _LEAST_PROMPTS:
+            raise UserError(f"pilot_prompts must be at least {_LEAST_PROMPTS}, not {self.pilot_prompts}")
+        if self.pilot_rollouts < _LEAST_ROLLOUTS or self.pilot_rollouts % 2:
+            raise UserError(
+                f"pilot_rollouts must be an even number of at least {_LEAST_ROLLOUTS} (the gradients of two halves are "
+                f"compared), not {self.pilot_rollouts}"
+            )
+        if self.seconds_per_step is not None and not 0 < self.seconds_per_step < float("inf"):
+            raise UserError(f"seconds_per_step must be above 0 and finite, not {self.seconds_per_step}")
+        if self.aim not in AIMS:
+            raise UserError(f"aim must be one of {', '.join(AIMS)}, not {self.aim}")
 
 
 @overload
@@ -106,50 +135,47 @@ def plan(
     if cluster is not None:
         from brorl.api.cluster_plan import ClusterQuestion, plan_cluster
 
-        question = cluster if isinstance(cluster, ClusterQuestion) else ClusterQuestion(cluster)
+        asked = cluster if isinstance(cluster, ClusterQuestion) else ClusterQuestion(cluster)
         return plan_cluster(
-            question, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
+            asked, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
         )
-    _check(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
+    question = _Question(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
+    return _plan_here(
+        question, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
+    )
+
+
+def _plan_here(
+    question: _Question,
+    checkpoint: str | Path | None,
+    *,
+    recipe: ConfigOrPath | None,
+    output_dir: str | Path,
+    progress: bool,
+    overrides: Mapping[str, Any],
+) -> PlanResult:
+    """Measure on this machine; see `plan`."""
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
-    wanted = sorted({*rollouts, config.rollouts_per_prompt})
 
     from brorl.console.screen import Screen
 
     with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:  # before torch is imported
         from brorl.api.plan_result import PlanResult, next_commands
 
-        parts = _parts(config, pilot_prompts, screen)
+        parts = _parts(config, question.pilot_prompts, screen)
         note = _note(recipe is None and source == RECIPE, given)
         with _folder(Path(output_dir).expanduser()) as folder:
-            for line in (*_announcement(config, parts, pilot_prompts, pilot_rollouts), *note):
+            for line in (*_announcement(config, parts, question), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
-            measured = _measure(parts, (pilot_prompts, pilot_rollouts), wanted, folder, screen.console)
-            report = _report(config, parts, measured, seconds_per_step, aim)
+            rollouts = sorted({*question.rollouts, config.rollouts_per_prompt})
+            measured = _measure(parts, question, rollouts, folder, screen.console)
+            report = _report(config, parts, measured, question)
             _write(report, folder)
             planned = {**given, **_planned_settings(config, report.choice.estimator)}
             result = PlanResult(folder, report, *next_commands(report.plan, checkpoint, source, planned))
             screen.console.print(result, soft_wrap=True)
             return result
-
-
-def _check(
-    pilot_prompts: int, pilot_rollouts: int, rollouts: Sequence[int], seconds_per_step: float | None, aim: str
-) -> None:
-    if not rollouts or min(rollouts) < 2 or max(rollouts) > _MOST_ROLLOUTS:
-        raise UserError(f"rollouts: every number must lie between 2 and {_MOST_ROLLOUTS:,}, not {list(rollouts)}")
-    if pilot_prompts < _LEAST_PROMPTS:
-        raise UserError(f"pilot_prompts must be at least {_LEAST_PROMPTS}, not {pilot_prompts}")
-    if pilot_rollouts < _LEAST_ROLLOUTS or pilot_rollouts % 2:
-        raise UserError(
-            f"pilot_rollouts must be an even number of at least {_LEAST_ROLLOUTS} (the gradients of two halves are "
-            f"compared), not {pilot_rollouts}"
-        )
-    if seconds_per_step is not None and not 0 < seconds_per_step < float("inf"):
-        raise UserError(f"seconds_per_step must be above 0 and finite, not {seconds_per_step}")
-    if aim not in AIMS:
-        raise UserError(f"aim must be one of {', '.join(AIMS)}, not {aim}")
 
 
 def _resolve(
@@ -205,25 +231,25 @@ def _folder(path: Path) -> Iterator[Path]:
         raise
 
 
-def _announcement(config: TrainConfig, parts: PilotParts, pilot_prompts: int, pilot_rollouts: int) -> list[str]:
+def _announcement(config: TrainConfig, parts: PilotParts, question: _Question) -> list[str]:
     """Return the plan's model, recipe and amount of work as lines."""
-    pilot = pilot_prompts * pilot_rollouts
+    pilot = question.pilot_prompts * question.pilot_rollouts
     step = config.rollouts_per_prompt * config.prompts_per_step
     parameters = sum(p.numel() for p in parts.model.parameters())
     return [
         f"brorl {brorl.__version__}: a plan for {config.model} ({parameters:,} parameters) on {parts.model.device}",
         f"the recipe: N = {config.rollouts_per_prompt} rollouts x {config.prompts_per_step} prompts per step",
-        f"pilot: {pilot_rollouts} rollouts of each of {pilot_prompts} training prompts, {pilot:,} in total "
-        f"({plain(pilot / step, 2)} of a step), and two gradients of each prompt",
+        f"pilot: {question.pilot_rollouts} rollouts of each of {question.pilot_prompts} training prompts, {pilot:,} in "
+        f"total ({plain(pilot / step, 2)} of a step), and two gradients of each prompt",
         "timings: the phases of a step at up to 5 sizes, 3 times each after 1 or 2 to warm up; none samples more than "
         "the pilot, or more than a quarter of it after a pilot of more than 10 s",
     ]
 
 
 def _measure(
-    parts: PilotParts, pilot: tuple[int, int], wanted: Sequence[int], folder: Path, console: Console
+    parts: PilotParts, question: _Question, rollouts: Sequence[int], folder: Path, console: Console
 ) -> Measured:
-    """Take a pilot of (prompts, rollouts of each) and time some steps."""
+    """Take a pilot and time some steps."""
     from tempfile import TemporaryDirectory
 
     import numpy as np
@@ -233,11 +259,12 @@ def _measure(
     def announce(text: str) -> None:
         console.print(text, soft_wrap=True, markup=False, style="dim")
 
+    pilot = question.pilot_prompts, question.pilot_rollouts
     with TemporaryDirectory(dir=folder, prefix=".pilot-") as scratch:
-        return measure(parts, *pilot, np.array(wanted), Path(scratch), announce)
+        return measure(parts, *pilot, np.array(rollouts), Path(scratch), announce)
 
 
-def _report(config: TrainConfig, parts: PilotParts, measured: Measured, budget: float | None, aim: Aim) -> PlanReport:
+def _report(config: TrainConfig, parts: PilotParts, measured: Measured, question: _Question) -> PlanReport:
     from brorl.planning.recommendation import StepSettings, make_plan
     from brorl.planning.report import PlanReport
 
@@ -248,8 +275,8 @@ def _report(config: TrainConfig, parts: PilotParts, measured: Measured, budget: 
         dynamic_sampling=config.dynamic_sampling.enabled,
         most_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
     )
-    found = make_plan(measured.counts, measured.cost, settings, budget, parts.generator(3))
-    return PlanReport.of(found, measured, settings, (config.model, str(parts.model.device)), aim)
+    found = make_plan(measured.counts, measured.cost, settings, question.seconds_per_step, parts.generator(3))
+    return PlanReport.of(found, measured, settings, (config.model, str(parts.model.device)), question.aim)
 
 
 def _planned_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:

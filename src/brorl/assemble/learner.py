@@ -16,7 +16,8 @@ from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forwar
 from brorl.model.hook_check import check_flex
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
 from brorl.model.sharding import shard
-from brorl.training.ranks import ALONE, Ranks
+from brorl.training.rank_model import load_on_first_rank
+from brorl.training.ranks import Ranks
 from brorl.training.tree_learner import TreeLearner
 
 
@@ -83,23 +84,18 @@ def build_learner(
     stop_token_ids: tuple[int, ...],
     say: Callable[[str], None] = lambda _: None,
     observe: Observe = unobserved,
-    ranks: Ranks = ALONE,
 ) -> TreeLearner:
-    """Make the learner, or one rank of it.
+    """Make the learner of one process.
 
     Args:
         config: The run's settings.
-        model: The model, the same on every rank. Several ranks shard it, on the device of the settings.
+        model: The model.
         forward: How trees go through the model.
         stop_token_ids: Tokens that end a response.
         say: Receives lines for the user.
         observe: Receives the activity of the learner.
-        ranks: The processes that share the learner.
     """
-    settings = build_learner_settings(config, stop_token_ids, forward)
-    if ranks.size > 1:
-        shard(model, choose_device(config.device), settings.autocast)
-    return TreeLearner(model, settings, say, observe, ranks)
+    return TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), say, observe)
 
 
 def build_rank(
@@ -109,7 +105,7 @@ def build_rank(
     say: Callable[[str], None] = lambda _: None,
     observe: Observe = unobserved,
 ) -> TreeLearner:
-    """Load the model and make one rank of the learner; every rank calls it.
+    """Load the model and make one rank of the learner; every rank calls it, and rank 0 reads the weights.
 
     Args:
         config: The run's settings.
@@ -119,9 +115,19 @@ def build_rank(
         observe: Receives the activity of the learner.
 
     Raises:
-        UserError: If the model does not fit.
+        UserError: If the model cannot be loaded or does not fit.
     """
-    device = torch.device("cpu") if ranks.size > 1 else None  # sharding moves one layer at a time
-    model = build_model(config, ready, observe, device)
-    forward = build_forward(config, ready, model, say)
-    return build_learner(config, model, forward, end_tokens(model, ready.tokenizer), say, observe, ranks)
+
+    def load(device: torch.device | None = None) -> tuple[PreTrainedModel, tuple[Forward, tuple[int, ...]]]:
+        model = build_model(config, ready, observe, device)
+        return model, (build_forward(config, ready, model, say), end_tokens(model, ready.tokenizer))
+
+    if ranks.size == 1:
+        model, (forward, stop_token_ids) = load()
+        return build_learner(config, model, forward, stop_token_ids, say, observe)
+    model, weights, (forward, stop_token_ids) = load_on_first_rank(
+        ranks, lambda: load(torch.device("cpu")), build_lora(config), config.engine.gradient_checkpointing
+    )
+    settings = build_learner_settings(config, stop_token_ids, forward)
+    shard(model, weights, choose_device(config.device), settings.autocast)
+    return TreeLearner(model, settings, say, observe, ranks)

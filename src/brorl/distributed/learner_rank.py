@@ -20,7 +20,7 @@ import ray
 from brorl.activity import Activity, Observe
 from brorl.distributed.shipped_groups import ShippedGroups, TreeExchange
 from brorl.distributed.weights import stored_form
-from brorl.errors import UserError
+from brorl.errors import FirstRankError, UserError
 from brorl.training.learner import Learner
 
 Report = Activity | str  # an activity, or a line for the user
@@ -100,6 +100,8 @@ class LearnerRank:
         say = self._reports.put if self._rank == 0 else _ignore
         try:
             self._learner = build(RankPlace(self._rank, size, *meeting_point), say, say)
+        except FirstRankError:  # it names the rank and its machine
+            raise
         except UserError as error:
             raise UserError(f"learner rank {self._rank} on machine {machine}: {error}") from error
         learner = self._learner

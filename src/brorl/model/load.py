@@ -19,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -145,6 +146,26 @@ def load_model(
         continue_adapter(model, Path(source.adapter), lora)
     elif lora:
         add_adapter(model, lora)
+    return model
+
+
+def model_without_weights(
+    config: PreTrainedConfig, lora: LoraSettings | None, gradient_checkpointing: bool
+) -> PreTrainedModel:
+    """Return the model of `load_model` with its parameters and buffers on the meta device, which takes no memory.
+
+    Args:
+        config: The config of the loaded model.
+        lora: As in `load_model`; settings of saved adapters too.
+        gradient_checkpointing: As in `load_model`.
+    """
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+        _switch_dropout_off(model)
+        if gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        if lora:
+            add_adapter(model, lora)
     return model
 
 

@@ -1,8 +1,8 @@
 """Sharding of a model over ranks: each rank keeps a part of every parameter, and gathers a layer while it computes it.
 
-In: a causal LM, the same on every rank. Out: the same object with its parameters as shards (FSDP2), and `AgreedPasses`,
-which make all ranks do the same sequence of passes. A pass of a sharded model is collective: it blocks until every
-rank makes it.
+In: a causal LM without weights on every rank, and its weights on rank 0. Out: the same objects with their parameters as
+shards (FSDP2), and `AgreedPasses`, which make all ranks do the same sequence of passes. A pass of a sharded model is
+collective: it blocks until every rank makes it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ except ImportError:  # an older torch: no pass can be completed after an error
     DefaultAllGather = DefaultReduceScatter = object  # type: ignore[assignment, misc]
 
 
-def shard(model: PreTrainedModel, device: torch.device, autocast: bool = False) -> None:
+def shard(model: PreTrainedModel, weights: dict[str, Tensor], device: torch.device, autocast: bool = False) -> None:
     """Shard a model in place over all ranks of the process group: each decoder layer, and the rest of the model.
 
+    Rank 0 sends the weights one by one, to each rank its shard. No rank but rank 0 ever has a whole weight.
+
     Args:
-        model: A causal LM with the same weights on every rank, on any device. Frozen parameters are sharded too.
-        device: The device of the shards; layers are moved there one by one.
+        model: A causal LM with its parameters on the meta device. Frozen parameters are sharded too.
+        weights: On rank 0 its weights by name, on any device; ignored on the others. Empty on return, so the memory of
+            a weight is free as soon as it is sent.
+        device: The device of the shards.
         autocast: Gather parameters and compute in bfloat16. The shards, their gradients and the sums of gradients over
             the ranks stay in float32.
     """
@@ -46,6 +50,10 @@ def shard(model: PreTrainedModel, device: torch.device, autocast: bool = False) 
     for module in [*layers, model]:
         sharded = fully_shard(module, mesh=mesh, mp_policy=precision)
         _sum_gradients(sharded)
+    first = torch.distributed.get_rank() == 0
+    for name, parameter in model.named_parameters():
+        _scatter(parameter, weights.pop(name) if first else None, device)
+    model.to(device)  # type: ignore[arg-type]  # FSDP pads the shards here, and never moves them afterwards
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -94,6 +102,49 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:
         stored = model.state_dict().keys()
         whole |= {name: buffer.cpu() for name, buffer in model.named_buffers() if name in stored}
         model.save_pretrained(folder, state_dict=whole)
+
+
+@torch.no_grad()
+def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> None:
+    """Give a sharded parameter on the meta device its values; collective.
+
+    Args:
+        parameter: The parameter; it remains the same object.
+        whole: Its values on rank 0, None on the others.
+        device: The device of the shards.
+    """
+    assert isinstance(parameter, DTensor)
+    size = parameter.device_mesh.size()
+    rows = max(1, -(-parameter.shape[0] // size))  # of every shard but the last ones
+    padded = torch.zeros(rows, *parameter.shape[1:], dtype=parameter.dtype, device=device)
+    pieces = None
+    if whole is not None:
+        pieces = [_bytes(_with_rows(piece, rows)) for piece in whole.to(device).contiguous().split(rows)]
+        pieces += [torch.zeros_like(pieces[0])] * (size - len(pieces))
+    torch.distributed.scatter(_bytes(padded), pieces)
+    shards = DTensor.from_local(
+        padded[: local_tensor(parameter).shape[0]],
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+    torch.utils.swap_tensors(parameter, torch.nn.Parameter(shards, parameter.requires_grad))
+
+
+def _with_rows(piece: Tensor, rows: int) -> Tensor:
+    """Return a tensor with as many rows, the last ones zero."""
+    if piece.shape[0] == rows:
+        return piece
+    padded = piece.new_zeros(rows, *piece.shape[1:])
+    padded[: piece.shape[0]] = piece
+    return padded
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """Return the memory of a contiguous tensor as bytes: gloo does not have every type."""
+    return tensor.view(-1).view(torch.uint8)
 
 
 def _sum_gradients(module: Any) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from brorl.algorithms.aggregation import loss_denominator, response_weights
 from brorl.algorithms.groups import Group
@@ -60,6 +61,17 @@ class TrainedResponses:
         return TrainedResponses(
             self.whole, tree, of_whole, self.advantage_L[start:stop], self.factor_L[start:stop], old_logprob_M
         )
+
+
+def to_tensor(model: PreTrainedModel, arrays: Sequence[NDArray[Any]]) -> Tensor:
+    """Return arrays as one tensor on a model's device, in float64 for a model in float64 and in float32 for others.
+
+    Args:
+        model: The model.
+        arrays: Arrays to concatenate; there can be none.
+    """
+    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+    return torch.from_numpy(np.concatenate([np.empty(0), *arrays])).to(model.device, dtype)
 
 
 def choose_trained(

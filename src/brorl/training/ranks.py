@@ -6,14 +6,16 @@ In: the number of a process, and the address where the processes meet. Out: `Ran
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
-from brorl.errors import UserError, first_line
+from brorl.errors import FirstRankError, UserError, first_line
 
 T = TypeVar("T")
 Backend = Literal["gloo", "nccl"]
@@ -54,6 +56,34 @@ class Ranks:
         values: list[T] = [value] * self.size
         torch.distributed.all_gather_object(values, value)
         return values
+
+    def of_first(self, work: Callable[[], T]) -> T:
+        """Return the result of a function that rank 0 calls.
+
+        Args:
+            work: The function. Its result can be pickled.
+
+        Raises:
+            FirstRankError: On the other ranks, if the function fails with a `UserError` on rank 0.
+            RuntimeError: On the other ranks, if it fails with any other exception.
+        """
+        if self.size == 1:
+            return work()
+        outcome: list[Any] = [None, None]
+        if self.rank == 0:
+            try:
+                outcome[0] = work()
+            except Exception as error:
+                kind = FirstRankError if isinstance(error, UserError) else RuntimeError
+                name = "" if kind is FirstRankError else f"{type(error).__name__}: "
+                outcome[1] = kind(f"learner rank 0 on machine {socket.gethostname()}: {name}{error}")
+                torch.distributed.broadcast_object_list(outcome)
+                raise
+        torch.distributed.broadcast_object_list(outcome)
+        result, failure = outcome
+        if failure is not None:
+            raise failure
+        return result  # type: ignore[no-any-return]
 
 
 ALONE = Ranks()

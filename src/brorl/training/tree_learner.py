@@ -12,49 +12,33 @@ update is that of one process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from itertools import chain
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, assert_never
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Updating, unobserved
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import Mismatch, MismatchSums, check_sampler_logprobs, kept_tokens
-from brorl.algorithms.kl import KLPenalty, penalised_group
 from brorl.algorithms.learning_rate import warmed_up
 from brorl.errors import DivergedError
-from brorl.model.logprobs import prompt_groups
 from brorl.model.passes import OwnPasses
 from brorl.model.sharding import AgreedPasses, full_tensor, save_whole
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
 from brorl.training.chunk_size import ChunkSize
-from brorl.training.dealing import Piece, deal
 from brorl.training.learner import FloatArray, LearnerSettings, Update
 from brorl.training.learner_state import in_memory, sharded_header, write_sharded
-from brorl.training.mini_batch import MiniBatch, TrainedResponses, assemble, choose_trained
+from brorl.training.mini_batch import MiniBatch, to_tensor
 from brorl.training.optimizer_state import with_moments_of
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
+from brorl.training.step_inputs import StepPreparation
+from brorl.training.tree_scores import TreeScores
 from brorl.training.update_means import UpdateMeans
 from brorl.tree import RolloutTree
-
-_Logprobs = list[list[FloatArray]]  # of each tree of each mini-batch
-_Compute = Callable[[Sequence[RolloutTree]], list[FloatArray]]
-
-
-class _Scored(NamedTuple):
-    """A tree and the log-probs of its nodes before the step, shape [M]; holding the tree keeps its id unique."""
-
-    tree: RolloutTree
-    old_logprob_M: FloatArray
-    reference_logprob_M: FloatArray
 
 
 class TreeLearner:
@@ -96,7 +80,9 @@ class TreeLearner:
         nodes = settings.max_nodes or settings.forward.default_max_nodes(model)
         self._nodes = ChunkSize(nodes, say, self._passes)
         self._reference = ReferencePolicy(model, settings.offload_reference) if settings.kl else None
-        self._scored: dict[int, _Scored] = {}
+        self._tensor = partial(to_tensor, model)
+        self._scores = TreeScores(model, settings, self._nodes, self._passes, ranks)
+        self._preparation = StepPreparation(self._scores, settings, self._reference, ranks, self._tensor)
 
     def step(
         self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, rate_factor: float = 1.0
@@ -124,13 +110,13 @@ class TreeLearner:
             self._cost_line_said = True
             if line := settings.forward.cost_line([group.tree for group in groups]):
                 self._say(line)
-        batches, trained, apart, masked = self._mini_batches(groups, advantages, np.random.default_rng(seed))
+        inputs = self._preparation.prepare(groups, advantages, np.random.default_rng(seed))
         done: list[UpdateMeans] = []
-        for batch in batches:
-            self._observe(Updating(len(done), len(batches)))
+        for batch in inputs.batches:
+            self._observe(Updating(len(done), len(inputs.batches)))
             done.append(self._update(batch, rate_factor))
-        means = UpdateMeans.mean(done)
-        self._scored.clear()
+        means, apart = UpdateMeans.mean(done), inputs.mismatch
+        self._preparation.forget()
         retries, self._nodes.retries = self._nodes.retries, 0
         return Update(
             loss=means.loss,
@@ -139,7 +125,7 @@ class TreeLearner:
             old_policy_kl=means.old_policy_kl,
             entropy=-_token_mean([g.tree for g in groups]),
             learning_rate=self._learning_rate(rate_factor),
-            trained_nodes=sum(x.tree.num_unique_tokens for x in trained),
+            trained_nodes=sum(x.tree.num_unique_tokens for x in inputs.trained),
             clip_low_share=means.clip_low_share,
             clip_high_share=means.clip_high_share,
             reference_kl=means.reference_kl if self.has_reference else None,
@@ -147,7 +133,7 @@ class TreeLearner:
             mismatch_mean=apart.mean if apart else None,
             mismatch_max=apart.max if apart else None,
             mismatch_kl=apart.kl if apart else None,
-            masked_share=masked,
+            masked_share=inputs.masked_share,
             nodes_per_pass=self._nodes.value,
             out_of_memory_retries=retries,
         )
@@ -165,10 +151,7 @@ class TreeLearner:
             The groups, in order. Groups with old log-probs keep them. If the old log-probs are the engine's, the groups
             are returned unchanged.
         """
-        if not self._settings.recompute_old_logprobs:
-            return list(groups)
-        old = self._old_logprobs([g.tree for g in groups], [g.old_logprob_M for g in groups], self.logprobs)
-        return [replace(g, old_logprob_M=old_M) for g, old_M in zip(groups, old, strict=True)]
+        return self._preparation.with_old_logprobs(groups)
 
     def penalised(self, groups: Sequence[Group]) -> list[Group]:
         """Subtract the KL penalty from the rewards, if the penalty is placed there.
@@ -180,23 +163,7 @@ class TreeLearner:
         Returns:
             The groups, in order.
         """
-        penalty = self._settings.kl
-        if penalty is None:
-            return list(groups)
-        match penalty.placement:
-            case "loss":
-                return list(groups)
-            case "reward":
-                return self._penalised(groups, penalty)
-            case _:
-                assert_never(penalty.placement)
-
-    def _penalised(self, groups: Sequence[Group], penalty: KLPenalty) -> list[Group]:
-        trees = [g.tree for g in groups]
-        old = self._old_logprobs(trees, [g.old_logprob_M for g in groups], self.logprobs)
-        [reference] = self._reference_logprobs([trees], self.logprobs)
-        self._scored = {id(t): _Scored(t, o, r) for t, o, r in zip(trees, old, reference, strict=True)}
-        return [penalised_group(g, o, r, penalty) for g, o, r in zip(groups, old, reference, strict=True)]
+        return self._preparation.penalised(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node under the current weights, at the sampling temperature.
@@ -207,38 +174,7 @@ class TreeLearner:
         Returns:
             For each tree the log-probs, shape [M], on every rank.
         """
-        if self._ranks.size == 1:
-            return self._own_logprobs(trees)
-        parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self._share(trees)]
-        own = self._own_logprobs([tree for _, tree, _ in parts])
-        mine = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, own, strict=True)]
-        found = [np.empty(tree.num_unique_tokens) for tree in trees]
-        for number, node_M, logprob_M in chain(*reversed(self._ranks.gather(mine))):  # the lowest rank's are kept
-            found[number][node_M] = logprob_M
-        return found
-
-    @torch.no_grad()
-    def _own_logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-probs of the nodes of this rank's trees; every rank calls it."""
-
-        def work() -> list[FloatArray]:
-            found: list[FloatArray] = []
-            forward, next_token = self._settings.forward, self._settings.next_token
-            nodes = self._nodes.value
-            with self._autocast():
-                for start, stop in prompt_groups(trees, nodes):  # prompts take memory too
-                    some = trees[start:stop]
-                    logprobs = forward.logprobs(self.model, some, next_token=next_token, max_nodes=nodes)
-                    found += [lp.double().cpu().numpy() for lp in logprobs]
-            self._passes.finish()
-            return found
-
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            return self._nodes.run(work)
-        finally:
-            self.model.train(was_training)
+        return self._scores.of_all(trees)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return the current weights by name; several ranks gather them one by one, and all of them must iterate."""
@@ -285,7 +221,7 @@ class TreeLearner:
         if self._reference is None:
             raise ValueError("there is no reference policy to reset; set kl.coefficient above 0")
         self._reference.reset()
-        self._scored.clear()
+        self._preparation.forget()
         if clear_optimizer:
             self._optimizer.state.clear()
 
@@ -320,7 +256,7 @@ class TreeLearner:
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
         self._nodes.restrict(state.get("max_nodes", self._nodes.value))  # earlier versions did not keep it
-        self._scored.clear()
+        self._preparation.forget()
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load the moments of another run's optimizer; learning rate, warm-up and updates stay those of this run.
@@ -337,101 +273,6 @@ class TreeLearner:
 
     def _learning_rate(self, factor: float) -> float:
         return factor * warmed_up(self._settings.learning_rate, self._updates, self._settings.warmup_updates)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.model.device.type, torch.bfloat16) if self._settings.autocast else nullcontext()
-
-    def _mini_batches(
-        self, groups: Sequence[Group], advantages: Sequence[FloatArray], generator: np.random.Generator
-    ) -> tuple[list[MiniBatch], list[TrainedResponses], Mismatch | None, float]:
-        """Split the groups into mini-batches, and compute everything that is needed before the first update.
-
-        Returns:
-            This rank's share of the mini-batches, the trained responses of all ranks, how far old policy and sampler
-            are apart, and the share of tokens that a mask set to 0.
-        """
-        settings = self._settings
-        parts = np.array_split(generator.permutation(len(groups)), settings.mini_batches)
-        size = settings.responses_per_verdict
-        finished_only = settings.loss.mask_truncated
-        chosen = [
-            [choose_trained(groups[i], advantages[i], size, finished_only, generator) for i in part] for part in parts
-        ]
-        trained = [[x for x in part if x] for part in chosen]
-        every = list(chain(*trained))
-        if settings.importance.mode != "none":
-            check_sampler_logprobs([x.tree for x in every])
-        own = [[part[p.tree].part(p.start, p.stop) for p in self._share([x.tree for x in part])] for part in trained]
-        old, reference = self._before_update(own, every)
-        loss, importance = settings.loss, settings.importance
-        batches = []
-        for part, mine, its_old, its_reference in zip(parts, own, old, reference, strict=True):
-            trees = [groups[i].tree for i in part]
-            share = len(part) * len(parts) / len(groups)
-            batches.append(assemble(trees, mine, its_old, its_reference, loss, importance, share, self._tensor))
-        every_own, every_old = list(chain(*own)), list(chain(*old))
-        num_tokens = sum(x.tree.num_sampled_tokens for x in every)
-        kept = sum(self._ranks.gather(kept_tokens([x.tree for x in every_own], every_old, importance)))
-        masked = 1.0 - kept / num_tokens if num_tokens else 0.0
-        return batches, every, self._mismatch(every, every_own, every_old), masked
-
-    def _share(self, trees: Sequence[RolloutTree]) -> list[Piece]:
-        """Return the responses that this rank works on."""
-        if self._ranks.size == 1:
-            return [Piece(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
-        # A layer has about 12 hidden^2 weights, and attends to a token with 2 hidden multiplications.
-        per_position = 1 / (6 * self.model.config.get_text_config().hidden_size)
-        costs = [self._settings.forward.response_costs(tree, per_position) for tree in trees]
-        return deal(costs, self._ranks.size)[self._ranks.rank]
-
-    def _before_update(
-        self, trained: list[list[TrainedResponses]], every: Sequence[TrainedResponses]
-    ) -> tuple[_Logprobs, _Logprobs | list[None]]:
-        """Return old and reference log-probs of each mini-batch's trained, at the weights before the first update.
-
-        Args:
-            trained: This rank's share of each mini-batch.
-            every: The trained responses of all ranks; ranks must agree whether their log-probs are known.
-        """
-        known = self._scored
-        if known and all(id(x.whole) in known for x in every):
-            old = [[x.of_whole(known[id(x.whole)].old_logprob_M) for x in part] for part in trained]
-            return old, [[x.of_whole(known[id(x.whole)].reference_logprob_M) for x in part] for part in trained]
-        batches = [[x.tree for x in part] for part in trained]
-        compute = self._own_logprobs
-        old = [self._old_logprobs([x.tree for x in part], [x.old_logprob_M for x in part], compute) for part in trained]
-        return old, self._reference_logprobs(batches, compute) if self.has_reference else [None] * len(batches)
-
-    def _old_logprobs(
-        self, trees: Sequence[RolloutTree], known: Sequence[FloatArray | None], compute: _Compute
-    ) -> list[FloatArray]:
-        """Return the old log-probs: the engine's, the known ones, or those of the current weights."""
-        if not self._settings.recompute_old_logprobs:
-            return [t.logprob for t in trees]
-        fresh = iter(compute([t for t, known_M in zip(trees, known, strict=True) if known_M is None]))
-        return [next(fresh) if known_M is None else known_M for known_M in known]
-
-    def _reference_logprobs(self, batches: list[list[RolloutTree]], compute: _Compute) -> _Logprobs:
-        """Return the reference's log-probs of lists of trees; its weights are loaded once."""
-
-        def work() -> _Logprobs:
-            assert self._reference is not None  # callers check it
-            self._optimizer.zero_grad(set_to_none=True)  # the last update's gradients make room
-            with self._reference.in_place():
-                return [compute(trees) for trees in batches]
-
-        return self._nodes.run(work)
-
-    def _mismatch(
-        self, every: Sequence[TrainedResponses], own: Sequence[TrainedResponses], old_logprobs: Sequence[FloatArray]
-    ) -> Mismatch | None:
-        """Compare the old policy with the sampler on fresh rollouts, where both are known."""
-        fresh = [x.tree for x in every if x.old_logprob_M is None]
-        if not self._settings.recompute_old_logprobs or not fresh or any(np.isnan(t.logprob).any() for t in fresh):
-            return None
-        pairs = [(x.tree, old) for x, old in zip(own, old_logprobs, strict=True) if x.old_logprob_M is None]
-        sums = MismatchSums.of([tree for tree, _ in pairs], [old for _, old in pairs])
-        return MismatchSums.total(self._ranks.gather(sums)).mean()
 
     def _update(self, batch: MiniBatch, rate_factor: float) -> UpdateMeans:
         """Accumulate the gradient of one mini-batch and apply it."""
@@ -455,11 +296,11 @@ class TreeLearner:
         sums = LossSums.zero(self.model.device)
         coefficient_K = None
         if settings.loss.is_of_responses:
-            coefficients, of_responses = response_losses(batch, self._own_logprobs(batch.trees), settings.loss)
+            coefficients, of_responses = response_losses(batch, self._scores.of_own(batch.trees), settings.loss)
             coefficient_K = self._tensor(coefficients)
             sums = sums + of_responses
         nodes, next_token, entropy = self._nodes.value, settings.next_token, settings.loss.entropy_coefficient > 0
-        with self._autocast():
+        with self._scores.autocast():
             for chunk in settings.forward.chunk_logprobs(
                 self.model,
                 batch.trees,
@@ -473,10 +314,6 @@ class TreeLearner:
                 sums = sums + of_chunk
             self._passes.finish()
         return sums
-
-    def _tensor(self, arrays: Sequence[NDArray[Any]]) -> Tensor:
-        dtype = torch.float64 if self.model.dtype == torch.float64 else torch.float32
-        return torch.from_numpy(np.concatenate([np.empty(0), *arrays])).to(self.model.device, dtype)
 
 
 def _token_mean(trees: Sequence[RolloutTree]) -> float:

@@ -10,52 +10,30 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import json
 import pickle
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
+from brorl.prompts.code_tests import CodeTests, TestCode
 from brorl.prompts.layouts import math
+from brorl.prompts.layouts.code_cases import UnreadableError, call_cases, problem_of, read_json, stdin_cases
 from brorl.prompts.layouts.layout import Dropped, Fields, Layout
 
 _DOMAIN = "code"
-_MAX_CASES = 100
-_MAX_TESTS_CHARACTERS = 1_000_000
 _MAX_PRIVATE_BYTES = 1 << 28
 
 NO_TESTS = Dropped("no tests")
-IMAGE_ONLY = Dropped("the question is an image")
-SEVERAL_OUTPUTS = Dropped("several outputs are valid")
 CHECKER = Dropped("the tests need a checker")
 INTERACTIVE = Dropped("the program is interactive")
 UNREADABLE = Dropped("the tests cannot be read")
 USES_FILES = Dropped("the program reads or writes files")
 
-
-class _UnreadableError(Exception):
-    """The tests of a row are broken."""
-
-
 _IMPORTS = ("import ", "from ")
 _ANSWER = "Put the whole {} into one code block that starts with ```python."
 _STDIN = "Write a Python program that reads from standard input and writes to standard output. " + _ANSWER.format(
     "program"
-)
-_IMAGE = re.compile(r"<image>|\[image\]|!\[[^\]]*\]\([^)]*\)|<img\b[^>]*>", re.IGNORECASE)
-_SEVERAL = re.compile(
-    r"\b(?:print|output|return|report|display|write)\b[^.\n]{0,60}\bany\b(?!\s+(?:case|register|order))"
-    r"|\b(?:multiple|several|many|more than one)\s+(?:\w+\s+){0,2}(?:answers|solutions|outputs)\b"
-    r"|\bany (?:valid|correct|optimal|possible|suitable) (?:answer|solution|output)",
-    re.IGNORECASE,
-)
-# About the output, not about the input: behind one of these words in the same sentence.
-_OF_OUTPUT = r"\b(?:print|output|return|report|display|write|answer)(?:s|ed)?\b[^.\n]{0,80}"
-_ANY_ORDER = re.compile(rf"{_OF_OUTPUT}\b(?:in any order|order (?:does not|doesn't) matter)\b", re.IGNORECASE)
-_ANY_CASE = re.compile(
-    rf"{_OF_OUTPUT}(?:\b(?:in any|any|either) (?:case|register)\b|\bcase[- ]insensitive\b)", re.IGNORECASE
 )
 _NUMPY_CLOSE = 1e-5  # of the judges of APPS, TACO and CodeContests
 # The judges of these data sets import the usual names before the answer, and raise the recursion limit. The import of
@@ -84,42 +62,25 @@ def _apps(row: Mapping[str, Any]) -> Fields | Dropped:
 
 
 def _input_output(question: str, column: Any, starter: str, time_limit: Any) -> Fields | Dropped:
-    cases = _json(column, "input_output") if column else None
+    cases = read_json(column, "input_output") if column else None
     if not cases or not cases.get("inputs"):
         return NO_TESTS
-    problem = _problem(question, is_call=bool(cases.get("fn_name")))
+    problem = problem_of(question, is_call=bool(cases.get("fn_name")))
     if problem:
         return problem
     limit = re.match(r"\s*(\d+(?:\.\d+)?)", str(time_limit)) if time_limit else None
     seconds = float(limit[1]) if limit and float(limit[1]) else None
     if cases.get("fn_name"):
         return _call_fields(question, cases, starter, seconds)
-    tests = _stdin_cases(question, cases["inputs"], cases["outputs"], _NUMPY_CLOSE)
+    tests = stdin_cases(question, cases["inputs"], cases["outputs"], _NUMPY_CLOSE)
     return _fields(_with_starter(question, starter, _STDIN), CodeTests(tests, seconds, prelude=PRELUDE))
 
 
 def _call_fields(question: str, cases: Mapping[str, Any], starter: str, seconds: float | None) -> Fields:
-    """Return the fields of a question about one function, as the judges of APPS, TACO and PRIME read its cases."""
-    function = cases["fn_name"]
-    inputs, outputs = cases["inputs"], cases["outputs"]
-    if all(isinstance(output, str) for output in outputs) and all(isinstance(one, str) for one in inputs):
-        arguments = [[_json(line, "inputs") for line in one.split("\n")] for one in inputs]
-        expected = [_json(output, "outputs") for output in outputs]
-    else:
-        arguments, expected = inputs, outputs
-    kept = _chosen(arguments, expected)
-    if not str(function).isidentifier() or not all(isinstance(one, list) for one in arguments):
-        raise _UnreadableError
-    tests = CallCases(
-        function,
-        tuple(tuple(arguments[place]) for place in kept),
-        tuple(expected[place] for place in kept),
-        any_order=bool(_ANY_ORDER.search(question)),
-        unwrap=all(isinstance(one, list) and len(one) == 1 for one in expected),
-        int_keys=True,
-    )
+    """Return the fields of a question about one function."""
+    tests = call_cases(question, cases)
     return _fields(
-        _with_starter(question, starter, _call_sentence(function)), CodeTests(tests, seconds, prelude=PRELUDE)
+        _with_starter(question, starter, _call_sentence(tests.function)), CodeTests(tests, seconds, prelude=PRELUDE)
     )
 
 
@@ -134,13 +95,13 @@ def _code_contests(row: Mapping[str, Any]) -> Fields | Dropped:
         return NO_TESTS
     if row["input_file"] or row["output_file"]:
         return USES_FILES
-    problem = _problem(question, is_call=False)
+    problem = problem_of(question, is_call=False)
     if problem:
         return problem
     limit = row["time_limit"]
     seconds = (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9 if limit else 0
     tests = CodeTests(
-        _stdin_cases(question, inputs, outputs, _NUMPY_CLOSE),
+        stdin_cases(question, inputs, outputs, _NUMPY_CLOSE),
         seconds or None,
         row["memory_limit_bytes"] or None,
         solution=_first_python3(row.get("solutions")),
@@ -172,12 +133,12 @@ def _codeforces(row: Mapping[str, Any]) -> Fields | Dropped:
         shown = "\n".join(f"Input:\n{case['input']}\nOutput:\n{case['output']}" for case in row["examples"])
         parts.append(f"## Examples\n{shown}")
     question = "\n\n".join(part.strip() for part in parts if part)
-    problem = _problem(question, is_call=False)
+    problem = problem_of(question, is_call=False)
     if problem:
         return problem
     memory = row["memory_limit"]
     tests = CodeTests(
-        _stdin_cases(question, list(cases), list(cases.values()), 1e-6),
+        stdin_cases(question, list(cases), list(cases.values()), 1e-6),
         row["time_limit"] or None,
         int(memory * 2**20) if memory else None,
     )
@@ -186,17 +147,17 @@ def _codeforces(row: Mapping[str, Any]) -> Fields | Dropped:
 
 def _live_code_bench(row: Mapping[str, Any]) -> Fields | Dropped:
     question, starter = _text(row, "question_content"), row["starter_code"] or ""
-    cases = [*_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
+    cases = [*read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
     if not cases:
         return NO_TESTS
-    problem = _problem(question, is_call=bool(starter.strip()))
+    problem = problem_of(question, is_call=bool(starter.strip()))
     if problem:
         return problem
     inputs, outputs = [case["input"] for case in cases], [case["output"] for case in cases]
     if cases[0]["testtype"] == "functional":
-        function = _json(row["metadata"], "metadata")["func_name"]
+        function = read_json(row["metadata"], "metadata")["func_name"]
         return _call_fields(question, {"fn_name": function, "inputs": inputs, "outputs": outputs}, starter, None)
-    tests = _stdin_cases(question, inputs, outputs, 0.0, "lines")
+    tests = stdin_cases(question, inputs, outputs, 0.0, "lines")
     return _fields(_with_starter(question, starter, _STDIN), CodeTests(tests, prelude=PRELUDE))
 
 
@@ -219,7 +180,7 @@ def _private_cases(column: Any) -> list[dict[str, str]]:
             text = _TextUnpickler(io.BytesIO(raw)).load()
         except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, ValueError) as error:
             raise ValueError(f"private_test_cases cannot be unpacked: {error}") from None
-    cases: list[dict[str, str]] = _json(text, "private_test_cases")
+    cases: list[dict[str, str]] = read_json(text, "private_test_cases")
     return cases
 
 
@@ -230,16 +191,16 @@ def _eurus(row: Mapping[str, Any]) -> Fields | Dropped:
     if row["ability"] != "code":
         return Dropped(f"the ability is {row['ability']}")
     question, answer = math.last_turn(row["prompt"]), math.ground_truth(row)
-    cases = _json(answer, "reward_model.ground_truth") if answer else None
+    cases = read_json(answer, "reward_model.ground_truth") if answer else None
     if not cases or not cases.get("inputs"):
         return NO_TESTS
-    problem = _problem(question, is_call=bool(cases.get("fn_name")))
+    problem = problem_of(question, is_call=bool(cases.get("fn_name")))
     if problem:
         return problem
     if cases.get("fn_name"):
         fields = _call_fields(question, cases, "", None)
         return fields if cases["fn_name"] not in question else Fields(question, fields.reference, _DOMAIN)
-    tests = _stdin_cases(question, cases["inputs"], cases["outputs"], _NUMPY_CLOSE)
+    tests = stdin_cases(question, cases["inputs"], cases["outputs"], _NUMPY_CLOSE)
     return _fields(question, CodeTests(tests, prelude=PRELUDE))
 
 
@@ -276,51 +237,6 @@ def _mbpp(row: Mapping[str, Any]) -> Fields | Dropped:
     return _fields(text + _ANSWER.format("function"), tests)
 
 
-def _problem(question: str, is_call: bool) -> Dropped | None:
-    """Return why a question cannot be verified by its expected outputs; None if it can."""
-    if len(_IMAGE.sub("", question).strip()) < 20:
-        return IMAGE_ONLY
-    if _SEVERAL.search(question) or (not is_call and _ANY_ORDER.search(question)):
-        return SEVERAL_OUTPUTS
-    return None
-
-
-def _stdin_cases(
-    question: str, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float, compare: Any = "tokens"
-) -> StdinCases:
-    """Return cases of a program; a list of lines is joined, as the judges do."""
-    inputs, outputs = ([_lines(text) for text in texts] for texts in (inputs, outputs))
-    kept = _chosen(inputs, outputs)
-    return StdinCases(
-        tuple(inputs[place] for place in kept),
-        tuple(outputs[place] for place in kept),
-        compare,
-        tolerance,
-        ignore_case=bool(_ANY_CASE.search(question)),
-    )
-
-
-def _lines(text: Any) -> str:
-    return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
-
-
-def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
-    """Return the cases to keep: all of up to 100, else 100 at even distances; large ones while they fit."""
-    if len(inputs) != len(outputs):
-        raise _UnreadableError
-    number = len(inputs)
-    places = list(range(number))
-    if number > _MAX_CASES:
-        places = sorted({round(k * (number - 1) / (_MAX_CASES - 1)) for k in range(_MAX_CASES)})
-    room, kept = _MAX_TESTS_CHARACTERS, list[int]()
-    for place in places:
-        size = len(str(inputs[place])) + len(str(outputs[place]))
-        if size <= room or not kept:
-            kept.append(place)
-            room -= size
-    return kept
-
-
 def _with_starter(question: str, starter: str, sentence: str) -> str:
     code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
     return f"{question.rstrip()}\n\n{code}{sentence}"
@@ -341,16 +257,6 @@ def _text(row: Mapping[str, Any], column: str) -> str:
     return value
 
 
-def _json(text: Any, column: str) -> Any:
-    """Return a JSON value; a few rows of large data sets hold text that is none, or integers too long to read."""
-    if not isinstance(text, str):
-        raise ValueError(f"{column} must be JSON text, got {text!r:.40}")
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise _UnreadableError from None
-
-
 def _readable(
     read: Callable[[Mapping[str, Any]], Fields | Dropped],
 ) -> Callable[[Mapping[str, Any], int], Fields | Dropped]:
@@ -359,7 +265,7 @@ def _readable(
     def read_row(row: Mapping[str, Any], _seed: int) -> Fields | Dropped:
         try:
             return read(row)
-        except _UnreadableError:
+        except UnreadableError:
             return UNREADABLE
 
     return read_row

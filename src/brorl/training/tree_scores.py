@@ -1,0 +1,115 @@
+"""The log-probs of trees under the current weights, on one process or many ranks.
+
+In: trees, the same on every rank. Out: log-probs of their nodes. The responses are dealt to the ranks by their cost. If
+memory runs out, the work starts again with smaller chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from brorl.model.logprobs import prompt_groups
+from brorl.model.passes import Passes
+from brorl.training.chunk_size import ChunkSize
+from brorl.training.dealing import Piece, deal
+from brorl.training.learner import FloatArray, LearnerSettings
+from brorl.training.ranks import Ranks
+from brorl.training.reference import ReferencePolicy
+from brorl.tree import RolloutTree
+
+T = TypeVar("T")
+
+
+class TreeScores:
+    """Computes log-probs.
+
+    Args:
+        model: The model.
+        settings: The sampling distribution, and how trees go through the model.
+        nodes: Size of the chunks.
+        passes: The passes of this process.
+        ranks: The processes that share the model.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, settings: LearnerSettings, nodes: ChunkSize, passes: Passes, ranks: Ranks
+    ) -> None:
+        self._model, self._settings = model, settings
+        self._nodes, self._passes, self._ranks = nodes, passes, ranks
+
+    def of_all(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+        """Return the log-prob (nats) of every node.
+
+        Args:
+            trees: P trees.
+
+        Returns:
+            For each tree the log-probs, shape [M], on every rank.
+        """
+        if self._ranks.size == 1:
+            return self.of_own(trees)
+        parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.share(trees)]
+        own = self.of_own([tree for _, tree, _ in parts])
+        mine = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, own, strict=True)]
+        found = [np.empty(tree.num_unique_tokens) for tree in trees]
+        for number, node_M, logprob_M in chain(*reversed(self._ranks.gather(mine))):  # the lowest rank's are kept
+            found[number][node_M] = logprob_M
+        return found
+
+    @torch.no_grad()
+    def of_own(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+        """Return the log-probs of the nodes of this rank's trees; every rank calls it."""
+
+        def work() -> list[FloatArray]:
+            found: list[FloatArray] = []
+            forward, next_token = self._settings.forward, self._settings.next_token
+            nodes = self._nodes.value
+            with self.autocast():
+                for start, stop in prompt_groups(trees, nodes):  # prompts take memory too
+                    some = trees[start:stop]
+                    logprobs = forward.logprobs(self._model, some, next_token=next_token, max_nodes=nodes)
+                    found += [lp.double().cpu().numpy() for lp in logprobs]
+            self._passes.finish()
+            return found
+
+        was_training = self._model.training
+        self._model.eval()
+        try:
+            return self._nodes.run(work)
+        finally:
+            self._model.train(was_training)
+
+    def under(self, reference: ReferencePolicy, compute: Callable[[], T]) -> T:
+        """Return the result of a function that is called while the weights are those of a reference.
+
+        Args:
+            reference: The reference policy; its weights are loaded once.
+            compute: The function. It is called again if memory runs out.
+        """
+
+        def work() -> T:
+            self._model.zero_grad(set_to_none=True)  # the last update's gradients make room
+            with reference.in_place():
+                return compute()
+
+        return self._nodes.run(work)
+
+    def share(self, trees: Sequence[RolloutTree]) -> list[Piece]:
+        """Return the responses that this rank works on."""
+        if self._ranks.size == 1:
+            return [Piece(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
+        # A layer has about 12 hidden^2 weights, and attends to a token with 2 hidden multiplications.
+        per_position = 1 / (6 * self._model.config.get_text_config().hidden_size)
+        costs = [self._settings.forward.response_costs(tree, per_position) for tree in trees]
+        return deal(costs, self._ranks.size)[self._ranks.rank]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a block in which passes compute in bfloat16, if the settings demand it."""
+        return torch.autocast(self._model.device.type, torch.bfloat16) if self._settings.autocast else nullcontext()

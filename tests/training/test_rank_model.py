@@ -1,0 +1,141 @@
+"""A model that rank 0 reads alone: the same on every rank, in the memory of a share (2 and 3 ranks, gloo)."""
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import rank_model_cases
+from brorl.model.lora import LoraSettings, add_adapter
+from brorl.training.ranks import ALONE
+from rank_model_cases import Loading
+from rank_processes import RankProcesses
+
+SIZES = {
+    "vocab_size": 17, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 48, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+MODELS = {
+    "llama": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 6},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "gemma3_text": {"head_dim": 8},  # its embedding has a buffer, and there are two rotations
+    "mamba": {"state_size": 4},
+}
+LORA = LoraSettings(2)  # rank 2: a rank of 3 has no rows of an adapter
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[RankProcesses]:
+    started = RankProcesses(3)
+    yield started
+    started.close()
+
+
+def save(folder: Path, kind: str, rng: np.random.Generator, **overrides: object) -> Path:
+    """Save a model with random weights."""
+    config = AutoConfig.for_model(kind, **{**SIZES, **MODELS[kind], **overrides})
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.from_numpy(rng.normal(float(parameter.dim() == 1), 0.25, parameter.shape)))
+    model.save_pretrained(folder)
+    return folder
+
+
+def check(processes: RankProcesses, size: int, loading: Loading) -> rank_model_cases.Described:
+    expected = rank_model_cases.describe(loading.load())
+    assert expected.buffers or loading.folder.name == "mamba"
+    for got, on_meta in processes.run(size, rank_model_cases.loaded, loading):
+        assert all(on_meta)
+        for name in ("parameters", "buffers"):
+            assert getattr(got, name).keys() == getattr(expected, name).keys()
+            for tensor, value in getattr(expected, name).items():
+                assert getattr(got, name)[tensor] == value, tensor
+        assert got == expected
+    return expected
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_rank_has_the_model_that_one_process_loads(
+    kind: str, size: int, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    found = check(processes, size, Loading(save(tmp_path / kind, kind, rng)))
+    tied = ["lm_head.weight", "model.embed_tokens.weight"]
+    assert any(sorted(names) == tied for names in found.same_objects) == (kind in ("llama", "gemma3_text"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adapters_in_float32_on_a_frozen_base(
+    dtype: torch.dtype, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    folder = save(tmp_path, "qwen3", rng)
+    found = check(processes, 3, Loading(folder, dtype, LORA, gradient_checkpointing=True))
+    trained = {name: values[1] for name, values in found.parameters.items() if values[0]}
+    assert set(trained.values()) == {torch.float32}
+    assert all("lora_" in name for name in trained)
+    assert {values[1] for values in found.parameters.values() if not values[0]} == {dtype}
+
+
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_saved_adapters_are_merged_or_continued(
+    lora: LoraSettings | None, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    base = save(tmp_path / "base", "llama", rng)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    model.name_or_path = str(base)
+    add_adapter(model, LORA)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.copy_(torch.from_numpy(rng.normal(size=parameter.shape)))
+    model.save_pretrained(tmp_path / "adapter")
+    check(processes, 2, Loading(tmp_path / "adapter", torch.bfloat16, lora))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_no_rank_but_the_first_has_more_than_its_shards_and_one_weight(
+    size: int, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 512, "hidden_size": 64, "num_hidden_layers": 6, "intermediate_size": 257}
+    loading = Loading(save(tmp_path, "qwen3", rng, **sizes))
+    weights = [p.nbytes for p in loading.load().parameters()]
+    blueprint_bytes = 1 << 15  # about 4 times its size
+    for rank, (peak, shards, buffers) in enumerate(processes.run(size, rank_model_cases.memory, loading)):
+        assert sum(weights) / size * 0.9 < shards < sum(weights) / size * 1.1
+        if rank == 0:
+            assert sum(weights) <= peak < sum(weights) + max(weights) + buffers + blueprint_bytes
+        else:
+            assert shards <= peak < shards + max(weights) + buffers + blueprint_bytes < sum(weights)
+
+
+def test_all_ranks_end_with_the_error_of_the_first_one(
+    processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    loading = Loading(save(tmp_path / "damaged", "qwen3", rng))
+    weights = tmp_path / "damaged" / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size // 2)
+    place = f"learner rank 0 on machine {socket.gethostname()}: "
+    for one, text in [
+        (loading, f"the weights of '{loading.folder}' are damaged"),
+        (replace(loading, folder=tmp_path / "nowhere"), f"model folder {tmp_path / 'nowhere'} does not exist"),
+    ]:
+        first, *others = processes.run(3, rank_model_cases.failure, one)
+        assert first.startswith(f"UserError: {text}")
+        assert others == [first.replace("UserError: ", f"FirstRankError: {place}")] * 2
+    first, *others = processes.run(3, rank_model_cases.failure, None)
+    assert first == "KeyError: 'a fault'"
+    assert others == [f"RuntimeError: {place}KeyError: 'a fault'"] * 2
+    check(processes, 3, Loading(save(tmp_path / "whole", "qwen3", rng)))  # the ranks are still in step
+
+
+def test_one_process_calls_the_function_of_the_first_rank() -> None:
+    assert ALONE.of_first(lambda: "mine") == "mine"
+    with pytest.raises(KeyError):
+        ALONE.of_first(lambda: {}["missing"])
