@@ -196,10 +196,10 @@ def _kernel(device_type: str) -> Callable[..., Any]:
 
     if device_type != "cuda":
         return flex_attention
-    compiled = torch.compile(flex_attention, dynamic=True, fullgraph=True)
+    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
 
     def kernel(*inputs: Tensor, **options: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=_MAX_KERNELS):
+        with torch._dynamo.config.patch(cache_size_limit=_MAX_KERNELS):  # newer versions: an alias of recompile_limit
             return compiled(*inputs, **options)
 
     return kernel
