@@ -125,10 +125,12 @@ def test_an_asynchronous_run_survives_ctrl_c_and_losses(
     assert "asynchronous source" not in {thread.name for thread in enumerate_threads()}
 
 
-def test_ctrl_c_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: Path) -> None:
-    """The command starts its own cluster; the run is continued without one."""
-    harm = Harm("interrupt", r"rename .*rollouts/step-000002.parquet")
-    stopped = ChildRuns(tmp_path)("train", *_RUN, "--cluster.nodes=1", _WHOLE_BATCH, "--output_dir=run", harms=[harm])
+@pytest.mark.parametrize("action", ["interrupt", "terminate all"])
+def test_a_signal_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: Path, action: str) -> None:
+    """Ctrl-C to the command, and SIGTERM to Ray's processes and the workers too; the run is continued without them."""
+    harm = Harm(action, r"rename .*rollouts/step-000002.parquet")
+    settings = ("--cluster.nodes=1", "--cluster.verifier_workers=1", _WHOLE_BATCH, "--output_dir=run")
+    stopped = ChildRuns(tmp_path)("train", *_RUN, *settings, harms=[harm])
     assert stopped.code == 130, stopped.said
     assert "stopped after step 2" in stopped.said
     assert not [line for line in _command_lines() if str(tmp_path) in line or "brorl-ray-" in line]
