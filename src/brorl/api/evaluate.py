@@ -205,7 +205,7 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
             store.check(ready.settings)
             differences = compare_with_own(options.checkpoint, run_config, ready.settings) if run_config else []
             _announce(ready, output, [*ready.notes, *differences[:1]], say)
-            cluster = build_cluster(request.config, say)
+            cluster = build_cluster(request.config, say, learns=False)
             with nullcontext() if cluster is None else closing(cluster):
                 stored = _sample(ready, store, say, observe, cluster)
             return _finish(ready, stored, options.ks, store, differences)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from brorl.activity import Observe, unobserved
+from brorl.activity import Observe, Phase, unobserved
 from brorl.assemble.cluster import place_engine, place_verifiers
 from brorl.assemble.data import check_prompts
 from brorl.assemble.engine import build_engine, build_sampling_model, check_engine
@@ -157,7 +157,9 @@ def load_evaluated_model(
         engine = build_engine(config, config.model, model, ready.tokenizer, forward, context, observe)
         weights = weights_fingerprint(model)
     else:
+        observe(Phase("starting", "cluster"))
         cluster.start()
+        observe(Phase("loading", "model"))
         verifiers = place_verifiers(cluster, config, verifiers, cluster.say)
         engine = place_engine(cluster, config, context, cluster.say, observe)
         weights = cluster.call(_fingerprint, config)

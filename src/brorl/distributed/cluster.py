@@ -43,7 +43,7 @@ class ClusterShape:
         nodes: Machines.
         address: Cluster to join; None starts one on this machine.
         rollout_workers: Processes that sample.
-        learner_ranks: Processes that learn.
+        learner_ranks: Processes that learn; 0 for an evaluation.
         verifier_workers: Processes that verify.
         cpus: CPUs of each process.
         gpus_per_rollout_worker: GPUs of each rollout worker.
@@ -229,10 +229,13 @@ class Cluster:
         """Check that the cluster has the CPUs and GPUs of all processes."""
         shape = self.shape
         found = {name: int(sum(one["Resources"].get(name, 0) for one in _machines())) for name in ("CPU", "GPU")}
-        numbers = f"cluster.rollout_workers ({shape.rollout_workers}), cluster.learner_ranks ({shape.learner_ranks})"
+        numbers, gpus = f"cluster.rollout_workers ({shape.rollout_workers})", "cluster.gpus_per_rollout_worker"
+        if shape.learner_ranks:
+            numbers += f", cluster.learner_ranks ({shape.learner_ranks})"
+            gpus += ", cluster.gpus_per_learner_rank"
         for name, needed, lower in (
-            ("CPU", shape.needed_cpus, f"{numbers}, cluster.verifier_workers or cluster.cpus_per_worker"),
-            ("GPU", shape.needed_gpus, f"{numbers}, cluster.gpus_per_rollout_worker or cluster.gpus_per_learner_rank"),
+            ("CPU", shape.needed_cpus, f"{numbers}, cluster.verifier_workers, cluster.cpus_per_worker"),
+            ("GPU", shape.needed_gpus, f"{numbers}, {gpus}"),
         ):
             if found[name] < needed:
                 raise UserError(
