@@ -17,7 +17,7 @@ from brorl.algorithms.groups import Group
 from brorl.api.data_result import describe_data
 from brorl.assemble.data import build_questions, check_split
 from brorl.assemble.inputs import input_lines, prepare
-from brorl.assemble.learner import build_model
+from brorl.assemble.learner import build_forward, build_model
 from brorl.assemble.objective import build_advantages
 from brorl.assemble.run import build_run
 from brorl.assemble.settings import build_learner_settings, build_policy_loss
@@ -204,6 +204,19 @@ def test_each_loss_has_bounds_of_its_own_that_settings_replace(kind: str, low: f
 def test_losses_that_contradict_themselves_are_refused_before_the_model_is_loaded(tiny: Path) -> None:
     with pytest.raises(UserError, match=r"dual_clip must be a finite number above 1 \+ clip_high = 1.28, got 1.1"):
         prepare(config(tiny, **{"loss.dual_clip": 1.1}), str(tiny))
+
+
+def test_the_attention_is_that_of_the_settings_and_flex_needs_a_gpu_before_the_data_is_read(tiny: Path) -> None:
+    flex = {"engine.attention": "flex", "device": "cpu"}
+    with pytest.raises(UserError, match=r"engine\.attention: flex needs a CUDA device, .*set engine\.attention: auto"):
+        prepare(config(tiny, **flex, **{"data.sources": {"path": "missing.jsonl"}}), str(tiny))
+    ready = prepare(config(tiny), str(tiny))
+    model = build_model(config(tiny), ready)
+    with pytest.raises(UserError, match=r"engine\.attention: flex needs a CUDA device"):
+        build_forward(config(tiny, **flex, **{"cluster.nodes": 1}), ready, model)
+    forward = build_forward(config(tiny, **{"engine.attention": "tiled"}), ready, model)
+    assert isinstance(forward, TreeForward)
+    assert forward.model_pass.attention == "tiled"
 
 
 def test_a_format_reward_is_paid_for_the_format_alone(tiny: Path) -> None:

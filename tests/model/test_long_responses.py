@@ -270,7 +270,7 @@ def test_other_models_compute_their_logits_last(architecture: str) -> None:
     model = small_model(architecture)
     assert embeds_last(model)
     assert "forward" not in vars(model.lm_head)
-    assert not choose_forward(model).whole_logits
+    assert not choose_forward(model, "tree").model_pass.whole_logits
     with torch.device("meta"):
         on_meta = type(model)(model.config)
     assert embeds_last(on_meta)

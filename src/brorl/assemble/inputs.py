@@ -42,6 +42,7 @@ from brorl.config.cluster import ClusterConfig
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted
+from brorl.model.flex_attention import check_flex_device
 from brorl.model.forward import smallest_window
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
@@ -105,6 +106,8 @@ def prepare(config: TrainConfig, source: str) -> RunInputs:
     build_policy_loss(config)
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
         raise UserError("engine.clock = cpu does not see the time of a GPU; set device: cpu, or engine.clock: wall")
+    if config.engine.attention == "flex" and not config.cluster.enabled:  # the learner's ranks check their own device
+        check_flex_device(choose_device(config.device), config.dtype)
     check_engine(config, source)
     check_training_sampling(config, build_sampling(config))
     model_config = read_config(find_model(source))
@@ -224,6 +227,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         nodes_per_pass=config.engine.nodes_per_pass,
         gradient_checkpointing=config.engine.gradient_checkpointing,
         forward=config.engine.forward,
+        attention=config.engine.attention,
         separate_engine=config.engine.kind == "vllm",
     )
     workload = Workload(

@@ -9,9 +9,11 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.assemble.inputs import ModelInputs, RunInputs
-from brorl.assemble.settings import build_learner_settings, build_lora
+from brorl.assemble.settings import autocasts, build_learner_settings, build_lora
 from brorl.config.settings import TrainConfig
+from brorl.model.flex_attention import check_flex_device
 from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward
+from brorl.model.hook_check import check_flex
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
 from brorl.model.sharding import shard
 from brorl.training.ranks import ALONE, Ranks
@@ -47,7 +49,10 @@ def build_model(
 
 
 def build_forward(
-    config: TrainConfig, ready: ModelInputs | RunInputs, model: PreTrainedModel, say: Callable[[str], None]
+    config: TrainConfig,
+    ready: ModelInputs | RunInputs,
+    model: PreTrainedModel,
+    say: Callable[[str], None] = lambda _: None,
 ) -> TreeForward | FlatForward:
     """Choose how trees go through the model.
 
@@ -56,8 +61,16 @@ def build_forward(
         ready: The longest context of the run.
         model: The model, before it is sharded.
         say: Receives a line if the flat path runs.
+
+    Raises:
+        UserError: If `engine.attention` cannot run with this model or on the device of the settings.
     """
-    forward = choose_forward(model, config.engine.forward, ready.context)
+    attention = config.engine.attention
+    forward = choose_forward(model, config.engine.forward, ready.context, attention)
+    if attention == "flex":
+        check_flex_device(choose_device(config.device), config.dtype)
+        if isinstance(forward, TreeForward) and model.device.type == "cuda":  # a model is sharded from the CPU
+            check_flex(model, autocast=autocasts(config))
     if isinstance(forward, FlatForward):
         say(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
     return forward

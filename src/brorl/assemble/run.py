@@ -31,7 +31,6 @@ from brorl.assemble.source import build_collector, in_turns, place_source
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
-from brorl.model.forward import choose_forward
 from brorl.planning.pilot import PilotParts
 from brorl.runs.checkpoint import (
     START,
@@ -210,7 +209,7 @@ def build_pilot_parts(
         on_end: Receives a function that ends the engine.
     """
     model = build_model(config, ready, observe)
-    forward = choose_forward(model, config.engine.forward, ready.context)
+    forward = build_forward(config, ready, model)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
     on_end(partial(end_engine, engine))
     return PilotParts(

@@ -34,6 +34,11 @@ def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, AdaptiveAllocat
     return adaptive.pilot_rollouts, AdaptiveAllocation(adaptive.max_rollouts, samples_per_prompt=number)
 
 
+def autocasts(config: TrainConfig) -> bool:
+    """Return whether the learner computes in bfloat16 with float32 weights; adapters go with a base in bfloat16."""
+    return config.dtype == "bfloat16" and not config.lora.rank
+
+
 def build_clock(config: TrainConfig) -> Callable[[], float]:
     """Return the clock of the run's seconds."""
     match config.engine.clock:
@@ -159,7 +164,7 @@ def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...],
         responses_per_verdict=optimizer.responses_per_verdict,
         recompute_old_logprobs=config.recompute_old_logprobs,
         max_nodes=config.engine.nodes_per_pass,
-        autocast=config.dtype == "bfloat16" and not config.lora.rank,  # adapters go with a base in bfloat16
+        autocast=autocasts(config),
         loss=build_policy_loss(config),
         kl=KLPenalty(kl.coefficient, kl.estimator, kl.placement, kl.clamp) if kl.coefficient else None,
         importance=ImportanceCorrection(importance.correction, importance.low, importance.high),

@@ -69,6 +69,11 @@ class EngineConfig(Section):
         "auto", description="how rollouts go through the model: tree, each distinct token once | flat, each distinct "
         "response once, with any causal LM | auto, the tree wherever it is exact"
     )  # fmt: skip
+    attention: Literal["auto", "tiled", "flex"] = Field(
+        "auto", description="attention of the learner on the tree path: auto, whole, or in tiles where the attention "
+        "weights are many | tiled, always in tiles | flex, PyTorch's FlexAttention, which needs CUDA and has not been "
+        "measured on a GPU (docs/how-to/memory.md)",
+    )  # fmt: skip
     memory_gib: float = Field(
         4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait for space. "
         "vllm allocates a KV cache of this size at the start",

@@ -26,6 +26,7 @@ CHANGEABLE_ON_RESUME = (
     "engine.memory_gib",
     "engine.nodes_per_pass",
     "engine.gradient_checkpointing",
+    "engine.attention",
     "engine.threads",
     "cluster.nodes",
     "cluster.address",

@@ -21,12 +21,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from brorl.model.flat_logprobs import flat_chunk_logprobs, flat_logprobs
 from brorl.model.hook_check import check_hooks
 from brorl.model.kv_shape import KVShape
-from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, default_max_nodes, tree_logprobs
+from brorl.model.logprobs import (
+    DEFAULT_PASS,
+    ChunkLogprobs,
+    ModelPass,
+    chunk_logprobs,
+    default_max_nodes,
+    tree_logprobs,
+)
 from brorl.model.next_token import NextToken
 from brorl.model.own_cache import CacheError, check_own_cache
 from brorl.model.response_cost import row_costs, tree_costs
 from brorl.model.row_logits import embeds_last
 from brorl.model.tree_attention import HooksError, position_limit
+from brorl.model.tree_batch import AttentionChoice
 from brorl.tree import RolloutTree
 
 ForwardChoice = Literal["auto", "tree", "flat"]
@@ -78,26 +86,26 @@ class TreeForward:
 
     Attributes:
         kv_shapes: For each layer the shape of its keys and values; empty for a model that was not checked.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+        model_pass: How chunks go through the model.
     """
 
     kv_shapes: Sequence[KVShape] = ()
-    whole_logits: bool = False
+    model_pass: ModelPass = DEFAULT_PASS
     response_costs = staticmethod(tree_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:
         """Return the number of nodes of a chunk if none is set."""
-        return default_max_nodes(model, whole_logits=self.whole_logits)
+        return default_max_nodes(model, whole_logits=self.model_pass.whole_logits)
 
     @property
     def logprobs(self) -> partial[list[Tensor]]:
-        """`tree_logprobs` with the logits that the model needs."""
-        return partial(tree_logprobs, whole_logits=self.whole_logits)
+        """`tree_logprobs` with the attention and the logits of this forward pass."""
+        return partial(tree_logprobs, model_pass=self.model_pass)
 
     @property
     def chunk_logprobs(self) -> partial[Iterator[ChunkLogprobs]]:
-        """`chunk_logprobs` with the logits that the model needs."""
-        return partial(chunk_logprobs, whole_logits=self.whole_logits)
+        """`chunk_logprobs` with the attention and the logits of this forward pass."""
+        return partial(chunk_logprobs, model_pass=self.model_pass)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> None:
         """Return None: a pass computes each distinct token once."""
@@ -150,7 +158,7 @@ def num_tree_tokens(trees: Sequence[RolloutTree]) -> int:
 
 
 def choose_forward(
-    model: PreTrainedModel, choice: ForwardChoice = "auto", context: int = 0
+    model: PreTrainedModel, choice: ForwardChoice = "auto", context: int = 0, attention: AttentionChoice = "auto"
 ) -> TreeForward | FlatForward:
     """Return how trees go through a model, after a check on a small example.
 
@@ -158,6 +166,7 @@ def choose_forward(
         model: A causal LM.
         choice: `tree`, `flat`, or `auto` for the tree wherever it is exact.
         context: Tokens of the longest prompt and response together. A sliding window below it needs the flat path.
+        attention: How nodes attend on the tree path.
 
     Raises:
         HooksError: If tree attention is required, and the model's attention cannot be hooked.
@@ -165,7 +174,7 @@ def choose_forward(
     """
     match choice:
         case "tree":
-            return _tree(model)
+            return _tree(model, attention)
         case "flat":
             return _flat(model, "engine.forward: flat", context)
         case "auto":
@@ -173,7 +182,7 @@ def choose_forward(
             if window is not None and window < context:
                 return _flat(model, f"its sliding window has {window:,} tokens, and a context {context:,}", context)
             try:
-                return _tree(model)
+                return _tree(model, attention)
             except HooksError as error:
                 return _flat(model, str(error).partition(";")[0], context)
         case _:
@@ -189,8 +198,8 @@ def smallest_window(config: PreTrainedConfig) -> int | None:
     return getattr(text_config, "sliding_window", None)
 
 
-def _tree(model: PreTrainedModel) -> TreeForward:
-    return TreeForward(check_hooks(model), whole_logits=not embeds_last(model))
+def _tree(model: PreTrainedModel, attention: AttentionChoice) -> TreeForward:
+    return TreeForward(check_hooks(model), ModelPass(attention, whole_logits=not embeds_last(model)))
 
 
 def _flat(model: PreTrainedModel, reason: str, context: int) -> FlatForward:

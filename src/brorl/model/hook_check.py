@@ -2,7 +2,8 @@
 
 In: a causal LM. Out: the shapes of its keys and values. Two small trees with prompts of different lengths and branching
 responses go through the model. The log-probs of their nodes are compared with a plain forward pass over the flattened
-rows. An architecture that raises an error or whose log-probs differ is an error.
+rows. An architecture that raises an error or whose log-probs differ is an error. `check_flex` compares FlexAttention
+with the other attention of the trees, forward and backward.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.errors import UserError
 from brorl.model.kv_shape import KVShape, kv_shapes
-from brorl.model.logprobs import tree_logprobs
+from brorl.model.logprobs import ModelPass, tree_logprobs
 from brorl.model.tree_attention import HooksError
 from brorl.tree import RolloutTree
 
@@ -51,11 +53,59 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
         model.train(was_training)
     if not torch.isfinite(logits).all():
         raise HooksError(f"{type(model).__name__} gives logits that are not finite; its weights are damaged")
-    tolerance = 0.1 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    tolerance = _tolerance(model)
     expected = _plain_logprobs(logits, trees)
     if not torch.allclose(got, expected, rtol=tolerance, atol=tolerance * float(logits.abs().max())):
         raise HooksError.of(model, "its log-probs change under tree attention")
     return shapes
+
+
+def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
+    """Check that FlexAttention gives a model the log-probs and the gradient of the other attention of trees.
+
+    On CUDA the first call compiles the kernels.
+
+    Args:
+        model: A causal LM that `check_hooks` accepts, on the device of the learner.
+        autocast: Whether the learner computes in bfloat16.
+
+    Raises:
+        UserError: If it does not.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
+            found, expected = (_logprobs_and_gradient(model, ModelPass(kind)) for kind in ("flex", "auto"))
+    except Exception as error:  # a compiler can raise anything
+        raise UserError(
+            f"FlexAttention fails with {type(model).__name__} on this device: {type(error).__name__}: {error}; set "
+            "engine.attention: auto"
+        ) from error
+    finally:
+        model.train(was_training)
+    tolerance = 0.1 if autocast else _tolerance(model)
+    for name, one, other in zip(("log-probs", "gradients"), found, expected, strict=True):
+        if not torch.allclose(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max())):
+            raise UserError(
+                f"the {name} of {type(model).__name__} change with FlexAttention on this device; set "
+                "engine.attention: auto"
+            )
+
+
+def _logprobs_and_gradient(model: PreTrainedModel, model_pass: ModelPass) -> tuple[Tensor, Tensor]:
+    """Return the log-probs of the small trees, and the gradient of their sum for the first trained weight."""
+    trees = _trees(model.config.get_text_config().vocab_size)
+    with torch.enable_grad():
+        logprob_M = torch.cat(tree_logprobs(model, trees, model_pass=model_pass))
+        weight = next(p for p in model.parameters() if p.requires_grad)
+        (gradient,) = torch.autograd.grad(logprob_M.sum(), [weight])
+    return logprob_M.detach(), gradient
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    """Return the relative error that the dtype of a model explains."""
+    return 0.1 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
 
 
 def _trees(vocabulary: int) -> list[RolloutTree]:

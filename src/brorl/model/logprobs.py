@@ -24,10 +24,26 @@ from brorl.model.next_token import PLAIN, NextToken
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS, RowLogits
 from brorl.model.softmax import softmax_lse
 from brorl.model.tree_attention import PromptCache, packed_row_logits, prefill, tree_attention
-from brorl.model.tree_batch import ChunkSlice, TreeBatch, split_into_chunks
+from brorl.model.tree_batch import AttentionChoice, ChunkSlice, TreeBatch, split_into_chunks
 from brorl.tree import RolloutTree
 
 _DEFAULT_NODES = 1024
+
+
+@dataclass(frozen=True)
+class ModelPass:
+    """How chunks go through the model.
+
+    Attributes:
+        attention: How nodes attend to their prompts and paths; see `TreeContext`.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+    """
+
+    attention: AttentionChoice = "auto"
+    whole_logits: bool = False
+
+
+DEFAULT_PASS = ModelPass()
 
 
 @dataclass(frozen=True)
@@ -62,7 +78,7 @@ def tree_logprobs(
     *,
     next_token: NextToken = PLAIN,
     max_nodes: int | None = None,
-    whole_logits: bool = False,
+    model_pass: ModelPass = DEFAULT_PASS,
 ) -> list[Tensor]:
     """Compute the log-prob of every node of every tree.
 
@@ -72,7 +88,7 @@ def tree_logprobs(
         next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Nodes per forward pass, 1 or more; sets peak memory, not the result. None for the default. With
             gradients, chunks are computed again in the backward pass.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+        model_pass: How chunks go through the model.
 
     Returns:
         For each tree the log-probs in nats, shape [M], differentiable where gradients are enabled.
@@ -83,10 +99,11 @@ def tree_logprobs(
     chunks: list[ChunkLogprobs] = []
     with tree_attention(model):
         cache, logits_PV = prefill(model, [t.prompt_ids for t in trees])
-    outputs = NodeOutputs(next_token, entropy=False, whole_logits=whole_logits)
+    outputs = NodeOutputs(next_token, entropy=False, whole_logits=model_pass.whole_logits)
     chunks.append(_first_level(trees, offsets, logits_PV, outputs))
-    for slices in split_into_chunks(trees, max_nodes or default_max_nodes(model, whole_logits=whole_logits)):
-        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs)
+    max_nodes = max_nodes or default_max_nodes(model, whole_logits=model_pass.whole_logits)
+    for slices in split_into_chunks(trees, max_nodes):
+        run = partial(_compute_chunk, model, trees, offsets, slices, cache, outputs, model_pass.attention)
         chunk = checkpoint(run, use_reentrant=False, preserve_rng_state=False) if torch.is_grad_enabled() else run()
         if chunk is not None:
             chunks.append(chunk)
@@ -101,7 +118,7 @@ def chunk_logprobs(
     max_nodes: int | None = None,
     entropy: bool = False,
     recompute_prompts: bool = False,
-    whole_logits: bool = False,
+    model_pass: ModelPass = DEFAULT_PASS,
 ) -> Iterator[ChunkLogprobs]:
     """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
 
@@ -113,15 +130,15 @@ def chunk_logprobs(
         entropy: Whether to compute the entropy of these distributions too, with a gradient.
         recompute_prompts: Compute the prompts again for their backward pass. A backward pass then always follows its
             forward pass, which a sharded model needs.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+        model_pass: How chunks go through the model.
 
     Yields:
         Chunks that together hold every node once. Parameter gradients are complete when the iterator is exhausted.
     """
     if not trees:
         return
-    max_nodes = max_nodes or default_max_nodes(model, whole_logits=whole_logits)
-    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy, whole_logits)
+    max_nodes = max_nodes or default_max_nodes(model, whole_logits=model_pass.whole_logits)
+    offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy, model_pass.whole_logits)
     for start, stop in prompt_groups(trees, max_nodes):
         group, group_offsets = trees[start:stop], offsets[start:stop]
         with tree_attention(model):
@@ -134,7 +151,7 @@ def chunk_logprobs(
             held_cache = PromptCache(held[1 : 1 + num_layers], held[1 + num_layers :], cache.bias, cache.length)
             yield _first_level(group, group_offsets, held[0], outputs)
             for slices in split_into_chunks(group, max_nodes):
-                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs)
+                chunk = _compute_chunk(model, group, group_offsets, slices, held_cache, outputs, model_pass.attention)
                 if chunk is not None:
                     yield chunk
             if recompute_prompts:
@@ -154,6 +171,7 @@ def _compute_chunk(
     slices: list[ChunkSlice],
     cache: PromptCache,
     outputs: NodeOutputs,
+    attention: AttentionChoice,
 ) -> ChunkLogprobs | None:
     """Compute the log-probs of the nodes that a chunk owns below the first level; None if it owns none."""
     batch = TreeBatch(trees, offsets, slices, cache)
@@ -164,7 +182,7 @@ def _compute_chunk(
             model,
             batch.token_F,
             batch.position_F,
-            batch.context(cache),
+            batch.context(cache, attention),
             batch.logit_rows,
             whole_logits=outputs.whole_logits,
         )

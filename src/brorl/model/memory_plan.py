@@ -19,7 +19,8 @@ Gradient checkpointing keeps h numbers per layer and token, and one layer's acti
 Two terms stop growing. More than 2^26 attention weights of a layer are computed in tiles, and only those of one tile
 are in memory: 4 * 2^25 numbers. More than 2^27 logits are computed in blocks: 3 * 2^26 numbers, and twice the gradient
 of the output embedding, which is summed over the blocks. Tiles and blocks are not in memory together: the larger of the
-two counts. docs/how-to/memory.md compares the predictions with measured peaks.
+two counts. FlexAttention has no attention weights and no tiles. It keeps a copy of the prompts' keys and values for
+each layer. docs/how-to/memory.md compares the predictions with measured peaks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from brorl.model.lora import LoraSettings, num_adapter_weights
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS, embeds_last
 from brorl.model.tiled_attention import SCORES_PER_TILE
 from brorl.model.tree_attention import HooksError
-from brorl.model.tree_batch import MAX_CHAIN_SCORES
+from brorl.model.tree_batch import MAX_CHAIN_SCORES, AttentionChoice
 
 _PREFILL_TOKENS = 16384  # the engine's
 _LOGITS_PER_DRAW = 1 << 24  # the engine's
@@ -64,6 +65,7 @@ class MemorySettings:
         nodes_per_pass: Nodes per forward pass of the learner, 1 or more; None for the default.
         gradient_checkpointing: Whether activations are computed again.
         forward: How rollouts go through the model; `auto` is the flat path if the attention cannot be hooked.
+        attention: How nodes attend on the tree path.
         separate_engine: Whether the engine is vLLM, which has its own weights, a file of them in shared memory, and a
             cache that is allocated in advance.
     """
@@ -75,6 +77,7 @@ class MemorySettings:
     nodes_per_pass: int | None = None
     gradient_checkpointing: bool = False
     forward: ForwardChoice = "auto"
+    attention: AttentionChoice = "auto"
     separate_engine: bool = False
 
     @property
@@ -353,8 +356,11 @@ class _Shape(NamedTuple):
         nodes = max(nodes, context if self.flat else longest)  # a response is never split
         score_bytes = 6 if self.computed_bytes == 2 else self.trained_bytes  # float32, and bfloat16 for the product
         layer, scores = (nodes + prompts) * self._token_bytes(), nodes * self.heads * context
+        attention = "auto" if self.flat else settings.attention
         tile = 0
-        if scores > MAX_CHAIN_SCORES and not self.flat:
+        if attention == "flex":
+            layer += prompts * max(shape.size for shape in self.kv) * self.computed_bytes
+        elif attention == "tiled" or (scores > MAX_CHAIN_SCORES and not self.flat):
             tile = _SCORES_IN_TILE * SCORES_PER_TILE * self.trained_bytes
         else:
             layer += scores * score_bytes

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from brorl.model.tree_attention import PromptCache
+from brorl.model.tree_attention import PromptCache, cast_by_autocast
 
 IntArray = NDArray[np.int64]
 
@@ -80,12 +80,8 @@ class TiledAttention:
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
-        inputs = query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer]
-        device = query_THD.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            inputs = tuple(x.to(dtype) for x in inputs)  # type: ignore[assignment]
-        with torch.autocast(device, enabled=False):
+        inputs = cast_by_autocast(query_THD, key_TKD, value_TKD, self._prompts.key[layer], self._prompts.value[layer])
+        with torch.autocast(query_THD.device.type, enabled=False):
             output: Tensor = _Attend.apply(self._tiles, *inputs)  # type: ignore[no-untyped-call]
         return output
 

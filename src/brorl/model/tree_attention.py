@@ -103,6 +103,14 @@ def _tree_attention(
 AttentionInterface.register(_NAME, _tree_attention)  # no mask has this name: transformers builds none
 
 
+def cast_by_autocast(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors of one device in the dtype of autocast if it is on, and unchanged if not."""
+    device = inputs[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return inputs
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in inputs)
+
+
 @contextmanager
 def attention(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Set the attention implementation of `model` by its name inside the block, and restore the previous one."""

@@ -14,16 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, assert_never
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from brorl.model.flex_attention import FlexAttention
 from brorl.model.tiled_attention import TiledAttention
 from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
 from brorl.tree import RolloutTree
 
+AttentionChoice = Literal["auto", "tiled", "flex"]
 IntArray = NDArray[np.int64]
 MAX_CHAIN_SCORES = 1 << 26  # of a layer, all heads; more are computed in tiles
 _KEYS_PER_NODE = 64  # a chunk gathers at most this many keys per owned node, on average
@@ -141,44 +144,60 @@ class TreeBatch:
         self._depth_F, self._parent_F = np.concatenate(depths), np.concatenate(parents)
         self.length_R = torch.from_numpy(self._depth_F[logit_rows] + 1).to(device)
 
-    def context(self, cache: PromptCache) -> TreeContext:
+    def context(self, cache: PromptCache, attention: AttentionChoice = "auto") -> TreeContext:
         """Return the attention of the input nodes, given the prompts' keys and values."""
         first, stop = int(self._prompt_F[0]), int(self._prompt_F[-1]) + 1
         prompts = cache.select(slice(first, stop))
-        return TreeContext(prompts, self._prompt_F - first, self._depth_F, self._parent_F)
+        return TreeContext(prompts, self._prompt_F - first, self._depth_F, self._parent_F, attention)
 
 
 class TreeContext:
-    """Attention of input nodes to their prompt and to their ancestors, by chains or by tiles.
+    """Attention of input nodes to their prompt and to their ancestors, by chains, by tiles or by FlexAttention.
 
-    Chains are the faster of the two. Their scores, of all layers, are in memory until the backward pass. Above
-    `MAX_CHAIN_SCORES` per layer the nodes attend by tiles.
+    With `auto`, chains or tiles are used. Chains are the faster of the two. Their scores, of all layers, are in memory
+    until the backward pass. Above `MAX_CHAIN_SCORES` per layer the nodes attend by tiles.
 
     Args:
         prompts: Keys and values of the prompts.
         prompt_F: Prompt of each input node, shape [F].
         depth_F: Depth of each input node, 0 for the first token after the prompt, shape [F].
         parent_F: Position of each node's parent among the input nodes, -1 for none, shape [F].
+        attention: How the nodes attend.
     """
 
-    def __init__(self, prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray, parent_F: IntArray) -> None:
+    def __init__(
+        self,
+        prompts: PromptCache,
+        prompt_F: IntArray,
+        depth_F: IntArray,
+        parent_F: IntArray,
+        attention: AttentionChoice = "auto",
+    ) -> None:
         prompt_tokens = int(prompts.key[0].shape[2])
         self.longest = prompt_tokens + int(depth_F.max()) + 1
         self._prompts = prompts
         self._prompt_F, self._depth_F, self._parent_F = prompt_F, depth_F, parent_F
         start_C, _, width = _chains(parent_F)
         self._scores_per_head = start_C.size * width * (int(depth_F.max()) + 1) + depth_F.size * prompt_tokens
-        self._attention: _ChainAttention | TiledAttention | None = None  # known once the number of heads is
+        self._choice = attention
+        self._attention: _ChainAttention | TiledAttention | FlexAttention | None = None  # needs the number of heads
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
         if self._attention is None:
-            heads = query_THD.shape[1]
-            if self._scores_per_head * heads > MAX_CHAIN_SCORES:
-                self._attention = TiledAttention(self._prompts, self._prompt_F, self._depth_F, heads)
-            else:
-                self._attention = _ChainAttention(self._prompts, self._prompt_F, self._depth_F, self._parent_F)
+            self._attention = self._made(query_THD.shape[1])
         return self._attention.attend(layer, query_THD, key_TKD, value_TKD)
+
+    def _made(self, num_heads: int) -> _ChainAttention | TiledAttention | FlexAttention:
+        match self._choice:
+            case "flex":
+                return FlexAttention(self._prompts, self._prompt_F, self._depth_F)
+            case "auto" if self._scores_per_head * num_heads <= MAX_CHAIN_SCORES:
+                return _ChainAttention(self._prompts, self._prompt_F, self._depth_F, self._parent_F)
+            case "auto" | "tiled":
+                return TiledAttention(self._prompts, self._prompt_F, self._depth_F, num_heads)
+            case _:
+                assert_never(self._choice)
 
 
 class _ChainAttention:
