@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from brorl.activity import Observe, unobserved
 from brorl.assemble import engine
 from brorl.assemble.engine import build_vllm_settings
 from brorl.assemble.inputs import prepare
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from run_support import command
+from brorl.model.load import load_model
+from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.vllm_process import VllmSettings
+from run_support import SMALL, command
 
 SETTINGS = {"engine.kind": "vllm", "device": "cpu", "data.sources": {"task": "countdown", "max_number": 5}}
 
@@ -94,3 +98,42 @@ def test_settings_reach_the_engine() -> None:
     assert (made.dtype, made.context, made.cache_bytes, made.device) == ("bfloat16", 123, 1 << 29, "cpu")
     assert (made.max_rows, made.responses_per_request, made.tensor_parallel) == (33, 7, 2)
     assert (made.separate, made.sleeps, made.threads) == (True, False, torch.get_num_threads())
+
+
+class _Engine(NativeEngine):
+    """A native engine in place of vLLM; it counts the engines that run."""
+
+    running = 0
+
+    def __init__(self, settings: VllmSettings, stop_token_ids: tuple[int, ...], observe: Observe = unobserved) -> None:
+        model = load_model(settings.source, torch.device("cpu"), torch.float32)
+        super().__init__(model, stop_token_ids, 1 << 30, observe=observe)
+        _Engine.running += 1
+
+    def close(self) -> None:
+        _Engine.running -= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["train", "quickstart", *SMALL, "--steps=1", "--output_dir=out"], ""),
+        (["train", "quickstart", *SMALL, "--steps=1", "--output_dir=out", "--optimizer.learning_rate=1e38"], "nan"),
+        (["eval", "quickstart", "--samples=2", "--evaluation.num_prompts=2", "--max-new-tokens=4"], ""),
+        (["check", "quickstart", *SMALL], ""),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_the_process_of_the_engine_ends_with_the_work(
+    arguments: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine, "VllmEngine", _Engine)
+    monkeypatch.setattr(_Engine, "running", 0)
+    sampled: list[int] = []
+    sample = NativeEngine.sample
+    monkeypatch.setattr(NativeEngine, "sample", lambda *given: sampled.append(_Engine.running) or sample(*given))
+    outcome = command(*arguments, "--engine.kind=vllm")
+    assert (outcome.code == 0) == (not error), outcome.said
+    assert set(sampled) == {1}
+    assert _Engine.running == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable
+from typing import TypeAlias, assert_never
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -14,11 +15,13 @@ from brorl.errors import UserError
 from brorl.model.forward import FlatForward, TreeForward
 from brorl.model.load import choose_device, end_tokens, load_model
 from brorl.model.source import find_model
-from brorl.rollout.engine import Engine
+from brorl.rollout.engine import Engine, Sampler
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import VllmEngine, check_sampling
 from brorl.rollout.vllm_process import VllmSettings, check_installed
 from brorl.sampling import SamplingParams
+
+OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives functions to call after the work
 
 
 def check_engine(config: TrainConfig, source: str) -> None:
@@ -96,6 +99,12 @@ def build_engine(
             return NativeEngine(sampler, end_tokens(model, tokenizer), memory_bytes, observe=observe, forward=forward)
         case _:
             assert_never(config.engine.kind)
+
+
+def end_engine(engine: Sampler) -> None:
+    """End the process of an engine that has one; rollout workers end with their cluster."""
+    if isinstance(engine, VllmEngine):
+        engine.close()
 
 
 def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmSettings:
