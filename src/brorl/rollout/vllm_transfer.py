@@ -45,8 +45,9 @@ class TransferError(UserError):
 class WeightCalls:
     """The four calls on one engine, in the form of vLLM's protocol `VLLMWeightSyncClient`.
 
-    The scheduler is paused from `start` to `finish`, and requests that an interrupted call has left are aborted. No
-    other request is under way: `LLM.generate` returns when all of its requests are done.
+    The scheduler is paused from `start` to `finish`. No request is under way then: `LLM.generate` returns when all of
+    its requests are done. The pause mode is `keep`: a request that an interrupted call has left computes its keys and
+    values again and continues with the new weights.
 
     Args:
         llm: The `vllm.LLM`.
@@ -61,7 +62,7 @@ class WeightCalls:
 
     def start_weight_update(self) -> None:
         """Pause the scheduler and prepare the workers for new weights."""
-        self._llm.sleep(level=0, mode="abort")
+        self._llm.sleep(level=0, mode="keep")
         self._llm.start_weight_update()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
