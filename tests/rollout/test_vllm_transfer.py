@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from queue import Queue
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,3 +283,32 @@ def test_the_death_of_the_engine_is_no_fault_of_the_backend(
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-7"))
     with pytest.raises(DiedError):
         transfer(llm, "ipc").send(random_weights(rng)[0].items())
+
+
+@pytest.mark.vllm
+@pytest.mark.usefixtures("without_cuda")
+def test_an_engine_that_dies_during_a_broadcast_ends_the_run(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    begun, ended = Event(), Event()
+
+    def wait(*_: Any, **__: Any) -> None:
+        begun.set()
+        ended.wait()
+
+    def die(_: Any) -> None:
+        begun.wait()
+        raise DiedError("killed")
+
+    receiver = receiver_of(nccl_engine.NCCLWeightTransferEngine)
+    receiver.update_weights = die
+    monkeypatch.setattr(vllm_transfer, "_GRACE_S", 0.1)
+    monkeypatch.setattr(nccl_engine, "worker_init_process_group", lambda *_: None)
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda _: SimpleNamespace(broadcast=wait))
+    try:
+        with pytest.raises(TransferError, match=r"during a broadcast of the weights \(killed\).*resume the run"):
+            transfer(FakeLLM(receiver), "nccl").send(random_weights(rng)[0].items())
+    finally:
+        ended.set()

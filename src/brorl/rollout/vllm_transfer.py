@@ -18,8 +18,10 @@ import base64
 import pickle
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any, Literal, Protocol
 
 import torch
@@ -33,7 +35,8 @@ Weights = Path | Iterable[tuple[str, Tensor]]
 HOST_BACKEND = "brorl_host"
 """Name of `HostTransfer` among vLLM's backends."""
 _LEAST_PACKED_BYTES = 256 << 20
-_ALL_LOCAL = "127.0.0.1"
+_GRACE_S = 10.0  # in which a sender ends after its engine has failed
+_THIS_MACHINE = "127.0.0.1"
 
 
 class TransferError(UserError):
@@ -51,10 +54,14 @@ class WeightCalls:
 
     Args:
         llm: The `vllm.LLM`.
+
+    Attributes:
+        failure: Gets the exception of a failed call `update`; vLLM's sender can wait forever before it raises this.
     """
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
+        self.failure: Future[None] = Future()
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Connect the workers with the sender."""
@@ -67,7 +74,11 @@ class WeightCalls:
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Let the workers receive weights."""
-        self._llm.update_weights({"update_info": _sendable(update_info)})
+        try:
+            self._llm.update_weights({"update_info": _sendable(update_info)})
+        except Exception as error:
+            _fail(self.failure, error)
+            raise
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Complete the update, clear the prefix cache, and resume the scheduler.
@@ -83,6 +94,11 @@ class WeightCalls:
         if not self._llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not clear its prefix cache after a weight update")
         self._llm.wake_up(tags=["scheduling"])
+
+
+def _fail(future: Future[None], error: Exception) -> None:
+    with suppress(InvalidStateError):  # it has an outcome already
+        future.set_exception(error)
 
 
 def _sendable(update_info: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +181,7 @@ class WeightTransfer:
 
         Raises:
             TransferError: If `ipc` or `nccl` fails.
+            Exception: The exception of a dead engine, which a new engine can follow.
         """
         if self._backend == "host":
             self._send_on_host(weights)
@@ -172,11 +189,8 @@ class WeightTransfer:
         assert not isinstance(weights, Path)
         self._stream.weights = list(weights)
         try:
-            with _on_device_of(self._stream.weights):
-                if self._sender is None:
-                    self._sender = self._connect(self._backend)
-                self._sender.send_weights()
-        except self._died:
+            self._send_watched(self._backend)
+        except (self._died, TransferError):
             raise
         except Exception as error:
             raise TransferError(
@@ -185,6 +199,34 @@ class WeightTransfer:
             ) from error
         finally:
             self._stream.weights = ()
+
+    def _send_watched(self, backend: Literal["ipc", "nccl"]) -> None:
+        """Send from a thread: an NCCL broadcast to an engine that has died never ends, and nothing can interrupt it."""
+        outcome = self._calls.failure = Future()
+
+        def send() -> None:
+            try:
+                with _on_device_of(self._stream.weights):
+                    if self._sender is None:
+                        self._sender = self._connect(backend)
+                    self._sender.send_weights()
+            except Exception as error:
+                _fail(outcome, error)
+            else:
+                outcome.set_result(None)
+
+        thread = Thread(target=send, name="brorl-weights", daemon=True)
+        thread.start()
+        try:
+            outcome.result()
+        except Exception as error:
+            thread.join(_GRACE_S)
+            if thread.is_alive():
+                raise TransferError(
+                    f"vLLM failed during a broadcast of the weights ({first_line(error)}), which cannot be stopped; "
+                    "resume the run, with engine.vllm.weight_transfer: host if this happens again"
+                ) from error
+            raise
 
     def _send_on_host(self, weights: Weights) -> None:
         if not self._connected:
@@ -209,7 +251,7 @@ class WeightTransfer:
 
                 info = NCCLTrainerInitInfo(
                     rank=0,
-                    master_address=_ALL_LOCAL,
+                    master_address=_THIS_MACHINE,
                     master_port=_free_port(),
                     world_size=1 + self._num_workers,
                     packed=True,
@@ -227,6 +269,6 @@ def _on_device_of(weights: Sequence[tuple[str, Tensor]]) -> AbstractContextManag
 
 def _free_port() -> int:
     with socket.socket() as one:
-        one.bind((_ALL_LOCAL, 0))
+        one.bind((_THIS_MACHINE, 0))
         port: int = one.getsockname()[1]
         return port
