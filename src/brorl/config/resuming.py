@@ -27,6 +27,8 @@ CHANGEABLE_ON_RESUME = (
     "engine.nodes_per_pass",
     "engine.gradient_checkpointing",
     "engine.threads",
+    "engine.vllm.placement",
+    "engine.vllm.weight_transfer",
     "cluster.nodes",
     "cluster.address",
     "cluster.rollout_workers",

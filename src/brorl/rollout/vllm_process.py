@@ -1,4 +1,4 @@
-"""One vLLM engine, in a process of its own or in this one: the only import of vllm.
+"""One vLLM engine, in a process of its own or in this one; only this module, its transfer and its worker import vllm.
 
 In: requests of n responses, and weights. Out: completions, request by request. It rejects a version that is not tested,
 and a model whose attention vLLM does not run on this device.
