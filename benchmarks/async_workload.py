@@ -10,9 +10,9 @@ update takes `--learn-s`. Publishing weights takes no time. The arm `sync` waits
 learns, and samples nothing meanwhile.
 
 Printed for each arm, as means over seeds with 95% t-intervals: seconds per step, share of the workers' time in use,
-staleness, prompts that became too stale, and pass@1 on held-out prompts: at the last step of all arms, at the largest
-number of samples that all arms reached, and at the time at which the first arm was done. The differences to `sync` are
-paired by seed.
+staleness, stragglers (late), and pass@1 on held-out prompts: at the last step of all arms, at the largest number of
+samples that all arms reached, and at the time at which the first arm was done. The differences to `sync` are paired by
+seed.
 """
 
 import argparse
@@ -39,17 +39,26 @@ from brorl.rollout.virtual_pool import VirtualPool
 from brorl.runs.run_directory import RunDirectory
 from brorl.seeds import derived_seed
 from brorl.training.async_source import AsyncSource
+from brorl.training.backlog import Stragglers
 from brorl.tree import RolloutTree
 
 
 class Arm(NamedTuple):
-    """A way to train: the bound of the staleness, and the tokens of a segment."""
+    """A way to train: the bound of the staleness, what happens to stragglers, and the tokens of a segment."""
 
     max_staleness: int
+    stragglers: Stragglers = "train"
     segment_tokens: int | None = None
 
 
-ARMS = {"sync": Arm(0), "async 1": Arm(1), "async 2": Arm(2), "async 1, segments": Arm(1, 4)}
+ARMS = {
+    "sync": Arm(0),
+    "async 1": Arm(1),
+    "async 2": Arm(2),
+    "async 1, segments": Arm(1, segment_tokens=4),
+    "async 1, wait": Arm(1, "wait"),
+    "async 1, drop": Arm(1, "drop"),
+}
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Result:
     in_use: float
     staleness_mean: float
     staleness_max: int
-    prompts_stale: int
+    prompts_late: int
     mismatch_kl: float
     points: list[Point]
 
@@ -107,18 +116,18 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
     source = AsyncSource(
         pool, base.stream, base.grader, base.sampling, args.rollouts, args.prompts, True, 1000, seed,
-        arm.max_staleness, arm.segment_tokens, background=False,
+        arm.max_staleness, arm.stragglers, arm.segment_tokens, background=False,
     )  # fmt: skip
     evaluator = NativeEngine(learner.model, base.engine.stop_token_ids)  # outside of the pool: it takes no time
     staleness: list[int] = []
     mismatch: list[float] = []
-    points, samples, stale = [Point(0, 0.0, 0, score(benchmark, evaluator))], 0, 0
+    points, samples, late = [Point(0, 0.0, 0, score(benchmark, evaluator))], 0, 0
     source.publish(learner.weights(), 0)
     for step in range(1, args.steps + 1):
         batch = source.next_groups(step)
         assert batch.sampled.lead is not None
         staleness += batch.sampled.lead.staleness
-        stale += sum(batch.sampled.lead.dropped_at.values())
+        late += sum(batch.sampled.lead.late_at.values())
         samples += batch.sampled.summary()["samples"]
         update = learner.step(batch.groups, reinforce_pp_baseline(batch.groups), derived_seed(seed, step))
         mismatch.append(update.mismatch_kl or 0.0)
@@ -128,7 +137,7 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
             points.append(Point(step, pool.now, samples, score(benchmark, evaluator)))
     in_use = min(pool.busy_seconds / (pool.now * args.workers), 1.0)
     per_step = pool.now / args.steps
-    return Result(per_step, in_use, mean(staleness), max(staleness), stale, mean(mismatch), points)
+    return Result(per_step, in_use, mean(staleness), max(staleness), late, mean(mismatch), points)
 
 
 def score(benchmark, engine) -> float:
@@ -156,13 +165,13 @@ def interval(values: Sequence[float], digits: int = 3) -> str:
 def table(results: dict[str, list[Result]]) -> str:
     """Return the tables as Markdown."""
     seeds = range(len(results["sync"]))
-    lines = ["| arm | s/step | workers in use | staleness, mean | largest | too stale | KL(sampler, learner) |"]
+    lines = ["| arm | s/step | workers in use | staleness, mean | largest | late | KL(sampler, learner) |"]
     lines.append("|---|---|---|---|---|---|---|")
     for name, runs in results.items():
         cells = [
             interval([r.seconds_per_step for r in runs], 2), interval([r.in_use for r in runs], 2),
             interval([r.staleness_mean for r in runs], 2), str(max(r.staleness_max for r in runs)),
-            interval([float(r.prompts_stale) for r in runs], 1), f"{mean(r.mismatch_kl for r in runs):.1e}",
+            interval([float(r.prompts_late) for r in runs], 1), f"{mean(r.mismatch_kl for r in runs):.1e}",
         ]  # fmt: skip
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += [

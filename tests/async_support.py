@@ -123,6 +123,7 @@ def source_over(
         "max_tries": 20,
         "seed": 0,
         "max_staleness": staleness,
+        "stragglers": "train",
         "background": False,
     }
     return AsyncSource(pool, **(settings | changes))

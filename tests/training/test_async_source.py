@@ -1,7 +1,7 @@
 """An asynchronous source over a pool with a virtual clock: staleness, memory, stragglers, and what it accounts for."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from brorl.prompts.stream import PromptStream
 from brorl.rollout.pool import SampleTask
 from brorl.rollout.virtual_pool import VirtualPool
 from brorl.sampling import SamplingParams
+from brorl.training.async_source import AsyncSource
 from brorl.training.collect import Collector
 from brorl.training.source import Batch, NoMixedGroupsError, SourceState, UnverifiedError
 from brorl.tree import RolloutTree
@@ -35,9 +36,10 @@ def steps_of(source: Any, pool: VirtualPool, first: int, last: int, learning: Se
 learning_times = st.lists(st.floats(0.0, 60.0), min_size=1, max_size=5)
 
 
-@settings(max_examples=15)
+@settings(max_examples=30)
 @given(
     staleness=st.integers(0, 3),
+    stragglers=st.sampled_from(["train", "wait", "drop"]),
     workers=st.integers(1, 6),
     per_step=st.integers(1, 4),
     segment=st.sampled_from([None, 2, 7]),
@@ -46,13 +48,20 @@ learning_times = st.lists(st.floats(0.0, 60.0), min_size=1, max_size=5)
     seed=st.integers(0, 1000),
 )
 def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
-    staleness: int, workers: int, per_step: int, segment: int | None, mixed: float, learning: list[float], seed: int
+    staleness: int,
+    stragglers: str,
+    workers: int,
+    per_step: int,
+    segment: int | None,
+    mixed: float,
+    learning: list[float],
+    seed: int,
 ) -> None:
     """For random durations; every prompt that began was trained, dropped by its outcome, or is still in the source."""
     engine = WordyEngine(mixed_share=mixed, longest=12)
     source, pool = virtual_source(
-        engine, workers=workers, per_step=per_step, staleness=staleness, segment_tokens=segment, seed=seed,
-        max_tries=1000,
+        engine, workers=workers, per_step=per_step, staleness=staleness, stragglers=stragglers, segment_tokens=segment,
+        seed=seed, max_tries=1000,
     )  # fmt: skip
     begun: list[str] = []
     begin = source._backlog.start
@@ -71,19 +80,22 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
         batch = source.next_groups(step)
         assert len(batch.groups) == per_step
         for group in batch.groups:
-            assert 0 <= step - 1 - group.version <= staleness
+            assert 0 <= step - 1 - group.version <= (step if stragglers == "train" else staleness)
             first_tokens = group.tree.logprob[group.tree.depth == 0]
             assert (-first_tokens == group.version).all()  # the weights that sampled the first token
         assert batch.sampled.lead is not None
         assert batch.sampled.lead.staleness == tuple(step - 1 - g.version for g in batch.groups)
-        stale = sum(batch.sampled.lead.dropped_at.values())
+        assert batch.sampled.lead.num_late == sum(step - 1 - g.version > staleness for g in batch.groups)
+        stale = sum(batch.sampled.lead.late_at.values())
+        assert stragglers != "wait" or stale == 0
         ended.update(g.prompt.id for g in batch.groups)
         ended.update(g.prompt.id for g in batch.sampled.groups if not g.is_mixed)
-        ended["too stale"] += stale
+        ended["too stale"] += stale if stragglers == "drop" else 0
         pool.advance(learning[step % len(learning)])
         source.publish([], step)
     waiting, plain = source._backlog.state()
-    ended["too stale"] += sum(number for _, number in plain["dropped_at"])
+    if stragglers == "drop":
+        ended["too stale"] += sum(number for _, number in plain["late_at"])
     rest = [g.prompt.id for g in waiting] + plain["pending"]
     returned = ended.pop("too stale")
     assert len(begun) + len(source._backlog._pending) == ended.total() + len(rest) + returned
@@ -117,14 +129,80 @@ def test_without_staleness_the_groups_are_those_of_the_collector(learning: list[
         collector.publish([], step)
 
 
-def test_a_straggler_blocks_no_step_and_is_started_again() -> None:
-    """One prompt takes far longer than the others; it is dropped when it is too stale, and begins first again."""
+def straggling(slow_s: float) -> Callable[[SampleTask, Sequence[RolloutTree]], float]:
+    """Return durations with which the prompt p0 takes `slow_s` seconds."""
 
     def duration(task: SampleTask, trees: Sequence[RolloutTree]) -> float:
-        return 1000.0 if tuple(task.prompts[0]) == (100,) else by_tokens(task, trees)
+        return slow_s if task.prompts[0][0] == 100 else by_tokens(task, trees)
 
+    return duration
+
+
+def num_under_way(source: AsyncSource, name: str) -> int:
+    return sum(start.prompt.id == name for start in source._backlog._under_way.values())
+
+
+def test_a_straggler_blocks_no_step_and_trains_late() -> None:
+    """One prompt takes far longer than the others; one copy of it is under way, and it trains as soon as it is done."""
+    source, pool = virtual_source(WordyEngine(longest=5), workers=6, duration=straggling(200.0), num_prompts=12)
+    source.publish([], 0)
+    late = []
+    for step in range(1, 81):
+        (batch,) = steps_of(source, pool, step, step, [5.0])
+        assert num_under_way(source, "p0") <= 1
+        for group, updates in zip(batch.groups, batch.sampled.lead.staleness, strict=True):  # type: ignore[union-attr]
+            if group.prompt.id == "p0":
+                late.append((step, group.version, pool.now))
+            else:
+                assert updates <= 1
+        summary = batch.sampled.summary()
+        assert summary["groups_late"] == (late[-1][0] == step if late else 0)
+    assert len(late) >= 2
+    assert all(step - 1 - version > 10 for step, version, _ in late)
+    assert 200 <= late[0][2] < 220  # the step after it was done
+
+
+def test_steps_wait_for_a_straggler_that_no_later_step_can_train_in_time() -> None:
+    source, pool = virtual_source(
+        WordyEngine(longest=5), workers=6, duration=straggling(1000.0), num_prompts=12, stragglers="wait"
+    )
+    source.publish([], 0)
+    batches = steps_of(source, pool, 1, 20, [1.0])
+    trained = Counter(g.prompt.id for batch in batches for g in batch.groups)
+    assert trained["p0"] == int(pool.now // 1000) >= 2
+    assert all(batch.sampled.summary()["staleness_max"] <= 1 for batch in batches)
+    assert any(batch.sampled.summary()["staleness_max"] == 1 for batch in batches)
+
+
+@pytest.mark.parametrize("stragglers", ["train", "wait", "drop"])
+def test_only_drops_train_fewer_long_responses_than_were_drawn(stragglers: str) -> None:
+    """A prompt takes long if one of its responses is long. All draws are trained, but for those of the last steps."""
+    drawn: list[RolloutTree] = []
+
+    def is_long(tree: RolloutTree) -> bool:
+        return int(tree.length.max()) > 30
+
+    def duration(_: SampleTask, trees: Sequence[RolloutTree]) -> float:
+        drawn.extend(trees)
+        return 300.0 if any(map(is_long, trees)) else 1.0
+
+    source, pool = virtual_source(
+        WordyEngine(), workers=9, duration=duration, stragglers=stragglers, dynamic_sampling=False
+    )
+    source.publish([], 0)
+    trained = [g.tree for batch in steps_of(source, pool, 1, 100, [1.0]) for g in batch.groups]
+    num_long = sum(map(is_long, trained))
+    if stragglers == "drop":
+        assert num_long < 0.2 * sum(map(is_long, drawn))
+    else:
+        assert len(drawn) - len(trained) <= source._backlog.capacity
+        assert 0 < sum(map(is_long, drawn)) - source._backlog.capacity <= num_long
+
+
+def test_a_straggler_is_dropped_and_started_again() -> None:
+    """One prompt takes far longer than the others; it is dropped when it is too stale, and begins first again."""
     engine = WordyEngine(longest=5)
-    source, pool = virtual_source(engine, workers=6, duration=duration, num_prompts=12)
+    source, pool = virtual_source(engine, workers=6, duration=straggling(1000.0), num_prompts=12, stragglers="drop")
     source.publish([], 0)
     batches = steps_of(source, pool, 1, 20, [1.0])
     assert pool.now < 1000
@@ -132,26 +210,25 @@ def test_a_straggler_blocks_no_step_and_is_started_again() -> None:
     assert "p0" not in trained
     drops = Counter[int]()
     for batch in batches:
-        drops.update(batch.sampled.lead.dropped_at)  # type: ignore[union-attr]
+        drops.update(batch.sampled.lead.late_at)  # type: ignore[union-attr]
         summary = batch.sampled.summary()
-        assert summary["most_drops"] == drops[0]
+        assert summary["most_late"] == drops[0]
         assert summary["staleness_max"] <= 1
     assert drops[0] >= 3
     assert sum(prompt == (100,) for prompt, _ in engine.sampled) >= drops[0]
-    assert sum(start.prompt.id == "p0" for start in source._backlog._under_way.values()) == 1  # it comes every epoch
+    assert num_under_way(source, "p0") == 1  # it comes every epoch
 
 
 def test_a_prompt_that_is_dropped_is_counted_by_its_length() -> None:
-    def duration(task: SampleTask, trees: Sequence[RolloutTree]) -> float:
-        return 50.0 if task.prompts[0][0] == 100 else by_tokens(task, trees)
-
-    source, pool = virtual_source(WordyEngine(longest=5), workers=6, duration=duration, num_prompts=12)
+    source, pool = virtual_source(
+        WordyEngine(longest=5), workers=6, duration=straggling(50.0), num_prompts=12, stragglers="drop"
+    )
     source.segment_tokens = 2
     source.publish([], 0)
     at: Counter[int] = Counter()
     for batch in steps_of(source, pool, 1, 60, [20.0]):
         assert batch.sampled.lead is not None
-        at.update(batch.sampled.lead.dropped_at)
+        at.update(batch.sampled.lead.late_at)
     assert at.total()
     assert set(at) <= {0, 2, 4}  # no task was done, one segment of 2 tokens was, or two or three were
 

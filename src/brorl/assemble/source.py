@@ -99,6 +99,7 @@ def place_source(
                 max_tries=config.dynamic_sampling.max_tries,
                 seed=config.seed,
                 max_staleness=settings.max_staleness,
+                stragglers=settings.stragglers,
                 segment_tokens=settings.segment_tokens,
                 prompts_per_task=settings.prompts_per_task,
                 clock=clock,

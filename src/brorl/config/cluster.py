@@ -53,7 +53,12 @@ class ClusterConfig(Section):
     )
     max_staleness: int = Field(
         1, ge=0, le=64, description="async: largest number of updates between the weights that sampled a group's first "
-        "token and those that it trains; 0 samples and learns in turn",
+        "token and those that it trains, except for stragglers; 0 samples and learns in turn",
+    )  # fmt: skip
+    stragglers: Literal["train", "wait", "drop"] = Field(
+        "train", description="async: prompts that take longer than max_staleness + 1 steps. train: in the first step "
+        "after they are done | wait: steps wait for them | drop: discard and sample again, which biases to short "
+        "responses",
     )  # fmt: skip
     segment_tokens: int | None = Field(
         None, ge=1, description="async: rollouts are sampled in segments of this many tokens, each with the newest "

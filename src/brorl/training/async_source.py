@@ -23,7 +23,7 @@ from brorl.rollout.engine import Sampler, rollouts_of_prompts
 from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
-from brorl.training.backlog import Backlog
+from brorl.training.backlog import Backlog, Stragglers
 from brorl.training.drawn import Drawn, Tries
 from brorl.training.flight import Flight
 from brorl.training.source import Batch, Collected, SourceState
@@ -50,7 +50,9 @@ class AsyncSource:
         dynamic_sampling: False keeps every group.
         max_tries: Give up after this many times P prompts in a row without a mixed group.
         seed: Seed of the run.
-        max_staleness: A group trains at most this many updates after the weights that sampled its first token.
+        max_staleness: A group trains at most this many updates after the weights that sampled its first token, unless
+            its prompt is a straggler.
+        stragglers: What happens to prompts that take longer; see `Backlog`.
         segment_tokens: Tokens of a segment; None samples rollouts in one piece.
         prompts_per_task: Prompts of a task of the `sampler`; a task of training has one prompt.
         background: Whether a thread works while the learner learns.
@@ -68,6 +70,7 @@ class AsyncSource:
     max_tries: int
     seed: int
     max_staleness: int
+    stragglers: Stragglers
     segment_tokens: int | None = None
     prompts_per_task: int = 1
     background: bool = True
@@ -76,7 +79,7 @@ class AsyncSource:
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()  # guards everything below, and the pool
-        self._backlog = Backlog(self.stream, self.prompts_per_step, self.max_staleness)
+        self._backlog = Backlog(self.stream, self.prompts_per_step, self.max_staleness, self.stragglers)
         self._tries = Tries(self.max_tries, self.dynamic_sampling, adaptive=False)
         self._round: list[Drawn] = []
         self._flights: dict[int, Flight] = {}  # by ticket
@@ -102,7 +105,7 @@ class AsyncSource:
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights all tasks that start from now on; see `GroupSource`.
 
-        Tasks under way go on with their weights. Prompts that are too stale for the next step are dropped.
+        Tasks under way keep their weights. Stragglers are dropped if the backlog does not keep them.
         """
         with self._changed:
             self._check()

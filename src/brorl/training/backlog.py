@@ -1,22 +1,24 @@
 """The prompts between the stream and a step: those that wait, those that are being sampled, and finished groups.
 
-In: finished groups, published versions, steps. Out: the prompts that may start, and the groups of a step. A group
-trains at most `max_staleness` steps after the weights that sampled its first token. No more prompts start than the
-steps within this bound can train, so only prompts that take much longer than others become too stale. These are
-dropped, counted, and started again before all others.
+In: finished groups, published versions, steps. Out: the prompts that may start, and the groups of a step. No more
+prompts start than the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a group trains
+within `max_staleness` updates after the weights that sampled its first token, unless its prompt is a straggler, which
+takes longer than these steps. Stragglers train late, or the steps wait for them, or they are dropped and start again.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
 from brorl.training.flight import Start
 from brorl.training.source import Lead
+
+Stragglers = Literal["train", "wait", "drop"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +40,16 @@ class Backlog:
     Attributes:
         stream: The training prompts.
         prompts_per_step: Groups of a step, P.
-        max_staleness: Largest staleness of a group.
+        max_staleness: Largest staleness of a group, K.
+        stragglers: What happens to a prompt that takes longer. `train`: its group trains in the first step after it is
+            done. `wait`: a step waits for the prompts that later steps cannot train in time. `drop`: the prompt is
+            dropped, and starts again before all others.
     """
 
     stream: PromptSupply
     prompts_per_step: int
     max_staleness: int
+    stragglers: Stragglers
     _version: int = 0
     _steps_taken: int = 0  # the last step whose groups were taken
     _waves: int = 0
@@ -52,8 +58,9 @@ class Backlog:
     _under_way: dict[int, Start] = field(default_factory=dict)
     _ready: list[_Ready] = field(default_factory=list)
     _open: dict[int, Prompt] = field(default_factory=dict)  # all starts that no step has reported yet
-    _drops: dict[str, int] = field(default_factory=dict)  # of each prompt in a row
-    _dropped_at: Counter[int] = field(default_factory=Counter)  # since the last step, by length
+    _late: set[int] = field(default_factory=set)  # starts that are too stale for the bound
+    _times_late: dict[str, int] = field(default_factory=dict)  # in a row, of each prompt
+    _late_at: Counter[int] = field(default_factory=Counter)  # since the last step, by length
 
     @property
     def version(self) -> int:
@@ -91,8 +98,8 @@ class Backlog:
     def _next_prompts(self, number: int) -> list[Prompt]:
         """Return prompts to begin: those that wait, then those of the stream.
 
-        A prompt that was dropped does not begin again while it is under way. Otherwise, prompts that are always too
-        slow would come again with every epoch, and fill the capacity.
+        A straggler does not begin again while it is under way. Otherwise, prompts that are always too slow would come
+        again with every epoch, and fill the capacity.
         """
         chosen: list[Prompt] = []
         waiting, self._pending = self._pending, deque()
@@ -101,7 +108,7 @@ class Backlog:
             if len(chosen) == number:
                 break
             prompt = waiting.popleft() if waiting else self.stream.take(1)[0]
-            if prompt.id in self._drops and prompt.id in busy:
+            if prompt.id in self._times_late and prompt.id in busy:
                 self._pending.append(prompt)
             else:
                 chosen.append(prompt)
@@ -127,13 +134,14 @@ class Backlog:
         start = self._under_way.pop(serial, None)
         if start is None:
             return False
-        self._drops.pop(start.prompt.id, None)
+        if serial not in self._late:
+            self._times_late.pop(start.prompt.id, None)
         if group is not None:
             self._ready.append(_Ready(start, group))
         return True
 
     def take(self, step: int) -> tuple[list[Group], Lead] | None:
-        """Return the groups of a step; None if there are too few.
+        """Return the groups of a step; None if there are too few, or if the step has to wait for stragglers.
 
         The groups of the oldest weights come first, and among these the group that was done first.
 
@@ -153,21 +161,34 @@ class Backlog:
         by_age = sorted(self._ready, key=lambda one: one.start.version)  # stable: the order of completion
         chosen = sorted(by_age[: self.prompts_per_step], key=lambda one: one.start.serial)
         taken = {one.start.serial for one in chosen}
-        self._ready = [one for one in self._ready if one.start.serial not in taken]
+        rest = [one for one in self._ready if one.start.serial not in taken]
+        if self.stragglers == "wait" and not self._in_time(step, rest):
+            return None
+        self._ready = rest
         self._steps_taken = step
         groups = [one.group for one in chosen]
         staleness = tuple(self._version - one.start.version for one in chosen)
-        lead = Lead(staleness, len(self._ready), len(self._under_way), dict(self._dropped_at), self._most_drops())
+        num_late = sum(updates > self.max_staleness for updates in staleness)
+        most = max(self._times_late.values(), default=0)
+        lead = Lead(staleness, num_late, len(self._ready), len(self._under_way), dict(self._late_at), most)
         self.report()
         return groups, lead
+
+    def _in_time(self, step: int, rest: list[_Ready]) -> bool:
+        """Whether the steps after one can train all other groups and prompts under way within the bound."""
+        versions = sorted(start.version for start in [*(one.start for one in rest), *self._under_way.values()])
+        places = self.prompts_per_step
+        return all(
+            number <= places * (version + 1 + self.max_staleness - step) for number, version in enumerate(versions, 1)
+        )
 
     def report(self) -> None:
         """Note that everything that is done has been reported."""
         self._open = {serial: start.prompt for serial, start in sorted(self._under_way.items())}
-        self._dropped_at.clear()
+        self._late_at.clear()
 
     def advance(self, version: int, length_of: dict[int, int]) -> set[int]:
-        """Note a new version of the weights; drop the prompts that are too stale for its step.
+        """Note a new version of the weights, and count the prompts that are now too stale for the bound.
 
         Args:
             version: The version.
@@ -179,21 +200,28 @@ class Backlog:
         if version != self._version:
             self._waves = 0
         self._version = self._steps_taken = version
-        oldest = version - self.max_staleness
-        late = {serial: start for serial, start in self._under_way.items() if start.version < oldest}
-        gone = {one.start.serial: one for one in self._ready if one.start.version < oldest}
-        lengths = {serial: length_of.get(serial, 0) for serial in late}
-        lengths |= {serial: int(one.group.tree.length.max()) for serial, one in gone.items()}
-        starts = late | {serial: one.start for serial, one in gone.items()}
-        for serial in sorted(starts, reverse=True):
-            prompt = starts[serial].prompt
-            self._pending.appendleft(prompt)
+        starts = self._under_way | {one.start.serial: one.start for one in self._ready}
+        lengths = {one.start.serial: int(one.group.tree.length.max()) for one in self._ready} | length_of
+        late = {serial for serial, start in starts.items() if start.version < version - self.max_staleness}
+        for serial in late - self._late:
+            prompt, length = starts[serial].prompt, lengths.get(serial, 0)
+            self._times_late[prompt.id] = self._times_late.get(prompt.id, 0) + 1
+            self._late_at[1 << length.bit_length() - 1 if length else 0] += 1
+        self._late = late
+        return self._drop() if self.stragglers == "drop" else set()
+
+    def _drop(self) -> set[int]:
+        """Drop the late prompts; return those of them that were under way."""
+        ready = {one.start.serial: one.start for one in self._ready}
+        for serial in sorted(self._late, reverse=True):
+            self._pending.appendleft((self._under_way.get(serial) or ready[serial]).prompt)
             self._open.pop(serial, None)
-            self._drops[prompt.id] = self._drops.get(prompt.id, 0) + 1
-            self._dropped_at[1 << lengths[serial].bit_length() - 1 if lengths[serial] else 0] += 1
-        self._under_way = {serial: start for serial, start in self._under_way.items() if serial not in late}
-        self._ready = [one for one in self._ready if one.start.serial not in gone]
-        return set(late)
+        under_way = self._late & self._under_way.keys()
+        for serial in under_way:
+            del self._under_way[serial]
+        self._ready = [one for one in self._ready if one.start.serial not in self._late]
+        self._late = set()
+        return under_way
 
     def state(self) -> tuple[tuple[Group, ...], dict[str, Any]]:
         """Return the reported groups that wait, and the rest as plain values; all other prompts are sampled again."""
@@ -203,8 +231,8 @@ class Backlog:
             "version": self._version,
             "waves": self._waves,
             "pending": [prompt.id for prompt in prompts],
-            "drops": dict(self._drops),
-            "dropped_at": [list(item) for item in sorted(self._dropped_at.items())],
+            "times_late": dict(self._times_late),
+            "late_at": [list(item) for item in sorted(self._late_at.items())],
         }
 
     def load_state(self, waiting: tuple[Group, ...], plain: dict[str, Any] | None) -> None:
@@ -214,7 +242,7 @@ class Backlog:
             waiting: Groups that wait.
             plain: The rest of the state; None at the start of a run, or after synchronous training.
         """
-        plain = plain or {"version": 0, "waves": 0, "pending": [], "drops": {}, "dropped_at": []}
+        plain = plain or {"version": 0, "waves": 0, "pending": [], "times_late": {}, "late_at": []}
         prompt_of = {prompt.id: prompt for prompt in self.stream.prompts} if plain["pending"] else {}
         self._version = self._steps_taken = plain["version"]
         self._waves = plain["waves"]
@@ -223,8 +251,5 @@ class Backlog:
         self._serials += len(starts)  # numbers are never used twice: late results of earlier starts match none
         self._ready = [_Ready(start, group) for start, group in zip(starts, waiting, strict=True)]
         self._under_way, self._open = {}, {}
-        self._drops = dict(plain["drops"])
-        self._dropped_at = Counter(dict(plain["dropped_at"]))
-
-    def _most_drops(self) -> int:
-        return max(self._drops.values(), default=0)
+        self._late, self._times_late = set(), dict(plain["times_late"])
+        self._late_at = Counter(dict(plain["late_at"]))

@@ -39,19 +39,21 @@ class Lead(NamedTuple):
     Attributes:
         staleness: Of each trained group, the updates between the weights that sampled its first token and those that
             it trains.
+        num_late: Trained groups whose staleness is above the bound.
         num_ready: Finished groups that wait for a later step.
         num_under_way: Prompts that are being sampled.
-        dropped_at: Prompts that became too stale since the last step and are sampled again, by the tokens of their
-            longest response so far: 0, 1, 2 to 3, 4 to 7, ...; the key is the first number. It is 0 where no task
-            of the prompt was done.
-        most_drops: Largest number of times in a row that a prompt became too stale.
+        late_at: Prompts that became too stale for the bound since the last step, by the tokens of their longest
+            response so far: 0, 1, 2 to 3, 4 to 7, ...; the key is the first number. It is 0 where no task of the
+            prompt was done.
+        most_late: Largest number of times in a row that a prompt became too stale.
     """
 
     staleness: tuple[int, ...]
+    num_late: int
     num_ready: int
     num_under_way: int
-    dropped_at: dict[int, int]
-    most_drops: int
+    late_at: dict[int, int]
+    most_late: int
 
 
 @dataclass
@@ -215,11 +217,12 @@ class Collected:
         return {
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),
+            "groups_late": self.lead.num_late,
             "groups_ready": self.lead.num_ready,
             "prompts_under_way": self.lead.num_under_way,
-            "prompts_stale": sum(self.lead.dropped_at.values()),
-            "prompts_stale_at": dict(sorted(self.lead.dropped_at.items())),
-            "most_drops": self.lead.most_drops,
+            "prompts_late": sum(self.lead.late_at.values()),
+            "prompts_late_at": dict(sorted(self.lead.late_at.items())),
+            "most_late": self.lead.most_late,
             "worker_seconds": self.worker_seconds,
         }
 

@@ -1,9 +1,9 @@
 """A simulation of the queue of a run: rollout workers, verifiers and a learner, event by event.
 
-In: a `Queue`, a source of lengths, a seed. Out: seconds per step, and what was sampled, discarded and waited for. A
-synchronous step samples calls until enough groups are kept, verifies, learns and publishes. An asynchronous run
-samples while the learner learns; a group that starts now may train at most `max_staleness` steps later, and a group
-that has become older is discarded. The results are a function of the seed.
+In: a `Queue`, a source of lengths, a seed. Out: seconds per step, and what was sampled and waited for. A synchronous
+step samples calls until enough groups are kept, verifies, learns and publishes. An asynchronous run samples while the
+learner learns. A group starts only if the next `max_staleness` + 1 steps can train it; the oldest groups train first,
+stragglers late. The results are a function of the seed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Queue:
         learn_seconds: Seconds of the learner's step.
         publish_seconds: Seconds in which new weights reach the workers, which stand still.
         mode: Whether sampling waits for learning.
-        max_staleness: Most steps between the weights of a group's first token and its training; `async` only.
+        max_staleness: Most steps between the weights of a group's first token and its training, but for stragglers;
+            `async` only.
     """
 
     workers: int
@@ -74,7 +75,6 @@ class QueueResult:
         seconds: Seconds per step.
         sampled_groups: Groups that finished sampling, per step.
         sampled_tokens: Tokens of all rows that finished, per step.
-        discarded_groups: Groups that were too old to train, per step.
         staleness: Mean steps between the weights of a group's first token and its training.
         verify_wait: Mean seconds between the end of a group's sampling and the start of its verification.
         learner_busy: Share of the time in which the learner learns.
@@ -83,7 +83,6 @@ class QueueResult:
     seconds: float
     sampled_groups: float
     sampled_tokens: float
-    discarded_groups: float
     staleness: float
     verify_wait: float
     learner_busy: float
@@ -106,14 +105,13 @@ def simulate(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, warm_up:
     simulation.run_until(warm_up)
     before = simulation.totals()
     simulation.run_until(warm_up + steps)
-    seconds, groups, tokens, discarded, staleness, waited, verified = (
+    seconds, groups, tokens, staleness, waited, verified = (
         after - earlier for after, earlier in zip(simulation.totals(), before, strict=True)
     )
     return QueueResult(
         seconds=seconds / steps,
         sampled_groups=groups / steps,
         sampled_tokens=tokens / steps,
-        discarded_groups=discarded / steps,
         staleness=staleness / (steps * queue.groups),
         verify_wait=waited / max(verified, 1),
         learner_busy=steps * queue.learn_seconds / seconds if seconds else 0.0,
@@ -150,7 +148,6 @@ class _Simulation:
     found: int = 0
     sampled_groups: int = 0
     sampled_tokens: float = 0.0
-    discarded: int = 0
     staleness: int = 0
     waited: float = 0.0
     verified: int = 0
@@ -165,7 +162,7 @@ class _Simulation:
 
     def totals(self) -> tuple[float, ...]:
         """Return the totals since the start."""
-        counted = (self.sampled_groups, self.sampled_tokens, self.discarded, self.staleness, self.waited, self.verified)
+        counted = (self.sampled_groups, self.sampled_tokens, self.staleness, self.waited, self.verified)
         return (self.time, *counted)
 
     def run_until(self, steps: int) -> None:
@@ -202,11 +199,9 @@ class _Simulation:
         self.sampling += number
 
     def _may_start(self) -> bool:
-        """Return whether another asynchronous group would train within the bound of staleness."""
-        queue = self.queue
-        pending = len(self.kept) + (self.sampling + self.verifying) * queue.kept_share
-        limit = (queue.max_staleness + (0 if self.learning else 1)) * queue.groups
-        return pending + queue.kept_share / 2 <= max(limit, queue.groups)
+        """Return whether the steps within the bound of staleness can train another asynchronous group."""
+        pending = len(self.kept) + self.sampling + self.verifying
+        return pending < (self.queue.max_staleness + (0 if self.learning else 1)) * self.queue.groups
 
     def _feed(self, workers: list[DecodingWorker[_Group]]) -> None:
         """Give tasks to workers with free slots, the least loaded first."""
@@ -292,10 +287,8 @@ class _Simulation:
         self._feed(self._workers)
 
     def _learn_if_full(self) -> None:
-        fresh = deque(g for g in self.kept if self.steps - g.version <= self.queue.max_staleness)
-        self.discarded += len(self.kept) - len(fresh)
-        self.kept = fresh
         if len(self.kept) >= self.queue.groups:
+            self.kept = deque(sorted(self.kept, key=lambda group: group.version))
             self._learn()
 
     def _learn(self) -> None:

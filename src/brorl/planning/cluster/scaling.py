@@ -97,7 +97,7 @@ def simulated_step(job: Job, found: Capacity, settings: ScalingSettings) -> Simu
     """
     queue = build_queue(job, found, settings)
     result = simulate(queue, lambda n, g: job.work.lengths.draw(n, g), settings.seed, settings.steps)
-    rows = (result.sampled_groups - result.discarded_groups) * found.worker.rows_per_group
+    rows = result.sampled_groups * found.worker.rows_per_group
     learning = found.learner.computing_seconds("middle") * found.learner.ranks
     useful = rows * found.worker.gpu_seconds_per_row("middle") + learning
     share = useful / (result.seconds * found.cluster.num_gpus)
