@@ -266,6 +266,7 @@ def _check_memory(
         int(config.engine.memory_gib * 2**30),
         forward=config.engine.forward,
         separate_engine=config.engine.kind == "vllm",
+        engine_apart=config.engine.vllm.placement == "apart",
     )
     training = plan_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32
