@@ -32,10 +32,15 @@ class Loading:
     dtype: torch.dtype = torch.float32
     lora: LoraSettings | None = None
     gradient_checkpointing: bool = False
+    transposed: bool = False  # whether matrices are in memory column by column
 
     def load(self) -> PreTrainedModel:
         torch.manual_seed(0)  # of new adapters
-        return load_model(str(self.folder), CPU, self.dtype, self.lora, self.gradient_checkpointing)
+        model = load_model(str(self.folder), CPU, self.dtype, self.lora, self.gradient_checkpointing)
+        for parameter in model.parameters():
+            if self.transposed and parameter.dim() == 2:
+                parameter.data = parameter.data.t().contiguous().t()
+        return model
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The parts of a measurement: run one by one, recorded after each, continued by the next call.
 
 In: parts with a name and a function. Out: `result.json` in a folder. A part that raises an error is recorded with its
-traceback and the others still run. A finished part is not run again; a part that failed runs again after all others.
+traceback and the others still run. A part in which the process ends is recorded as failed. A finished part is not run
+again; a part that failed runs again after all others.
 """
 
 from __future__ import annotations
@@ -149,6 +150,7 @@ def run_parts(parts: Iterable[Part], record: Record, seconds: float, device_lost
         if end - time.monotonic() < part.least_s:
             left.append(part.name)
             continue
+        record.write(part.name, {"state": "failed", "seconds": 0.0, "traceback": "the process ended in this part\n"})
         entry = _entry(part)
         record.write(part.name, entry)
         print(f"{part.name}: {_line(entry)}", flush=True)

@@ -129,6 +129,23 @@ def test_a_lost_device_ends_the_call_and_its_part_comes_last(tmp_path: Path) -> 
     assert order == ["a", "b", "a"]
 
 
+def test_a_part_that_ends_the_process_comes_last(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def ending() -> Findings:
+        order.append("a")
+        raise SystemExit  # such as a signal, after which nothing more is written
+
+    parts = [Part("a", ending), Part("b", lambda: (order.append("b"), Findings())[1])]
+    with pytest.raises(SystemExit):
+        run_parts(parts, Record(tmp_path, {}), 50.0, lambda: False)
+    record = Record(tmp_path, {})
+    assert record.failed_parts() == ["a"]
+    with pytest.raises(SystemExit):
+        run_parts(parts, record, 50.0, lambda: False)
+    assert order == ["a", "b", "a"]
+
+
 def test_numbers_above_their_bound_and_nan_fail(tmp_path: Path) -> None:
     checks = [Check("equal", 2.0, 2.0), Check("above", 2.1, 2.0), Check("undefined", math.nan, 2.0)]
     record = Record(tmp_path, {})

@@ -23,6 +23,7 @@ from brorl.model.forward import choose_forward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.hook_check import check_flex
 from brorl.model.logprobs import ModelPass, chunk_logprobs, tree_logprobs
+from brorl.model.lora import LoraSettings, add_adapter
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.next_token import NextToken
 from brorl.model.tree_batch import AttentionChoice, ChunkInputs, ChunkSlice
@@ -203,15 +204,23 @@ def test_gradient_checkpointing_computes_it_again(rng: np.random.Generator) -> N
     assert_same_gradients(gradients(model), expected_gradients, 1e-10)
 
 
-@pytest.mark.usefixtures("backward_on_cpu")
-def test_one_compiled_kernel_serves_all_lengths(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled as on CUDA, up to the code that PyTorch generates for the graph."""
+@pytest.fixture
+def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBackend:
+    """Compile as on CUDA, up to the code that PyTorch generates for the graph, and count the compilations."""
     counter, compiled = CompileCounterWithBackend("aot_eager"), torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled(function, backend=counter, **options))
-    kernel = flex_attention._kernel.__wrapped__("cuda")
-    monkeypatch.undo()
+    torch.compiler.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "compile", lambda function, **options: compiled(function, backend=counter, **options))
+        kernel = flex_attention._kernel.__wrapped__("cuda")
     monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
     monkeypatch.setattr(flex_attention, "_kernel", lambda _device: kernel)
+    return counter
+
+
+def test_one_compiled_kernel_serves_all_lengths(
+    rng: np.random.Generator, compiled_on_cpu: CompileCounterWithBackend
+) -> None:
+    counter = compiled_on_cpu
     model = small_model(seed=int(rng.integers(1 << 30)), max_position_embeddings=1024)
     compilations = []
     for length in (2, 140, 300, 390, 520):
@@ -224,6 +233,21 @@ def test_one_compiled_kernel_serves_all_lengths(rng: np.random.Generator, monkey
         compilations.append(counter.frame_count)
     assert compilations[0] > 0
     assert compilations[-1] <= compilations[0] + 2  # sizes that were equal by chance to other sizes of the first chunk
+
+
+def test_a_process_can_have_more_kernels_than_compile_permits_by_default(
+    rng: np.random.Generator, compiled_on_cpu: CompileCounterWithBackend
+) -> None:
+    """Models with different heads, in two dtypes, with and without a gradient."""
+    for heads in (4, 8, 16):
+        model = small_model(seed=int(rng.integers(1 << 30)), num_attention_heads=heads, dtype=torch.float32)
+        trees = [random_tree(rng, num_rollouts=20)]
+        for autocast in (False, True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                torch.cat(tree_logprobs(model, trees, model_pass=FLEX)).sum().backward()
+                with torch.no_grad():
+                    tree_logprobs(model, trees, model_pass=FLEX)
+    assert compiled_on_cpu.frame_count > torch._dynamo.config.cache_size_limit
 
 
 def test_it_computes_in_the_dtype_of_autocast(rng: np.random.Generator) -> None:
@@ -315,6 +339,17 @@ def test_a_kernel_that_fails_or_differs_is_an_error(
     with pytest.raises(UserError, match=message):
         check_flex(model)
     assert model.training
+
+
+@pytest.mark.usefixtures("backward_on_cpu")
+def test_a_wrong_gradient_of_new_adapters_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first weight of an adapter has no gradient at first, since the second one is 0."""
+    model = small_model(dtype=torch.float32)
+    add_adapter(model, LoraSettings(2))
+    check_flex(model)
+    monkeypatch.setattr(FlexAttention, "attend", doubled_gradient(FlexAttention.attend))
+    with pytest.raises(UserError, match="the gradients of LlamaForCausalLM change with FlexAttention"):
+        check_flex(model)
 
 
 @pytest.mark.usefixtures("backward_on_cpu")

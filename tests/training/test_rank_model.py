@@ -72,6 +72,12 @@ def test_every_rank_has_the_model_that_one_process_loads(
     assert any(sorted(names) == tied for names in found.same_objects) == (kind in ("llama", "gemma3_text"))
 
 
+def test_matrices_that_are_in_memory_column_by_column(
+    processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    check(processes, 2, Loading(save(tmp_path / "qwen3", "qwen3", rng), torch.float64, transposed=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_adapters_in_float32_on_a_frozen_base(
     dtype: torch.dtype, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path

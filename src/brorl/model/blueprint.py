@@ -46,7 +46,10 @@ class Blueprint:
             lora: The adapters with which it was loaded.
             gradient_checkpointing: The setting with which it was loaded.
         """
-        empty = {p: nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad) for p in model.parameters()}
+        empty = {
+            p: nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), p.requires_grad)  # contiguous for FSDP
+            for p in model.parameters()
+        }
         parameters = {name: empty[p] for name, p in model.named_parameters(remove_duplicate=False)}
         buffers = dict(model.named_buffers(remove_duplicate=False))
         return cls(model.config, lora, gradient_checkpointing, parameters, buffers)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 IntArray = NDArray[np.int64]
 _BLOCK = 128
 _MIN_BLOCKS = 2
+_MAX_KERNELS = 64  # of a process; the default of `torch.compile` is 8, and one more kernel would be an error
 
 
 def check_flex_device(device: torch.device, dtype: str) -> None:
@@ -188,10 +189,17 @@ def _kernel(device_type: str) -> Callable[..., Any]:
     """Return FlexAttention, compiled on CUDA.
 
     Sizes are dynamic, and the whole function is one graph: `torch.compile` then raises an error where it would fall
-    back to the uncompiled version, which stores all scores.
+    back to the uncompiled version, which stores all scores. Each dtype, number of heads and head size has kernels with
+    and without a gradient.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
     if device_type != "cuda":
         return flex_attention
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+    compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
+
+    def kernel(*inputs: Tensor, **options: Any) -> Any:
+        with torch._dynamo.config.patch(cache_size_limit=_MAX_KERNELS):  # newer versions: an alias of recompile_limit
+            return compiled(*inputs, **options)
+
+    return kernel

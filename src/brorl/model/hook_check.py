@@ -76,7 +76,7 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
     model.eval()
     try:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
-            found, expected = (_logprobs_and_gradient(model, ModelPass(kind)) for kind in ("flex", "auto"))
+            found, expected = (_logprobs_and_gradients(model, ModelPass(kind)) for kind in ("flex", "auto"))
     except Exception as error:  # a compiler can raise anything
         raise UserError(
             f"FlexAttention fails with {type(model).__name__} on this device: {type(error).__name__}: {error}; set "
@@ -85,7 +85,7 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
     finally:
         model.train(was_training)
     tolerance = 0.1 if autocast else _tolerance(model)
-    for name, one, other in zip(("log-probs", "gradients"), found, expected, strict=True):
+    for name, one, other in zip(("log-probs", "gradients", "gradients"), found, expected, strict=True):
         if not torch.allclose(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max())):
             raise UserError(
                 f"the {name} of {type(model).__name__} change with FlexAttention on this device; set "
@@ -93,14 +93,17 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
             )
 
 
-def _logprobs_and_gradient(model: PreTrainedModel, model_pass: ModelPass) -> tuple[Tensor, Tensor]:
-    """Return the log-probs of the small trees, and the gradient of their sum for the first trained weight."""
+def _logprobs_and_gradients(model: PreTrainedModel, model_pass: ModelPass) -> list[Tensor]:
+    """Return the log-probs of the small trees, and the gradients of their sum for the first two trained weights.
+
+    The first matrix of a new adapter has no gradient, because the second one is 0.
+    """
     trees = _trees(model.config.get_text_config().vocab_size)
     with torch.enable_grad():
         logprob_M = torch.cat(tree_logprobs(model, trees, model_pass=model_pass))
-        weight = next(p for p in model.parameters() if p.requires_grad)
-        (gradient,) = torch.autograd.grad(logprob_M.sum(), [weight])
-    return logprob_M.detach(), gradient
+        weights = [p for p in model.parameters() if p.requires_grad][:2]
+        gradients = torch.autograd.grad(logprob_M.sum(), weights, materialize_grads=True)
+    return [logprob_M.detach(), *gradients]
 
 
 def _tolerance(model: PreTrainedModel) -> float:
