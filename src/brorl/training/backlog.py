@@ -99,7 +99,8 @@ class Backlog:
         """Return prompts to begin: those that wait, then those of the stream.
 
         A straggler does not begin again while it is under way. Otherwise, prompts that are always too slow would come
-        again with every epoch, and fill the capacity.
+        again with every epoch, and fill the capacity. It begins once more when it is done: the stream can return it
+        many times meanwhile, and as many copies would fill whole steps.
         """
         chosen: list[Prompt] = []
         waiting, self._pending = self._pending, deque()
@@ -107,12 +108,13 @@ class Backlog:
         for _ in range(len(waiting) + number + self.stream.num_prompts):
             if len(chosen) == number:
                 break
-            prompt = waiting.popleft() if waiting else self.stream.take(1)[0]
-            if prompt.id in self._times_late and prompt.id in busy:
-                self._pending.append(prompt)
-            else:
+            from_stream = not waiting
+            prompt = self.stream.take(1)[0] if from_stream else waiting.popleft()
+            if prompt.id not in self._times_late or prompt.id not in busy:
                 chosen.append(prompt)
                 busy.add(prompt.id)
+            elif not (from_stream and any(prompt.id == other.id for other in self._pending)):
+                self._pending.append(prompt)
         self._pending += waiting
         return chosen
 
