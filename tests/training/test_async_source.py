@@ -351,6 +351,28 @@ def test_a_state_continues_exactly(segment: int | None, rng: np.random.Generator
         assert summary == other
 
 
+def test_a_late_group_that_waits_is_counted_once_by_a_resumed_run() -> None:
+    """With one group per step and two prompts that are done together, one of them waits, and becomes late."""
+
+    def fresh() -> tuple[AsyncSource, VirtualPool]:
+        begun = iter([1.0, 5.0, 5.0])
+        return virtual_source(WordyEngine(), per_step=1, staleness=2, duration=lambda *_: next(begun, 1.0))
+
+    source, pool = fresh()
+    source.publish([], 0)
+    batches = steps_of(source, pool, 1, 3, [1.0, 1.0, 4.0])
+    assert [batch.groups[0].version for batch in batches] == [0, 1, 0]
+    state = source.state()
+    (late,) = state.waiting
+    assert late.version == 0
+    resumed, _ = fresh()
+    resumed.load_state(state)
+    resumed.publish([], 3)
+    for one in (source, resumed):
+        summary = one.next_groups(4).sampled.summary()
+        assert (summary["groups_late"], summary["prompts_late"], summary["most_late"]) == (1, 1, 1)
+
+
 def test_a_step_that_is_undone_is_sampled_again() -> None:
     source, pool = virtual_source(WordyEngine(), staleness=1)
     source.publish([], 0)

@@ -253,5 +253,7 @@ class Backlog:
         self._serials += len(starts)  # numbers are never used twice: late results of earlier starts match none
         self._ready = [_Ready(start, group) for start, group in zip(starts, waiting, strict=True)]
         self._under_way, self._open = {}, {}
-        self._late, self._times_late = set(), dict(plain["times_late"])
+        oldest = self._version - self.max_staleness
+        self._late = {start.serial for start in starts if start.version < oldest}  # they have been counted
+        self._times_late = dict(plain["times_late"])
         self._late_at = Counter(dict(plain["late_at"]))
