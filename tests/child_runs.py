@@ -36,8 +36,9 @@ class Harm:
     """What happens to a child, and when.
 
     Attributes:
-        action: `kill`, `interrupt` (SIGINT), `terminate` (SIGTERM), `tear` (write half of a metrics line, then kill),
-            or `limit` (no file may grow beyond `size` bytes from then on, which is how a full disk looks).
+        action: `kill`, `interrupt` (SIGINT), `terminate` (SIGTERM), `terminate all` (SIGTERM to the processes of its
+            session too), `tear` (write half of a metrics line, then kill), or `limit` (no file may grow beyond `size`
+            bytes from then on, which is how a full disk looks).
         event: Regular expression for the event, `open MODE PATH`, `rename TO`, `unlink PATH`, `half PATH` (half of what
             `torch.save` writes is written), `update N` (the optimizer did N updates), `sample N` (the engine is called
             for the N-th time) or `call N`.
@@ -323,6 +324,11 @@ class _Watch:
                 os.kill(os.getpid(), signal.SIGINT)
             case "terminate":
                 os.kill(os.getpid(), signal.SIGTERM)
+            case "terminate all":
+                for process in Path("/proc").glob("[0-9]*"):
+                    with contextlib.suppress(ProcessLookupError):
+                        if os.getsid(int(process.name)) == os.getpid():
+                            os.kill(int(process.name), signal.SIGTERM)
             case "limit":
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (harm.size, harm.size))

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from brorl.activity import Observe, unobserved
 from brorl.assemble import engine
 from brorl.assemble.engine import build_vllm_settings
 from brorl.assemble.inputs import prepare
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from run_support import command
+from brorl.model.load import load_model
+from brorl.rollout.native.engine import NativeEngine
+from brorl.rollout.vllm_process import VllmSettings
+from run_support import SMALL, command
 
 SETTINGS = {"engine.kind": "vllm", "device": "cpu", "data.sources": {"task": "countdown", "max_number": 5}}
 
@@ -33,6 +37,24 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"dtype": "float64"}, r"has no float64; set dtype: float32 or bfloat16"),
         ({"engine.clock": "cpu", "engine.threads": 1}, r"set engine\.clock: wall"),
+        ({"engine.vllm.weight_transfer": "nccl"}, r"colocated shares one; set engine\.vllm\.placement: apart"),
+        (
+            {"engine.vllm.weight_transfer": "ipc", "engine.vllm.placement": "apart"},
+            r"set engine\.vllm\.placement: colocated, or engine\.vllm\.weight_transfer: nccl",
+        ),
+        (
+            {"engine.vllm.weight_transfer": "ipc", "engine.vllm.tensor_parallel": 2},
+            r"set engine\.vllm\.tensor_parallel: 1, or engine\.vllm\.weight_transfer: host",
+        ),
+        (
+            {"engine.vllm.weight_transfer": "ipc", "cluster.nodes": 2},
+            r"cluster\.nodes = 2 .*set engine\.vllm\.weight_transfer: host",
+        ),
+        (
+            {"engine.vllm.weight_transfer": "nccl", "engine.vllm.placement": "apart", "cluster.nodes": 1},
+            r"nccl connects .*set engine\.vllm\.weight_transfer: host",
+        ),
+        ({"engine.vllm.placement": "apart", "cluster.nodes": 1}, r"remove it, and set cluster\.placement: apart"),
     ],
 )
 def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str, Any], message: str) -> None:
@@ -48,6 +70,12 @@ def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str
         ({"sampling.top_k": 5}, r"sampling\.top_k = 5"),
         ({"sampling.temperature": 0.001}, r"no temperature between 0 and 0\.01"),
         ({"lora.rank": 2}, r"lora\.rank = 2.*engine\.kind: native"),
+        ({"engine.vllm.weight_transfer": "ipc"}, r"on the CPU .*set engine\.vllm\.weight_transfer: host"),
+        (
+            {"engine.vllm.weight_transfer": "nccl", "engine.vllm.placement": "apart"},
+            r"on the CPU .*set engine\.vllm\.weight_transfer: host",
+        ),
+        ({"engine.vllm.placement": "apart"}, r"on the CPU .*set engine\.vllm\.placement: colocated"),
     ],
 )
 @pytest.mark.usefixtures("installed")
@@ -94,3 +122,76 @@ def test_settings_reach_the_engine() -> None:
     assert (made.dtype, made.context, made.cache_bytes, made.device) == ("bfloat16", 123, 1 << 29, "cpu")
     assert (made.max_rows, made.responses_per_request, made.tensor_parallel) == (33, 7, 2)
     assert (made.separate, made.sleeps, made.threads) == (True, False, torch.get_num_threads())
+    assert (made.transfer, made.gpus, made.reads_file) == ("host", (), True)
+
+
+class _Engine(NativeEngine):
+    """A native engine in place of vLLM; it counts the engines that run."""
+
+    running = 0
+
+    def __init__(self, settings: VllmSettings, stop_token_ids: tuple[int, ...], observe: Observe = unobserved) -> None:
+        model = load_model(settings.source, torch.device("cpu"), torch.float32)
+        super().__init__(model, stop_token_ids, 1 << 30, observe=observe)
+        _Engine.running += 1
+
+    def close(self) -> None:
+        _Engine.running -= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["train", "quickstart", *SMALL, "--steps=1", "--output_dir=out"], ""),
+        (["train", "quickstart", *SMALL, "--steps=1", "--output_dir=out", "--optimizer.learning_rate=1e38"], "nan"),
+        (["eval", "quickstart", "--samples=2", "--evaluation.num_prompts=2", "--max-new-tokens=4"], ""),
+        (["check", "quickstart", *SMALL], ""),
+    ],
+)
+@pytest.mark.usefixtures("installed")
+def test_the_process_of_the_engine_ends_with_the_work(
+    arguments: list[str], error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(engine, "VllmEngine", _Engine)
+    monkeypatch.setattr(_Engine, "running", 0)
+    sampled: list[int] = []
+    sample = NativeEngine.sample
+    monkeypatch.setattr(NativeEngine, "sample", lambda *given: sampled.append(_Engine.running) or sample(*given))
+    outcome = command(*arguments, "--engine.kind=vllm")
+    assert (outcome.code == 0) == (not error), outcome.said
+    assert set(sampled) == {1}
+    assert _Engine.running == 0
+
+
+@pytest.mark.parametrize("placement", ["colocated", "apart"])
+@pytest.mark.parametrize("transfer", ["auto", "host", "ipc", "nccl"])
+def test_the_engine_has_the_gpus_of_its_placement(
+    placement: str, transfer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (placement, transfer) in (("colocated", "nccl"), ("apart", "ipc")):
+        return  # rejected when read
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    settings = {"device": "cuda:1", "engine.vllm.placement": placement, "engine.vllm.weight_transfer": transfer}
+    made = build_vllm_settings(config(**settings), "quickstart", context=9)
+    assert made.gpus == ((0,) if placement == "apart" else (1,))
+    assert made.sleeps == (placement == "colocated")
+    assert made.transfer == ("host" if transfer == "auto" else transfer)
+    wide = build_vllm_settings(
+        config(**{"device": "cuda:1", "engine.vllm.placement": placement, "engine.vllm.tensor_parallel": 3}),
+        "quickstart", context=9,
+    )  # fmt: skip
+    assert wide.gpus == ((0, 2, 3) if placement == "apart" else (1, 0, 2))
+
+
+@pytest.mark.usefixtures("installed")
+def test_too_few_gpus_are_rejected_before_the_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brorl.assemble.inputs.build_questions", lambda _: pytest.fail("the data was read"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match=r"needs 3 GPUs, .*torch finds 2; set engine\.vllm\.placement: colocated"):
+        prepare(
+            config(**{"device": "cuda", "engine.vllm.placement": "apart", "engine.vllm.tensor_parallel": 2}),
+            "quickstart",
+        )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from brorl.api.arm_runs import ArmRun, Slot, cpu_slots, gpu_slots, progress_of
+from brorl.api.compare import _machine, _slots
 from brorl.api.comparison_plan import Arguments, arm_folders, plan_for, plan_in
 from brorl.assemble.comparison import ArmPlan, check_arms, differences, sweep_arms
 from brorl.comparison import report as comparison_report
@@ -242,6 +243,10 @@ def num_steps(run: Path) -> int:
         (["quickstart", "quickstart-16", "--budget=5", "--seeds=0"], "--seeds: at least 1 is needed, not 0"),
         (["quickstart", "quickstart-16", "--budget=5", "--jobs=999"], "runs cannot share one; lower it"),
         (
+            ["quickstart", "quickstart-16", "--budget=5", "--jobs=2", "--cluster.nodes=1"],
+            "--jobs 2: the arms train on a cluster, and each run needs the whole cluster; use --jobs 1",
+        ),
+        (
             ["quickstart", "quickstart-16", "--budget=5", "--marks=3,x"],
             "--marks: a number of evaluation points, or amounts",
         ),
@@ -285,6 +290,34 @@ def test_what_cannot_be_compared_is_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     assert words in refusal(*arguments)
     assert not any(tmp_path.iterdir())
+
+
+def test_runs_on_a_cluster_are_made_one_after_another_with_all_cores() -> None:
+    settings = {"cluster.nodes": 2, "engine.threads": 1}
+    sweep = {"rollouts_per_prompt": [4, 8]}
+    plan = plan_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides=settings))
+    (slot,) = _slots(None, plan)
+    assert slot == cpu_slots(1, 0)[0]
+    assert _machine([slot], plan).endswith("1 run at a time, each on a cluster of 2 machines")
+    alone = plan_for(None, Arguments(("quickstart",), sweep, match="steps", budget=2, overrides={"engine.threads": 1}))
+    assert _slots(None, alone) == cpu_slots(None, 1)
+
+
+def test_a_cluster_without_ray_is_refused_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brorl.assemble.cluster.find_spec", lambda _: None)
+    folder = tmp_path / "out"
+    options = (*TINY, "--sweep=rollouts_per_prompt=8,16", "--match=steps", "--budget=2", "--cluster.nodes=1")
+    assert "pip install 'brorl[ray]'" in refusal("quickstart", *options, "--output-dir", folder)
+    assert not folder.exists()
+
+
+def test_the_memory_of_a_cluster_is_not_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brorl.assemble.comparison.available_bytes", lambda _: 1)
+    settings = {"data.sources": {"task": "countdown", "num_numbers": 3, "max_number": 7}, "data.held_out_share": 0.2}
+    arms = sweep_arms("quickstart", settings | {"cluster.nodes": 1}, {"rollouts_per_prompt": [4, 8]})
+    check_arms(arms, "steps", 2, seeds=1, jobs=1)
+    with pytest.raises(UserError, match="of memory, and 0 MiB are available"):
+        check_arms(sweep_arms("quickstart", settings, {"rollouts_per_prompt": [4, 8]}), "steps", 2, seeds=1, jobs=1)
 
 
 def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ray_cluster import ray_cluster
 pytest.importorskip("ray")
 
 from brorl.distributed.cluster import Cluster, ClusterShape
+from brorl.distributed.learner_rank import RankPlace, check_shared
 from brorl.distributed.remote_learner import RemoteLearner
 from brorl.errors import LearnerLostError, UserError
 from brorl.training.async_source import AsyncSource
@@ -125,10 +126,12 @@ def test_an_asynchronous_run_survives_ctrl_c_and_losses(
     assert "asynchronous source" not in {thread.name for thread in enumerate_threads()}
 
 
-def test_ctrl_c_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: Path) -> None:
-    """The command starts its own cluster; the run is continued without one."""
-    harm = Harm("interrupt", r"rename .*rollouts/step-000002.parquet")
-    stopped = ChildRuns(tmp_path)("train", *_RUN, "--cluster.nodes=1", _WHOLE_BATCH, "--output_dir=run", harms=[harm])
+@pytest.mark.parametrize("action", ["interrupt", "terminate all"])
+def test_a_signal_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: Path, action: str) -> None:
+    """Ctrl-C to the command, and SIGTERM to Ray's processes and the workers too; the run is continued without them."""
+    harm = Harm(action, r"rename .*rollouts/step-000002.parquet")
+    settings = ("--cluster.nodes=1", "--cluster.verifier_workers=1", _WHOLE_BATCH, "--output_dir=run")
+    stopped = ChildRuns(tmp_path)("train", *_RUN, *settings, harms=[harm])
     assert stopped.code == 130, stopped.said
     assert "stopped after step 2" in stopped.said
     assert not [line for line in _command_lines() if str(tmp_path) in line or "brorl-ray-" in line]
@@ -148,6 +151,19 @@ def test_an_evaluation_on_a_cluster(tmp_path: Path) -> None:
     assert len(here["prompts"]) == 3
     assert placed["prompts"] == here["prompts"]
     assert placed["settings"] == {**here["settings"], "prompts_per_task": 64}  # the weights' fingerprint among them
+
+
+def test_a_comparison_on_a_cluster(tmp_path: Path) -> None:
+    """Each run starts a cluster, and is the run without one; the comparison stays the same."""
+    sweep = ("--sweep=rollouts_per_prompt=4,16", "--match=steps", "--budget=2", "--marks=1", "--seeds=1")
+    settings = [one for one in SMALL if not one.startswith(("--rollouts_per_prompt", "--evaluation.every", "--report"))]
+    folders = tmp_path / "here", tmp_path / "placed"
+    for folder, more in zip(folders, (["--jobs=1"], ["--cluster.nodes=1", _WHOLE_BATCH]), strict=True):
+        outcome = ChildRuns(tmp_path)("compare", "quickstart", *sweep, *settings, *more, "--output-dir", folder)
+        assert outcome.code == 0, outcome.said
+    assert "1 run at a time, each on a cluster of 1 machine" in outcome.said
+    for run in ("arms/N=4/seed-0", "arms/N=16/seed-0"):
+        assert_same_run(folders[1] / run, folders[0] / run)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +189,21 @@ def test_a_cluster_that_is_too_small(tmp_path: Path, settings: list[str], parts:
 
 
 class _Stuck:
-    """A learner without a model, whose steps never end."""
+    """A learner without a model, whose rank 0 never returns from a call, as if it waited for other ranks.
+
+    Args:
+        rank: The rank; the others raise an error.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
 
     def num_parameters(self, only_trainable: bool = False) -> int:
         return 1 + only_trainable
 
     def reset_reference(self, clear_optimizer: bool) -> None:
+        if self._rank:
+            raise ValueError(f"rank {self._rank} has other weights")
         Event().wait(1000.0 + clear_optimizer)
 
 
@@ -196,16 +221,63 @@ def test_a_learner_that_stalls_or_cannot_start_is_an_error(tmp_path: Path) -> No
         learner.timeout_s = 0.5
         with pytest.raises(LearnerLostError, match=r"did not answer for 0\.5 s"):
             learner.reset_reference(clear_optimizer=False)
-        for shared, error in ((tmp_path, "cannot load nothing"), (tmp_path / "none", "does not see the run directory")):
-            with pytest.raises(UserError, match=f"{gethostname()}.*{error}"):
-                _ = RemoteLearner(cluster, _without_model, shared, 600.0, print, print).built
+        with pytest.raises(UserError, match=f"{gethostname()}.*cannot load nothing"):
+            _ = RemoteLearner(cluster, _without_model, tmp_path, 600.0, print, print).built
+        assert not any(tmp_path.iterdir())
     finally:
         cluster.close()
     assert ray.is_initialized()  # it was started by another part of the program
 
 
-def _stuck(*_: Any) -> Any:
-    return _Stuck()
+@pytest.mark.usefixtures("cluster")
+def test_the_error_of_one_rank_ends_all_ranks() -> None:
+    """The other rank would wait for it."""
+    import ray
+    from ray.exceptions import RayActorError
+
+    cluster = Cluster(ClusterShape(learner_ranks=2))
+    cluster.start()
+    try:
+        learner = RemoteLearner(cluster, _stuck, None, 600.0, print, print)
+        assert len(learner.built) == 2
+        with pytest.raises(ValueError, match="rank 1 has other weights"):
+            learner.reset_reference(clear_optimizer=False)
+        for rank in learner._ranks:
+            with pytest.raises(RayActorError):
+                ray.get(rank.reports.options(concurrency_group="reports").remote())  # it would give an answer
+    finally:
+        cluster.close()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_answer_that_has_come_is_no_stall() -> None:
+    """This process may have been stopped for longer than the timeout."""
+    import ray
+
+    cluster = Cluster(ClusterShape())
+    cluster.start()
+    try:
+        learner = RemoteLearner(cluster, _stuck, None, 600.0, print, print)
+        ray.wait(learner._builds)
+        learner.timeout_s = -1.0
+        assert learner.num_parameters() == 1
+    finally:
+        cluster.close()
+
+
+def test_another_folder_with_the_path_of_the_run_directory_is_not_shared(tmp_path: Path) -> None:
+    token = tmp_path / "run" / "token"
+    for error in ("m1 has a learner rank and does not see the run directory", "another folder with the same path"):
+        with pytest.raises(UserError, match=error):
+            check_shared(token, "m1")
+        token.parent.mkdir(exist_ok=True)
+    token.touch()
+    check_shared(token, "m1")
+    assert [*token.parent.iterdir()] == [token]
+
+
+def _stuck(place: RankPlace, *_: Any) -> Any:
+    return _Stuck(place.rank)
 
 
 def _without_model(*_: Any) -> Any:

@@ -8,6 +8,8 @@ import pytest
 pytest.importorskip("ray")
 
 from brorl.algorithms.groups import Group
+from brorl.assemble.cluster import build_cluster
+from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.distributed.cluster import Cluster, ClusterShape, first_difference
 from brorl.distributed.shipped_groups import TreeExchange
 from brorl.errors import UserError
@@ -27,6 +29,15 @@ def test_processes_that_take_turns_share_cpus(rng: np.random.Generator) -> None:
     reserved = [one for kind in ("rollout", "learner", "verifier") for one in at_once.bundles(kind)]
     assert sum(one["CPU"] for one in reserved) == at_once.needed_cpus
     assert at_once.request("learner")["num_cpus"] == cpus
+
+
+def test_an_evaluation_reserves_nothing_for_a_learner() -> None:
+    overrides = {"cluster": {"nodes": 1, "learner_ranks": 9, "gpus_per_learner_rank": 1, "gpus_per_rollout_worker": 1}}
+    config = make_config(read_recipe("quickstart"), flat_settings(overrides), "quickstart")
+    cluster = build_cluster(config, print, learns=False)
+    assert cluster is not None
+    assert (cluster.shape.needed_cpus, cluster.shape.needed_gpus) == (1, 1)
+    assert cluster.shape.bundles("learner") == []
 
 
 def test_gpus_apart_and_colocated(rng: np.random.Generator) -> None:

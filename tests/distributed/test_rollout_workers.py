@@ -16,7 +16,7 @@ from torch import Tensor
 from worker_engines import HUNG, LARGE, Fatal, NativeInBothPrecisions, unbuildable
 
 from brorl.activity import Activity, Decoding
-from brorl.errors import OutOfMemoryError, WorkersLostError
+from brorl.errors import LearnerLostError, OutOfMemoryError, WorkersLostError
 from brorl.rollout.engine import Engine
 from brorl.rollout.pool import SampledTask, SampleTask
 from brorl.rollout.pooled_engine import PooledEngine
@@ -112,6 +112,43 @@ def test_trees_do_not_depend_on_the_number_of_workers(rng: np.random.Generator, 
     finally:
         for pool in pools[1:]:
             pool.close()
+
+
+class Owner:
+    """Another process that puts weights."""
+
+    def put(self, seed: int) -> Any:
+        from brorl.distributed.weights import RemoteWeights
+
+        return RemoteWeights.put(random_weights(seed))
+
+
+def read_until_lost(ref: Any) -> None:
+    import ray
+
+    while True:  # Ray takes a moment to notice the death of the owner
+        ray.get(ref)
+
+
+def test_weights_that_are_lost_are_a_loss_of_the_learner(rng: np.random.Generator) -> None:
+    """Another worker could not load them either."""
+    import ray
+    from ray.exceptions import ObjectLostError
+
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    weights = ray.get(owner.put.remote(int(rng.integers(2**30))))
+    pool, lines = make_pool(partial(NativeInBothPrecisions, 0), 1, max_restarts=1)
+    try:
+        ray.kill(owner)
+        with pytest.raises(ObjectLostError):
+            read_until_lost(weights.ref)
+        pool.publish(weights, version=1)
+        pool.submit(random_tasks(rng, 1)[0])
+        with pytest.raises(LearnerLostError, match="the weights of the learner were lost with its machine"):
+            pool.done()
+        assert lines == []
+    finally:
+        pool.close()
 
 
 def test_killed_workers_are_replaced_and_their_tasks_sampled_again(rng: np.random.Generator, shared: Any) -> None:

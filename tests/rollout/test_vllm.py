@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from math import isnan
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -174,6 +175,31 @@ def test_an_engine_that_dies_is_replaced_with_the_current_weights(deaths: list[s
     assert set(fakes[-1].weights) == set(weights)
 
 
+@pytest.mark.parametrize("transfer", ["ipc", "nccl"])
+def test_a_replaced_engine_gets_the_tensors_again_where_no_file_has_them(transfer: Literal["ipc", "nccl"]) -> None:
+    w = torch.randn(3)
+    engine, fakes = started(["complete"], replace(SETTINGS, transfer=transfer))
+    engine.load_weights(iter([("w", w)]), version=1)
+    engine.sample([[1]], 2, SAMPLING, 0)
+    assert [fake.calls for fake in fakes] == [["load", "complete", "close"], ["load", "complete"]]
+    assert all(fake.weights["w"] is w for fake in fakes)
+    assert engine._published is None
+
+
+def test_deaths_name_the_other_way_of_weights() -> None:
+    engine, _ = started(["load"] * 9, replace(SETTINGS, transfer="ipc"))
+    with pytest.raises(EngineLostError, match=r"weight_transfer: host \(it is ipc\)"):
+        engine.load_weights([("w", torch.ones(1))], 1)
+
+
+def test_an_engine_with_several_processes_reads_a_file() -> None:
+    engine, (fake,) = started(settings=replace(SETTINGS, separate=False, tensor_parallel=2))
+    w = torch.randn(2)
+    engine.load_weights([("w", w)], 1)
+    assert engine._published is not None
+    assert torch.equal(fake.weights["w"], w)
+
+
 def test_an_engine_that_dies_during_an_update_gets_the_update() -> None:
     engine, fakes = started(["load"])
     engine.load_weights([("w", torch.ones(2))], version=1)
@@ -256,3 +282,22 @@ def test_weights_of_killed_processes_are_removed(tmp_path: Path) -> None:
         (folder / "model.safetensors").write_text("")
     remove_abandoned(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([used, other])
+
+
+@pytest.mark.parametrize(("visible", "expected"), [(None, "2,0"), ("4,5,6,7", "6,4")])
+def test_the_process_of_the_engine_sees_its_gpus(
+    visible: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    monkeypatch.setattr(os, "environ", dict(before))
+    with vllm_process._environment(replace(SETTINGS, device="cuda", gpus=(2, 0))):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+        assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in os.environ
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_ipc_handles_are_accepted_on_both_sides_as_long_as_the_engine_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    with vllm_process._environment(replace(SETTINGS, device="cuda", gpus=(0,), transfer="ipc")):
+        pass
+    assert os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"

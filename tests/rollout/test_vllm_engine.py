@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from shutil import copy
@@ -24,7 +25,7 @@ from brorl.model.next_token import NextToken
 from brorl.model.source import find_model
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import VllmEngine
-from brorl.rollout.vllm_process import VllmProcess, VllmSettings
+from brorl.rollout.vllm_process import Request, VllmProcess, VllmSettings
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from run_support import command
@@ -114,6 +115,50 @@ def test_greedy_equals_the_native_engine_also_after_updates(pair: Pair, rng: np.
     assert pair.engine.version == pair.version
 
 
+def test_updated_weights_are_those_of_a_new_engine(pair: Pair, rng: np.random.Generator, tmp_path: Path) -> None:
+    if not pair.engine._settings.separate:
+        pytest.skip("one pair is enough")
+    greedy, prompts = SamplingParams(temperature=0.0, max_new_tokens=12), prompts_of(rng)
+    before = pair.engine.sample(prompts, 1, greedy, seed=0)
+    pair.update(rng)
+    after = pair.engine.sample(prompts, 1, greedy, seed=0)
+    assert [tree.responses() for tree in after] != [tree.responses() for tree in before]
+    pair.model.save_pretrained(tmp_path)
+    fresh = VllmEngine(replace(pair.engine._settings, source=str(tmp_path)), (STOP,))
+    try:
+        expected = fresh.sample(prompts, 1, greedy, seed=0)
+    finally:
+        fresh.close()
+    for tree, other in zip(after, expected, strict=True):
+        assert_same_greedy(pair.model, tree, other)
+
+
+def test_a_request_under_way_at_an_update_continues_with_the_new_weights(pair: Pair, rng: np.random.Generator) -> None:
+    if pair.engine._settings.separate:
+        pytest.skip("needs an engine whose steps can be counted")
+    assert pair.process is not None
+    pair.update(rng)
+    engine, prompt = pair.process._llm.llm_engine, rng.integers(1, VOCABULARY, 40).tolist()
+    greedy = pair.process._parameters(Request(tuple(prompt), 1, 0), SamplingParams(0.0, max_new_tokens=12), ())
+    engine.add_request("1000000", {"prompt_token_ids": prompt}, greedy)
+    for _ in range(4):
+        assert not engine.step()
+    pair.update(rng)
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    tokens = list(outputs[0].outputs[0].token_ids)
+    assert len(tokens) == 12
+    assert is_greedy(pair.model, prompt, tokens, first=4)  # at most one token for each step before the update
+
+
+def is_greedy(model: PreTrainedModel, prompt: list[int], tokens: list[int], first: int) -> bool:
+    """Whether the tokens from `first` on are the most likely ones, up to rounding."""
+    logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return bool((logits.max(1).values - chosen)[first:].max() < LOGPROB_BOUND)
+
+
 @pytest.mark.parametrize(("temperature", "min_new_tokens"), [(1.0, 0), (0.6, 0), (1.4, 3)])
 def test_logprobs_are_those_of_the_learner(
     pair: Pair, rng: np.random.Generator, temperature: float, min_new_tokens: int
@@ -195,7 +240,7 @@ def test_an_engine_that_dies_is_replaced_with_its_weights(pair: Pair, rng: np.ra
     prompts, greedy = prompts_of(rng), SamplingParams(temperature=0.0, max_new_tokens=8)
     before, expected = pair.process, pair.native.sample(prompts, 2, greedy, seed=0)
     for child in psutil.Process().children(recursive=True):
-        if "EngineCore" in child.name() or "EngineCore" in " ".join(child.cmdline()):
+        if "EngineCor" in child.name() and child.status() != psutil.STATUS_ZOMBIE:  # Linux cuts names
             os.kill(child.pid, signal.SIGKILL)
     if at == "update":
         pair.update(rng)

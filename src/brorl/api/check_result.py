@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -162,8 +163,8 @@ def _verified_line(name: str, verified: Verified) -> str:
 
 def _forecast(config: TrainConfig, ready: RunInputs) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
-    parts = build_pilot_parts(config, ready, build_sampling(config))
-    with TemporaryDirectory(prefix="brorl-check-") as scratch:
+    with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
+        parts = build_pilot_parts(config, ready, build_sampling(config), on_end=ends.callback)
         return forecast_step(parts, config.samples_per_step // config.prompts_per_step, Path(scratch))
 
 

@@ -115,7 +115,7 @@ def compare(
         marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
             last at the budget; or the amounts at which to evaluate.
         seeds: Runs of each arm. Default: 5. More seeds can be added to a folder later.
-        jobs: Runs in parallel. Default: as many as fit on the cores or GPUs.
+        jobs: Runs in parallel. Default: as many as fit on the cores or GPUs; one if the runs need a cluster.
         output_dir: The folder. Default: runs/compare-...
         progress: Whether to print the plan and the runs as they end.
         overrides: Settings for all arms, by dotted name or nested.
@@ -137,7 +137,7 @@ def compare(
         view.print_complete()
         return _finished(folder)
     slots = _slots(jobs, plan)
-    machine = _machine(slots, plan.arms[0].config.engine.clock)
+    machine = _machine(slots, plan)
     _require_same_machine(folder, plan, machine)
     check_arms(plan.arms, plan.unit, plan.budget, plan.seeds, len(slots))
     _run(folder, plan, slots, machine, view)
@@ -190,6 +190,13 @@ def _finished(folder: Path) -> FinishedComparison:
 def _slots(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
     """Return the places of runs in parallel."""
     device = plan.arms[0].config.device
+    if _num_machines(plan):
+        if jobs not in (None, 1):
+            raise UserError(
+                f"--jobs {jobs}: the arms train on a cluster, and each run needs the whole cluster; use --jobs 1, or "
+                "--cluster.nodes 0"
+            )
+        return cpu_slots(1, 0) if choose_device(device).type == "cpu" else [Slot()]
     if choose_device(device).type == "cpu":
         return cpu_slots(jobs, max(arm.config.engine.threads for arm in plan.arms))
     if ":" not in device:
@@ -199,14 +206,21 @@ def _slots(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
     return [Slot()]
 
 
-def _machine(slots: Sequence[Slot], clock: str) -> str:
+def _num_machines(plan: ComparisonPlan) -> int:
+    """Return the machines of the largest cluster of an arm that is still to be run; 0 without a cluster."""
+    return max((arm.config.cluster.nodes for arm in plan.arms if arm.run is None), default=0)
+
+
+def _machine(slots: Sequence[Slot], plan: ComparisonPlan) -> str:
     """Return the processor or accelerator and the places of runs, in the wording that existing folders hold."""
     if not slots[0].cores and torch.cuda.is_available():
-        place, name = "a GPU", torch.cuda.get_device_name()
+        place, name = "a GPU of its own", torch.cuda.get_device_name()
     else:
-        place, name = counted(len(slots[0].cores) or 1, "core"), processor_name()
-    seconds = ", in CPU seconds" if clock == "cpu" else ""
-    return f"{name}, {counted(len(slots), 'run')} at a time, each on {place} of its own{seconds}"
+        place, name = f"{counted(len(slots[0].cores) or 1, 'core')} of its own", processor_name()
+    if machines := _num_machines(plan):
+        place = f"a cluster of {counted(machines, 'machine')}"
+    seconds = ", in CPU seconds" if plan.arms[0].config.engine.clock == "cpu" else ""
+    return f"{name}, {counted(len(slots), 'run')} at a time, each on {place}{seconds}"
 
 
 def _require_same_machine(folder: Path, plan: ComparisonPlan, machine: str) -> None:

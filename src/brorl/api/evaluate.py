@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -205,9 +205,11 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
             store.check(ready.settings)
             differences = compare_with_own(options.checkpoint, run_config, ready.settings) if run_config else []
             _announce(ready, output, [*ready.notes, *differences[:1]], say)
-            cluster = build_cluster(request.config, say)
-            with nullcontext() if cluster is None else closing(cluster):
-                stored = _sample(ready, store, say, observe, cluster)
+            cluster = build_cluster(request.config, say, learns=False)
+            with ExitStack() as parts:
+                if cluster is not None:
+                    parts.enter_context(closing(cluster))
+                stored = _sample(ready, store, say, observe, cluster, parts)
             return _finish(ready, stored, options.ks, store, differences)
     except UserError:
         if is_new:
@@ -254,7 +256,12 @@ def _announce(ready: ReadyEvaluation, output: Path, notes: Sequence[str], say: S
 
 
 def _sample(
-    ready: ReadyEvaluation, store: ResponseStore, say: Say, observe: Observe, cluster: Cluster | None
+    ready: ReadyEvaluation,
+    store: ResponseStore,
+    say: Say,
+    observe: Observe,
+    cluster: Cluster | None,
+    parts: ExitStack,
 ) -> list[StoredBatch]:
     """Load the model and evaluate all batches that are not stored."""
     from brorl.assemble.evaluation import load_evaluated_model
@@ -262,7 +269,7 @@ def _sample(
     from brorl.runs.run_directory import RunDirectory
 
     observe(Phase("loading", "model"))
-    model, weights = load_evaluated_model(ready, observe, cluster)
+    model, weights = load_evaluated_model(ready, observe, cluster, parts.callback)
     store.begin({**ready.settings, "weights": weights})
     done = sum(store.file_of(batch).is_file() for batch in ready.batches)
     if done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -160,10 +160,10 @@ def _plan_here(
 
     from brorl.console.screen import Screen
 
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:  # before torch is imported
+    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen, ExitStack() as ends:  # before torch
         from brorl.api.plan_result import PlanResult, next_commands
 
-        parts = _parts(config, question.pilot_prompts, screen)
+        parts = _parts(config, question.pilot_prompts, screen, ends)
         note = _note(recipe is None and source == RECIPE, given)
         with _folder(Path(output_dir).expanduser()) as folder:
             for line in (*_announcement(config, parts, question), *note):
@@ -192,11 +192,11 @@ def _resolve(
     return resolve_config(source, replaced), source
 
 
-def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen) -> PilotParts:
+def _parts(config: TrainConfig, pilot_prompts: int, screen: Screen, ends: ExitStack) -> PilotParts:
     """Load the data and the model."""
     from brorl.assemble.run import build_pilot
 
-    parts = build_pilot(config, screen.observe)
+    parts = build_pilot(config, screen.observe, ends.callback)
     screen.observe(Phase("measuring"))
     if pilot_prompts > parts.stream.num_prompts:
         raise UserError(

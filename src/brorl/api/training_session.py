@@ -6,7 +6,7 @@ training loop for `brorl.train` are here.
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -89,10 +89,12 @@ class TrainingSession:
             LearnerLostError: If it was lost more often than `cluster.max_restarts`.
         """
         cluster, limit = build_cluster(self.config, self.screen.say), self.config.cluster.max_restarts
-        with nullcontext() if cluster is None else closing(cluster):
+        with ExitStack() as parts:
+            if cluster is not None:
+                parts.enter_context(closing(cluster))
             for restarts in count(1):
                 try:
-                    run, state = self._begin(progress, stop, cluster)
+                    run, state = self._begin(progress, stop, cluster, parts)
                     return self._train(run, state, progress, stop)
                 except LearnerLostError as error:
                     last = last_checkpoint(self.directory.checkpoints)
@@ -107,7 +109,7 @@ class TrainingSession:
         raise AssertionError("the loop ends with a return or an error")
 
     def _begin(
-        self, progress: TrainingProgress, stop: StopRequest, cluster: Cluster | None
+        self, progress: TrainingProgress, stop: StopRequest, cluster: Cluster | None, parts: ExitStack
     ) -> tuple[TrainingRun, TrainerState]:
         """Make the parts of the run, write the files that describe it, and announce it."""
         config, directory = self.config, self.directory
@@ -118,7 +120,7 @@ class TrainingSession:
 
         if not directory.config_file.exists():  # a run that is killed from here on can be resumed
             self._write_config()
-        run, state = build_run(config, directory, progress.show, self.screen.say, observe, cluster)
+        run, state = build_run(config, directory, progress.show, self.screen.say, observe, cluster, parts.callback)
         self._write_config()
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)

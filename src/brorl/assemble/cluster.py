@@ -43,12 +43,13 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def build_cluster(config: TrainConfig, say: Say) -> Cluster | None:
-    """Return the cluster of a run before its start; None if the run has one process.
+def build_cluster(config: TrainConfig, say: Say, learns: bool = True) -> Cluster | None:
+    """Return the cluster of a run or an evaluation before its start; None if it has one process.
 
     Args:
-        config: The run's settings.
+        config: The settings.
         say: Receives lines for the user.
+        learns: Whether there are learner ranks.
 
     Raises:
         UserError: If Ray is not installed.
@@ -56,27 +57,36 @@ def build_cluster(config: TrainConfig, say: Say) -> Cluster | None:
     settings = config.cluster
     if not settings.enabled:
         return None
-    if find_spec("ray") is None:
-        raise UserError(
-            f"cluster.nodes = {settings.nodes} needs the package ray, which is not installed: pip install "
-            "'brorl[ray]', or set cluster.nodes: 0"
-        )
+    check_ray(config)
     from brorl.distributed.cluster import Cluster, ClusterShape
 
     shape = ClusterShape(
         nodes=settings.nodes,
         address=settings.address,
         rollout_workers=settings.rollout_workers,
-        learner_ranks=settings.learner_ranks,
+        learner_ranks=settings.learner_ranks if learns else 0,
         verifier_workers=settings.verifier_workers,
         cpus=settings.cpus_per_worker,
         gpus_per_rollout_worker=settings.gpus_per_rollout_worker,
-        gpus_per_learner_rank=settings.gpus_per_learner_rank,
+        gpus_per_learner_rank=settings.gpus_per_learner_rank if learns else 0,
         colocated=settings.placement == "colocated",
         in_turn=settings.mode == "sync",
         join_timeout_s=settings.join_timeout_s,
     )
     return Cluster(shape, say)
+
+
+def check_ray(config: TrainConfig) -> None:
+    """Check that Ray is installed if the settings need a cluster.
+
+    Raises:
+        UserError: If it is not.
+    """
+    if config.cluster.enabled and find_spec("ray") is None:
+        raise UserError(
+            f"cluster.nodes = {config.cluster.nodes} needs the package ray, which is not installed: pip install "
+            "'brorl[ray]', or set cluster.nodes: 0"
+        )
 
 
 def place_engine(cluster: Cluster, config: TrainConfig, context: int, say: Say, observe: Observe) -> Engine:

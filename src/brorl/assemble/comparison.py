@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from brorl.assemble.cluster import check_ray
 from brorl.assemble.inputs import prepare
 from brorl.assemble.objective import phases_text
 from brorl.comparison.arms import labelled
@@ -235,9 +236,11 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
         if plan.run is not None:
             held_out.append(RunDirectory(plan.run).read_held_out())
             continue
+        check_ray(plan.config)
         ready = prepare(plan.config, plan.config.model)
         held_out.append(held_out_record(ready.prompts.held_out))
-        needed += [ready.memory.certain_bytes] * seeds
+        if not plan.config.cluster.enabled:  # else other machines hold the parts
+            needed += [ready.memory.certain_bytes] * seeds
     for plan, asked in zip(plans, held_out, strict=True):
         if asked != held_out[0]:
             raise UserError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable
+from typing import TypeAlias, assert_never
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -14,11 +15,14 @@ from brorl.errors import UserError
 from brorl.model.forward import FlatForward, TreeForward
 from brorl.model.load import choose_device, end_tokens, load_model
 from brorl.model.source import find_model
-from brorl.rollout.engine import Engine
+from brorl.rollout.engine import Engine, Sampler
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import VllmEngine, check_sampling
 from brorl.rollout.vllm_process import VllmSettings, check_installed
+from brorl.rollout.vllm_transfer import TransferBackend
 from brorl.sampling import SamplingParams
+
+OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives functions to call after the work
 
 
 def check_engine(config: TrainConfig, source: str) -> None:
@@ -34,10 +38,35 @@ def check_engine(config: TrainConfig, source: str) -> None:
     if config.engine.kind != "vllm":
         return
     check_installed()
+    if not config.cluster.enabled:
+        _check_gpus(config)
     if config.lora.rank or find_model(source).adapter:
         raise UserError(
             "engine.kind = vllm samples with its own copy of all weights, and the model has an adapter (lora.rank = "
             f"{config.lora.rank}, model = {source}); train or evaluate adapters with engine.kind: native"
+        )
+
+
+def _check_gpus(config: TrainConfig) -> None:
+    """Check that this machine has the GPUs that the placement and the weight transfer of vLLM need."""
+    vllm = config.engine.vllm
+    if choose_device(config.device).type == "cpu":
+        if vllm.weight_transfer in ("ipc", "nccl"):
+            raise UserError(
+                f"engine.vllm.weight_transfer = {vllm.weight_transfer} needs the model on a GPU, and it is on the CPU "
+                f"(device = {config.device}); set engine.vllm.weight_transfer: host"
+            )
+        if vllm.placement == "apart":
+            raise UserError(
+                "engine.vllm.placement = apart needs the model on a GPU, and it is on the CPU (device = "
+                f"{config.device}); set engine.vllm.placement: colocated"
+            )
+    found = torch.cuda.device_count()
+    if vllm.placement == "apart" and found < 1 + vllm.tensor_parallel:
+        raise UserError(
+            f"engine.vllm.placement = apart needs {1 + vllm.tensor_parallel} GPUs, one for the learner and "
+            f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {found}; set "
+            "engine.vllm.placement: colocated"
         )
 
 
@@ -98,6 +127,12 @@ def build_engine(
             assert_never(config.engine.kind)
 
 
+def end_engine(engine: Sampler) -> None:
+    """End the process of an engine that has one; rollout workers end with their cluster."""
+    if isinstance(engine, VllmEngine):
+        engine.close()
+
+
 def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmSettings:
     """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker.
 
@@ -107,6 +142,7 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
         context: Tokens of the longest prompt and the longest response together.
     """
     device = choose_device(config.device)
+    apart = config.engine.vllm.placement == "apart"
     return VllmSettings(
         source=find_model(source).path,
         dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
@@ -117,9 +153,33 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
         max_rows=config.engine.vllm.max_rows,
         responses_per_request=config.engine.vllm.responses_per_request,
         tensor_parallel=config.engine.vllm.tensor_parallel,
-        sleeps=device.type != "cpu" and not config.cluster.enabled,
+        sleeps=device.type != "cpu" and not config.cluster.enabled and not apart,
         separate=not config.cluster.enabled,  # a rollout worker is a process of its own, and replaced as a whole
+        transfer=choose_transfer(config),
+        gpus=() if device.type == "cpu" or config.cluster.enabled else _engine_gpus(config, device.index or 0),
     )
+
+
+def choose_transfer(config: TrainConfig) -> TransferBackend:
+    """Return how new weights reach vLLM; `auto` is `host` until `ipc` and `nccl` have been measured on GPUs.
+
+    Args:
+        config: The settings.
+    """
+    transfer = config.engine.vllm.weight_transfer
+    return "host" if transfer == "auto" else transfer
+
+
+def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
+    """Return the numbers of the engine's GPUs.
+
+    Args:
+        config: The settings.
+        learner: Number of the learner's GPU.
+    """
+    others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
+    gpus = others if config.engine.vllm.placement == "apart" else [learner, *others]
+    return tuple(gpus[: config.engine.vllm.tensor_parallel])
 
 
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:

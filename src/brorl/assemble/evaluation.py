@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from brorl.activity import Observe, unobserved
+from brorl.activity import Observe, Phase, unobserved
 from brorl.assemble.cluster import place_engine, place_verifiers
 from brorl.assemble.data import check_prompts
-from brorl.assemble.engine import build_engine, build_sampling_model, check_engine
+from brorl.assemble.engine import OnEnd, build_engine, build_sampling_model, check_engine, end_engine
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.inputs import build_decode
 from brorl.assemble.verification import (
@@ -130,7 +131,10 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
 
 
 def load_evaluated_model(
-    ready: ReadyEvaluation, observe: Observe = unobserved, cluster: Cluster | None = None
+    ready: ReadyEvaluation,
+    observe: Observe = unobserved,
+    cluster: Cluster | None = None,
+    on_end: OnEnd = lambda _: None,
 ) -> tuple[EvaluatedModel, str]:
     """Load the model.
 
@@ -138,6 +142,7 @@ def load_evaluated_model(
         ready: The evaluation.
         observe: Called with the progress of the engine and the evaluation.
         cluster: Where the model samples and responses are verified; None for this process.
+        on_end: Receives a function that ends the engine, if this process has one.
 
     Returns:
         The model with its verifiers, and a fingerprint of its weights.
@@ -155,9 +160,12 @@ def load_evaluated_model(
         check_vocabulary(config.model, model, ready.tokenizer)
         forward = choose_forward(model, config.engine.forward, context)
         engine = build_engine(config, config.model, model, ready.tokenizer, forward, context, observe)
+        on_end(partial(end_engine, engine))
         weights = weights_fingerprint(model)
     else:
+        observe(Phase("starting", "cluster"))
         cluster.start()
+        observe(Phase("loading", "model"))
         verifiers = place_verifiers(cluster, config, verifiers, cluster.say)
         engine = place_engine(cluster, config, context, cluster.say, observe)
         weights = cluster.call(_fingerprint, config)
@@ -258,6 +266,7 @@ def _check_memory(
         int(config.engine.memory_gib * 2**30),
         forward=config.engine.forward,
         separate_engine=config.engine.kind == "vllm",
+        engine_apart=config.engine.vllm.placement == "apart",
     )
     training = plan_memory(model_config, settings, Workload(longest, limit, num_rows=largest * samples))
     weights = training.kept[0].num_bytes // (2 if config.dtype == "bfloat16" else 1)  # trained weights are float32

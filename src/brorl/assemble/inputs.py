@@ -229,6 +229,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         forward=config.engine.forward,
         attention=config.engine.attention,
         separate_engine=config.engine.kind == "vllm",
+        engine_apart=config.engine.vllm.placement == "apart",
     )
     workload = Workload(
         prompt_tokens=prompts.longest,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms import advantages
 from brorl.assemble.cluster import place_learner, place_verifiers
-from brorl.assemble.engine import build_engine
+from brorl.assemble.engine import OnEnd, build_engine, end_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
 from brorl.assemble.learner import build_forward, build_learner, build_model
 from brorl.assemble.objective import build_objective
@@ -63,6 +64,7 @@ def build_run(
     say: Callable[[str], None] = lambda _: None,
     observe: Observe = unobserved,
     cluster: Cluster | None = None,
+    on_end: OnEnd = lambda _: None,
 ) -> tuple[TrainingRun, TrainerState]:
     """Make the parts of a run, at its last checkpoint or at its start.
 
@@ -73,6 +75,7 @@ def build_run(
         say: Receives lines for the user.
         observe: Receives the activity of the parts.
         cluster: Where the engine and the learner work; None for this process. It is started after the cheap checks.
+        on_end: Receives a function that ends the engine, if this process has one.
 
     Returns:
         The run, and the state that its parts hold.
@@ -91,7 +94,7 @@ def build_run(
         say(line)
     clock = Stopwatch(observe, build_clock(config))
     if cluster is None:
-        source, learner = _local_parts(config, ready, clock, say, observe)
+        source, learner = _local_parts(config, ready, clock, say, observe, on_end)
     else:
         observe(Phase("starting", "cluster"))
         cluster.start()
@@ -109,12 +112,18 @@ def build_run(
 
 
 def _local_parts(
-    config: TrainConfig, ready: RunInputs, clock: Stopwatch, say: Callable[[str], None], observe: Observe
+    config: TrainConfig,
+    ready: RunInputs,
+    clock: Stopwatch,
+    say: Callable[[str], None],
+    observe: Observe,
+    on_end: OnEnd,
 ) -> tuple[GroupSource, Learner]:
     """Make a source and a learner with one model, in this process."""
     model = build_model(config, ready, observe)
     forward = build_forward(config, ready, model, say)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
+    on_end(partial(end_engine, engine))
     learner = build_learner(config, model, forward, engine.stop_token_ids, say, observe)
     return build_collector(config, ready, engine, learner, clock, observe), learner
 
@@ -161,12 +170,13 @@ def check_start(config: TrainConfig) -> None:
         )
 
 
-def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotParts:
+def build_pilot(config: TrainConfig, observe: Observe = unobserved, on_end: OnEnd = lambda _: None) -> PilotParts:
     """Make the parts of a run before its first step, for `brorl plan`.
 
     Args:
         config: The settings of the run.
         observe: Receives the activity of the parts.
+        on_end: Receives a function that ends the engine.
 
     Raises:
         UserError: If rollouts are not drawn from the full distribution, or the data, the model, the tokenizer or the
@@ -179,16 +189,29 @@ def build_pilot(config: TrainConfig, observe: Observe = unobserved) -> PilotPart
         )
     observe(Phase("loading", "data"))
     ready = prepare(config, config.model)
-    return build_pilot_parts(config, ready, replace(build_sampling(config), scheme="iid"), observe)
+    return build_pilot_parts(config, ready, replace(build_sampling(config), scheme="iid"), observe, on_end)
 
 
 def build_pilot_parts(
-    config: TrainConfig, ready: RunInputs, sampling: SamplingParams, observe: Observe = unobserved
+    config: TrainConfig,
+    ready: RunInputs,
+    sampling: SamplingParams,
+    observe: Observe = unobserved,
+    on_end: OnEnd = lambda _: None,
 ) -> PilotParts:
-    """Load the model and make the parts that a pilot measures, with the given sampling."""
+    """Load the model and make the parts that a pilot measures; see `build_pilot`.
+
+    Args:
+        config: The settings of the run.
+        ready: Its inputs.
+        sampling: How rollouts are drawn.
+        observe: Receives the activity of the parts.
+        on_end: Receives a function that ends the engine.
+    """
     model = build_model(config, ready, observe)
     forward = build_forward(config, ready, model)
     engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
+    on_end(partial(end_engine, engine))
     return PilotParts(
         engine=engine,
         model=model,

@@ -38,7 +38,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
             "evaluation points during training: how many, geometrically, or at which amounts (default: 8)"}),
         ("--seeds", "S", {"type": int, "help": "runs of each arm (default: 5)"}),
         ("--jobs", "J", {"type": int, "help":
-            "runs in parallel, each on its own cores or GPU (default: as many as fit)"}),
+            "runs in parallel, each on its own cores or GPU (default: as many as fit; 1 with a cluster)"}),
         ("--output-dir", "DIR", {"dest": "output_dir", "help":
             "folder (default: runs/compare-...); an unfinished comparison in it continues"}),
     ]  # fmt: skip

@@ -84,7 +84,7 @@ class ClusterConfig(Section):
         if self.mode == "async" and not self.enabled:
             raise ValueError(
                 "cluster.mode = async needs workers that sample while the learner learns, but cluster.nodes = 0; set "
-                "cluster.nodes, for example 1, or cluster.mode: sync"
+                "cluster.nodes, for example 1, or, in a new run, cluster.mode: sync"
             )
         return self
 

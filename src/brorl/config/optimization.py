@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from brorl.config.section import Names, Section
 
@@ -56,6 +56,35 @@ class VllmConfig(Section):
         512, ge=1, description="a prompt's rollouts are split into requests of at most this many responses"
     )
     tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share the engine")
+    placement: Literal["colocated", "apart"] = Field(
+        "colocated", description="GPUs of the engine in a run of one process: colocated, the learner's GPU, in turn | "
+        "apart, the GPUs beside it. A cluster has cluster.placement",
+    )  # fmt: skip
+    weight_transfer: Literal["auto", "host", "ipc", "nccl"] = Field(
+        "auto", description="way of new weights to the engine: host, through memory of the host | ipc, within a GPU "
+        "that the learner shares (CUDA IPC) | nccl, from the learner's GPU to those of the engine | auto, host; ipc "
+        "and nccl have not run on a GPU yet",
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _transfer_fits_placement(self) -> Self:
+        if self.weight_transfer == "nccl" and self.placement == "colocated":
+            raise ValueError(
+                "engine.vllm.weight_transfer = nccl connects different GPUs, and engine.vllm.placement = colocated "
+                "shares one; set engine.vllm.placement: apart, or engine.vllm.weight_transfer: ipc or host"
+            )
+        if self.weight_transfer == "ipc" and self.placement == "apart":
+            raise ValueError(
+                "engine.vllm.weight_transfer = ipc shares the memory of one GPU, and engine.vllm.placement = apart "
+                "uses different ones; set engine.vllm.placement: colocated, or engine.vllm.weight_transfer: nccl or "
+                "host"
+            )
+        if self.weight_transfer == "ipc" and self.tensor_parallel > 1:
+            raise ValueError(
+                "engine.vllm.weight_transfer = ipc reaches the learner's GPU alone, and engine.vllm.tensor_parallel = "
+                f"{self.tensor_parallel}; set engine.vllm.tensor_parallel: 1, or engine.vllm.weight_transfer: host"
+            )
+        return self
 
 
 class EngineConfig(Section):

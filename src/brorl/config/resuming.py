@@ -28,6 +28,8 @@ CHANGEABLE_ON_RESUME = (
     "engine.gradient_checkpointing",
     "engine.attention",
     "engine.threads",
+    "engine.vllm.placement",
+    "engine.vllm.weight_transfer",
     "cluster.nodes",
     "cluster.address",
     "cluster.rollout_workers",

@@ -184,6 +184,24 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _weights_reach_vllm(self) -> Self:
+        vllm = self.engine.vllm
+        if self.engine.kind != "vllm":
+            return self
+        if self.cluster.enabled and vllm.weight_transfer in ("ipc", "nccl"):
+            raise ValueError(
+                f"engine.vllm.weight_transfer = {vllm.weight_transfer} connects an engine with a learner in the same "
+                f"process as the loop, and cluster.nodes = {self.cluster.nodes} places both elsewhere; set "
+                "engine.vllm.weight_transfer: host"
+            )
+        if self.cluster.enabled and vllm.placement == "apart":
+            raise ValueError(
+                "engine.vllm.placement = apart is for a run of one process, and cluster.nodes = "
+                f"{self.cluster.nodes}; remove it, and set cluster.placement: apart"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _workers_have_the_gpus_of_their_engine(self) -> Self:
         gpus, parallel = self.cluster.gpus_per_rollout_worker, self.engine.vllm.tensor_parallel
         if self.cluster.enabled and self.engine.kind == "native" and gpus > 1:

@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from time import monotonic, sleep
@@ -42,7 +43,7 @@ class ClusterShape:
         nodes: Machines.
         address: Cluster to join; None starts one on this machine.
         rollout_workers: Processes that sample.
-        learner_ranks: Processes that learn.
+        learner_ranks: Processes that learn; 0 for an evaluation.
         verifier_workers: Processes that verify.
         cpus: CPUs of each process.
         gpus_per_rollout_worker: GPUs of each rollout worker.
@@ -191,15 +192,11 @@ class Cluster:
             return
         logging.getLogger("ray").setLevel(logging.ERROR)
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns on machines with GPUs
-        handler = signal.getsignal(signal.SIGTERM)
-        try:
+        with _without_sigterm():
             if self.shape.address is None:
                 self._start_here()
             else:
                 join_cluster(self.shape.address)
-        finally:
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, handler)  # Ray replaces it
         self._connected = True
 
     def _start_here(self) -> None:
@@ -208,7 +205,7 @@ class Cluster:
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
         self._folder = new_session_folder()
         try:
-            ray.init(include_dashboard=False, _temp_dir=self._folder.path, **QUIET)
+            ray.init("local", include_dashboard=False, _temp_dir=self._folder.path, **QUIET)
         except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 
@@ -232,10 +229,13 @@ class Cluster:
         """Check that the cluster has the CPUs and GPUs of all processes."""
         shape = self.shape
         found = {name: int(sum(one["Resources"].get(name, 0) for one in _machines())) for name in ("CPU", "GPU")}
-        numbers = f"cluster.rollout_workers ({shape.rollout_workers}), cluster.learner_ranks ({shape.learner_ranks})"
+        numbers, gpus = f"cluster.rollout_workers ({shape.rollout_workers})", "cluster.gpus_per_rollout_worker"
+        if shape.learner_ranks:
+            numbers += f", cluster.learner_ranks ({shape.learner_ranks})"
+            gpus += ", cluster.gpus_per_learner_rank"
         for name, needed, lower in (
-            ("CPU", shape.needed_cpus, f"{numbers}, cluster.verifier_workers or cluster.cpus_per_worker"),
-            ("GPU", shape.needed_gpus, f"{numbers}, cluster.gpus_per_rollout_worker or cluster.gpus_per_learner_rank"),
+            ("CPU", shape.needed_cpus, f"{numbers}, cluster.verifier_workers, cluster.cpus_per_worker"),
+            ("GPU", shape.needed_gpus, f"{numbers}, {gpus}"),
         ):
             if found[name] < needed:
                 raise UserError(
@@ -260,6 +260,25 @@ class Cluster:
                         f"{group.bundle_specs[0]} within {_PLACING_S:g} s; other programs use the cluster, or no "
                         "machine has these resources: wait for the programs, or lower the settings cluster.*_per_*"
                     )
+
+
+@contextmanager
+def _without_sigterm() -> Iterator[None]:
+    """Start processes that SIGTERM does not end, and keep this program's handler of it, which Ray replaces.
+
+    `scancel` and `timeout` send SIGTERM to all processes of a run, and the run needs them until it has saved a
+    checkpoint. They inherit the blocked signal. The kernel kills them if this program dies. Only Linux does that: on
+    other systems Ray ends them with SIGTERM, and the signal is not blocked.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) if sys.platform == "linux" else None
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def versions() -> dict[str, str]:

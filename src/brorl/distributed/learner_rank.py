@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import ray
@@ -82,21 +82,21 @@ class LearnerRank:
             one.bind(("", 0))
             return ray.util.get_node_ip_address(), one.getsockname()[1]
 
-    def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], shared: Path | None) -> Built:
+    def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path | None) -> Built:
         """Make the learner.
 
         Args:
             build: Makes it.
             size: Number of ranks.
             meeting_point: The result of `meeting_point` of rank 0.
-            shared: A folder of the driver that this machine must see and be able to write to, or None.
+            token: A file of the driver that this machine must see, in a folder that it must write to, or None.
 
         Raises:
             UserError: If the model cannot be loaded here, or the folder is not shared.
         """
         machine = socket.gethostname()
-        if shared is not None:
-            _check_shared(shared, machine)
+        if token is not None:
+            check_shared(token, machine)
         say = self._reports.put if self._rank == 0 else _ignore
         try:
             self._learner = build(RankPlace(self._rank, size, *meeting_point), say, say)
@@ -154,17 +154,27 @@ class LearnerRank:
         return found
 
 
-def _check_shared(folder: Path, machine: str) -> None:
-    """Check that a folder of the driver exists here and can be written to.
+def check_shared(token: Path, machine: str) -> None:
+    """Check that the folder of a file of the driver is the same here, and can be written to.
+
+    Args:
+        token: The file.
+        machine: Name of this machine.
 
     Raises:
         UserError: If not.
     """
+    folder = token.parent
     fix = "set output_dir to storage that all machines mount at the same path"
     if not folder.is_dir():
         raise UserError(f"machine {machine} has a learner rank and does not see the run directory {folder}; {fix}")
+    if not token.is_file():
+        raise UserError(
+            f"machine {machine} has a learner rank, and its folder {folder} is not the run directory but another "
+            f"folder with the same path; {fix}"
+        )
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".writable-"):
+        with NamedTemporaryFile(dir=folder, prefix=".writable-"):
             pass
     except OSError as error:
         raise UserError(f"machine {machine} cannot write to the run directory {folder} ({error}); {fix}") from error

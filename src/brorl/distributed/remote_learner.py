@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from time import monotonic
 from typing import Any
 
@@ -23,6 +24,7 @@ from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank
 from brorl.distributed.shipped_groups import TreeExchange
 from brorl.distributed.weights import RemoteWeights
 from brorl.errors import LearnerLostError
+from brorl.storage import storage_errors
 from brorl.training.learner import FloatArray, Update
 from brorl.tree import RolloutTree
 
@@ -62,7 +64,9 @@ class RemoteLearner:
         cluster.on_release(self.close)
         self._ask_for_reports()
         meeting_point = self._ranks[0].meeting_point.remote()
-        self._builds = [one.build.remote(build, size, meeting_point, shared) for one in self._ranks]
+        self._token = _new_token(shared)
+        token = Path(self._token.name) if self._token else None
+        self._builds = [one.build.remote(build, size, meeting_point, token) for one in self._ranks]
 
     @cached_property
     def built(self) -> list[Built]:
@@ -72,12 +76,19 @@ class RemoteLearner:
             UserError: If a machine does not have the model or does not see the shared folder.
             LearnerLostError: If a rank dies or stalls.
         """
-        return self._wait(self._builds)
+        found = self._wait(self._builds)
+        self._remove_token()
+        return found
 
     def close(self) -> None:
         """End all ranks."""
+        self._remove_token()
         for rank in self._ranks:
             ray.kill(rank)
+
+    def _remove_token(self) -> None:
+        if self._token is not None:
+            self._token.close()
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups that wait for a later step with their old log-probs; see `Learner`."""
@@ -150,7 +161,7 @@ class RemoteLearner:
         while len(results) < len(calls):
             pending = [call for call in calls if call not in results]
             ready, _ = ray.wait([*pending, self._reports], num_returns=1, timeout=_POLL_S)
-            if monotonic() > last_sign + self.timeout_s:
+            if not ready and monotonic() > last_sign + self.timeout_s:
                 raise LearnerLostError(f"the learner did not answer for {self.timeout_s:g} s")
             for call in ready:
                 value = self._value(call, pending)
@@ -168,7 +179,9 @@ class RemoteLearner:
         try:
             return ray.get(call)
         except RayTaskError as error:
-            self._raise_if_lost([one for one in pending if one != call])
+            if isinstance(error.cause, RuntimeError):  # of the connection, perhaps
+                self._raise_if_lost([one for one in pending if one != call])
+            self.close()  # the other ranks would wait for this one
             raise error.cause from error
         except RayError as error:
             raise LearnerLostError(f"a process of the learner died ({type(error).__name__})") from error
@@ -193,3 +206,11 @@ class RemoteLearner:
                 self._say(report)
             else:
                 self._observe(report)
+
+
+def _new_token(folder: Path | None) -> Any:
+    """Return a new file in a folder, which is removed when it is closed; None without a folder."""
+    if folder is None:
+        return None
+    with storage_errors(folder):
+        return NamedTemporaryFile(dir=folder, prefix=".shared-")

@@ -13,7 +13,10 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import ObjectLostError
 from torch import Tensor
+
+from brorl.errors import LearnerLostError
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,18 @@ class RemoteWeights:
         return cls(ray.put(stored_form(weights)))
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Read the weights; the tensors are read-only."""
-        for name, shape, dtype, data in ray.get(self.ref):
+        """Read the weights; the tensors are read-only.
+
+        Raises:
+            LearnerLostError: If they were lost with the machine that held them.
+        """
+        try:
+            stored = ray.get(self.ref)
+        except ObjectLostError as error:
+            raise LearnerLostError(
+                f"the weights of the learner were lost with its machine ({type(error).__name__})"
+            ) from error
+        for name, shape, dtype, data in stored:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
                 yield name, torch.from_numpy(data).view(dtype).reshape(shape)

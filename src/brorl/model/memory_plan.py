@@ -68,6 +68,7 @@ class MemorySettings:
         attention: How nodes attend on the tree path.
         separate_engine: Whether the engine is vLLM, which has its own weights, a file of them in shared memory, and a
             cache that is allocated in advance.
+        engine_apart: Whether vLLM has GPUs of its own; its memory is then not part of the plan.
     """
 
     dtype: Literal["float32", "float64", "bfloat16"]
@@ -79,6 +80,7 @@ class MemorySettings:
     forward: ForwardChoice = "auto"
     attention: AttentionChoice = "auto"
     separate_engine: bool = False
+    engine_apart: bool = False
 
     @property
     def autocasts(self) -> bool:
@@ -201,8 +203,9 @@ def _kept_lines(
     lora = settings.lora
     trained_bytes = (num_adapter_weights(model, lora) if lora else num_weights) * shape.trained_bytes
     frozen_bytes = num_weights * shape.computed_bytes if lora else 0
+    has_vllm = settings.separate_engine and not settings.engine_apart
     if settings.separate_engine:
-        copy_bytes = 2 * num_weights * shape.computed_bytes
+        copy_bytes = 2 * num_weights * shape.computed_bytes if has_vllm else 0
     else:
         copy_bytes = 2 * num_weights if settings.autocasts else 0
     smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
@@ -212,7 +215,7 @@ def _kept_lines(
         MemoryLine("gradients", trained_bytes, "lora.rank"),
         MemoryLine("AdamW", 2 * trained_bytes, "lora.rank"),
         MemoryLine("sampling copy", copy_bytes, copy_smaller),
-        MemoryLine("sampling cache", settings.engine_bytes if settings.separate_engine else 0, "engine.memory_gib"),
+        MemoryLine("sampling cache", settings.engine_bytes if has_vllm else 0, "engine.memory_gib"),
         MemoryLine("reference", trained_bytes if settings.reference else 0, "reference.offload"),
     )
 

@@ -33,6 +33,7 @@ from brorl.activity import Decoding, Observe, unobserved
 from brorl.errors import UserError
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings
+from brorl.rollout.vllm_transfer import Weights
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.tree import RolloutTree
@@ -54,7 +55,7 @@ class Process(Protocol):
         """Return the responses to each request, in order."""
         ...
 
-    def load(self, weights: Path | Iterable[tuple[str, Tensor]]) -> None:
+    def load(self, weights: Weights) -> None:
         """Replace the weights, and clear the prefix cache."""
         ...
 
@@ -100,6 +101,7 @@ class VllmEngine:
         self._observe = observe
         self._start = start
         self._published: PublishedWeights | None = None
+        self._kept: Weights | None = None
         self._process = start(settings)
         self._asleep = self._replaced = False
 
@@ -109,18 +111,20 @@ class VllmEngine:
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replace the weights of the engine, and clear its prefix cache.
 
-        An engine in a process of its own reads them from a file, which stays for an engine that replaces it.
+        An engine in a process of its own can be replaced, and its replacement gets these weights again. They stay in a
+        file, or as references to the tensors, which must not change before the next call.
 
         Args:
             weights: The weights by their names in Hugging Face format, on any device.
             version: Their version.
         """
-        if self._settings.separate:
+        sent: Weights = weights
+        if self._settings.reads_file:
             self._published = PublishedWeights(weights, getattr(torch, self._settings.dtype))
-            folder = self._published.folder
-            self._repeat(lambda process: process.load(folder))
-        else:
-            self._repeat(lambda process: process.load(weights))
+            sent = self._kept = self._published.folder
+        elif self._settings.separate:
+            sent = self._kept = list(weights)
+        self._repeat(lambda process: process.load(sent))
         self.version = version
 
     def sample(
@@ -178,7 +182,7 @@ class VllmEngine:
     def close(self) -> None:
         """End the engine and its process."""
         self._process.close()
-        self._published = None
+        self._published = self._kept = None
 
     def _repeat(self, work: Callable[[Process], _Result]) -> _Result:
         """Do work; if the engine dies, replace it and repeat the work, with the same seeds."""
@@ -195,6 +199,7 @@ class VllmEngine:
             raise EngineLostError(
                 f"the process of vLLM died {_MAX_RESTARTS + 1} times in a row ({error}); its log above has the cause. "
                 "Lower engine.memory_gib or engine.vllm.max_rows if memory is short, or set engine.kind: native"
+                f"{self._other_transfer()}"
             ) from error
 
     def _once(self, work: Callable[[Process], _Result]) -> _Result:
@@ -202,10 +207,14 @@ class VllmEngine:
             self._process.wake()
             self._asleep = False
         if self._replaced:
-            if self._published is not None:
-                self._process.load(self._published.folder)
+            if self._kept is not None:
+                self._process.load(self._kept)
             self._replaced = False
         return work(self._process)
+
+    def _other_transfer(self) -> str:
+        transfer = self._settings.transfer
+        return "" if transfer == "host" else f", or engine.vllm.weight_transfer: host (it is {transfer})"
 
     def _replace(self) -> None:
         self._process.close()

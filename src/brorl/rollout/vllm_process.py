@@ -1,4 +1,4 @@
-"""One vLLM engine, in a process of its own or in this one: the only import of vllm.
+"""One vLLM engine, in a process of its own or in this one; only this module, its transfer and its worker import vllm.
 
 In: requests of n responses, and weights. Out: completions, request by request. It rejects a version that is not tested,
 and a model whose attention vLLM does not run on this device.
@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing import connection
-from pathlib import Path
 from threading import Thread
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from brorl.errors import UserError, first_line
+from brorl.rollout.vllm_transfer import HOST_BACKEND, TransferBackend, Weights, WeightTransfer
 from brorl.sampling import SamplingParams
 
 TESTED_SERIES = "0.32"
@@ -50,6 +49,8 @@ class VllmSettings:
         tensor_parallel: GPUs that share the engine.
         separate: Whether the engine runs in a process of its own, which can be replaced if it dies.
         sleeps: Whether the engine frees its GPU memory between calls, for a learner on the same GPU.
+        transfer: How new weights reach the engine; `ipc` and `nccl` need an engine in a process of its own.
+        gpus: Numbers of the engine's GPUs among those that this process sees; empty for all of them, and on a CPU.
     """
 
     source: str
@@ -63,6 +64,13 @@ class VllmSettings:
     tensor_parallel: int = 1
     separate: bool = True
     sleeps: bool = False
+    transfer: TransferBackend = "host"
+    gpus: tuple[int, ...] = ()
+
+    @property
+    def reads_file(self) -> bool:
+        """Whether new weights pass through a file: the engine has other processes, and no other way."""
+        return self.transfer == "host" and (self.separate or self.tensor_parallel > 1)
 
 
 class Request(NamedTuple):
@@ -149,6 +157,8 @@ class VllmProcess:
                     f"vLLM could not start with {settings.source}: {first_line(error)} (its log above has the cause); "
                     "set engine.kind: native, or change the settings that the log names"
                 ) from error
+        dtype = getattr(torch, settings.dtype)
+        self._transfer = WeightTransfer(self._llm, settings.transfer, dtype, settings.tensor_parallel, EngineDeadError)
         self._llm.collective_rpc("end_with", args=(os.getpid(),))
         if settings.separate:
             _watch(self._llm.llm_engine.engine_core, EngineDeadError)
@@ -174,22 +184,19 @@ class VllmProcess:
             )
         return [[_completion(response) for response in output.outputs] for output in outputs]
 
-    def load(self, weights: Path | Iterable[tuple[str, Tensor]]) -> None:
+    def load(self, weights: Weights) -> None:
         """Replace the weights, and clear the prefix cache: keys and values of the old weights are never used again.
 
         Args:
-            weights: A folder with `model.safetensors`, or the weights by their names in Hugging Face format. The second
-                needs an engine in this process.
+            weights: A folder with `model.safetensors` if the settings read a file. Otherwise the weights by their names
+                in Hugging Face format.
 
         Raises:
             EngineDiedError: If the engine has died.
+            TransferError: If the backend fails.
         """
-        source = {"weights_path": str(weights)} if isinstance(weights, Path) else {"weights_iterator": weights}
         with self._alive():
-            self._llm.collective_rpc("reload_weights", kwargs=source)
-            self._llm.collective_rpc("repack_tied_head")
-            if not self._llm.reset_prefix_cache(reset_running_requests=True):
-                raise RuntimeError("vLLM did not clear its prefix cache after a weight update")
+            self._transfer.send(weights)
 
     def sleep(self) -> None:
         """Move the weights to the CPU and free the keys and values (level 1: level 2 drops the weights)."""
@@ -282,10 +289,11 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
         "distributed_executor_backend": "uni" if settings.tensor_parallel == 1 else "mp",
         "use_tqdm_on_load": False,
         "worker_extension_cls": "brorl.rollout.vllm_worker.WorkerMethods",
+        "weight_transfer_config": {"backend": HOST_BACKEND if settings.transfer == "host" else settings.transfer},
     }
     if on_cpu:
         return {**arguments, "block_size": _CPU_BLOCK_TOKENS}
-    free, total = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info(settings.gpus[0] if settings.gpus else None)
     return {**arguments, "gpu_memory_utilization": 0.9 * free / total}  # vLLM checks that this share is free
 
 
@@ -299,11 +307,15 @@ def _environment(settings: VllmSettings) -> Iterator[None]:
     }
     if settings.device == "cpu":
         own["TORCHDYNAMO_DISABLE"] = "1"  # vLLM compiles one small function even in eager mode, for half a minute
+    if settings.gpus:
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(_visible_gpu(gpu) for gpu in settings.gpus)
     defaults = {
         "VLLM_LOGGING_LEVEL": "ERROR",  # it warns on every start and weight update
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines and learners share the cores
         "VLLM_NO_USAGE_STATS": "1",
     }
+    if settings.transfer == "ipc":  # its handles are pickled, between this process and the engine alone
+        defaults["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     before = dict(os.environ)
     os.environ.update({**defaults, **before, **own})
     try:
@@ -314,6 +326,12 @@ def _environment(settings: VllmSettings) -> Iterator[None]:
                 os.environ[name] = before[name]
             else:
                 del os.environ[name]
+
+
+def _visible_gpu(number: int) -> str:
+    """Return the name of a GPU that this process sees, for a process that it starts."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[number] if visible else str(number)
 
 
 def _check_head_size(source: str) -> None:
