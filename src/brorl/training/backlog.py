@@ -2,8 +2,8 @@
 
 In: finished groups, published versions, steps. Out: the prompts that may start, and the groups of a step. No more
 prompts start than the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a group trains
-within `max_staleness` updates after the weights that sampled its first token, unless its prompt is a straggler, which
-takes longer than these steps. Stragglers train late, or the steps wait for them, or they are dropped and start again.
+within `max_staleness` updates after the weights that sampled its first token, unless newer groups fill a step while its
+prompt is under way. Such stragglers train late, or the steps wait for them, or they are dropped and start again.
 """
 
 from __future__ import annotations
