@@ -1,8 +1,9 @@
 """One request of n responses against split requests, and one engine against two, with vLLM on the CPU.
 
 Run in the environment of `vllm_environment.sh`, with brorl in it: python benchmarks/vllm_requests.py. A random Llama
-samples N responses of a fixed length for each prompt. Two engines share the cores: with prefix affinity each samples
-half of the prompts; without, each samples half of the responses of every prompt. Prints Markdown.
+samples N responses of a fixed length for each prompt. With prefix affinity each of two engines samples half of the
+prompts; without, each samples half of the responses of every prompt. All arms take turns. Prints Markdown: medians of
+the turns, and the range of the ratio to the first arm over the turns.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from brorl.rollout.vllm import VllmEngine
-from brorl.rollout.vllm_process import VllmSettings
+from brorl.rollout.vllm import split_request
+from brorl.rollout.vllm_process import Request, VllmProcess, VllmSettings
 from brorl.sampling import SamplingParams
 
 VOCABULARY = 8192
@@ -29,44 +30,55 @@ NO_STOP = VOCABULARY - 1  # never drawn: min_new_tokens forbids it
 
 def main() -> None:
     options = _options()
+    rollouts, rng = options.rollouts, np.random.default_rng(0)
+    prompts = [rng.integers(1, NO_STOP, options.prompt_tokens).tolist() for _ in range(options.prompts)]
+    sampling = SamplingParams(max_new_tokens=options.new_tokens, min_new_tokens=options.new_tokens - 1)
+
+    def requests(chosen: list[list[int]], number: int, largest: int, seed: int) -> list[Request]:
+        seeds = range(seed << 32, 1 << 62, 1 << 20)
+        return [r for p, s in zip(chosen, seeds, strict=False) for r in split_request(p, number, s, largest)]
+
     with tempfile.TemporaryDirectory() as folder:
         _save_model(Path(folder), options.hidden, options.layers)
         settings = VllmSettings(
             folder, "float32", options.prompt_tokens + options.new_tokens, options.cache_gib << 30,
-            threads=options.threads, max_rows=options.rollouts,
+            threads=options.threads, max_rows=rollouts,
         )  # fmt: skip
-        rng = np.random.default_rng(0)
-        prompts = [rng.integers(1, NO_STOP, options.prompt_tokens).tolist() for _ in range(options.prompts)]
-        sampling = SamplingParams(max_new_tokens=options.new_tokens, min_new_tokens=options.new_tokens - 1)
-        print(f"{options.prompts} prompts of {options.prompt_tokens} tokens, N = {options.rollouts}, "
-              f"{options.new_tokens} new tokens, {options.threads} threads an engine\n")  # fmt: skip
-        print("| engines | responses of a request | seconds (best of turns) | samples/s |\n| --- | --- | --- | --- |")
-        total = options.prompts * options.rollouts
+        engines = [VllmProcess(settings) for _ in range(1 + options.two)]
 
-        def row(engines: str, requests: str, sample: Callable[[int], object]) -> None:
-            seconds = min(_seconds(sample, turn) for turn in range(options.turns))
-            print(f"| {engines} | {requests} | {seconds:.2f} | {total / seconds:,.0f} |", flush=True)
+        def both(*halves: list[Request]) -> None:
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(lambda engine, half: engine.complete(half, sampling, [NO_STOP]), engines, halves))
 
-        for size in dict.fromkeys([options.rollouts, *options.split]):
-            engine = VllmEngine(replace(settings, responses_per_request=size), (NO_STOP,))
-            row("1", str(size), lambda turn, engine=engine: engine.sample(prompts, options.rollouts, sampling, turn))
-            engine.close()
+        def one(size: int) -> Callable[[int], object]:
+            return lambda turn: engines[0].complete(requests(prompts, rollouts, size, turn), sampling, [NO_STOP])
+
+        arms = {("1", size): one(size) for size in dict.fromkeys([rollouts, *options.split])}
         if options.two:
-            pair = [VllmEngine(settings, (NO_STOP,)) for _ in range(2)]
             half = options.prompts // 2
-            row("2, by prompt", str(options.rollouts), lambda turn: _both(
-                pair, [prompts[:half], prompts[half:]], options.rollouts, sampling, turn))  # fmt: skip
-            row("2, by response", str(options.rollouts // 2), lambda turn: _both(
-                pair, [prompts, prompts], options.rollouts // 2, sampling, turn))  # fmt: skip
-            for engine in pair:
-                engine.close()
+            arms["2, by prompt", rollouts] = lambda turn: both(
+                *(requests(part, rollouts, rollouts, turn) for part in (prompts[:half], prompts[half:]))
+            )
+            arms["2, by response", rollouts // 2] = lambda turn: both(
+                *(requests(prompts, rollouts // 2, rollouts, 2 * turn + i) for i in range(2))
+            )
+        seconds = [[_seconds(arm, turn) for arm in arms.values()] for turn in range(options.turns + 1)][1:]
+        for engine in engines:
+            engine.close()
+    print(f"{options.prompts} prompts of {options.prompt_tokens} tokens, N = {rollouts}, {options.new_tokens} new, "
+          f"{options.threads} threads an engine, {options.turns} turns\n")  # fmt: skip
+    print("| engines | responses of a request | samples/s | times the first row |\n| --- | --- | --- | --- |")
+    for i, (name, size) in enumerate(arms):
+        rate = options.prompts * rollouts / median(turn[i] for turn in seconds)
+        ratios = [turn[0] / turn[i] for turn in seconds]
+        print(f"| {name} | {size} | {rate:,.0f} | {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (
         ("rollouts", 512), ("prompts", 2), ("prompt-tokens", 200), ("new-tokens", 64), ("hidden", 512), ("layers", 8),
-        ("threads", 1), ("turns", 3), ("cache-gib", 4),
+        ("threads", 1), ("turns", 5), ("cache-gib", 4),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--split", type=int, nargs="*", default=[128, 32, 8], help="responses of a request")
@@ -88,20 +100,6 @@ def _seconds(sample: Callable[[int], object], turn: int) -> float:
     start = time.perf_counter()
     sample(turn)
     return time.perf_counter() - start
-
-
-def _both(
-    engines: Sequence[VllmEngine],
-    prompts: Sequence[Sequence[Sequence[int]]],
-    num_rollouts: int,
-    sampling: SamplingParams,
-    turn: int,
-) -> None:
-    """Sample with both engines in parallel."""
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(
-            lambda i: engines[i].sample(prompts[i], num_rollouts, sampling, 2 * turn + i), range(2)
-        ))  # fmt: skip
 
 
 if __name__ == "__main__":

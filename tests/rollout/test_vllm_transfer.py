@@ -264,7 +264,7 @@ def test_ipc_sends_handles_as_plain_data(rng: np.random.Generator, monkeypatch: 
 def test_a_backend_that_cannot_start_names_the_setting(backend: Any, rng: np.random.Generator) -> None:
     if torch.cuda.is_available():
         pytest.skip("CUDA is available")
-    with pytest.raises(TransferError, match=rf"{backend} did not deliver .*set engine\.vllm\.weight_transfer: host") as e:
+    with pytest.raises(TransferError, match=rf"{backend} did not deliver .*vllm\.weight_transfer: host") as e:
         transfer(FakeLLM(), backend).send(random_weights(rng)[0].items())
     assert isinstance(e.value, UserError)
 
