@@ -57,7 +57,10 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     learning: list[float],
     seed: int,
 ) -> None:
-    """For random durations; every prompt that began was trained, dropped by its outcome, or is still in the source."""
+    """For random durations; every prompt that began was trained, dropped by its outcome, or is still in the source.
+
+    The source passes over only late prompts of the stream.
+    """
     engine = WordyEngine(mixed_share=mixed, longest=12)
     source, pool = virtual_source(
         engine, workers=workers, per_step=per_step, staleness=staleness, stragglers=stragglers, segment_tokens=segment,
@@ -76,6 +79,7 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     source._backlog.start = start  # type: ignore[method-assign]
     source.publish([], 0)
     ended: Counter[str] = Counter()
+    were_late: set[str] = set()
     for step in range(1, 11):
         batch = source.next_groups(step)
         assert len(batch.groups) == per_step
@@ -86,6 +90,7 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
         assert batch.sampled.lead is not None
         assert batch.sampled.lead.staleness == tuple(step - 1 - g.version for g in batch.groups)
         assert batch.sampled.lead.num_late == sum(step - 1 - g.version > staleness for g in batch.groups)
+        were_late |= source._backlog._times_late.keys()
         stale = sum(batch.sampled.lead.late_at.values())
         assert stragglers != "wait" or stale == 0
         ended.update(g.prompt.id for g in batch.groups)
@@ -93,15 +98,19 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
         ended["too stale"] += stale if stragglers == "drop" else 0
         pool.advance(learning[step % len(learning)])
         source.publish([], step)
+    were_late |= source._backlog._times_late.keys()
     waiting, plain = source._backlog.state()
+    plain_stream = source.stream.state_dict()
     if stragglers == "drop":
         ended["too stale"] += sum(number for _, number in plain["late_at"])
     rest = [g.prompt.id for g in waiting] + plain["pending"]
     returned = ended.pop("too stale")
     assert len(begun) + len(source._backlog._pending) == ended.total() + len(rest) + returned
     stream = PromptStream(prompts_of(11), 0)
-    taken = Counter(p.id for p in stream.take(ended.total() + len(rest)))
-    assert taken == ended + Counter(rest)  # what the stream gave, each once
+    taken = Counter(p.id for p in stream.take(11 * plain_stream["epoch"] + plain_stream["position"]))
+    passed_over = taken - (ended + Counter(rest))
+    assert taken == ended + Counter(rest) + passed_over  # what the stream gave, each once
+    assert passed_over.keys() <= were_late
 
 
 @given(learning=learning_times, mixed=st.booleans(), seed=st.integers(0, 1000))
@@ -160,6 +169,26 @@ def test_a_straggler_blocks_no_step_and_trains_late() -> None:
     assert len(late) >= 2
     assert all(step - 1 - version > 10 for step, version, _ in late)
     assert 200 <= late[0][2] < 220  # the step after it was done
+
+
+@pytest.mark.parametrize("stragglers", ["train", "drop"])
+def test_a_straggler_of_many_epochs_begins_once_afterwards(stragglers: str) -> None:
+    """The stream returns it in every epoch meanwhile: its copies neither pile up nor fill steps."""
+
+    def duration(task: SampleTask, _: Sequence[RolloutTree]) -> float:
+        return 100.0 if task.prompts[0][0] == 100 and pool.now < 150 else 1.0
+
+    source, pool = virtual_source(
+        WordyEngine(), workers=6, duration=duration, num_prompts=6, stragglers=stragglers, dynamic_sampling=False
+    )
+    source.publish([], 0)
+    epochs = 0
+    for step in range(1, 201):
+        (batch,) = steps_of(source, pool, step, step, [1.0])
+        assert sum(group.prompt.id == "p0" for group in batch.groups) <= 2
+        assert len(source._backlog.state()[1]["pending"]) <= source._backlog.capacity + 1
+        epochs += pool.now < 150
+    assert epochs > 50
 
 
 def test_steps_wait_for_a_straggler_that_no_later_step_can_train_in_time() -> None:
@@ -320,6 +349,28 @@ def test_a_state_continues_exactly(segment: int | None, rng: np.random.Generator
     for (trees, summary), (others, other) in zip(uninterrupted, resumed, strict=True):
         assert trees == others
         assert summary == other
+
+
+def test_a_late_group_that_waits_is_counted_once_by_a_resumed_run() -> None:
+    """With one group per step and two prompts that are done together, one of them waits, and becomes late."""
+
+    def fresh() -> tuple[AsyncSource, VirtualPool]:
+        begun = iter([1.0, 5.0, 5.0])
+        return virtual_source(WordyEngine(), per_step=1, staleness=2, duration=lambda *_: next(begun, 1.0))
+
+    source, pool = fresh()
+    source.publish([], 0)
+    batches = steps_of(source, pool, 1, 3, [1.0, 1.0, 4.0])
+    assert [batch.groups[0].version for batch in batches] == [0, 1, 0]
+    state = source.state()
+    (late,) = state.waiting
+    assert late.version == 0
+    resumed, _ = fresh()
+    resumed.load_state(state)
+    resumed.publish([], 3)
+    for one in (source, resumed):
+        summary = one.next_groups(4).sampled.summary()
+        assert (summary["groups_late"], summary["prompts_late"], summary["most_late"]) == (1, 1, 1)
 
 
 def test_a_step_that_is_undone_is_sampled_again() -> None:

@@ -56,8 +56,8 @@ class ClusterConfig(Section):
         "token and those that it trains, except for stragglers; 0 samples and learns in turn",
     )  # fmt: skip
     stragglers: Literal["train", "wait", "drop"] = Field(
-        "train", description="async: prompts that take longer than max_staleness + 1 steps. train: in the first step "
-        "after they are done | wait: steps wait for them | drop: discard and sample again, which biases to short "
+        "train", description="async: prompts that exceed max_staleness because they take long. train: in the first "
+        "step after they are done | wait: steps wait for them | drop: discard and sample again, which biases to short "
         "responses",
     )  # fmt: skip
     segment_tokens: int | None = Field(

@@ -2,8 +2,8 @@
 
 In: finished groups, published versions, steps. Out: the prompts that may start, and the groups of a step. No more
 prompts start than the next `max_staleness` + 1 steps can train, and the oldest groups train first. So a group trains
-within `max_staleness` updates after the weights that sampled its first token, unless its prompt is a straggler, which
-takes longer than these steps. Stragglers train late, or the steps wait for them, or they are dropped and start again.
+within `max_staleness` updates after the weights that sampled its first token, unless newer groups fill a step while its
+prompt is under way. Such stragglers train late, or the steps wait for them, or they are dropped and start again.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ class Backlog:
         """Return prompts to begin: those that wait, then those of the stream.
 
         A straggler does not begin again while it is under way. Otherwise, prompts that are always too slow would come
-        again with every epoch, and fill the capacity.
+        again with every epoch, and fill the capacity. It begins once more when it is done: the stream can return it
+        many times meanwhile, and as many copies would fill whole steps.
         """
         chosen: list[Prompt] = []
         waiting, self._pending = self._pending, deque()
@@ -107,12 +108,13 @@ class Backlog:
         for _ in range(len(waiting) + number + self.stream.num_prompts):
             if len(chosen) == number:
                 break
-            prompt = waiting.popleft() if waiting else self.stream.take(1)[0]
-            if prompt.id in self._times_late and prompt.id in busy:
-                self._pending.append(prompt)
-            else:
+            from_stream = not waiting
+            prompt = self.stream.take(1)[0] if from_stream else waiting.popleft()
+            if prompt.id not in self._times_late or prompt.id not in busy:
                 chosen.append(prompt)
                 busy.add(prompt.id)
+            elif not (from_stream and any(prompt.id == other.id for other in self._pending)):
+                self._pending.append(prompt)
         self._pending += waiting
         return chosen
 
@@ -251,5 +253,7 @@ class Backlog:
         self._serials += len(starts)  # numbers are never used twice: late results of earlier starts match none
         self._ready = [_Ready(start, group) for start, group in zip(starts, waiting, strict=True)]
         self._under_way, self._open = {}, {}
-        self._late, self._times_late = set(), dict(plain["times_late"])
+        oldest = self._version - self.max_staleness
+        self._late = {start.serial for start in starts if start.version < oldest}  # they have been counted
+        self._times_late = dict(plain["times_late"])
         self._late_at = Counter(dict(plain["late_at"]))

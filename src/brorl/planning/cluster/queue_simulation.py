@@ -43,7 +43,7 @@ class Queue:
         learn_seconds: Seconds of the learner's step.
         publish_seconds: Seconds in which new weights reach the workers, which stand still.
         mode: Whether sampling waits for learning.
-        max_staleness: Most steps between the weights of a group's first token and its training, but for stragglers;
+        max_staleness: Most steps between the weights of a group's first token and its training, except for stragglers;
             `async` only.
     """
 

@@ -1,0 +1,87 @@
+"""The rule of `Backlog` against an independent schedule, for random orders of events."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_support import END, WRONG, prompts_of
+from brorl.algorithms.groups import Group
+from brorl.prompts.stream import PromptStream
+from brorl.training.backlog import Backlog
+from brorl.training.flight import Start
+from brorl.tree import RolloutTree
+
+
+def group_of(start: Start) -> Group:
+    tree = RolloutTree.from_responses(start.prompt.token_ids, [[WRONG, END]], [[0.0, 0.0]], [True])
+    return Group(start.prompt, tree, np.zeros(1, bool), np.zeros(1), version=start.version)
+
+
+def fits(versions: Sequence[int], next_step: int, per_step: int, staleness: int) -> bool:
+    """Whether the steps from the next one train all groups in time, in the order of their versions."""
+    in_order = sorted(versions)
+    steps = [next_step + place // per_step for place in range(len(in_order))]
+    return all(step - 1 - version <= staleness for step, version in zip(steps, in_order, strict=True))
+
+
+@pytest.mark.parametrize("stragglers", ["train", "wait", "drop"])
+@given(
+    per_step=st.integers(1, 4), staleness=st.integers(0, 3), num_prompts=st.integers(1, 12), seed=st.integers(0, 2**20)
+)
+@settings(max_examples=15)
+def test_steps_wait_exactly_when_later_ones_could_not_train_the_rest_in_time(
+    stragglers: Literal["train", "wait", "drop"], per_step: int, staleness: int, num_prompts: int, seed: int
+) -> None:
+    """Newer prompts end earlier half of the time. A prompt is late only if newer groups filled a step while it was
+    under way."""
+    generator = np.random.default_rng(seed)
+    backlog = Backlog(PromptStream(prompts_of(num_prompts), 0), per_step, staleness, stragglers)
+    under_way: dict[int, Start] = {}
+    ready: list[Start] = []
+    overtaken: set[int] = set()
+
+    def begin() -> None:
+        under_way.update({start.serial: start for start in backlog.start()})
+
+    def end_one() -> None:
+        newest = generator.random() < 0.5
+        start = under_way.pop(max(under_way) if newest else int(generator.choice(sorted(under_way))))
+        kept = generator.random() < 0.8
+        assert backlog.finish(start.serial, group_of(start) if kept else None)
+        ready.extend([start] * kept)
+        begin()
+
+    backlog.advance(0, {})
+    begin()
+    for step in range(1, 31):
+        while (found := backlog.take(step)) is None:
+            ready.sort(key=lambda start: start.version)
+            rest = [start.version for start in [*ready[per_step:], *under_way.values()]]
+            assert len(ready) < per_step or not fits(rest, step + 1, per_step, staleness)
+            assert len(ready) < per_step or stragglers == "wait"
+            end_one()
+        ready.sort(key=lambda start: start.version)
+        trained, ready[:] = ready[:per_step], ready[per_step:]
+        assert sorted(group.version for group in found[0]) == [start.version for start in trained]
+        if stragglers == "wait":
+            rest = [start.version for start in [*ready, *under_way.values()]]
+            assert fits(rest, step + 1, per_step, staleness)
+        assert stragglers == "train" or max(found[1].staleness) <= staleness
+        overtaken |= {s for s, start in under_way.items() if start.version < trained[-1].version}
+        begin()
+        for _ in range(min(int(generator.integers(5)), len(under_way))):
+            end_one()
+        starts = under_way | {start.serial: start for start in ready}
+        late = {serial for serial, start in starts.items() if start.version < step - staleness}
+        assert late <= overtaken
+        dropped = backlog.advance(step, {})
+        if stragglers == "drop":
+            assert dropped == late & under_way.keys()
+            ready[:] = [start for start in ready if start.serial not in late]
+            for serial in dropped:
+                del under_way[serial]
+        begin()
