@@ -136,7 +136,8 @@ class Backlog:
         start = self._under_way.pop(serial, None)
         if start is None:
             return False
-        if serial not in self._late:
+        late = {self._under_way[other].prompt.id for other in self._late & self._under_way.keys()}
+        if serial not in self._late and start.prompt.id not in late:
             self._times_late.pop(start.prompt.id, None)
         if group is not None:
             self._ready.append(_Ready(start, group))
@@ -164,7 +165,7 @@ class Backlog:
         chosen = sorted(by_age[: self.prompts_per_step], key=lambda one: one.start.serial)
         taken = {one.start.serial for one in chosen}
         rest = [one for one in self._ready if one.start.serial not in taken]
-        if self.stragglers == "wait" and not self._in_time(step, rest):
+        if self.stragglers == "wait" and self._under_way and not self._in_time(step, rest):
             return None
         self._ready = rest
         self._steps_taken = step
