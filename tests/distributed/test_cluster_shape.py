@@ -100,7 +100,7 @@ def _group(rng: np.random.Generator, number: int) -> Group:
 def test_a_start_of_ray_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray raises a plain Exception then."""
 
-    def too_slow(**_: object) -> None:
+    def too_slow(*_: object, **__: object) -> None:
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr("ray.init", too_slow)
