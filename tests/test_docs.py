@@ -214,7 +214,7 @@ def test_every_extra_that_is_named_exists() -> None:
 
 
 def test_no_page_installs_a_release() -> None:
-    """The package is on no index: pages install from the checkout. Quoted errors may name an extra of what is installed."""
+    """The package is on no index: pages install from the checkout. Quoted errors name extras of what is installed."""
     for page in [*PAGES, *(ROOT / "examples").rglob("*.md")]:
         text = re.sub(r"```text\n.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
         assert re.findall(r"pip install[^\n]*[ '\"]brorl(?![./\w-]).*", text) == [], page
