@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -18,6 +19,9 @@ from brorl.config.phases import PhaseConfig
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
 from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
+from brorl.report.page.page import make_page
+from brorl.runs.run_record import read_run
+from brorl.verify.domains.table import DOMAINS
 from run_support import SMALL, command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -186,6 +190,57 @@ def test_quoted_errors_are_those_of_the_source() -> None:
     assert len(quotes) == page.count("\n## ")
     texts = [text for file in (ROOT / "src").rglob("*.py") for text in templates(file.read_text("utf-8"))]
     assert [quote for quote in quotes if not any(quote in text for text in texts)] == []
+
+
+def test_every_list_of_domains_is_that_of_the_program() -> None:
+    table = re.findall(r"^\| `(\w+)` \|", section(ROOT / "README.md", "Six domains"), re.MULTILINE)
+    [cause] = re.findall(r"exist for (.*?)\.", section(DOCS / "troubleshooting.md", "A domain without a verifier"))
+    [built_in] = re.findall(r"\n(`code`.*?) are built in", (DOCS / "how-to" / "verifiers.md").read_text("utf-8"))
+    for found in (table, re.findall(r"`(\w+)`", cause), re.findall(r"`(\w+)`", built_in)):
+        assert sorted(found) == sorted(DOMAINS)
+
+
+def section(page: Path, heading: str) -> str:
+    """Return the text of a page below a heading, to the next one."""
+    return page.read_text("utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = set(tomllib.load(file)["project"]["optional-dependencies"])
+    for page in [*PAGES, *(ROOT / "src").rglob("*.py"), *(ROOT / "examples").rglob("*.md")]:
+        found = re.findall(r"""install (?:-e )?["'](?:brorl|\.)\[([\w,]+)\]["']""", page.read_text("utf-8"))
+        assert {name for names in found for name in names.split(",")} <= extras, page
+
+
+def test_no_page_installs_a_release() -> None:
+    """The package is on no index: pages install from the checkout. Quoted errors name extras of what is installed."""
+    for page in [*PAGES, *(ROOT / "examples").rglob("*.md")]:
+        text = re.sub(r"```text\n.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+        assert re.findall(r"pip install[^\n]*[ '\"]brorl(?![./\w-]).*", text) == [], page
+
+
+def test_the_page_about_the_report_names_its_parts(runs: list[Path]) -> None:
+    page, html = DOCS / "how-to" / "report.md", make_page([read_run(runs[0])]).html
+    rows = re.findall(r"^\|([^|]*)\| ([^|]+) \|[^|]+\|$", section(page, "The charts"), re.MULTILINE)[1:]
+    charts = re.findall(r"<article[^>]*>\s*<h3>(.*?)</h3>", html)
+    charts = [re.sub(r"pass@\d+ \(", "pass@k (", title.removesuffix(" (last 25 steps)")) for title in charts]
+    assert sorted(chart for _, chart in rows) == sorted(charts)
+    sections = [name.strip() for name, _ in rows if name.strip()]
+    assert [*sections, "Rollouts", "Settings and machine"] == re.findall(r"<h2[^>]*-title\">(.*?)</h2>", html)
+    tiles = re.findall(r"^\| ([^`|]+) \|", section(page, "The tiles"), re.MULTILINE)[1:]
+    source = (ROOT / "src" / "brorl" / "report" / "page" / "summary.py").read_text("utf-8")
+    assert {name for cell in tiles for name in cell.split(", ")} == set(re.findall(r'Tile\("([^"]+)"', source))
+
+
+def test_the_settings_of_other_trainers_map_to_settings() -> None:
+    page = DOCS / "how-to" / "from_trl_or_verl.md"
+    names = {name for name, _ in settings_of(TrainConfig)}
+    groups = {name.rpartition(".")[0] for name in names}
+    for title in ("Rollouts and batches", "Objective", "Engine, machines and files"):
+        rows = [row.split("|") for row in section(page, title).splitlines() if row.startswith("| ")][1:]
+        cells = re.findall(r"`([a-z_.*]+)[:`]", " ".join(row[3] for row in rows))
+        assert [c for c in cells if c not in names and c.removesuffix(".*") not in groups] == []
 
 
 def without_code(page: Path) -> str:

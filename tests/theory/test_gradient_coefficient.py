@@ -26,19 +26,43 @@ def rates(rng: np.random.Generator) -> np.ndarray:
     return np.concatenate([[0.0, 1e-12, 1.0], 10 ** rng.uniform(-9, 0, 20), 1 - 10 ** rng.uniform(-9, 0, 20)])
 
 
-def enumerated(weight_C: np.ndarray, logits_V: np.ndarray, right: int) -> tuple[np.ndarray, float]:
-    """E[g] and E|g|^2 - |E g|^2 over all V^N draws from a softmax whose first outcomes are right."""
+def enumerated(
+    weight_C: np.ndarray, logits_V: np.ndarray, right: int, reward_V: np.ndarray | None = None
+) -> tuple[np.ndarray, float]:
+    """E[g] and E|g|^2 - |E g|^2 over all V^N draws from a softmax whose first outcomes are right.
+
+    Rewards are 0 and 1 unless `reward_V` is given.
+    """
     num_rollouts, prob_V = weight_C.size - 1, np.exp(logits_V) / np.exp(logits_V).sum()
     score_VV = np.eye(logits_V.size) - prob_V
     first, second = np.zeros_like(logits_V), 0.0
     for draws in np.ndindex(*[logits_V.size] * num_rollouts):
-        reward = np.array([y < right for y in draws], np.float64)
-        advantage = weight_C[int(reward.sum())] * (reward - reward.mean())
+        correct = np.array([y < right for y in draws], np.float64)
+        reward = correct if reward_V is None else reward_V[list(draws)]
+        advantage = weight_C[int(correct.sum())] * (reward - reward.mean())
         gradient = advantage @ score_VV[list(draws)] / num_rollouts
         chance = np.prod(prob_V[list(draws)])
         first += chance * gradient
         second += chance * gradient @ gradient
     return first, second - first @ first
+
+
+def shaped_expectation(weight_C: np.ndarray, prob_V: np.ndarray, reward_V: np.ndarray, right: int) -> np.ndarray:
+    """The formula of theory.md, with the gradient in the logits of a softmax."""
+    num_rollouts, correct_V = weight_C.size - 1, (np.arange(prob_V.size) < right).astype(float)
+
+    def gradient(value_V: np.ndarray) -> np.ndarray:
+        return prob_V * (value_V - prob_V @ value_V)
+
+    def mean_weight(correct: int, of: int) -> float:
+        others = np.arange(num_rollouts - of + 1)
+        return float(binom.pmf(others, num_rollouts - of, prob_V @ correct_V) @ weight_C[others + correct])
+
+    x1_V, x0_V = reward_V * correct_V, reward_V * (1 - correct_V)
+    rate = (mean_weight(1, 2) - mean_weight(2, 2)) * (prob_V @ x1_V)
+    rate += (mean_weight(0, 2) - mean_weight(1, 2)) * (prob_V @ x0_V)
+    classes = mean_weight(1, 1) * gradient(x1_V) + mean_weight(0, 1) * gradient(x0_V)
+    return (1 - 1 / num_rollouts) * (classes + rate * gradient(correct_V))
 
 
 def softmax_parts(logits_V: np.ndarray, right: int) -> tuple[float, np.ndarray, float, float]:
@@ -219,3 +243,41 @@ def test_the_table_of_the_documentation_is_computed() -> None:
         weight_C = tabulate(estimators[name], int(num_rollouts))
         found = gradient_coefficient(weight_C, [0.002, 0.01, 0.05, 0.2, 0.5])
         assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(found.tolist(), abs=0.0051)
+
+
+@pytest.mark.parametrize("num_rollouts", [2, 3, 5])
+def test_the_expectation_with_shaped_rewards(num_rollouts: int, rng: np.random.Generator) -> None:
+    logits_V, reward_V, weight_C = rng.normal(size=5), rng.normal(size=5), rng.random(num_rollouts + 1)
+    expected, _ = enumerated(weight_C, logits_V, 2, reward_V)
+    prob_V = np.exp(logits_V) / np.exp(logits_V).sum()
+    np.testing.assert_allclose(shaped_expectation(weight_C, prob_V, reward_V, 2), expected, atol=1e-12)
+
+
+def angle_to_mean_reward(weight_C: np.ndarray, pass_rate: float) -> float:
+    """Return the angle in degrees for the four responses of the table of theory.md."""
+    prob_V = np.array([pass_rate, pass_rate, 1 - pass_rate, 1 - pass_rate]) / 2
+    reward_V = np.array([1.0, 0.9, 0.0, -0.1])
+    found, mean_reward = shaped_expectation(weight_C, prob_V, reward_V, 2), prob_V * (reward_V - prob_V @ reward_V)
+    cosine = found @ mean_reward / np.linalg.norm(found) / np.linalg.norm(mean_reward)
+    return float(np.degrees(np.arccos(min(cosine, 1.0))))
+
+
+def test_a_constant_weight_keeps_the_direction_of_the_mean_reward(rng: np.random.Generator) -> None:
+    for num_rollouts in (2, 16, 512):
+        assert angle_to_mean_reward(tabulate(outcome_weights.rloo, num_rollouts), rng.uniform(0.001, 0.999)) < 1e-3
+
+
+def test_the_angles_of_the_documentation_are_computed() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "theory.md").read_text("utf-8")
+    weights = {
+        "`rloo`, mixed groups only": lambda n, c: outcome_weights.rloo(n, c) * (0 < c < n),
+        "`grpo`": outcome_weights.grpo,
+        "`maxrl`": outcome_weights.maxrl,
+    }
+    _, table = page.split("| shaped rewards | N |")
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) \|((?: [\d.]+ \|){4})$", table.split("\n\n")[0], re.MULTILINE)
+    assert {(name, int(n)) for name, n, _ in rows} == {(name, n) for name in weights for n in (16, 512)}
+    for name, num_rollouts, cells in rows:
+        weight_C = tabulate(weights[name], int(num_rollouts))
+        found = [angle_to_mean_reward(weight_C, p) for p in (0.002, 0.02, 0.2, 0.5)]
+        assert [float(cell) for cell in cells.split("|")[:-1]] == pytest.approx(found, abs=0.051)
