@@ -21,6 +21,7 @@ from brorl.api.comparison_view import ComparisonView
 from brorl.api.display import to_html
 from brorl.assemble.comparison import Recipe, check_arms
 from brorl.comparison.arms import Arm
+from brorl.comparison.next_command import NextCommand, next_command
 from brorl.comparison.paired import PairedDifference
 from brorl.comparison.reading import read_comparison, read_spec
 from brorl.comparison.results import ComparisonResults, results_of
@@ -29,10 +30,11 @@ from brorl.cost import Unit
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.model.load import choose_device
+from brorl.report.page.comparison import comparison_page
 from brorl.runs import RUNS
 from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.runs.run_record import SPEC_FILE
-from brorl.storage import storage_errors
+from brorl.storage import replace_file, storage_errors
 from brorl.table import Table
 
 
@@ -46,8 +48,9 @@ class FinishedComparison:
         answer: Sentences that answer the question, the answer first.
         remarks: Sentences on the basis and the limits of the answer.
         tables: The tables, in the order of reading.
-        files: The written files: `comparison.json`, `comparison.md`, `comparison.png`, and `frontier.png` for more than
-            two arms.
+        files: The written files: `comparison.json`, `comparison.md`, `comparison.png`, `frontier.png` for more than two
+            arms, and `comparison.html`.
+        next: The command that follows, with the reason for it.
     """
 
     path: Path
@@ -56,6 +59,7 @@ class FinishedComparison:
     remarks: tuple[str, ...]
     tables: tuple[Table, ...]
     files: tuple[Path, ...]
+    next: NextCommand
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -76,9 +80,14 @@ class FinishedComparison:
         parts: list[Any] = [Text("\n".join(self.answer))]
         for table in self.tables:
             parts += ["", table]
-        names = ", ".join(file.name for file in self.files)
         parts += [Text("\nBasis and limits", style="bold"), *(Text(f"- {line}") for line in self.remarks)]
-        return Group(*parts, Text(f"\nwritten to {self.path}: {names}"))
+        names = ", ".join(file.name for file in self.files[:-1])
+        parts += [
+            Text(f"\nwritten to {self.path}: {names}; tables and figures: open {self.files[-1]} in a browser"),
+            Text(f"{self.next.why}: {self.next.command}"),
+            Text(f"\n{self.answer[0]}", style="bold"),
+        ]
+        return Group(*parts)
 
     def __repr__(self) -> str:
         return f"FinishedComparison({str(self.path)!r}: {self.answer[0]})"
@@ -166,7 +175,7 @@ def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str
         folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).locked():
         plan.write(folder, machine)
-        view.announce(plan, machine, folder)
+        view.announce(plan, machine, folder, sum(len(slot.cores) for slot in slots))
         try:
             finish_runs([run for run in runs if run not in view.complete], slots, view)
         except KeyboardInterrupt:
@@ -183,8 +192,12 @@ def _finished(folder: Path) -> FinishedComparison:
 
     comparison = read_comparison(folder)
     files, results = write_report(comparison, folder), results_of(comparison)
-    text = text_of(results)
-    return FinishedComparison(folder, results, text.answer, text.remarks, tuple(tables_of(results)), tuple(files))
+    text, tables, following = text_of(results), tables_of(results), next_command(results, folder)
+    page = folder / "comparison.html"
+    figures = [file for file in files if file.suffix == ".png"]
+    with storage_errors(folder):
+        replace_file(page, comparison_page(results, text, tables, figures, following).encode())
+    return FinishedComparison(folder, results, text.answer, text.remarks, tuple(tables), (*files, page), following)
 
 
 def _slots(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:

@@ -72,7 +72,7 @@ def compare(parsed: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:  # the message is printed already
         return STOPPED
-    Console(highlight=False).print("", finished)
+    Console(highlight=False).print("", finished, soft_wrap=True)
     return 0
 
 
