@@ -64,9 +64,7 @@ def test_steps_that_are_too_long_for_the_budget_are_refused(tmp_path: Path, unit
         progress_of(run_with(tmp_path / name, costs, unit)) for name, costs in (("A", [50, 4, 4]), ("B", [6, 10, 8]))
     )
     arm_runs._check_steps([short])
-    with pytest.raises(
-        UserError, match=r"one step of B takes 8 .* budget of 100 .*; raise --budget to 190 or more"
-    ):
+    with pytest.raises(UserError, match=r"one step of B takes 8 .* budget of 100 .*; raise --budget to 190 or more"):
         arm_runs._check_steps([short, long])
 
 

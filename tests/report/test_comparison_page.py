@@ -13,7 +13,7 @@ from brorl.comparison.report import text_of
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
 from brorl.comparison.text import match_words
-from brorl.report.page.comparison import comparison_page
+from brorl.reporting.page.comparison import comparison_page
 from comparison.comparisons import synthetic
 
 HOSTILE = "<script>x</script>"

@@ -21,10 +21,10 @@ from brorl.format import duration
 from brorl.planning.report import seconds_text
 from brorl.planning.step_forecast import MOST_TOKENS, StepForecast, forecast_step
 from brorl.prompts.prompt import Prompt
-from brorl.report.visible_text import visible_text
+from brorl.reporting.visible_text import visible_text
 from brorl.trackers import require_package
-from brorl.verify.trial import Trial, Verified, try_verifier
-from brorl.verify.verifier import TIMEOUT, is_failure
+from brorl.verification.trial import Trial, Verified, try_verifier
+from brorl.verification.verifier import TIMEOUT, is_failure
 
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 

@@ -30,7 +30,7 @@ from brorl.cost import Unit
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.model.load import choose_device
-from brorl.report.page.comparison import comparison_page
+from brorl.reporting.page.comparison import comparison_page
 from brorl.runs import RUNS
 from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.runs.run_record import SPEC_FILE

@@ -48,9 +48,9 @@ from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.rendering import PromptFormat, drop_long, render
-from brorl.report.visible_text import visible_text
+from brorl.reporting.visible_text import visible_text
 from brorl.table import Table
-from brorl.verify.sandbox.level import choose_level
+from brorl.verification.sandbox.level import choose_level
 
 _PROMPT, _REFERENCE = 2_000, 200  # characters that are shown
 

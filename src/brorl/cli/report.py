@@ -27,7 +27,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:  # noqa: ARG001 (no se
 
 def report(parsed: argparse.Namespace) -> int:
     """Write the report of runs and return the exit code."""
-    from brorl.report.page.file import write_report
+    from brorl.reporting.page.file import write_report
 
     print(write_report(parsed.runs, parsed.output))  # noqa: T201
     return 0

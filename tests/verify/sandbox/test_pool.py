@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brorl.verify.sandbox.call import LoadError, Result, VerifierCall
-from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.call import LoadError, Result, VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
 
 pytestmark = pytest.mark.linux
 HERE = Path(__file__).parent
@@ -262,8 +262,8 @@ def test_arguments_out_of_range_are_refused(argument: dict[str, float], message:
 # A trainer of its own: it starts its workers, tells their ids, and has them work for longer than the test.
 TRAINER = """
 import os, signal, sys, threading, time
-from brorl.verify.sandbox.call import VerifierCall
-from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.call import VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 
