@@ -17,7 +17,7 @@ from brorl.assemble.run import build_pilot_parts, check_start
 from brorl.assemble.settings import build_sampling
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.format import duration
+from brorl.format import counted, duration
 from brorl.planning.report import seconds_text
 from brorl.planning.step_forecast import MOST_TOKENS, StepForecast, forecast_step
 from brorl.prompts.prompt import Prompt
@@ -48,6 +48,10 @@ class CheckResult:
     def __rich__(self) -> Group:
         """Return the report."""
         return Group(*self.lines)
+
+    def __repr__(self) -> str:
+        seconds = "" if self.forecast is None else f", about {self.forecast.seconds['total']:.2g} s per step"
+        return f"CheckResult({self.config.model}, {counted(len(self.trials), 'verifier')} tried{seconds})"
 
     def _repr_html_(self) -> str:
         return to_html(self)

@@ -16,6 +16,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from brorl.api.arm_runs import Slot, cpu_slots, finish_runs, gpu_slots
+from brorl.api.checkpoint import resolve_checkpoint
 from brorl.api.comparison_plan import Arguments, ComparisonPlan, plan_for, plan_in
 from brorl.api.comparison_view import ComparisonView
 from brorl.api.display import to_html
@@ -118,7 +119,8 @@ def compare(
         arms: Two or more recipes (names, files, nested settings, configs), one of which may be the directory of a
             finished run; one recipe with `sweep`; or the folder of a comparison. Default: plateau-16, plateau-512.
         sweep: Values by setting, one arm per value; several settings change together.
-        checkpoint: The model that all arms start from (`--from`). Default: the model of the recipes.
+        checkpoint: The model that all arms start from: a model, a run (its last checkpoint), or a checkpoint in a run.
+            Default: the model of the recipes.
         match: Unit in which every run gets the same budget: seconds (default), samples, unique_tokens, or steps.
         budget: Budget of each run, in that unit.
         marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
@@ -136,7 +138,7 @@ def compare(
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs: at least 1 is needed, not {jobs}")
     arguments = Arguments(
-        arms, sweep, None if checkpoint is None else str(checkpoint), match, budget, marks, seeds,
+        arms, sweep, None if checkpoint is None else _model_of(checkpoint), match, budget, marks, seeds,
         flat_settings(overrides),
     )  # fmt: skip
     folder, plan = _folder_and_plan(arguments, output_dir)
@@ -151,6 +153,12 @@ def compare(
     check_arms(plan.arms, plan.unit, plan.budget, plan.seeds, len(slots))
     _run(folder, plan, slots, machine, view)
     return _finished(folder)
+
+
+def _model_of(checkpoint: str | Path) -> str:
+    """Return the model that a checkpoint stands for."""
+    model = resolve_checkpoint(str(checkpoint)).model
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonPlan]:

@@ -168,6 +168,12 @@ class DataResult:
             parts += _shown(prompt, self.unit)
         return Group(*parts)
 
+    def __repr__(self) -> str:
+        train, held_out = (sum(getattr(one, name) for one in self.sources) for name in ("num_train", "num_held_out"))
+        problem = "" if self.problem is None else f"; {self.problem}"
+        sources = counted(len(self.sources), "source")
+        return f"DataResult({sources}: {train:,} training questions, {held_out:,} held out{problem})"
+
     def _repr_html_(self) -> str:
         return to_html(self)
 

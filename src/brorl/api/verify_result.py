@@ -152,6 +152,12 @@ class VerifyResult:
             parts += [Text(line) for one in self.disagreements[:_DISAGREEMENTS] for line in _disagreement(one)]
         return Group(*parts)
 
+    def __repr__(self) -> str:
+        agreement = f", {self.agreement.share:.2%} as stored" if self.agreement.number else ""
+        correct = sum(one.verdict.correct for one in self.rescored)
+        responses = counted(len(self.rescored), "response")
+        return f"VerifyResult({self.path!r}: {correct:,} of {responses} correct{agreement})"
+
     def _repr_html_(self) -> str:
         return to_html(self)
 

@@ -60,6 +60,10 @@ class EvaluationResult:
 
         return Group(*(part for table in self.tables for part in ("", table)), *map(Text, self.lines))
 
+    def __repr__(self) -> str:
+        scores = ", ".join(f"pass@{k} {interval(estimate)}" for k, estimate in self.summary.overall.pass_at.items())
+        return f"EvaluationResult({str(self.path)!r}: {scores})"
+
     def _repr_html_(self) -> str:
         lines = "<br>".join(html.escape(line.strip()) for line in self.lines)
         return "".join(table._repr_html_() for table in self.tables) + f"<p>{lines}</p>"

@@ -91,6 +91,9 @@ class Samples:
     kind: Kind
     limit: int
 
+    def __repr__(self) -> str:
+        return f"Samples({str(self.run)!r}: {len(self.rows)} prompts at step {self.step})"
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         names = ("num_rollouts", "num_verified", "num_correct")
         rollouts, verified, correct = (sum(getattr(row, name) for row in self.rows) for name in names)
