@@ -87,7 +87,7 @@ class RunProgress:
         first: pass@k by k of the first evaluation.
         ended: Whether the run is complete.
         ended_early: Whether it ended before its budget was spent.
-        steps: Costs of its first steps, in the unit of the budget.
+        first_steps: Costs of its first steps, in the unit of the budget.
     """
 
     run: ArmRun
@@ -96,7 +96,7 @@ class RunProgress:
     first: dict[int, float] = field(default_factory=dict)
     ended: bool = False
     ended_early: bool = False
-    steps: list[float] = field(default_factory=list)
+    first_steps: list[float] = field(default_factory=list)
     _offset: int = 0
     _file: int = 0
 
@@ -115,7 +115,7 @@ class RunProgress:
             now = os.fstat(file.fileno())
             if now.st_ino != self._file or now.st_size < self._offset:  # a resumed run begins with a new, shorter file
                 self._offset, self._file = 0, now.st_ino
-                self.spent, self.score, self.first, self.steps = Cost(), {}, {}, []
+                self.spent, self.score, self.first, self.first_steps = Cost(), {}, {}, []
                 self.ended = self.ended_early = False
             file.seek(self._offset)
             for line in file:
@@ -127,8 +127,8 @@ class RunProgress:
     def _take(self, record: dict[str, Any]) -> None:
         cost = cost_of_step(record)
         self.spent += cost
-        if cost.samples and len(self.steps) < _FIRST_STEPS:
-            self.steps.append(cost.of(self.run.budget.unit))
+        if cost.samples and len(self.first_steps) < _FIRST_STEPS:
+            self.first_steps.append(cost.of(self.run.budget.unit))
         if "evaluation" in record:
             self.score = {int(k): e["value"] for k, e in record["evaluation"]["pass_at"].items()}
             self.first = self.first or self.score
@@ -344,10 +344,10 @@ def _check_end(run: ArmRun, code: int) -> None:
 
 def _check_steps(running: Sequence[RunProgress]) -> None:
     """Raise a UserError if the first steps of a run, refills included, are too long for it to end near its budget."""
-    known = [p for p in running if p.steps and (len(p.steps) == _FIRST_STEPS or p.ended)]
+    known = [p for p in running if p.first_steps and (len(p.first_steps) == _FIRST_STEPS or p.ended)]
     if len(known) < len(running) or not known or known[0].run.budget.unit == "steps":
         return
-    step, name = max((median(progress.steps), progress.run.arm) for progress in known)
+    step, name = max((median(progress.first_steps), progress.run.arm) for progress in known)
     unit, limit = known[0].run.budget.unit, known[0].run.budget.limit
     if step > TOLERANCE * limit:
         raise UserError(
