@@ -61,7 +61,8 @@ class EvaluationResult:
         return Group(*(part for table in self.tables for part in ("", table)), *map(Text, self.lines))
 
     def __repr__(self) -> str:
-        scores = ", ".join(f"pass@{k} {interval(estimate)}" for k, estimate in self.summary.overall.pass_at.items())
+        pass_at = self.summary.overall.pass_at
+        scores = ", ".join(f"pass@{k} {interval(pass_at[k])}" for k in shown_ks([*pass_at]))
         return f"EvaluationResult({str(self.path)!r}: {scores})"
 
     def _repr_html_(self) -> str:
