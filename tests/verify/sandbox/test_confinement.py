@@ -173,9 +173,9 @@ def test_every_level_holds_for_other_users(options: list[str], tmp_path: Path) -
     if shutil.which("setpriv") is None or tuple(map(int, version.stdout.split())) < (3, 11):
         pytest.skip("needs setpriv and a Python 3.11 that every user can run")
     with_sources = Path("/tmp") / tmp_path.name  # pytest's folders are private
-    shutil.copytree(Path(brorl.__file__).parent / "verify/sandbox", with_sources / "brorl/verification/sandbox")
+    shutil.copytree(Path(brorl.__file__).parent / "verification/sandbox", with_sources / "brorl/verification/sandbox")
     try:
-        for file in ("__init__.py", "errors.py", "verify/__init__.py"):
+        for file in ("__init__.py", "errors.py", "verification/__init__.py"):
             shutil.copy(Path(brorl.__file__).parent / file, with_sources / "brorl" / file)
         subprocess.run(["chmod", "-R", "a+rX", str(with_sources)], check=True)
         names = ["landlock", "seccomp"] if landlock_version() else ["seccomp"]
