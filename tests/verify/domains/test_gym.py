@@ -270,7 +270,7 @@ def test_junk_is_never_correct(pool: WorkerPool) -> None:
 @linux
 @pytest.mark.slow
 def test_an_answer_with_two_candidates_earns_no_partial_credit(pool: WorkerPool, rng: np.random.Generator) -> None:
-    scoring = Path(__file__).parents[3] / "src" / "brorl" / "verify" / "domains" / "gym_scoring.py"
+    scoring = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "domains" / "gym_scoring.py"
     calls = []
     for name in ("gsm_symbolic", "spell_backward", "time_intervals", "kakurasu"):
         tasks = generate(pool, name, int(rng.integers(1000)), 8)  # words of several lengths: some scores are rounded

@@ -351,7 +351,7 @@ def test_an_interrupt_of_the_terminal_ends_the_trainer_without_a_word_of_the_wor
 
 def test_a_worker_started_after_its_trainer_has_ended_exits() -> None:
     """The trainer may die between the fork and the worker's request for the lifeline's signal."""
-    worker = str(Path(__file__).parents[3] / "src" / "brorl" / "verify" / "sandbox" / "worker.py")
+    worker = str(Path(__file__).parents[3] / "src" / "brorl" / "verification" / "sandbox" / "worker.py")
     lifeline, write_end = os.pipe()
 
     def start() -> "subprocess.Popen[bytes]":
