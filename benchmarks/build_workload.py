@@ -294,7 +294,7 @@ def _share_correct(
     eos: int,
 ) -> float:
     from brorl.prompts.prompt import Prompt
-    from brorl.verify.domains.countdown import CountdownVerifier
+    from brorl.verification.domains.countdown import CountdownVerifier
 
     verifier = CountdownVerifier()
     prompt = Prompt(**(entry | {"token_ids": tuple(entry["token_ids"]), "domain": "countdown"}))

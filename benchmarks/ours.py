@@ -21,9 +21,9 @@ from brorl.sampling import SamplingParams
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
-from brorl.verify.domains.countdown import CountdownVerifier
-from brorl.verify.grade import grade
-from brorl.verify.verifier import Verdict, Verifier
+from brorl.verification.domains.countdown import CountdownVerifier
+from brorl.verification.grade import grade
+from brorl.verification.verifier import Verdict, Verifier
 
 # As for TRL: the model stays practically the same in all steps.
 LEARNING_RATE = 1e-7

@@ -30,8 +30,8 @@ from attacks.catalog import CATEGORIES
 from attacks.leftovers import inherit_orphans, remaining
 from attacks.scene import SECRET_VARIABLE, scenes
 
-from brorl.verify.sandbox.conversation import Ended, Judge, Limits, Reply, RunProgram
-from brorl.verify.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.conversation import Ended, Judge, Limits, Reply, RunProgram
+from brorl.verification.sandbox.programs import ProgramPool
 
 TRIVIAL = "a, b = map(int, input().split())\nprint(a * b)\n"
 MEMORY = 256 << 20

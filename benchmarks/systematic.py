@@ -33,8 +33,8 @@ from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from brorl.verify.domains.countdown import CountdownVerifier
-from brorl.verify.grade import grade
+from brorl.verification.domains.countdown import CountdownVerifier
+from brorl.verification.grade import grade
 
 FloatArray = NDArray[np.float64]
 SCHEMES = ("iid", "systematic")

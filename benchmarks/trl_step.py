@@ -150,7 +150,7 @@ def _parity(timer: StepTimer) -> Callable[..., list[float]]:
 def _countdown(eos_token_id: int, timer: StepTimer) -> Callable[..., list[float]]:
     """Return the reward of our countdown verifier; a response without an end token gets 0."""
     from brorl.prompts.prompt import Prompt
-    from brorl.verify.domains.countdown import CountdownVerifier
+    from brorl.verification.domains.countdown import CountdownVerifier
 
     verifier = CountdownVerifier()
 

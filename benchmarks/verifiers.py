@@ -24,12 +24,12 @@ from random import Random
 from math_verify import parse, verify
 
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.math import MathVerifier
-from brorl.verify.domains.table import DOMAINS
-from brorl.verify.sandbox.conversation import Ended, Judge, Limits, Reply, RunProgram
-from brorl.verify.sandbox.pool import WorkerPool
-from brorl.verify.sandbox.programs import ProgramPool
-from brorl.verify.workers import Workers
+from brorl.verification.domains.math import MathVerifier
+from brorl.verification.domains.table import DOMAINS
+from brorl.verification.sandbox.conversation import Ended, Judge, Limits, Reply, RunProgram
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.workers import Workers
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify" / "domains"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from brorl.prompts.gym_task import GymTask
-from brorl.verify.domains.gym_guards import EVALUATED, GUARDS
-from brorl.verify.sandbox.call import VerifierCall
-from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
+from brorl.verification.sandbox.call import VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "gym.md"
 ENTRIES = 10
@@ -92,7 +92,7 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
     from reasoning_gym.dataset import ProceduralDataset
 
     from brorl.assemble.gym_worker import generate
-    from brorl.verify.domains.gym_scoring import score_task, scorer_of
+    from brorl.verification.domains.gym_scoring import score_task, scorer_of
 
     scorer = scorer_of(name, "{}")
     made = generate(name, {}, 0, first, number)

@@ -36,8 +36,8 @@ from brorl.prompts.countdown import (
 from brorl.prompts.rendering import PromptFormat, render
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
-from brorl.verify.domains.countdown import CountdownVerifier
-from brorl.verify.grade import grade
+from brorl.verification.domains.countdown import CountdownVerifier
+from brorl.verification.grade import grade
 
 CHARACTERS = "0123456789+-*/() >:"
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>")

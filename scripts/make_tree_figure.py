@@ -22,7 +22,7 @@ from brorl.model.load import end_tokens, load_model, load_tokenizer
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
-from brorl.verify.domains.countdown import CountdownVerifier
+from brorl.verification.domains.countdown import CountdownVerifier
 
 FIGURE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "tree.png"
 PUZZLE = CountdownPuzzle((3, 5, 7), 22)

@@ -18,8 +18,8 @@ from brorl.rollout.virtual_pool import VirtualPool
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verdict
 
 RIGHT, WRONG, MORE, END = 7, 8, 6, 9
 N = 4

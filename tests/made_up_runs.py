@@ -16,7 +16,7 @@ from brorl.runs.run_directory import RunDirectory
 from brorl.training.collect import Collected
 from brorl.training.diagnostics import coverage_record
 from brorl.tree import RolloutTree
-from brorl.verify.verifier import Verdict
+from brorl.verification.verifier import Verdict
 
 HOSTILE = (
     "</script><script>document.title='taken'</script>",

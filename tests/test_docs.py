@@ -19,9 +19,9 @@ from brorl.config.phases import PhaseConfig
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
 from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
-from brorl.report.page.page import make_page
+from brorl.reporting.page.page import make_page
 from brorl.runs.run_record import read_run
-from brorl.verify.domains.table import DOMAINS
+from brorl.verification.domains.table import DOMAINS
 from run_support import SMALL, command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,7 +229,7 @@ def test_the_page_about_the_report_names_its_parts(runs: list[Path]) -> None:
     sections = [name.strip() for name, _ in rows if name.strip()]
     assert [*sections, "Rollouts", "Settings and machine"] == re.findall(r"<h2[^>]*-title\">(.*?)</h2>", html)
     tiles = re.findall(r"^\| ([^`|]+) \|", section(page, "The tiles"), re.MULTILINE)[1:]
-    source = (ROOT / "src" / "brorl" / "report" / "page" / "summary.py").read_text("utf-8")
+    source = (ROOT / "src" / "brorl" / "reporting" / "page" / "summary.py").read_text("utf-8")
     assert {name for cell in tiles for name in cell.split(", ")} == set(re.findall(r'Tile\("([^"]+)"', source))
 
 

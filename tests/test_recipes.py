@@ -20,7 +20,7 @@ from brorl.planning.cluster.gpus import GPUS, Cluster
 from brorl.planning.cluster.model_shape import PUBLISHED
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.templates import TEMPLATES
-from brorl.verify.domains.table import DOMAINS
+from brorl.verification.domains.table import DOMAINS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(brorl.__file__).parent / "recipes"

@@ -7,25 +7,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from brorl.api.check import check
     from brorl.api.compare import compare
+    from brorl.api.data import data
     from brorl.api.evaluate import evaluate
     from brorl.api.plan import plan
+    from brorl.api.report import report
+    from brorl.api.samples import samples
     from brorl.api.train import train
+    from brorl.api.verify import verify
     from brorl.errors import UserError
     from brorl.sampling import SamplingParams
     from brorl.tree import RolloutTree
 
-__all__ = ["RolloutTree", "SamplingParams", "UserError", "compare", "evaluate", "plan", "train"]
+__all__ = [
+    "RolloutTree",
+    "SamplingParams",
+    "UserError",
+    "check",
+    "compare",
+    "data",
+    "evaluate",
+    "plan",
+    "report",
+    "samples",
+    "train",
+    "verify",
+]
 __version__ = "0.1.0"
 
-_HOMES = {
+_HOMES = {name: f"brorl.api.{name}" for name in __all__ if name.islower()} | {
     "RolloutTree": "brorl.tree",
     "SamplingParams": "brorl.sampling",
     "UserError": "brorl.errors",
-    "compare": "brorl.api.compare",
-    "evaluate": "brorl.api.evaluate",
-    "plan": "brorl.api.plan",
-    "train": "brorl.api.train",
 }
 
 
@@ -33,9 +47,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_HOMES[name]), name)
+    if name.islower():  # a command
+        from brorl.api.python_words import with_python_words
+
+        value = with_python_words(value)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

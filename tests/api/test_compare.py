@@ -63,7 +63,9 @@ def test_the_result_carries_what_was_measured(compared: FinishedComparison) -> N
     assert compared.difference.difference.value == pytest.approx((ends[1] - ends[0]).mean(), abs=1e-12)
     record = json.loads((compared.path / "comparison.json").read_text())
     assert record["verdict"] == [*compared.answer, *compared.remarks]
-    assert [file.name for file in compared.files] == ["comparison.json", "comparison.md", "comparison.png"]
+    assert [file.name for file in compared.files] == [
+        "comparison.json", "comparison.md", "comparison.png", "comparison.html",
+    ]  # fmt: skip
     assert all(file.stat().st_size > 100 for file in compared.files)
     markdown = compared.files[1].read_text()
     assert all(table.markdown() in markdown for table in compared.tables)

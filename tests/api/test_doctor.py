@@ -10,7 +10,7 @@ from brorl.api import doctor as module
 from brorl.api.doctor import Diagnosis, doctor
 from brorl.cli import main
 from brorl.errors import UserError
-from brorl.verify.sandbox.level import Attack, Level, choose_level
+from brorl.verification.sandbox.level import Attack, Level, choose_level
 
 
 def shown(found: Diagnosis) -> str:

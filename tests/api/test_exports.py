@@ -1,7 +1,9 @@
 """The names of the package: light to import, complete for `dir` and for type checkers."""
 
 import ast
+import inspect
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,10 @@ from pathlib import Path
 import pytest
 
 import brorl
+from brorl.api.python_words import in_python
+from brorl.api.verify import verify
 
-VERBS = {"train", "evaluate", "compare", "plan"}
+COMMANDS = {"check", "compare", "data", "evaluate", "plan", "report", "samples", "train", "verify"}
 
 
 def test_importing_the_package_imports_neither_torch_nor_transformers() -> None:
@@ -25,7 +29,7 @@ print(json.dumps([names, heavy, after]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     names, heavy, after = json.loads(done.stdout)
-    assert {*names} >= VERBS | {"RolloutTree", "SamplingParams", "UserError", "__version__"}
+    assert {*names} == COMMANDS | {"RolloutTree", "SamplingParams", "UserError", "__version__"}
     assert heavy == []
     assert after == []  # settings are checked before torch is imported
 
@@ -36,7 +40,7 @@ def test_type_checkers_see_the_names_that_are_imported_on_first_use() -> None:
     seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen == brorl._HOMES
     assert sorted(seen) == sorted(brorl.__all__)
-    assert {*seen} >= VERBS
+    assert {*seen} >= COMMANDS
 
 
 @pytest.mark.parametrize("name", sorted(brorl.__all__))
@@ -47,3 +51,66 @@ def test_every_name_is_there(name: str) -> None:
 def test_other_names_are_not_there() -> None:
     with pytest.raises(AttributeError, match="module 'brorl' has no attribute 'tarin'"):
         brorl.tarin  # noqa: B018
+
+
+@pytest.mark.parametrize("modules_first", [True, False])
+def test_no_module_of_the_package_takes_the_name_of_a_function(modules_first: bool) -> None:
+    """A module that is imported becomes an attribute of the package, also after the function."""
+    program = """
+import importlib, json, pkgutil, sys
+import brorl
+functions = lambda: {name: callable(getattr(brorl, name)) for name in brorl.__all__}
+if sys.argv[1] == "False":
+    functions()
+for module in pkgutil.iter_modules(brorl.__path__):
+    if module.name != "__main__":
+        importlib.import_module(f"brorl.{module.name}")
+import brorl.reporting.page.file, brorl.verification.grade
+print(json.dumps(functions()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(modules_first)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == dict.fromkeys(brorl.__all__, True)
+
+
+def test_a_function_is_found_by_pickle() -> None:
+    assert pickle.loads(pickle.dumps(brorl.verify)) is brorl.verify
+    assert inspect.signature(brorl.verify) == inspect.signature(verify)
+    assert brorl.verify.__doc__ == verify.__doc__
+
+
+def test_errors_name_arguments_and_not_options(tmp_path: Path) -> None:
+    with pytest.raises(brorl.UserError, match=r"^jobs: at least 1 is needed, not 0$"):
+        brorl.compare(jobs=0)
+    with pytest.raises(brorl.UserError, match=r"^temperature=0 is greedy: .*; add samples=1, or use a"):
+        brorl.evaluate("quickstart", temperature=0)
+    with pytest.raises(brorl.UserError, match=r"lower pilot_prompts$"):
+        brorl.plan(pilot_prompts=10**6, output_dir=tmp_path / "plan", progress=False)
+    with pytest.raises(brorl.UserError, match=r"^show: expected a number of at least 0"):
+        brorl.data(show=-1)
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(brorl.UserError, match="; give another output, or move it away"):
+        brorl.report(tmp_path, output=tmp_path / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("option", "argument"),
+    [
+        ("raise --budget to 640 or more", "raise budget to 640 or more"),
+        ("--jobs 3: there are 2 cores", "jobs=3: there are 2 cores"),
+        ("train with --steps 1,200.", "train with steps=1200."),
+        ("recipes, or --sweep KEY=V,V,...", "recipes, or sweep={'KEY': [V, V, ...]}"),
+        ("--output-dir /a/b.c exists", "output_dir='/a/b.c' exists"),
+        ("use --match steps --budget N", "use match='steps' budget=N"),
+        ("give it with --from", "give it with checkpoint"),
+        ("use --jobs 1, or --cluster.nodes 0", "use jobs=1, or cluster={'nodes': 0}"),
+        ("only --seeds and --jobs may", "only seeds and jobs may"),
+        ("continue that one: brorl compare out --seeds 3", "continue that one: brorl compare out --seeds 3"),
+        ("see brorl train --help", "see brorl train --help"),
+        ("name them: --data RECIPE | FILE", "name them: data=RECIPE | FILE"),
+        ("a -- b, one--two, ---", "a -- b, one--two, ---"),
+    ],
+)  # fmt: skip
+def test_options_become_arguments(option: str, argument: str) -> None:
+    assert in_python(option) == argument

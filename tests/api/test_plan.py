@@ -55,6 +55,8 @@ def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[st
     assert outcome.code == 0, outcome
     mine, theirs = (json.loads(Path(folder, "plan.json").read_text()) for folder in ("mine", "theirs"))
     assert mine.keys() == theirs.keys()
+    mine_recommended = mine["recommendation"]
+    assert next(iter(mine)) == "recommendation"
     for record in (mine, theirs):
         assert record.pop("recommendation")["seconds_per_step"] == 2.5
     assert without_times(mine) == without_times(theirs)
@@ -73,6 +75,14 @@ def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[st
     page = result._repr_html_()
     for text in ("Steps of 2.50 s", "mine/plan.json", "recommended"):
         assert text in page
+    estimator = mine_recommended["estimator"]
+    assert f"--advantage.estimator {estimator}" in result.train_command  # quickstart has another one
+    assert result.compare_command is not None
+    assert f"--advantage.estimator {estimator}" in result.compare_command
+    (first, *_) = mine_recommended["lines"]
+    assert f"advantage.estimator = {estimator} (the recipe has maxrl)" in first
+    assert page.index("For pass@1 in 2.50 s per step") < page.index("the pilot:") < page.index("Steps of 2.50 s")
+    assert len(repr(result)) < 300
 
 
 def test_what_a_checkpoint_argument_means(run: Path, tmp_path: Path) -> None:
@@ -97,7 +107,7 @@ def test_an_aim_changes_the_estimator_of_the_commands() -> None:
     def changed(wanted: str, **advantage: Any) -> dict[str, Any]:
         return _estimator_settings(_resolve(None, {"advantage": advantage}, {})[0], wanted)
 
-    assert changed("reinforce_pp_baseline") == changed("reinforce_pp_baseline", estimator="grpo") == {}
+    assert changed("reinforce_pp_baseline") == changed("grpo", estimator="grpo") == {}
     assert changed("maxrl") == {"advantage.estimator": "maxrl"}
     assert changed("pass_at_k", estimator="maxrl", order=4) == {
         "advantage.estimator": "pass_at_k",
@@ -163,8 +173,7 @@ def test_the_settings_of_a_recommendation_are_accepted_and_select_the_estimator(
     before = make_config(read_recipe(recipe), {}, recipe)
     settings = _estimator_settings(before, estimator)
     (advantage,) = make_config(read_recipe(recipe), settings | {"rollouts_per_prompt": 64}, recipe).advantages
-    kept = estimator == "reinforce_pp_baseline" and not before.phases and before.advantage.estimator in ("grpo", "rloo")
-    assert advantage.estimator == (before.advantage.estimator if kept else estimator)
+    assert advantage.estimator == estimator
 
 
 def test_the_command_the_function_and_the_plan_know_the_same_aims() -> None:

@@ -14,7 +14,7 @@ import brorl
 from brorl.api.verify import verify
 from brorl.api.verify_result import VerifyResult
 from brorl.errors import UserError
-from brorl.verify.sandbox.level import choose_level
+from brorl.verification.sandbox.level import choose_level
 from run_support import SMALL, command
 
 

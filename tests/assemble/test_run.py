@@ -32,7 +32,7 @@ from brorl.runs.run_directory import RunDirectory
 from brorl.training.collect import Collector
 from brorl.training.loop import train
 from brorl.tree import RolloutTree
-from brorl.verify.sandbox.level import choose_level
+from brorl.verification.sandbox.level import choose_level
 from run_support import save_tiny_model
 
 SMALL = {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -397,7 +398,7 @@ def test_without_arguments_n_16_goes_on_from_the_plateau_and_n_512_broadens_and_
 
 
 def test_a_comparison_in_cpu_seconds_states_it(compared: Compared, tmp_path: Path) -> None:
-    settings = ("--match=seconds", "--budget=0.5", "--marks=1", "--seeds=1", "--engine.clock=cpu")
+    settings = ("--match=seconds", "--budget=4", "--marks=1", "--seeds=1", "--engine.clock=cpu")
     outcome = command("compare", "quickstart", SWEEP[0], *TINY, *settings, "--output-dir", tmp_path / "cpu")
     assert outcome.code == 0, outcome.err
     assert "in CPU seconds" in outcome.said
@@ -495,3 +496,15 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n{line}\n{line[:9]}")
     progress.update()
     assert (progress.spent.samples, progress.ended, progress.share) == (120, True, 1.0)
+
+
+def test_refills_that_make_steps_too_long_are_refused_after_a_few_steps(tmp_path: Path) -> None:
+    """A step of 16 x 2 samples is 5% of the budget; with the groups that are drawn again it is more."""
+    folder = tmp_path / "out"
+    unit = ("--match=samples", "--budget=640", "--seeds=1", "--marks=1")
+    said = refusal("quickstart", *SWEEP, *unit, *TINY, "--output-dir", folder)
+    assert "samples, more than 5% of the budget of 640 samples" in said
+    least = re.search(r"raise --budget to (\d+) or more", said)
+    assert least is not None
+    assert int(least[1]) > 640
+    assert not (folder / "comparison.json").exists()

@@ -16,7 +16,7 @@ from brorl.config.reading import read_recipe
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from brorl.runs.checkpoint import mark_best
-from brorl.verify.sandbox.level import choose_level
+from brorl.verification.sandbox.level import choose_level
 from run_support import SMALL, command, save_tiny_model
 
 QUICK = ("quickstart", "--samples=16", "--evaluation.num_prompts=5", "--engine.threads=1")

@@ -49,6 +49,7 @@ def test_the_papers_step_without_the_hub() -> None:
     for way in record["ways"]:
         assert way["seconds"]["best"]["total"] < way["seconds"]["worst"]["total"]
     assert all(line in outcome.said for line in record["lines"])
+    assert outcome.said.index(record["lines"][0]) < outcome.said.index("Seconds of a step on 8xH100")
     assert imread("out/plan.png").std() > 0.05
     assert sorted(p.name for p in Path("out").iterdir()) == ["plan.json", "plan.png"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from brorl.report.page.file import write_report
+from brorl.reporting.page.file import write_report
 from run_support import SMALL, command
 
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_reported_is_refused_in_one_line(run: Path) -> None:
     assert "is not a run directory" in refusal("report", run, ".")
     Path("compared").mkdir()
     Path("compared/compare.json").write_text("{}")
-    assert "compared is a comparison; its results are in comparison.md" in refusal("report", "compared")
+    assert "compared is a comparison; its results are in comparison.html" in refusal("report", "compared")
     assert "brorl report compared/arms/*/seed-0" in refusal("samples", "compared")
     Path("notes.html").write_text("mine")
     assert "notes.html exists and is not a report" in refusal("report", run, "--output", "notes.html")

@@ -14,10 +14,10 @@ from ray_cluster import ray_cluster
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.countdown import CountdownVerifier
-from brorl.verify.domains.math import MathVerifier
-from brorl.verify.sandbox.pool import WorkerPool
-from brorl.verify.verifier import TrialResponses, Verdict, Verifier
+from brorl.verification.domains.countdown import CountdownVerifier
+from brorl.verification.domains.math import MathVerifier
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.verifier import TrialResponses, Verdict, Verifier
 
 pytest.importorskip("ray")
 pytestmark = [

@@ -12,7 +12,7 @@ from brorl.evaluation.benchmark import Benchmark
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from brorl.verify.verifier import Verdict, unverified_verdict
+from brorl.verification.verifier import Verdict, unverified_verdict
 
 SAMPLING = SamplingParams(temperature=0.7, max_new_tokens=4)
 SEED = 99

@@ -53,6 +53,13 @@ def shown(*tables: object) -> str:
     return capture.get()
 
 
+def test_the_repr_is_a_short_line(report: EvaluationResult) -> None:
+    pass_at = report.summary.overall.pass_at
+    assert repr(report).startswith(f"EvaluationResult('out': pass@1 {pass_at[1].value:.3f} [")
+    assert f"pass@256 {pass_at[256].value:.3f} [" in repr(report)
+    assert len(repr(report)) < 150
+
+
 def test_tables_are_whole_on_80_columns(report: EvaluationResult) -> None:
     text = shown(pass_table(report), response_table(report))
     lines = text.splitlines()

@@ -18,7 +18,7 @@ from brorl.evaluation.summary import summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from brorl.verify.verifier import Verdict
+from brorl.verification.verifier import Verdict
 
 N = 12
 SAMPLING = SamplingParams(temperature=0.6, top_p=0.95, max_new_tokens=3)

@@ -9,7 +9,7 @@ from brorl.evaluation.mean_interval import mean_with_interval
 from brorl.evaluation.summary import PromptResult, count, default_ks, summarize, summarize_all
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verify.verifier import Verdict
+from brorl.verification.verifier import Verdict
 
 N = 6
 

@@ -85,3 +85,11 @@ def test_no_choice_where_no_group_is_large_enough() -> None:
 
 def test_k_is_the_default_of_the_setting() -> None:
     assert AdvantageConfig().k == K
+
+
+@pytest.mark.parametrize("own", ["reinforce_pp_baseline", "grpo", "rloo", "maxrl", "pass_at_k", "power", "phases"])
+def test_a_recipes_own_estimator_of_pass_at_1_is_recommended_and_kept(own: str) -> None:
+    choices = EstimatorGuide.of(plan_for(PassRates(0.5, 3.0)), own).choices
+    kept = own in ("reinforce_pp_baseline", "grpo", "rloo")
+    assert choices["pass@1"].estimator == (own if kept else "reinforce_pp_baseline")
+    assert choices["coverage"].estimator == "maxrl"

@@ -32,8 +32,8 @@ from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
 from brorl.training.learner import LearnerSettings
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verdict
 from small_models import flattened_logprobs, plain_logprobs, random_tree, rollouts, small_model
 
 TEMPERATURE = 0.9

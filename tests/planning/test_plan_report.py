@@ -126,7 +126,10 @@ def test_a_step_that_is_never_full() -> None:
 def test_sentences_say_what_the_numbers_say() -> None:
     lines = advice(report())
     assert 3 <= len(lines) <= 5
-    assert "N = 256 with 10 prompts per step" in lines[0]
+    assert "N = 256 with 10 prompts per step and advantage.estimator = reinforce_pp_baseline, with" in lines[0]
+    text = " ".join(shown(report(), 400).split())
+    assert text.startswith(lines[0])
+    assert all(text.count(line) == 1 for line in lines)
     assert "1.04 times the gradient noise of the recipe's N = 64 with 20 prompts" in lines[0]
     assert "cannot distinguish N = 64 and 256" in lines[1]
     assert "taken as 8%" in lines[1]

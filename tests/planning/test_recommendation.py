@@ -15,6 +15,7 @@ from brorl.theory.pass_rates import (
     fit_without_spikes,
     mixed_in_subset,
     shares_of_any_shape,
+    solved_in_subset,
 )
 
 WANTED = np.array([4, 16, 64, 256])
@@ -86,8 +87,29 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
                 assert found.tokens[b, j] == pytest.approx(n * sum(w * counts.length_P) / 40)
                 if n <= N:
                     assert found.mixed[b, j] == pytest.approx(kept / 40)
-    assert point.mixed[0, 3] == pytest.approx(fit.mixed(256))
-    assert point.solved[0, 3] == pytest.approx(fit.solved(256))
+    for found, measured, share in (
+        (point.mixed, mixed_in_subset, fit.mixed),
+        (point.solved, solved_in_subset, fit.solved),
+    ):
+        rest = 1 - measured(counts.correct_P, N, N).mean()  # of which the fit leaves a part at 256
+        assert found[0, 3] == pytest.approx(1 - rest * (1 - share(256)) / (1 - share(N)))
+
+
+def test_shares_never_fall_with_n(rng: np.random.Generator) -> None:
+    """A group of more rollouts is mixed at least as often: also where the fit lies below what the pilot measured."""
+    wanted = np.array([4, 8, 15, 16, 17, 32, 64, 512, 4096])
+    correct = np.array([0] + [1] * 5 + [2] * 5 + [3] * 3 + [4] * 2)
+    empty = np.ones((16, wanted.size))
+    counts = replace(
+        pilot(rng, 16), correct_P=correct, wanted_J=wanted, nodes_PJ=empty, responses_PJ=empty, trained_PJ=empty
+    )
+    fit = fit_pass_rates(correct, N)
+    assert fit.mixed(17) < mixed_in_subset(correct, N, N).mean() - 0.03
+    weight = rng.multinomial(16, np.full(16, 1 / 16), 20).astype(float)
+    for found in (expect(counts, fit), expect(counts, fit, weight)):
+        assert (np.diff(found.mixed) >= -1e-12).all()
+        assert (np.diff(found.solved) >= -1e-12).all()
+        assert found.mixed.max() <= 1
 
 
 def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from brorl.errors import UserError
-from brorl.report.page.embedding import compressed, fill, to_json
-from brorl.report.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
-from brorl.report.page.histogram import success_histogram
-from brorl.report.page.page import ROLLOUT_BYTES, event_marks, left_out, make_page
-from brorl.report.page.rollouts import TokenTexts, choose_evaluations, choose_rollouts, encode_step, evenly_spaced
-from brorl.report.page.summary import HEADINGS, notes, steps_done, summary_row
-from brorl.report.visible_text import visible_text
+from brorl.reporting.page.embedding import compressed, fill, to_json
+from brorl.reporting.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
+from brorl.reporting.page.histogram import success_histogram
+from brorl.reporting.page.page import ROLLOUT_BYTES, event_marks, left_out, make_page
+from brorl.reporting.page.rollouts import TokenTexts, choose_evaluations, choose_rollouts, encode_step, evenly_spaced
+from brorl.reporting.page.summary import HEADINGS, notes, steps_done, summary_row
+from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
 from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, step_record

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.report.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
-from brorl.report.page.page import evaluations_shown, left_out, make_page
-from brorl.report.page.rollouts import RunRollouts
-from brorl.report.reasons import reason, why_no_coverage, why_no_evaluation, why_no_update
+from brorl.reporting.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
+from brorl.reporting.page.page import evaluations_shown, left_out, make_page
+from brorl.reporting.page.rollouts import RunRollouts
+from brorl.reporting.reasons import reason, why_no_coverage, why_no_evaluation, why_no_update
 from brorl.runs.run_record import RunRecord, read_run
 from made_up_runs import evaluation, fruitless_record, make_run, random_step, step_record
 

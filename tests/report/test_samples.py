@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from brorl.errors import UserError
-from brorl.report.samples import MOST_PROMPTS, Kind, find_samples
-from brorl.report.visible_text import visible_text
+from brorl.reporting.samples import MOST_PROMPTS, Kind, find_samples
+from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 from made_up_runs import Stored, held_out_answers, make_run, random_step
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 import brorl
 from brorl.errors import UserError
-from brorl.report.simulation import (
+from brorl.reporting.simulation import (
     check_output_dir,
     curves,
     draw_figure,
@@ -156,7 +156,7 @@ def test_files_are_written_together(results: list[SimulationResult], tmp_path: P
 def quick_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every picture is another, and none is drawn."""
     number = count()
-    monkeypatch.setattr("brorl.report.simulation._png", lambda _: b"picture %d" % next(number))
+    monkeypatch.setattr("brorl.reporting.simulation._png", lambda _: b"picture %d" % next(number))
 
 
 @pytest.mark.usefixtures("quick_pictures")

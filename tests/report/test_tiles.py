@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from brorl.report.page.page import make_page
-from brorl.report.page.summary import Tile, notes, tiles
-from brorl.report.score_change import best_evaluation, score_changes
+from brorl.reporting.page.page import make_page
+from brorl.reporting.page.summary import Tile, notes, tiles
+from brorl.reporting.score_change import best_evaluation, score_changes
 from brorl.runs.run_record import RunRecord
 from made_up_runs import evaluation, fruitless_record, random_step, step_record
 

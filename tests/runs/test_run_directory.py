@@ -15,7 +15,7 @@ from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.runs.run_directory import RunDirectory
 from brorl.storage import replace_file
 from brorl.tree import RolloutTree
-from brorl.verify.verifier import Verdict
+from brorl.verification.verifier import Verdict
 
 RESPONSES = [[5, 1], [5, 1], [5, 6, 1], [6, 6, 6, 6], [5, 1]]
 LOGPROBS = {(5,): -0.1, (5, 1): -0.25, (5, 6): -1.5, (5, 6, 1): -2.25, (6,): -3.0, (6, 6): -0.5}

@@ -25,8 +25,8 @@ from brorl.theory.allocation import AdaptiveAllocation
 from brorl.training.collect import Collector
 from brorl.training.source import Collected, NoMixedGroupsError, SourceState
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verdict
 from run_support import SMALL, assert_same_run, command, metrics_without_times
 
 RIGHT, END = 7, 0

@@ -36,8 +36,8 @@ from brorl.training.loop import train
 from brorl.training.run import TrainingRun
 from brorl.training.source import SourceState
 from brorl.training.tree_learner import TreeLearner
-from brorl.verify.grade import Grader
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verdict
 from run_support import assert_same_run
 from small_models import small_model
 

@@ -20,7 +20,7 @@ from brorl.training.async_source import AsyncSource
 from brorl.training.collect import Collector
 from brorl.training.source import Batch, NoMixedGroupsError, SourceState, UnverifiedError
 from brorl.tree import RolloutTree
-from brorl.verify.verifier import Verdict, unverified_verdict
+from brorl.verification.verifier import Verdict, unverified_verdict
 
 
 def steps_of(source: Any, pool: VirtualPool, first: int, last: int, learning: Sequence[float]) -> list[Batch]:

@@ -18,8 +18,8 @@ from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
 from brorl.training.source import Collected, NoMixedGroupsError, SourceState
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verdict
 
 NUM_ROLLOUTS = 6
 RIGHT, WRONG, END = 7, 8, 9

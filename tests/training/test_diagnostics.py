@@ -24,8 +24,8 @@ from brorl.training.diagnostics import Diagnostics, coverage_record
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verdict
 from exact_model import ExactModel
 from run_support import SMALL, command, metrics_without_times
 from small_models import plain_logprobs, small_model

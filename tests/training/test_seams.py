@@ -40,8 +40,8 @@ from brorl.training.schedule import Schedule
 from brorl.training.source import Batch, GroupSource, SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verdict
 
 NUM_PROMPTS, PER_STEP, N, STEPS = 12, 3, 8, 6
 RIGHT, WRONG, END = 7, 8, 9

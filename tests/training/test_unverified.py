@@ -26,8 +26,8 @@ from brorl.training.learner import LearnerSettings
 from brorl.training.source import Collected, NoMixedGroupsError, UnverifiedError
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader, num_unverified, verified
-from brorl.verify.verifier import Verdict, unverified_verdict
+from brorl.verification.grade import Grader, num_unverified, verified
+from brorl.verification.verifier import Verdict, unverified_verdict
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 
 REASON = "unverified: a worker was lost"

@@ -10,9 +10,9 @@ from attacks.catalog import ALL
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.code import CODE_DOMAIN, CodeVerifier
-from brorl.verify.sandbox.programs import ProgramPool
-from brorl.verify.verifier import Verdict
+from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.verifier import Verdict
 
 pytestmark = pytest.mark.linux
 

@@ -13,8 +13,8 @@ from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.instructions import KINDS, Instructions
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
-from brorl.verify.domains.table import make_verifiers
-from brorl.verify.workers import Workers
+from brorl.verification.domains.table import make_verifiers
+from brorl.verification.workers import Workers
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "domains"

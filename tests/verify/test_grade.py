@@ -13,9 +13,9 @@ from brorl.algorithms.rewards import RewardShaping
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verify.domains.countdown import CountdownVerifier
-from brorl.verify.grade import Grader, grade
-from brorl.verify.verifier import Verdict
+from brorl.verification.domains.countdown import CountdownVerifier
+from brorl.verification.grade import Grader, grade
+from brorl.verification.verifier import Verdict
 
 EOS = 0
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from brorl.prompts.prompt import Prompt
-from brorl.verify.one_at_a_time import OneAtATime
-from brorl.verify.verifier import TrialResponses, Verdict
+from brorl.verification.one_at_a_time import OneAtATime
+from brorl.verification.verifier import TrialResponses, Verdict
 
 
 class Unsafe:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl.verify.response_format import ResponseFormat
+from brorl.verification.response_format import ResponseFormat
 
 THINK = r"<think>.+</think>\s*\\boxed\{[^}]*\}"
 

@@ -9,11 +9,11 @@ from brorl.api.check_result import check_trial
 from brorl.errors import UserError
 from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.countdown import CountdownVerifier
-from brorl.verify.domains.math import MathVerifier
-from brorl.verify.domains.user_function import FunctionVerifier
-from brorl.verify.sandbox.pool import WorkerPool
-from brorl.verify.trial import try_verifier
+from brorl.verification.domains.countdown import CountdownVerifier
+from brorl.verification.domains.math import MathVerifier
+from brorl.verification.domains.user_function import FunctionVerifier
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.trial import try_verifier
 
 
 def prompts(domain: str, *references: str) -> list[Prompt]:

@@ -21,13 +21,18 @@ from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from statistics import median
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
-from brorl.cost import Budget, Cost, cost_of_step
+from brorl.comparison.matching import TOLERANCE
+from brorl.cost import UNIT_WORDS, Budget, Cost, amount, cost_of_step
 from brorl.errors import UserError
+from brorl.format import exact, plain
 
 _POLL_S = 0.5
+_FIRST_STEPS = 3  # whose median is the length of a step; the first one alone contains startup
+_MARGIN = 1.2  # of the budget that is recommended: steps vary
 _KILLED_BY = 3  # signals sent to the comparison
 _STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
 _PRELOADED = (  # in the process that all runs are forked from: a run starts at once
@@ -82,6 +87,7 @@ class RunProgress:
         first: pass@k by k of the first evaluation.
         ended: Whether the run is complete.
         ended_early: Whether it ended before its budget was spent.
+        first_steps: Costs of its first steps, in the unit of the budget.
     """
 
     run: ArmRun
@@ -90,6 +96,7 @@ class RunProgress:
     first: dict[int, float] = field(default_factory=dict)
     ended: bool = False
     ended_early: bool = False
+    first_steps: list[float] = field(default_factory=list)
     _offset: int = 0
     _file: int = 0
 
@@ -108,7 +115,7 @@ class RunProgress:
             now = os.fstat(file.fileno())
             if now.st_ino != self._file or now.st_size < self._offset:  # a resumed run begins with a new, shorter file
                 self._offset, self._file = 0, now.st_ino
-                self.spent, self.score, self.first = Cost(), {}, {}
+                self.spent, self.score, self.first, self.first_steps = Cost(), {}, {}, []
                 self.ended = self.ended_early = False
             file.seek(self._offset)
             for line in file:
@@ -118,7 +125,10 @@ class RunProgress:
                 self._take(json.loads(line))
 
     def _take(self, record: dict[str, Any]) -> None:
-        self.spent += cost_of_step(record)
+        cost = cost_of_step(record)
+        self.spent += cost
+        if cost.samples and len(self.first_steps) < _FIRST_STEPS:
+            self.first_steps.append(cost.of(self.run.budget.unit))
         if "evaluation" in record:
             self.score = {int(k): e["value"] for k, e in record["evaluation"]["pass_at"].items()}
             self.first = self.first or self.score
@@ -198,7 +208,8 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents
         events: Receives the progress.
 
     Raises:
-        UserError: If a run failed. The others stop after their step, and all of them can be continued.
+        UserError: If a run failed, or its steps are too long for its budget. The others stop after their step, and all
+            of them can be continued.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state. The second one discards the steps
             in progress, the third kills the runs.
     """
@@ -215,9 +226,12 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents
                 if stops.count:
                     events.stopping(len(running))
                     raise KeyboardInterrupt
-                for slot, (progress, process) in list(running.items()):
-                    code = process.exitcode
+                codes = {slot: process.exitcode for slot, (_, process) in running.items()}
+                for progress, _ in running.values():
                     progress.update()
+                _check_steps([progress for progress, _ in running.values()])
+                for slot, code in codes.items():
+                    progress = running[slot][0]
                     if code is not None:
                         del running[slot]
                         _check_end(progress.run, code)
@@ -326,6 +340,22 @@ def _check_end(run: ArmRun, code: int) -> None:
         f"the run {run.arm}, seed {run.seed}, failed (exit code {code}): {last} (its errors are in {errors}); fix this "
         "and rerun the command"
     )
+
+
+def _check_steps(running: Sequence[RunProgress]) -> None:
+    """Raise a UserError if the first steps of a run, refills included, are too long for it to end near its budget."""
+    known = [p for p in running if p.first_steps and (len(p.first_steps) == _FIRST_STEPS or p.ended)]
+    if len(known) < len(running) or not known or known[0].run.budget.unit == "steps":
+        return
+    step, name = max((median(progress.first_steps), progress.run.arm) for progress in known)
+    unit, limit = known[0].run.budget.unit, known[0].run.budget.limit
+    if step > TOLERANCE * limit:
+        raise UserError(
+            f"one step of {name} takes {plain(step, 2)} {UNIT_WORDS[unit]}, more than {TOLERANCE:.0%} of the budget of "
+            f"{amount(limit, unit)}, so the arms would not be matched; raise --budget to "
+            f"{exact(float(f'{_MARGIN * step / TOLERANCE:.2g}'))} or more (in another --output-dir), or lower "
+            "prompts_per_step"
+        )
 
 
 def _stop(processes: Sequence[ForkServerProcess], stops: StopCount) -> None:

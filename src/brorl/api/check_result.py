@@ -17,14 +17,14 @@ from brorl.assemble.run import build_pilot_parts, check_start
 from brorl.assemble.settings import build_sampling
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.format import duration
+from brorl.format import counted, duration
 from brorl.planning.report import seconds_text
 from brorl.planning.step_forecast import MOST_TOKENS, StepForecast, forecast_step
 from brorl.prompts.prompt import Prompt
-from brorl.report.visible_text import visible_text
+from brorl.reporting.visible_text import visible_text
 from brorl.trackers import require_package
-from brorl.verify.trial import Trial, Verified, try_verifier
-from brorl.verify.verifier import TIMEOUT, is_failure
+from brorl.verification.trial import Trial, Verified, try_verifier
+from brorl.verification.verifier import TIMEOUT, is_failure
 
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
@@ -48,6 +48,10 @@ class CheckResult:
     def __rich__(self) -> Group:
         """Return the report."""
         return Group(*self.lines)
+
+    def __repr__(self) -> str:
+        seconds = "" if self.forecast is None else f", about {self.forecast.seconds['total']:.2g} s per step"
+        return f"CheckResult({self.config.model}, {counted(len(self.trials), 'verifier')} tried{seconds})"
 
     def _repr_html_(self) -> str:
         return to_html(self)

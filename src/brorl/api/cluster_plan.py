@@ -78,7 +78,7 @@ class ClusterPlanResult:
         return self.path / "plan.png"
 
     def __rich__(self) -> Group:
-        """Return the tables, the advice and the files."""
+        """Return the advice, the tables and the files."""
         from rich.console import Group
         from rich.text import Text
 
@@ -86,12 +86,17 @@ class ClusterPlanResult:
 
         parts = [part for table in tables(self.plan) for part in (Text(), table)]
         lines = [Text(f"- {line}") for line in advice(self.plan)]
-        return Group(Text(work_line(self.plan)), *parts, Text(), *lines, self._files())
+        return Group(Text(work_line(self.plan)), *lines, *parts, self._files())
 
     def _files(self) -> Any:
         from rich.text import Text
 
         return Text(f"\nwritten: {self.json_file}, {self.figure_file}")
+
+    def __repr__(self) -> str:
+        from brorl.planning.cluster.cluster_report import advice
+
+        return f"ClusterPlanResult({str(self.path)!r}: {advice(self.plan)[0]})"
 
     def _repr_html_(self) -> str:
         return to_html(self)

@@ -16,11 +16,13 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from brorl.api.arm_runs import Slot, cpu_slots, finish_runs, gpu_slots
+from brorl.api.checkpoint import resolve_checkpoint
 from brorl.api.comparison_plan import Arguments, ComparisonPlan, plan_for, plan_in
 from brorl.api.comparison_view import ComparisonView
 from brorl.api.display import to_html
 from brorl.assemble.comparison import Recipe, check_arms
 from brorl.comparison.arms import Arm
+from brorl.comparison.next_command import NextCommand, next_command
 from brorl.comparison.paired import PairedDifference
 from brorl.comparison.reading import read_comparison, read_spec
 from brorl.comparison.results import ComparisonResults, results_of
@@ -29,10 +31,11 @@ from brorl.cost import Unit
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.model.load import choose_device
+from brorl.reporting.page.comparison import comparison_page
 from brorl.runs import RUNS
 from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.runs.run_record import SPEC_FILE
-from brorl.storage import storage_errors
+from brorl.storage import replace_file, storage_errors
 from brorl.table import Table
 
 
@@ -46,8 +49,9 @@ class FinishedComparison:
         answer: Sentences that answer the question, the answer first.
         remarks: Sentences on the basis and the limits of the answer.
         tables: The tables, in the order of reading.
-        files: The written files: `comparison.json`, `comparison.md`, `comparison.png`, and `frontier.png` for more than
-            two arms.
+        files: The written files: `comparison.json`, `comparison.md`, `comparison.png`, `frontier.png` for more than two
+            arms, and `comparison.html`.
+        next: The command that follows, with the reason for it.
     """
 
     path: Path
@@ -56,6 +60,7 @@ class FinishedComparison:
     remarks: tuple[str, ...]
     tables: tuple[Table, ...]
     files: tuple[Path, ...]
+    next: NextCommand
 
     @property
     def arms(self) -> tuple[Arm, ...]:
@@ -76,9 +81,14 @@ class FinishedComparison:
         parts: list[Any] = [Text("\n".join(self.answer))]
         for table in self.tables:
             parts += ["", table]
-        names = ", ".join(file.name for file in self.files)
         parts += [Text("\nBasis and limits", style="bold"), *(Text(f"- {line}") for line in self.remarks)]
-        return Group(*parts, Text(f"\nwritten to {self.path}: {names}"))
+        names = ", ".join(file.name for file in self.files[:-1])
+        parts += [
+            Text(f"\nwritten to {self.path}: {names}; tables and figures: open {self.files[-1]} in a browser"),
+            Text(f"{self.next.why}: {self.next.command}"),
+            Text(f"\n{self.answer[0]}", style="bold"),
+        ]
+        return Group(*parts)
 
     def __repr__(self) -> str:
         return f"FinishedComparison({str(self.path)!r}: {self.answer[0]})"
@@ -109,7 +119,8 @@ def compare(
         arms: Two or more recipes (names, files, nested settings, configs), one of which may be the directory of a
             finished run; one recipe with `sweep`; or the folder of a comparison. Default: plateau-16, plateau-512.
         sweep: Values by setting, one arm per value; several settings change together.
-        checkpoint: The model that all arms start from (`--from`). Default: the model of the recipes.
+        checkpoint: The model that all arms start from: a model, a run (its last checkpoint), or a checkpoint in a run.
+            Default: the model of the recipes.
         match: Unit in which every run gets the same budget: seconds (default), samples, unique_tokens, or steps.
         budget: Budget of each run, in that unit.
         marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
@@ -127,7 +138,7 @@ def compare(
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs: at least 1 is needed, not {jobs}")
     arguments = Arguments(
-        arms, sweep, None if checkpoint is None else str(checkpoint), match, budget, marks, seeds,
+        arms, sweep, None if checkpoint is None else _model_of(checkpoint), match, budget, marks, seeds,
         flat_settings(overrides),
     )  # fmt: skip
     folder, plan = _folder_and_plan(arguments, output_dir)
@@ -142,6 +153,12 @@ def compare(
     check_arms(plan.arms, plan.unit, plan.budget, plan.seeds, len(slots))
     _run(folder, plan, slots, machine, view)
     return _finished(folder)
+
+
+def _model_of(checkpoint: str | Path) -> str:
+    """Return the model that a checkpoint stands for."""
+    model = resolve_checkpoint(str(checkpoint)).model
+    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonPlan]:
@@ -166,7 +183,7 @@ def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str
         folder.mkdir(parents=True, exist_ok=True)
     with RunDirectory(folder).locked():
         plan.write(folder, machine)
-        view.announce(plan, machine, folder)
+        view.announce(plan, machine, folder, sum(len(slot.cores) for slot in slots))
         try:
             finish_runs([run for run in runs if run not in view.complete], slots, view)
         except KeyboardInterrupt:
@@ -183,8 +200,12 @@ def _finished(folder: Path) -> FinishedComparison:
 
     comparison = read_comparison(folder)
     files, results = write_report(comparison, folder), results_of(comparison)
-    text = text_of(results)
-    return FinishedComparison(folder, results, text.answer, text.remarks, tuple(tables_of(results)), tuple(files))
+    text, tables, following = text_of(results), tables_of(results), next_command(results, folder)
+    page = folder / "comparison.html"
+    figures = [file for file in files if file.suffix == ".png"]
+    with storage_errors(folder):
+        replace_file(page, comparison_page(results, text, tables, figures, following).encode())
+    return FinishedComparison(folder, results, text.answer, text.remarks, tuple(tables), (*files, page), following)
 
 
 def _slots(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:

@@ -1,7 +1,11 @@
-"""The console output of a comparison while it runs: the plan, runs as they end, and the command that continues."""
+"""The console output of a comparison while it runs: the plan, runs as they end, and the command that continues.
+
+In a file or pipe, the runs in progress are a line after every 30 seconds without output.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,31 +17,36 @@ from rich.text import Text
 import brorl
 from brorl.api.arm_runs import ArmRun, RunProgress, progress_of
 from brorl.api.comparison_plan import ComparisonPlan
+from brorl.console.screen import QUIET_S
 from brorl.cost import UNIT_WORDS, amount
 from brorl.format import counted, duration, plain
 from brorl.runs.checkpoint import last_checkpoint
 from brorl.runs.run_directory import RunDirectory
 
+_BUSY = 0.25  # of the cores that a comparison uses: more other work than that slows its steps
+
 
 class ComparisonView:
-    """One line for each run that has ended, and on a terminal the runs in progress.
+    """One line for each run that has ended, and the runs in progress.
 
     Args:
         console: The console.
         runs: All runs.
+        quiet_s: Seconds without output before the runs in progress are printed if the output is not a terminal.
     """
 
-    def __init__(self, console: Console, runs: Sequence[ArmRun]) -> None:
-        self._console, self._num_runs = console, len(runs)
+    def __init__(self, console: Console, runs: Sequence[ArmRun], quiet_s: float = QUIET_S) -> None:
+        self._console, self._num_runs, self._quiet_s = console, len(runs), quiet_s
         self.complete = frozenset(run for run in runs if progress_of(run).ended)
         self._num_done = len(self.complete)
         self._width = max((len(run.arm) for run in runs), default=0)
         self._started = perf_counter()
+        self._last_output = self._started
         self._in_progress = 0.0
         self._status = console.status("starting")
 
-    def announce(self, plan: ComparisonPlan, machine: str, folder: Path) -> None:
-        """Print the plan, and show runs in progress from here on."""
+    def announce(self, plan: ComparisonPlan, machine: str, folder: Path, num_cores: int) -> None:
+        """Print the plan, and show runs in progress from here on; the runs use `num_cores` cores (0: GPUs)."""
         names = (" against " if len(plan.arms) == 2 else ", ").join(arm.name for arm in plan.arms)
         self._print(
             f"brorl {brorl.__version__}: {names}, from {plan.arms[0].config.model}, "
@@ -53,6 +62,8 @@ class ComparisonView:
                 "evaluations and startup take extra time; keep the machine free of other work, because seconds are "
                 "matched"
             )
+            if plan.arms[0].config.engine.clock == "wall" and num_cores:
+                self._warn_of_load(num_cores)
         if self.complete:
             self.print_complete()
         if self._console.is_terminal and len(self.complete) < self._num_runs:
@@ -74,11 +85,14 @@ class ComparisonView:
         self._print(f"{self._num_done:>4}/{self._num_runs}  {run}  {scores}  {spent}  {remaining}")
 
     def runs_progressed(self, running: Sequence[RunProgress]) -> None:
-        """Show the runs in progress."""
+        """Show the runs in progress: on a terminal always, elsewhere after some time without output."""
         self._in_progress = sum(progress.share for progress in running)
         left = self._seconds_left(self._num_done - len(self.complete) + self._in_progress)
         shares = ", ".join(f"{p.run.arm} seed {p.run.seed} {p.share:.0%}" for p in running)
-        self._status.update(Text(f"{shares}{'' if not left else f'; about {duration(left)} left'}"))
+        line = f"{shares}{'' if not left else f'; about {duration(left)} left'}"
+        self._status.update(Text(line))
+        if not self._console.is_terminal and running and perf_counter() - self._last_output >= self._quiet_s:
+            self._print(line)
 
     def stopping(self, num_runs: int) -> None:
         """Print that runs will stop."""
@@ -101,7 +115,19 @@ class ComparisonView:
         """Restore the terminal."""
         self._status.stop()
 
+    def _warn_of_load(self, num_cores: int) -> None:
+        """Recommend CPU time as the clock if other programs need cores that the runs will use."""
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        cores = os.cpu_count() or num_cores
+        if load > cores - num_cores + max(_BUSY * num_cores, 0.5):
+            self._print(
+                f"warning: the machine is busy (load {load:.1f} on {counted(cores, 'core')}, and these runs use "
+                f"{num_cores}), which changes how many steps fit into a second; stop the other programs, or match CPU "
+                "time: --engine.clock cpu --engine.threads 1"
+            )
+
     def _print(self, line: str) -> None:
+        self._last_output = perf_counter()
         self._console.print(line, soft_wrap=True, markup=False)
 
     def _seconds_left(self, done: float) -> float | None:

@@ -48,9 +48,9 @@ from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.rendering import PromptFormat, drop_long, render
-from brorl.report.visible_text import visible_text
+from brorl.reporting.visible_text import visible_text
 from brorl.table import Table
-from brorl.verify.sandbox.level import choose_level
+from brorl.verification.sandbox.level import choose_level
 
 _PROMPT, _REFERENCE = 2_000, 200  # characters that are shown
 
@@ -167,6 +167,12 @@ class DataResult:
         for prompt in self.prompts:
             parts += _shown(prompt, self.unit)
         return Group(*parts)
+
+    def __repr__(self) -> str:
+        train, held_out = (sum(getattr(one, name) for one in self.sources) for name in ("num_train", "num_held_out"))
+        problem = "" if self.problem is None else f"; {self.problem}"
+        sources = counted(len(self.sources), "source")
+        return f"DataResult({sources}: {train:,} training questions, {held_out:,} held out{problem})"
 
     def _repr_html_(self) -> str:
         return to_html(self)

@@ -20,9 +20,9 @@ from brorl.errors import UserError
 from brorl.format import memory_size
 from brorl.model.memory_plan import available_bytes
 from brorl.table import Table
-from brorl.verify.domains.table import UNTRUSTED
-from brorl.verify.sandbox.inside.confinement import LANDLOCK, SECCOMP
-from brorl.verify.sandbox.level import AUTO, Level, choose_level, probe_level
+from brorl.verification.domains.table import UNTRUSTED
+from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP
+from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_level
 
 _NOT_FOR_USERS = ("dev", "docs")
 _FIXES = {

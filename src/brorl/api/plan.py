@@ -274,6 +274,7 @@ def _report(config: TrainConfig, parts: PilotParts, measured: Measured, question
         mini_batches=config.optimizer.mini_batches,
         dynamic_sampling=config.dynamic_sampling.enabled,
         most_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
+        estimator="phases" if config.phases else config.advantage.estimator,
     )
     found = make_plan(measured.counts, measured.cost, settings, question.seconds_per_step, parts.generator(3))
     return PlanReport.of(found, measured, settings, (config.model, str(parts.model.device)), question.aim)
@@ -287,16 +288,17 @@ def _planned_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
 
 def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
     """Return the settings that change the recipe's estimator to the recommended one, with its default options."""
-    if config.phases:  # they replace `advantage`
-        return {"phases": [], "advantage.estimator": estimator}
+    from brorl.planning.estimators import FOR_PASS_1
+
+    without_phases: dict[str, Any] = {"phases": []} if config.phases else {}  # they replace `advantage`
     advantage = config.advantage
-    same_aim = ("reinforce_pp_baseline", "grpo", "rloo")
-    if estimator == "reinforce_pp_baseline" and advantage.estimator in same_aim:
-        return {}
+    if estimator == advantage.estimator and estimator in FOR_PASS_1:
+        return without_phases
     fields = type(advantage).model_fields
     defaults = {name: fields[name].default for name in ("normalise_over", "order", "final_order", "k", "alpha")}
     wanted = {"estimator": estimator, **defaults}
-    return {f"advantage.{name}": value for name, value in wanted.items() if getattr(advantage, name) != value}
+    changed = {f"advantage.{name}": value for name, value in wanted.items() if getattr(advantage, name) != value}
+    return without_phases | changed
 
 
 def _write(report: PlanReport, folder: Path) -> None:

@@ -18,7 +18,7 @@ from brorl.api.settings import ConfigOrPath
 from brorl.format import plain
 from brorl.planning.estimators import K
 from brorl.planning.recommendation import PlanRow, RolloutPlan
-from brorl.planning.report import PlanReport
+from brorl.planning.report import PlanReport, advice
 
 _NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
 _COMPARED_STEPS = 100  # length of the recommended comparison
@@ -75,6 +75,9 @@ class PlanResult:
         if self.compare_command:
             lines.append(f"or measure it: {self.compare_command}")
         return Group(self.report, *map(Text, lines))
+
+    def __repr__(self) -> str:
+        return f"PlanResult({str(self.path)!r}: {advice(self.report)[0]})"
 
     def _repr_html_(self) -> str:
         return to_html(self)

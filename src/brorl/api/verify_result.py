@@ -26,12 +26,20 @@ from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.prompts.question import Question
-from brorl.report.visible_text import visible_text
+from brorl.reporting.visible_text import visible_text
 from brorl.runs.response_files import ResponseColumns, find_responses, read_responses
 from brorl.storage import replace_file, storage_errors
 from brorl.table import Table
-from brorl.verify.domains.table import unreadable_references
-from brorl.verify.rescoring import Agreement, Rescored, StoredResponse, agreement, is_compared, match_questions, rescore
+from brorl.verification.domains.table import unreadable_references
+from brorl.verification.rescoring import (
+    Agreement,
+    Rescored,
+    StoredResponse,
+    agreement,
+    is_compared,
+    match_questions,
+    rescore,
+)
 
 _REASONS, _DISAGREEMENTS, _SLOWEST, _UNKNOWN = 12, 10, 3, 3  # that are shown
 _LONGEST = 100  # characters of an answer or a response
@@ -143,6 +151,12 @@ class VerifyResult:
             parts.append(Text(f"\nfirst disagreements ({len(self.disagreements):,} in all)", style="bold"))
             parts += [Text(line) for one in self.disagreements[:_DISAGREEMENTS] for line in _disagreement(one)]
         return Group(*parts)
+
+    def __repr__(self) -> str:
+        agreement = f", {self.agreement.share:.2%} as stored" if self.agreement.number else ""
+        correct = sum(one.verdict.correct for one in self.rescored)
+        responses = counted(len(self.rescored), "response")
+        return f"VerifyResult({self.path!r}: {correct:,} of {responses} correct{agreement})"
 
     def _repr_html_(self) -> str:
         return to_html(self)

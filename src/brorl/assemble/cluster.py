@@ -32,7 +32,7 @@ from brorl.rollout.vllm import VllmEngine
 from brorl.seeds import derived_seed
 from brorl.training.learner import Learner
 from brorl.training.ranks import Backend, join
-from brorl.verify.verifier import Verifier
+from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import Cluster

@@ -50,8 +50,8 @@ from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, render
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
-from brorl.verify.domains.table import unreadable_references
-from brorl.verify.verifier import Verifier
+from brorl.verification.domains.table import unreadable_references
+from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import Cluster

@@ -25,7 +25,7 @@ from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
 from brorl.prompts.gym_task import GymTask
-from brorl.verify.domains.gym_scoring import score_task
+from brorl.verification.domains.gym_scoring import score_task
 
 ALL = "all"
 _COMPOSED = "composite"

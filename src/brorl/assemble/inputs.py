@@ -48,9 +48,9 @@ from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
 from brorl.seeds import derived_seed
-from brorl.verify.domains.table import unreadable_references
-from brorl.verify.grade import Grader
-from brorl.verify.verifier import Verifier
+from brorl.verification.domains.table import unreadable_references
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verifier
 
 
 class ModelInputs(NamedTuple):

@@ -23,7 +23,7 @@ from brorl.training.collapse import CollapseLimits
 from brorl.training.learner import LearnerSettings
 from brorl.training.reference_schedule import ReferenceSchedule
 from brorl.training.schedule import Schedule
-from brorl.verify.response_format import ResponseFormat
+from brorl.verification.response_format import ResponseFormat
 
 
 def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, AdaptiveAllocation | None]:

@@ -18,8 +18,8 @@ from brorl.training.collect import Collector
 from brorl.training.learner import Learner
 from brorl.training.source import GroupSource
 from brorl.training.stopwatch import Stopwatch
-from brorl.verify.one_at_a_time import OneAtATime
-from brorl.verify.verifier import Verifier
+from brorl.verification.one_at_a_time import OneAtATime
+from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
     from brorl.distributed.cluster import Cluster

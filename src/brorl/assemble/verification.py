@@ -10,15 +10,15 @@ from brorl.format import counted, listed
 from brorl.prompts.gym_task import GYM_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.question import Question
-from brorl.verify.domains.code import CODE_DOMAIN
-from brorl.verify.domains.math import MATH_DOMAIN
-from brorl.verify.domains.table import UNTRUSTED, WITH_ANSWERS, make_verifiers, unreadable_references
-from brorl.verify.sandbox.inside.confinement import UNSAFE
-from brorl.verify.sandbox.level import choose_level
-from brorl.verify.sandbox.pool import WorkerPool
-from brorl.verify.sandbox.programs import ProgramPool
-from brorl.verify.verifier import Verifier
-from brorl.verify.workers import Workers
+from brorl.verification.domains.code import CODE_DOMAIN
+from brorl.verification.domains.math import MATH_DOMAIN
+from brorl.verification.domains.table import UNTRUSTED, WITH_ANSWERS, make_verifiers, unreadable_references
+from brorl.verification.sandbox.inside.confinement import UNSAFE
+from brorl.verification.sandbox.level import choose_level
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.verifier import Verifier
+from brorl.verification.workers import Workers
 
 _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 

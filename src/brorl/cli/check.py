@@ -1,4 +1,4 @@
-"""`brorl check`: the options of `brorl.api.check.check`."""
+"""`brorl check`: the options of `brorl.check`."""
 
 from __future__ import annotations
 

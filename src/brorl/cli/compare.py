@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from brorl.cli.settings import Commands, add_settings, overrides_of
@@ -61,7 +60,7 @@ def compare(parsed: argparse.Namespace) -> int:
         finished = run_comparison(
             *parsed.arms,
             sweep=_sweep(parsed.sweep),
-            checkpoint=_checkpoint(parsed.checkpoint),
+            checkpoint=parsed.checkpoint,
             match=parsed.match,
             budget=parsed.budget,
             marks=_marks(parsed.marks),
@@ -72,18 +71,8 @@ def compare(parsed: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:  # the message is printed already
         return STOPPED
-    Console(highlight=False).print("", finished)
+    Console(highlight=False).print("", finished, soft_wrap=True)
     return 0
-
-
-def _checkpoint(name: str | None) -> str | None:
-    """Return the model that a name stands for."""
-    if name is None:
-        return None
-    from brorl.api.checkpoint import resolve_checkpoint
-
-    model = resolve_checkpoint(name).model
-    return str(Path(model).resolve()) if Path(model).is_dir() else model
 
 
 def _marks(text: str | None) -> int | list[float] | None:

@@ -1,4 +1,4 @@
-"""`brorl data`: the options of `brorl.api.data.data`."""
+"""`brorl data`: the options of `brorl.data`."""
 
 from __future__ import annotations
 

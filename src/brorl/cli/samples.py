@@ -1,4 +1,4 @@
-"""`brorl samples`: stored rollouts in the terminal."""
+"""`brorl samples`: the options of `brorl.samples`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def samples(parsed: argparse.Namespace) -> int:
     """Show rollouts of a run and return the exit code."""
     from rich.console import Console
 
-    from brorl.report.samples import find_samples
+    from brorl.api.samples import samples as find_samples
 
     found = find_samples(
         parsed.run, step=parsed.step, prompt=parsed.prompt, kind=parsed.kind or "all", limit=parsed.limit,

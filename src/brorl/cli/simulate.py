@@ -76,7 +76,7 @@ def run_command(parsed: argparse.Namespace) -> int:
     """Simulate every N with every seed, print and store the results, and return the exit code."""
     from rich.console import Console
 
-    from brorl.report.simulation import check_output_dir, end_point_table, settings_line, write_simulation
+    from brorl.reporting.simulation import check_output_dir, end_point_table, settings_line, write_simulation
 
     experiments = _experiments(parsed)
     output_dir = parsed.output_dir.expanduser()

@@ -14,7 +14,7 @@ from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.guess import Guess
 from brorl.prompts.question import Question, split_held_out
 from brorl.prompts.templates import TEMPLATES
-from brorl.verify.domains.table import DOMAINS
+from brorl.verification.domains.table import DOMAINS
 
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 FUNCTION_FILE = "my_checks.py"

@@ -25,7 +25,7 @@ from brorl.errors import StorageError
 from brorl.storage import storage_errors
 
 WIDTH = 100  # of the output if it is not a terminal
-_QUIET_S = 30.0
+QUIET_S = 30.0  # without output before the status line is printed if the output is not a terminal
 _REFRESHES_PER_S = 4
 
 
@@ -38,7 +38,7 @@ class Screen:
         silent: Print nothing; the log file is written as usual.
     """
 
-    def __init__(self, name: str = "", quiet_s: float = _QUIET_S, silent: bool = False) -> None:
+    def __init__(self, name: str = "", quiet_s: float = QUIET_S, silent: bool = False) -> None:
         self.console = Console(highlight=False, quiet=silent)
         if self.console.is_jupyter:  # plain text, as in a file, instead of one HTML element per line
             self.console = Console(highlight=False, quiet=silent, force_jupyter=False, force_terminal=False)

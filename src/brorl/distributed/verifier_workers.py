@@ -15,7 +15,7 @@ from brorl.distributed.job import Job
 from brorl.distributed.supervisor import Staffing, Supervisor
 from brorl.format import counted
 from brorl.prompts.prompt import Prompt
-from brorl.verify.verifier import TrialResponses, Verdict, Verifier, unverified_verdict
+from brorl.verification.verifier import TrialResponses, Verdict, Verifier, unverified_verdict
 
 _LOST = "a verifier worker was lost"
 

@@ -13,8 +13,8 @@ from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.rollout.engine import Sampler
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
-from brorl.verify.grade import grade, num_unverified
-from brorl.verify.verifier import Verdict, Verifier
+from brorl.verification.grade import grade, num_unverified
+from brorl.verification.verifier import Verdict, Verifier
 
 _RECORDED = (
     "pass_at", "num_prompts", "num_samples", "solved", "truncated_share", "verifier_timeouts", "verifier_failures",

@@ -18,8 +18,8 @@ from brorl.evaluation.summary import PromptResult, count
 from brorl.format import duration
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
-from brorl.verify.grade import grade, num_unverified
-from brorl.verify.verifier import Verifier
+from brorl.verification.grade import grade, num_unverified
+from brorl.verification.verifier import Verifier
 
 
 @dataclass(frozen=True)

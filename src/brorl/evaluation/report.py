@@ -60,6 +60,11 @@ class EvaluationResult:
 
         return Group(*(part for table in self.tables for part in ("", table)), *map(Text, self.lines))
 
+    def __repr__(self) -> str:
+        pass_at = self.summary.overall.pass_at
+        scores = ", ".join(f"pass@{k} {interval(pass_at[k])}" for k in shown_ks([*pass_at]))
+        return f"EvaluationResult({str(self.path)!r}: {scores})"
+
     def _repr_html_(self) -> str:
         lines = "<br>".join(html.escape(line.strip()) for line in self.lines)
         return "".join(table._repr_html_() for table in self.tables) + f"<p>{lines}</p>"

@@ -25,7 +25,7 @@ from brorl.evaluation.summary import PromptResult
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.storage import dotted, replace_file, storage_errors
 from brorl.tree import RolloutTree
-from brorl.verify.verifier import Verdict
+from brorl.verification.verifier import Verdict
 
 _METADATA = b"brorl"
 _RERUN = "rerun the command"

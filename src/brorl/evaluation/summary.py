@@ -15,8 +15,8 @@ from brorl.evaluation.mean_interval import mean_with_interval
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k_of_each
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verify.grade import num_unverified
-from brorl.verify.verifier import TIMEOUT, Verdict, is_failure
+from brorl.verification.grade import num_unverified
+from brorl.verification.verifier import TIMEOUT, Verdict, is_failure
 
 
 @dataclass(frozen=True)

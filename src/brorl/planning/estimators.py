@@ -23,6 +23,7 @@ from brorl.theory.outcome_weights import gradient_coefficient, noise_to_known_ra
 FloatArray = NDArray[np.float64]
 Aim = Literal["pass@1", "pass@k", "coverage"]
 
+FOR_PASS_1 = ("reinforce_pp_baseline", "grpo", "rloo")  # a recipe's own one of these is kept
 K = 16  # of pass_at_k
 RARE = 1 / 16  # pass rates below this are out of the reach of N = 16
 _FAR = 2048  # coverage: the N that a group is compared with
@@ -92,11 +93,12 @@ class EstimatorGuide:
     choices: dict[Aim, Choice]
 
     @classmethod
-    def of(cls, plan: RolloutPlan) -> EstimatorGuide:
+    def of(cls, plan: RolloutPlan, own: str = FOR_PASS_1[0]) -> EstimatorGuide:
         """Compute the guide from the plan's fitted pass rates.
 
         Args:
             plan: A plan, with its recommendation for pass@1.
+            own: The recipe's own estimator.
         """
         rate_G, share_G = rate_cells(plan.pass_rates)
         far_EG = gradient_coefficient(_tabulated(list(_WEIGHTS), _FAR), rate_G)
@@ -104,7 +106,7 @@ class EstimatorGuide:
             zip(_WEIGHTS, gradient_weight(far_EG, rate_G)[:, rate_G < RARE] @ share_G[rate_G < RARE], strict=True)
         )
         rows = [row for r in plan.rows for row in _rows(r.num_rollouts, rate_G, share_G, far)]
-        choices = {choice.aim: choice for choice in _choices(plan, rows)}
+        choices = {choice.aim: choice for choice in _choices(plan, rows, own)}
         return cls(tuple(prompt_share(rate_G, share_G).tolist()), rows, choices)
 
     def at(self, num_rollouts: int) -> dict[str, EstimatorRow]:
@@ -142,9 +144,10 @@ def _tabulated(names: list[str], num_rollouts: int) -> FloatArray:
     return np.array([[_WEIGHTS[name](num_rollouts, c) for c in counts] for name in names])
 
 
-def _choices(plan: RolloutPlan, rows: list[EstimatorRow]) -> Iterator[Choice]:
+def _choices(plan: RolloutPlan, rows: list[EstimatorRow], own: str) -> Iterator[Choice]:
     """Yield the choice for each aim. This is the only place with a rule."""
-    yield Choice("pass@1", "reinforce_pp_baseline", plan.chosen, "It has the least noise for the gradient of pass@1.")
+    for_pass_1 = own if own in FOR_PASS_1 else FOR_PASS_1[0]
+    yield Choice("pass@1", for_pass_1, plan.chosen, "It has the least noise for the gradient of pass@1.")
     found = {(row.estimator, row.num_rollouts): row for row in rows}
     fitting = [(i, r.num_rollouts) for i, r in enumerate(plan.rows) if r.budget_prompts]
     above_k = [(i, found["pass_at_k", n]) for i, n in fitting if n > K]

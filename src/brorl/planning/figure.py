@@ -40,11 +40,22 @@ def draw_plan(report: PlanReport, path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_xlabel("rollouts per prompt, N")
     figure.suptitle(
-        f"{_shortened(report.model)} on {report.device}\n"
+        f"{_recommendation(report)}{_shortened(report.model)} on {report.device}\n"
         f"pilot of {report.measured.summary.num_prompts} prompts x {report.measured.summary.num_rollouts} rollouts "
         "(bands: 95%)"
     )
     figure.savefig(path, dpi=130)
+
+
+def _recommendation(report: PlanReport) -> str:
+    """Return the recommendation as a line; "" if no N fits in the budget."""
+    row = report.plan.recommended
+    if row is None:
+        return ""
+    return (
+        f"For {report.aim}: N = {row.num_rollouts} with {row.budget_prompts} prompts per step, "
+        f"{report.choice.estimator}\n"
+    )
 
 
 def _shortened(model: str) -> str:

@@ -24,8 +24,8 @@ from brorl.sampling import SamplingParams
 from brorl.seeds import seed_sequence
 from brorl.training.learner import LearnerSettings
 from brorl.training.stopwatch import Stopwatch
-from brorl.verify.grade import Grader, verified
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader, verified
+from brorl.verification.verifier import Verdict
 
 FloatArray = NDArray[np.float64]
 

@@ -111,7 +111,7 @@ class Expected:
 
 
 def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> Expected:
-    """Average over the pilot's prompts; beyond its rollouts, shares follow from the fit, refitted per replicate.
+    """Average over the pilot's prompts; beyond its rollouts, shares continue with the fit, refitted per replicate.
 
     Args:
         counts: The pilot.
@@ -129,11 +129,14 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
     kept_BJ = share_BP @ kept_PJ
     mixed_BJ, solved_BJ = kept_BJ.copy(), share_BP @ solved_PJ
     beyond = wanted_J > n
-    if beyond.any() and weight_BP is not None:
-        mixed_BJ[:, beyond], solved_BJ[:, beyond] = refit_shares(correct_P, n, weight, wanted_J[beyond])
-    elif beyond.any():
-        mixed_BJ[:, beyond] = [fit.mixed(wanted) for wanted in wanted_J[beyond].tolist()]
-        solved_BJ[:, beyond] = [fit.solved(wanted) for wanted in wanted_J[beyond].tolist()]
+    if beyond.any():
+        from_n = np.array([n, *wanted_J[beyond]])
+        if weight_BP is None:
+            mixed, solved = (np.array([[share(N) for N in from_n.tolist()]]) for share in (fit.mixed, fit.solved))
+        else:
+            mixed, solved = refit_shares(correct_P, n, weight, from_n)
+        mixed_BJ[:, beyond] = _continued(share_BP @ mixed_in_subset(correct_P, n, n), mixed)
+        solved_BJ[:, beyond] = _continued(share_BP @ solved_in_subset(correct_P, n, n), solved)
     return Expected(
         mixed=mixed_BJ,
         solved=solved_BJ,
@@ -142,6 +145,18 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
         tokens=(share_BP @ counts.length_P)[:, None] * wanted_J,
         trained=(share_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(kept_BJ, np.finfo(np.float64).tiny),
     )
+
+
+def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
+    """Continue a measured share by a fit whose first column is at the same N, shape [B, J - 1].
+
+    The fit does not pass through the measured share, and may lie below it at a larger N. So it only gives the part of
+    the rest, 1 - share, that is left there, which falls with N.
+    """
+    rest_BJ = np.maximum(1.0 - fitted_BJ, 0.0)
+    left_BJ = rest_BJ[:, 1:] / np.maximum(rest_BJ[:, :1], np.finfo(np.float64).tiny)
+    continued_BJ: FloatArray = 1.0 - (1.0 - measured_B)[:, None] * left_BJ
+    return continued_BJ
 
 
 def with_interval(value: float, replicates_B: FloatArray) -> Estimate:

@@ -44,6 +44,7 @@ class StepSettings:
         mini_batches: Updates per step, and the least number of groups in a step.
         dynamic_sampling: Whether only mixed groups are kept, and the batch is refilled.
         most_prompts: Largest number of groups in a step.
+        estimator: The recipe's own `advantage.estimator`, or `phases` if it has several.
     """
 
     num_rollouts: int
@@ -51,6 +52,7 @@ class StepSettings:
     mini_batches: int
     dynamic_sampling: bool
     most_prompts: int
+    estimator: str = "reinforce_pp_baseline"
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class PlanReport:
 
         at_recipe = [memory(i, settings.prompts_per_step) for i in range(len(plan.rows))]
         at_budget = [memory(i, row.budget_prompts) for i, row in enumerate(plan.rows)]
-        guide = EstimatorGuide.of(plan)
+        guide = EstimatorGuide.of(plan, settings.estimator)
         plan = replace(plan, chosen=guide.choices[aim].index)
         return cls(plan, measured, settings, *names, at_recipe, at_budget, guide, aim)
 
@@ -88,10 +88,12 @@ class PlanReport:
         return self.guide.choices[self.aim]
 
     def __rich__(self) -> Group:
-        """Return the pilot, the tables and the advice."""
+        """Return the recommendation, the pilot, the tables and the reasons."""
         tables = (table(self) for table in _TABLES)
-        parts = [Text(pilot_line(self)), *(part for table in tables for part in (Text(), table))]
-        return Group(*parts, *(Text(f"- {line}") for line in advice(self)))
+        recommendation, *reasons = advice(self)
+        head = Text(f"\n{recommendation}\n", style="bold"), Text(pilot_line(self))
+        parts = (part for table in tables for part in (Text(), table))
+        return Group(*head, *parts, *(Text(f"- {line}") for line in reasons))
 
 
 def pilot_line(report: PlanReport) -> str:
@@ -190,7 +192,7 @@ _TABLES = (share_table, step_table, budget_table, rare_table, difficulty_table, 
 
 
 def advice(report: PlanReport) -> list[str]:
-    """Return the recommendation with its reasons, and its limits, as sentences."""
+    """Return the recommendation, its reasons and its limits, as sentences."""
     plan, settings = report.plan, report.settings
     budget = f"{seconds_text(plan.budget)} s per step"
     if plan.recommended is None and plan.best is not None:
@@ -203,10 +205,12 @@ def advice(report: PlanReport) -> list[str]:
     if report.aim == "pass@1":
         against, reasons = _against_recipe(plan, plan.recommended, settings), [*_alternatives(plan, plan.recommended)]
     else:
-        against, reasons = f" and advantage.estimator = {report.choice.estimator}", [report.choice.reason]
+        against, reasons = "", [report.choice.reason]
+    estimator = report.choice.estimator
+    own = "" if estimator == settings.estimator else f" (the recipe has {settings.estimator})"
     return [
-        f"For {budget} on this machine: N = {plan.recommended.num_rollouts} with {plan.recommended.budget_prompts} "
-        f"prompts per step{against}.",
+        f"For {report.aim} in {budget} on this machine: N = {plan.recommended.num_rollouts} with "
+        f"{plan.recommended.budget_prompts} prompts per step and advantage.estimator = {estimator}{own}{against}.",
         *reasons,
         _next_factor(plan, plan.recommended),
         _limits(report, plan.recommended),
@@ -219,7 +223,7 @@ def _against_recipe(plan: RolloutPlan, chosen: PlanRow, settings: StepSettings) 
     """Compare the chosen N with the recipe's own."""
     recipe = plan.rows[plan.recipe]
     if chosen is recipe:
-        return f", the recipe's own N (it has {settings.prompts_per_step} prompts per step)"
+        return f"; this is the recipe's own N (it has {settings.prompts_per_step} prompts per step)"
     if not recipe.budget_prompts:
         return f"; the recipe's own N = {recipe.num_rollouts} does not fit"
     ratio = chosen.to_best.value / recipe.to_best.value
@@ -296,10 +300,6 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
     ]
     numbers = [row.num_rollouts for row in plan.rows]
     record = {
-        "model": report.model,
-        "device": report.device,
-        "recipe": asdict(report.settings),
-        "pilot": asdict(report.measured.summary),
         "recommendation": {
             "seconds_per_step": plan.budget,
             "rollouts_per_prompt": plan.recommended and plan.recommended.num_rollouts,
@@ -320,6 +320,10 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
             "tied": [numbers[i] for i in plan.tied],
             "lines": advice(report),
         },
+        "model": report.model,
+        "device": report.device,
+        "recipe": asdict(report.settings),
+        "pilot": asdict(report.measured.summary),
         "rows": rows,
         "pass_rates": asdict(plan.pass_rates),
         "estimators": {

@@ -16,7 +16,7 @@ from brorl.errors import UserError
 from brorl.paths import exists, is_file
 from brorl.prompts.rows import JSON_NAMES, MISSING, ROW_FORM, Row, read_rows
 from brorl.runs.stored_rollouts import stored_steps
-from brorl.verify.rescoring import StoredResponse
+from brorl.verification.rescoring import StoredResponse
 
 _IDS = ("prompt_id", "question_id", "id", "task_id", "problem_id")
 _QUESTIONS = ("question", "prompt", "problem", "instruction")

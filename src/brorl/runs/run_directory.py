@@ -24,7 +24,7 @@ from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt, stored_reference
 from brorl.storage import replace_file, storage_errors
-from brorl.verify.verifier import Verdict
+from brorl.verification.verifier import Verdict
 
 Record = dict[str, Any]
 

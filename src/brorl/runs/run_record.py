@@ -95,7 +95,7 @@ def check_run(path: Path) -> None:
         return
     if (path / SPEC_FILE).is_file():
         raise UserError(
-            f"{path} is a comparison; its results are in comparison.md and *.png, and its runs in {path / 'arms'}: "
+            f"{path} is a comparison; its results are in comparison.html, and its runs in {path / 'arms'}: "
             f"brorl report {path / 'arms' / '*' / 'seed-0'}"
         )
     raise UserError(f"{path} is not a run directory (no config.yaml, no metrics.jsonl); {_GIVE}")

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from brorl.errors import UserError
 from brorl.tree import RolloutTree
-from brorl.verify.verifier import Verdict
+from brorl.verification.verifier import Verdict
 
 _COLUMNS = (
     "prompt_id", "domain", "prompt", "response", "token_ids", "logprobs", "count", "num_rollouts", "finished",

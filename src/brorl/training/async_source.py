@@ -29,7 +29,7 @@ from brorl.training.flight import Flight
 from brorl.training.source import Batch, Collected, SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader
+from brorl.verification.grade import Grader
 
 _POLL_S = 0.01  # the thread looks for results this often
 _OBSERVE_S = 0.1  # a caller that waits reports this often

@@ -27,8 +27,8 @@ from brorl.training.drawn import Drawn, Tries
 from brorl.training.source import Batch, Collected, SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader
+from brorl.verification.verifier import Verdict
 
 _ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
 

@@ -24,7 +24,7 @@ from brorl.theory.pass_rates import mixed_in_subset
 from brorl.training.learner import Learner
 from brorl.training.schedule import is_due
 from brorl.training.stopwatch import Stopwatch
-from brorl.verify.grade import Grader
+from brorl.verification.grade import Grader
 
 OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)
 FloatArray = NDArray[np.float64]

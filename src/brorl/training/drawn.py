@@ -15,8 +15,8 @@ from brorl.prompts.prompt import Prompt
 from brorl.training.source import Collected, NoGroupsError, NoMixedGroupsError, UnverifiedError
 from brorl.training.why_not_mixed import why_not_mixed
 from brorl.tree import RolloutTree
-from brorl.verify.grade import Grader, num_unverified
-from brorl.verify.verifier import Verdict
+from brorl.verification.grade import Grader, num_unverified
+from brorl.verification.verifier import Verdict
 
 _MAX_LOST_ROUNDS = 3
 

@@ -17,7 +17,7 @@ from brorl.training.objective import Objective
 from brorl.training.schedule import Schedule
 from brorl.training.source import GroupSource
 from brorl.training.stopwatch import Stopwatch
-from brorl.verify.grade import Grader
+from brorl.verification.grade import Grader
 
 
 @dataclass(frozen=True)

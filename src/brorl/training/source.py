@@ -15,8 +15,8 @@ from torch import Tensor
 
 from brorl.algorithms.groups import Group
 from brorl.rollout.engine import Sampler
-from brorl.verify.grade import verified
-from brorl.verify.verifier import TIMEOUT, TRUNCATED, Verdict, is_failure
+from brorl.verification.grade import verified
+from brorl.verification.verifier import TIMEOUT, TRUNCATED, Verdict, is_failure
 
 
 class Incomplete(NamedTuple):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from brorl.algorithms.groups import Group
-from brorl.verify.verifier import NO_ANSWER, NO_CODE, TIMEOUT, Verdict, is_failure
+from brorl.verification.verifier import NO_ANSWER, NO_CODE, TIMEOUT, Verdict, is_failure
 
 
 def why_not_mixed(

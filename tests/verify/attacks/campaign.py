@@ -22,7 +22,7 @@ from attacks.attack import Attack
 from attacks.catalog import ALL
 from attacks.leftovers import inherit_orphans, remaining
 from attacks.scene import Scene, scenes
-from brorl.verify.sandbox.conversation import (
+from brorl.verification.sandbox.conversation import (
     Asked,
     CallFunction,
     Ended,
@@ -34,7 +34,7 @@ from brorl.verify.sandbox.conversation import (
     Reply,
     RunProgram,
 )
-from brorl.verify.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.programs import ProgramPool
 
 SHORT = Limits(seconds=0.4, memory_bytes=256 << 20)  # of attacks that cannot end well
 LONG = replace(SHORT, seconds=3.0)

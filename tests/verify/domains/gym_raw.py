@@ -1,7 +1,7 @@
 """The scorers of Reasoning Gym without guard and sandbox, for a worker of the tests."""
 
 from brorl.prompts.gym_task import GymTask
-from brorl.verify.domains.gym_scoring import scorer_of
+from brorl.verification.domains.gym_scoring import scorer_of
 
 
 def raw(reference: str, answer: str) -> float:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from brorl.verify.sandbox.conversation import Judge, Lost, Reply, Request, T
-from brorl.verify.sandbox.programs import ProgramPool
-from brorl.verify.sandbox.server import LostError
+from brorl.verification.sandbox.conversation import Judge, Lost, Reply, Request, T
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.server import LostError
 
 Script = Callable[[Request], Reply]
 

@@ -3,7 +3,7 @@ r"""The option that a response concludes, beside remarks on the other options: b
 import pytest
 
 from brorl.prompts.choices import Choices
-from brorl.verify.domains.choice_extraction import choose
+from brorl.verification.domains.choice_extraction import choose
 
 GASES = Choices(("helium", "argon", "neon", "krypton"), 2)
 LIST = (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from brorl.prompts.choices import Choices
-from brorl.verify.domains.choice_extraction import choose
+from brorl.verification.domains.choice_extraction import choose
 
 NOBLE = Choices(("helium", "neon gas", "a photon", "42 kg"), 1)
 

@@ -8,11 +8,11 @@ import pytest
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import code as layouts
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.code import CodeVerifier
-from brorl.verify.sandbox.conversation import Judge, Lost, T
-from brorl.verify.sandbox.programs import ProgramPool
-from brorl.verify.sandbox.values import MAX_DEPTH
-from brorl.verify.verifier import Verdict
+from brorl.verification.domains.code import CodeVerifier
+from brorl.verification.sandbox.conversation import Judge, Lost, T
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.values import MAX_DEPTH
+from brorl.verification.verifier import Verdict
 
 pytestmark = pytest.mark.linux
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from brorl.prompts.code_tests import StdinCases
-from brorl.verify.domains.code_compare import ValueRule, same_output
+from brorl.verification.domains.code_compare import ValueRule, same_output
 
 JSON = ValueRule(sequences_alike=True)
 

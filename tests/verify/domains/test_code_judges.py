@@ -6,9 +6,9 @@ from scripted_programs import ScriptedPool, decision
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.code import CodeVerifier
-from brorl.verify.domains.code_judges import Clock, judge_test_code
-from brorl.verify.sandbox.conversation import (
+from brorl.verification.domains.code import CodeVerifier
+from brorl.verification.domains.code_judges import Clock, judge_test_code
+from brorl.verification.sandbox.conversation import (
     Asked,
     CallFunction,
     Ended,
@@ -19,7 +19,7 @@ from brorl.verify.sandbox.conversation import (
     Request,
     Returned,
 )
-from brorl.verify.verifier import Verdict
+from brorl.verification.verifier import Verdict
 
 
 def verify(pool: ScriptedPool, tests: StdinCases | CallCases, timeout_s: float, all_cases: bool = False) -> Verdict:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.countdown import CountdownVerifier, canonical_form
+from brorl.verification.domains.countdown import CountdownVerifier, canonical_form
 
 
 def prompt_of(numbers: tuple[int, ...], target: int) -> Prompt:

@@ -9,10 +9,10 @@ import pytest
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.tree import RolloutTree
-from brorl.verify.domains import table
-from brorl.verify.grade import grade
-from brorl.verify.verifier import TrialResponses, Verdict
-from brorl.verify.workers import Workers
+from brorl.verification.domains import table
+from brorl.verification.grade import grade
+from brorl.verification.verifier import TrialResponses, Verdict
+from brorl.verification.workers import Workers
 from run_support import command, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127)))

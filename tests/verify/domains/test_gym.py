@@ -13,10 +13,10 @@ from scripted_programs import ScriptedPool
 from brorl.errors import UserError
 from brorl.prompts.gym_task import GymTask
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.gym import GymVerifier, extract_answer
-from brorl.verify.domains.gym_guards import EVALUATED, GUARDS
-from brorl.verify.sandbox.call import VerifierCall
-from brorl.verify.sandbox.conversation import (
+from brorl.verification.domains.gym import GymVerifier, extract_answer
+from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
+from brorl.verification.sandbox.call import VerifierCall
+from brorl.verification.sandbox.conversation import (
     CallFunction,
     Fault,
     Judge,
@@ -27,8 +27,8 @@ from brorl.verify.sandbox.conversation import (
     Request,
     Returned,
 )
-from brorl.verify.sandbox.pool import WorkerPool
-from brorl.verify.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.programs import ProgramPool
 
 TABLE = Path(__file__).parents[3] / "scripts" / "make_gym_table.py"
 MAZE = GymTask("maze", {"question": "?", "answer": "7", "metadata": {}})
@@ -91,7 +91,7 @@ class FakePrograms:
 def verified(
     reply: Returned | Lost, monkeypatch: pytest.MonkeyPatch, *answers: str, partial_credit: bool = True
 ) -> tuple[list[Any], FakePrograms]:
-    monkeypatch.setattr("brorl.verify.domains.gym.require_reasoning_gym", lambda: None)
+    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
     programs = FakePrograms(reply)
     verifier = GymVerifier(programs, partial_credit=partial_credit)  # type: ignore[arg-type]
     return verifier.verify_all([(prompt(MAZE), answer) for answer in answers]), programs
@@ -137,7 +137,7 @@ def test_a_forged_problem_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("fault", Fault)
 def test_scorers_that_are_not_loaded_leave_answers_unverified(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """No answer has a part in it: the process is new. The limit of an answer is not that of the load."""
-    monkeypatch.setattr("brorl.verify.domains.gym.require_reasoning_gym", lambda: None)
+    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
     loads: list[LoadProgram] = []
 
     def script(request: Request) -> Reply:
@@ -174,7 +174,7 @@ def test_an_answer_is_scored_once_and_the_own_answer_never(monkeypatch: pytest.M
 
 
 def test_answers_that_are_evaluated_share_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.verify.domains.gym.require_reasoning_gym", lambda: None)
+    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
     puzzle = GymTask("puzzle24", {"answer": "4*6", "metadata": {"numbers": [4, 6]}})
     for task, processes in ((puzzle, 5), (MAZE, 1)):
         programs = FakePrograms(Returned((False, 0.0, None), None, 0.0))
@@ -270,7 +270,7 @@ def test_junk_is_never_correct(pool: WorkerPool) -> None:
 @linux
 @pytest.mark.slow
 def test_an_answer_with_two_candidates_earns_no_partial_credit(pool: WorkerPool, rng: np.random.Generator) -> None:
-    scoring = Path(__file__).parents[3] / "src" / "brorl" / "verify" / "domains" / "gym_scoring.py"
+    scoring = Path(__file__).parents[3] / "src" / "brorl" / "verification" / "domains" / "gym_scoring.py"
     calls = []
     for name in ("gsm_symbolic", "spell_backward", "time_intervals", "kakurasu"):
         tasks = generate(pool, name, int(rng.integers(1000)), 8)  # words of several lengths: some scores are rounded
@@ -283,7 +283,7 @@ def raw_judge(reference: str, answer: str, limits: Limits) -> Judge[Returned]:
     source = (
         "import json\n"
         "from brorl.prompts.gym_task import GymTask\n"
-        "from brorl.verify.domains.gym_scoring import scorer_of\n"
+        "from brorl.verification.domains.gym_scoring import scorer_of\n"
         "def raw(reference, answer):\n"
         "    task = GymTask.from_text(reference)\n"
         "    return float(scorer_of(task.data_set, '{}').score_answer(answer=answer, entry=task.entry))\n"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from brorl.verify.domains.gym_guards import EVALUATED, GUARDS
+from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
 
 EXPLOIT = "__import__('os').system('true')"
 

@@ -13,9 +13,9 @@ from brorl.prompts.code_tests import CodeTests
 from brorl.prompts.layouts.code import HUMAN_EVAL
 from brorl.prompts.layouts.layout import Fields
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.code import CodeVerifier
-from brorl.verify.sandbox.programs import ProgramPool
-from brorl.verify.trial import try_verifier
+from brorl.verification.domains.code import CodeVerifier
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.trial import try_verifier
 
 pytestmark = pytest.mark.linux
 

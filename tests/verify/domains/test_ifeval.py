@@ -10,9 +10,9 @@ import pytest
 from brorl.errors import UserError
 from brorl.prompts.instructions import Instruction, Instructions
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains import ifeval
-from brorl.verify.domains.ifeval import InstructionsVerifier
-from brorl.verify.verifier import Verdict
+from brorl.verification.domains import ifeval
+from brorl.verification.domains.ifeval import InstructionsVerifier
+from brorl.verification.verifier import Verdict
 
 NO_COMMA = Instruction("punctuation:no_comma", {})
 QUOTED = Instruction("startend:quotation", {})

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from brorl.prompts.instructions import KINDS, Instruction, Instructions
-from brorl.verify.domains.instructions.language import LANGUAGE_KINDS
-from brorl.verify.domains.instructions.table import CHECKS, broken
+from brorl.verification.domains.instructions.language import LANGUAGE_KINDS
+from brorl.verification.domains.instructions.table import CHECKS, broken
 
 needs_langdetect = pytest.mark.skipif(find_spec("langdetect") is None, reason="needs langdetect (brorl[ifeval])")
 

@@ -9,11 +9,11 @@ from math_verify import parse, verify
 from nasty_answers import RESPONSES, boxed
 
 from brorl.prompts.prompt import Prompt
-from brorl.verify import verifier as reasons
-from brorl.verify.domains.math import TOO_LONG, MathVerifier, verify_by_form
-from brorl.verify.domains.math_extraction import extract_answer
-from brorl.verify.sandbox.call import Result, VerifierCall
-from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verification import verifier as reasons
+from brorl.verification.domains.math import TOO_LONG, MathVerifier, verify_by_form
+from brorl.verification.domains.math_extraction import extract_answer
+from brorl.verification.sandbox.call import Result, VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
 
 
 class CountingPool(WorkerPool):

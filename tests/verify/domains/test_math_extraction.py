@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brorl.verify.domains.math_extraction import extract_answer, tidy
+from brorl.verification.domains.math_extraction import extract_answer, tidy
 
 
 @pytest.mark.parametrize(

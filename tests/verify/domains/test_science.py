@@ -9,9 +9,9 @@ import pytest
 from brorl.prompts.choices import Choices
 from brorl.prompts.measured import Measured
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.science import ScienceVerifier
-from brorl.verify.sandbox.pool import WorkerPool
-from brorl.verify.verifier import Verdict
+from brorl.verification.domains.science import ScienceVerifier
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.verifier import Verdict
 
 CHOICES = Choices(("helium", "neon", "argon", "krypton"), 1)
 GRAVITY = Measured("9.81 m/s^2", 0.05).to_text()

@@ -7,9 +7,9 @@ import pytest
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.user_function import FunctionVerifier
-from brorl.verify.sandbox.pool import WorkerPool
-from brorl.verify.verifier import Verdict, is_failure
+from brorl.verification.domains.user_function import FunctionVerifier
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.verifier import Verdict, is_failure
 
 SOURCE = '''
 import os

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from brorl.verify.sandbox.conversation import (
+from brorl.verification.sandbox.conversation import (
     Asked,
     CallFunction,
     Ended,
@@ -17,7 +17,7 @@ from brorl.verify.sandbox.conversation import (
     Returned,
     RunProgram,
 )
-from brorl.verify.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.programs import ProgramPool
 
 Call = tuple[str, tuple[object, ...]]
 LIMITS = Limits(seconds=60.0)  # never reached, however busy the machine is

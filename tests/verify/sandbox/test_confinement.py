@@ -14,12 +14,12 @@ from judges import ended
 
 import brorl
 from brorl.errors import UserError
-from brorl.verify.sandbox import level as level_module
-from brorl.verify.sandbox.inside.landlock import landlock_version
-from brorl.verify.sandbox.inside.seccomp import make_filter
-from brorl.verify.sandbox.inside.syscalls import ALWAYS, SOMETIMES
-from brorl.verify.sandbox.level import Attack, Level, choose_level, probe_level
-from brorl.verify.sandbox.programs import ProgramPool
+from brorl.verification.sandbox import level as level_module
+from brorl.verification.sandbox.inside.landlock import landlock_version
+from brorl.verification.sandbox.inside.seccomp import make_filter
+from brorl.verification.sandbox.inside.syscalls import ALWAYS, SOMETIMES
+from brorl.verification.sandbox.level import Attack, Level, choose_level, probe_level
+from brorl.verification.sandbox.programs import ProgramPool
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -149,7 +149,7 @@ def test_a_level_withstands_its_attacks(name: str) -> None:
 PROBE = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from brorl.verify.sandbox.level import probe_level
+from brorl.verification.sandbox.level import probe_level
 for name in sys.argv[2:]:
     print(name, probe_level(name).problem, len(probe_level(name).attacks))
 """
@@ -173,9 +173,9 @@ def test_every_level_holds_for_other_users(options: list[str], tmp_path: Path) -
     if shutil.which("setpriv") is None or tuple(map(int, version.stdout.split())) < (3, 11):
         pytest.skip("needs setpriv and a Python 3.11 that every user can run")
     with_sources = Path("/tmp") / tmp_path.name  # pytest's folders are private
-    shutil.copytree(Path(brorl.__file__).parent / "verify/sandbox", with_sources / "brorl/verify/sandbox")
+    shutil.copytree(Path(brorl.__file__).parent / "verification/sandbox", with_sources / "brorl/verification/sandbox")
     try:
-        for file in ("__init__.py", "errors.py", "verify/__init__.py"):
+        for file in ("__init__.py", "errors.py", "verification/__init__.py"):
             shutil.copy(Path(brorl.__file__).parent / file, with_sources / "brorl" / file)
         subprocess.run(["chmod", "-R", "a+rX", str(with_sources)], check=True)
         names = ["landlock", "seccomp"] if landlock_version() else ["seccomp"]

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from brorl.prompts.prompt import Prompt
-from brorl.verify.domains.math import MathVerifier
-from brorl.verify.domains.user_function import FunctionVerifier
-from brorl.verify.sandbox import pool as pool_module
-from brorl.verify.sandbox import worker_process
-from brorl.verify.sandbox.call import LoadError, VerifierCall
-from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verification.domains.math import MathVerifier
+from brorl.verification.domains.user_function import FunctionVerifier
+from brorl.verification.sandbox import pool as pool_module
+from brorl.verification.sandbox import worker_process
+from brorl.verification.sandbox.call import LoadError, VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
 
 pytestmark = pytest.mark.linux
 CALLS = str(Path(__file__).parent / "pool_calls.py")

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.linux
 NUM_WORKERS = 8
 POOLS = {
     "programs": f"""
-from brorl.verify.sandbox.conversation import CallFunction, Limits, LoadProgram
-from brorl.verify.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.conversation import CallFunction, Limits, LoadProgram
+from brorl.verification.sandbox.programs import ProgramPool
 pool = ProgramPool({NUM_WORKERS}, "unsafe")
 def judge(number):
     yield LoadProgram("def f(x): return x", Limits(600.0), "one")
@@ -28,8 +28,8 @@ def work(pool=pool):
     assert found == [(number, number + 1) for number in range({2 * NUM_WORKERS})], found
 """,
     "functions": f"""
-from brorl.verify.sandbox.call import VerifierCall
-from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.call import VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
 pool = WorkerPool({NUM_WORKERS}, timeout_s=600.0)
 def work(pool=pool):
     found = pool.run([VerifierCall("math:factorial", (number,)) for number in range({2 * NUM_WORKERS})])

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brorl.verify.sandbox.call import LoadError, Result, VerifierCall
-from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.call import LoadError, Result, VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
 
 pytestmark = pytest.mark.linux
 HERE = Path(__file__).parent
@@ -262,8 +262,8 @@ def test_arguments_out_of_range_are_refused(argument: dict[str, float], message:
 # A trainer of its own: it starts its workers, tells their ids, and has them work for longer than the test.
 TRAINER = """
 import os, signal, sys, threading, time
-from brorl.verify.sandbox.call import VerifierCall
-from brorl.verify.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.call import VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 
@@ -351,7 +351,7 @@ def test_an_interrupt_of_the_terminal_ends_the_trainer_without_a_word_of_the_wor
 
 def test_a_worker_started_after_its_trainer_has_ended_exits() -> None:
     """The trainer may die between the fork and the worker's request for the lifeline's signal."""
-    worker = str(Path(__file__).parents[3] / "src" / "brorl" / "verify" / "sandbox" / "worker.py")
+    worker = str(Path(__file__).parents[3] / "src" / "brorl" / "verification" / "sandbox" / "worker.py")
     lifeline, write_end = os.pipe()
 
     def start() -> "subprocess.Popen[bytes]":

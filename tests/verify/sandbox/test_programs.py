@@ -25,8 +25,8 @@ from judges import (
 )
 
 from brorl.errors import UserError
-from brorl.verify.sandbox import judging, machine_faults, process
-from brorl.verify.sandbox.conversation import (
+from brorl.verification.sandbox import judging, machine_faults, process
+from brorl.verification.sandbox.conversation import (
     Asked,
     CallFunction,
     Ended,
@@ -38,9 +38,9 @@ from brorl.verify.sandbox.conversation import (
     Returned,
     RunProgram,
 )
-from brorl.verify.sandbox.programs import ProgramPool
-from brorl.verify.sandbox.server import LostError, Server, ServerSettings
-from brorl.verify.sandbox.values import MAX_DEPTH
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.server import LostError, Server, ServerSettings
+from brorl.verification.sandbox.values import MAX_DEPTH
 
 pytestmark = pytest.mark.linux
 SHORT = Limits(seconds=0.3)
@@ -545,7 +545,7 @@ def test_nothing_outlives_a_killed_trainer() -> None:
     code = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
-from brorl.verify.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.programs import ProgramPool
 from judges import run_judge
 pool = ProgramPool(64)
 pool.run([lambda: run_judge("while True: pass")] * 64)

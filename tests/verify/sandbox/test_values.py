@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl.verify.sandbox.values import MAX_DEPTH, NotPlainError, decode, encode
+from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, decode, encode
 
 hashable = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.complex_numbers() | st.text() | st.binary(),
@@ -184,7 +184,7 @@ def test_any_text_is_a_value_or_a_value_error(text: str) -> None:
 def test_the_standard_library_is_enough() -> None:
     """Sandboxed processes import this module without any package."""
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from brorl.verify.sandbox.inside import fork_server; "
+        "import sys; sys.path.insert(0, sys.argv[1]); from brorl.verification.sandbox.inside import fork_server; "
         "print(sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
     )
     root = str(__import__("pathlib").Path(__import__("brorl").__file__).parents[1])

@@ -1,0 +1,28 @@
+"""`brorl.report`: runs as one HTML file; also the body of `brorl report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from brorl.reporting.page.file import Report
+
+
+def report(*runs: str | Path, output: str | Path | None = None) -> Report:
+    """Write the report of runs as one HTML file that needs no network.
+
+    Args:
+        runs: At least one run directory; charts show several together.
+        output: The file. Default: `report.html` in the run directory, or in `runs` if there are several.
+
+    Returns:
+        The file and its size. In a notebook it is a link.
+
+    Raises:
+        UserError: If a run has nothing to show, or the file exists and is not a report.
+    """
+    from brorl.reporting.page.file import write_report
+
+    paths = [Path(run).expanduser() for run in runs]
+    return write_report(paths, None if output is None else Path(output).expanduser())

@@ -1,0 +1,42 @@
+"""`brorl.samples`: stored rollouts of a run; also the body of `brorl samples`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from brorl.reporting.samples import Kind, Samples
+
+
+def samples(
+    run: str | Path,
+    *,
+    step: int | None = None,
+    prompt: int | str | None = None,
+    kind: Kind = "all",
+    limit: int = 5,
+    held_out: bool = False,
+) -> Samples:
+    """Read the prompts of a step with their pass rates, and the rollouts of one of them.
+
+    Args:
+        run: The run directory.
+        step: The step; None is the last stored one.
+        prompt: Number of the prompt in the step, from 1, or its name; None is the one with the pass rate nearest to one
+            half, among those with responses of the kind.
+        kind: Show `all` responses, the incorrect ones (`wrong`) or the correct ones (`right`).
+        limit: Most responses to show, at least 1.
+        held_out: Read the responses to held-out prompts at an evaluation, not the rollouts of training.
+
+    Returns:
+        The prompts and the responses, which show as text in terminals and notebooks.
+
+    Raises:
+        UserError: If the run, the step or the prompt does not exist, with the existing ones.
+    """
+    from brorl.reporting.samples import find_samples
+
+    name = None if prompt is None else str(prompt)
+    path = Path(run).expanduser()
+    return find_samples(path, step=step, prompt=name, kind=kind, limit=limit, held_out=held_out)

@@ -1,0 +1,295 @@
+"""The summary above the charts: tiles for one run, a row of a table for each of several, and notes on every run.
+
+In: runs. Out: text and numbers, no HTML.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from brorl.cost import UNITS, total_cost
+from brorl.evaluation.pass_at_k import Estimate
+from brorl.format import duration, interval
+from brorl.reporting.reasons import why_no_change, why_no_update
+from brorl.reporting.score_change import ScoreChange, best_evaluation, ks_of, score, score_changes
+from brorl.runs.run_record import Record, RunRecord, number, total
+
+HEADINGS = (
+    "run", "steps", "prompts x N", "held-out pass@1", "at the largest k", "rollouts", "dropped", "tokens sampled",
+    "computed", "time",
+)  # fmt: skip
+_ENDS = 25  # most steps at either end of the run over which the reward is averaged
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of a tile.
+
+    Attributes:
+        value: The number, as text.
+        label: The name of the number.
+        details: Further lines.
+    """
+
+    value: str
+    label: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile.
+
+    Attributes:
+        title: Its title.
+        tone: Its color.
+        figures: Its numbers.
+        text: A sentence below the numbers; may be empty.
+    """
+
+    title: str
+    tone: Literal["good", "bad", "plain"]
+    figures: tuple[Figure, ...]
+    text: str = ""
+
+
+def tiles(run: RunRecord) -> list[Tile]:
+    """Return the tiles of a run."""
+    return [*_score_tiles(run), _cost_tile(run), *_dropped_tile(run), _progress_tile(run)]
+
+
+def summary_row(run: RunRecord) -> tuple[str, ...]:
+    """Return the cells of a run, in the order of `HEADINGS`."""
+    cost, dropped = total_cost(run.records), _dropped(run, "samples")
+    return (
+        run.name,
+        steps_done(run),
+        _batch(run),
+        _before_after(run, 0),
+        _before_after(run, -1),
+        f"{cost.samples:,}",
+        f"{dropped[0]:,} ({_share(*dropped)})" if dropped else "not counted",
+        f"{cost.sampled_tokens:,}",
+        _share(cost.unique_tokens, cost.sampled_tokens),
+        duration(cost.seconds),
+    )
+
+
+def notes(run: RunRecord) -> list[str]:
+    """Return sentences on unusual events in a run."""
+    lines = [f"Sign of collapse at {r['collapse']}" for r in run.records if "collapse" in r]
+    lines += [_ended(run, r) for r in run.records if "ended" in r]
+    if resets := [r["step"] for r in run.records if "reference_reset" in r]:
+        times = "once" if len(resets) == 1 else f"{len(resets)} times"
+        lines.append(f"The reference policy was reset {times}, after {_listed(resets)}.")
+    begins = [(r["step"], r["objective"]["begins"]) for r in run.steps if "begins" in r.get("objective", {})]
+    lines += [f"From step {step}: {text}." for step, text in begins]
+    for what, name in (("timed out", "verifier_timeouts"), ("failed", "verifier_failures")):
+        training, evaluating = total(run.steps, "sampling", name), total(run.evaluations, "evaluation", name)
+        if training or evaluating:
+            lines.append(
+                f"{training:,.0f} verifications in training and {evaluating:,.0f} in evaluations {what}. They count as "
+                "incorrect."
+            )
+    if lost := total(run.steps, "sampling", "samples_unverified"):
+        reasons: Counter[str] = Counter()
+        for record in run.steps:
+            reasons.update(record["sampling"].get("unverified_reasons", {}))
+        lines.append(
+            f"{lost:,.0f} of {total(run.steps, 'sampling', 'samples'):,.0f} rollouts could not be verified because of "
+            f"the machine. They were taken out of their groups. Most often: {reasons.most_common(1)[0][0]}."
+        )
+    if lost := total(run.evaluations, "evaluation", "num_unverified"):
+        lines.append(f"{lost:,.0f} responses in evaluations could not be verified because of the machine.")
+    stops = [r for r in run.records if "stopped" in r]
+    lines += [f"The machine stopped the run at step {r['step']}: {r['stopped']}." for r in stops]
+    if retries := total(run.steps, "update", "out_of_memory_retries"):
+        lines.append(f"Memory ran out {retries:.0f} times. Smaller passes with the same gradients followed.")
+    return lines + _coverage_note(run)
+
+
+def steps_done(run: RunRecord) -> str:
+    """Return the number of steps of a run, and the planned number or the budget."""
+    last, planned = (run.updates or run.records[:1])[-1]["step"], run.settings.get("steps")
+    limit = run.settings.get("budget.limit")
+    if limit not in (None, "null"):
+        return f"{last:,}, budget {float(limit):,.6g} {run.settings.get('budget.unit', '').replace('_', ' ')}"
+    return f"{last:,}" if planned in (None, str(last)) else f"{last:,} of {planned}"
+
+
+def _score_tiles(run: RunRecord) -> list[Tile]:
+    changes = score_changes(run)
+    if not changes:
+        return [_learning_tile(run)]
+    rose, fell, unclear = (
+        tuple(_change_figure(run, c) for c in changes if c.direction == direction)
+        for direction in ("rose", "fell", "unclear")
+    )
+    made = [
+        Tile("Scores that rose", "good" if rose else "plain", rose, "" if rose else "No held-out score clearly rose."),
+        Tile("Scores that fell", "bad" if fell else "plain", fell, "" if fell else "No held-out score clearly fell."),
+    ]
+    return [*made, Tile("No clear change", "plain", unclear)] if unclear else made
+
+
+def _change_figure(run: RunRecord, change: ScoreChange) -> Figure:
+    first, last = run.evaluations[0], run.evaluations[-1]
+    details = [f"95% intervals: {_ends(change.before)} {_when(first)}, {_ends(change.after)} {_when(last)}"]
+    if change.difference:
+        ends = change.difference.value, change.difference.low, change.difference.high
+        rounded = Estimate(*(round(end, 3) + 0.0 for end in ends))  # + 0.0: never -0.000
+        details.insert(0, f"change {rounded.value:+.3f} {_ends(rounded, '+')}")
+    best = best_evaluation(run)
+    if best is not None and best is not last and change.k == ks_of(best)[0]:
+        details.append(f"best: {score(best, change.k).value:.3f} {_when(best)}")
+    value = _unbroken(f"{change.before.value:.3f} → {change.after.value:.3f}")
+    return Figure(value, f"held-out pass@{change.k}", tuple(details))
+
+
+def _learning_tile(run: RunRecord) -> Tile:
+    """Return the tile of a run without two evaluations: its scores, or its reward in training."""
+    figures = [
+        Figure(f"{one.value:.3f}", f"held-out pass@{k}", (f"95% interval {_ends(one)} {_when(record)}",))
+        for record in run.evaluations[-1:]
+        for k, one in ((k, score(record, k)) for k in ks_of(record))
+    ]
+    return Tile("Learning", "plain", tuple(figures or _reward(run)), why_no_change(run))
+
+
+def _reward(run: RunRecord) -> list[Figure]:
+    rewards = [value for r in run.updates if (value := number(r, "sampling", "reward")) is not None]
+    size = min(_ENDS, len(rewards) // 2)
+    if not size:
+        return []
+    steps = "step" if size == 1 else f"{size} steps"
+    details = (f"means of the first {steps} and of the last {steps}, which have different prompts",)
+    means = _unbroken(f"{fmean(rewards[:size]):.3f} → {fmean(rewards[-size:]):.3f}")
+    return [Figure(means, "reward in training", details)]
+
+
+def _cost_tile(run: RunRecord) -> Tile:
+    cost = total_cost(run.records)
+    evaluating = total(run.evaluations, "evaluation", "seconds")
+    verified = total(run.steps, "sampling", "distinct_responses")
+    computed = f"{_share(cost.unique_tokens, cost.sampled_tokens)} of {cost.sampled_tokens:,} tokens sampled"
+    more = (f"evaluations took another {duration(evaluating)}",) if evaluating else ()
+    figures = (
+        Figure(duration(cost.seconds), "time of the steps", more),
+        Figure(f"{cost.samples:,}", "rollouts sampled", (f"{verified:,.0f} distinct responses verified",)),
+        Figure(f"{cost.unique_tokens:,}", "tokens computed", (computed,)),
+    )
+    return Tile("Cost", "plain", figures)
+
+
+def _dropped_tile(run: RunRecord) -> list[Tile]:
+    figures = tuple(
+        Figure(f"{dropped[0]:,}", label, (f"{_share(*dropped)} of those {verb}",))
+        for name, label, verb in (
+            ("samples", "rollouts", "sampled"),
+            ("unique_tokens", "tokens computed", "computed"),
+        )
+        if (dropped := _dropped(run, name))
+    )
+    text = "Groups that are not mixed give no gradient."
+    return [Tile("Dropped by dynamic sampling", "plain", figures, text)] if figures else []
+
+
+def _progress_tile(run: RunRecord) -> Tile:
+    last = run.records[-1]
+    if "stopped" in last:
+        text = f"The machine stopped the run at step {last['step']}: most rollouts could not be verified."
+    elif "ended" not in last:
+        text = "The metrics end here: the run is not finished, or it was stopped." if _is_unfinished(run) else ""
+    elif "update" in last:
+        text = f"The run ended early, after step {last['step']}: signs of collapse."
+    else:
+        why = "" if run.updates else f" {why_no_update(run)}"
+        text = f"The run ended early, at step {last['step']}: too few mixed groups.{why}"
+    return Tile("Progress", "plain", (Figure(steps_done(run), "steps", (f"prompts x N: {_batch(run)}",)),), text)
+
+
+def _is_unfinished(run: RunRecord) -> bool:
+    """Return whether the settings leave the run more to do."""
+    planned, limit, unit = (run.settings.get(name, "null") for name in ("steps", "budget.limit", "budget.unit"))
+    done, spent = run.records[-1]["step"], total_cost(run.records)
+    left = [done < int(planned)] if planned != "null" else []
+    if limit != "null":
+        left += [spent.of(name) < float(limit) for name in UNITS if name == unit]
+    return bool(left) and all(left)
+
+
+def _dropped(run: RunRecord, name: str) -> tuple[int, int] | None:
+    """Return the amount that dynamic sampling dropped and the whole amount, over the steps whose metrics count it."""
+    rows = [[number(r, "sampling", key) for key in (f"{name}_dropped", name)] for r in run.steps]
+    known = [row for row in rows if None not in row]
+    dropped, whole = (sum(int(row[i] or 0) for row in known) for i in (0, 1))
+    return (dropped, whole) if known else None
+
+
+def _batch(run: RunRecord) -> str:
+    """Return the prompts of a step times the rollouts of a prompt."""
+    prompts, rollouts = (run.settings.get(n) for n in ("prompts_per_step", "rollouts_per_prompt"))
+    adaptive = any(r["sampling"].get("adaptive") for r in run.steps)
+    return f"{prompts or '?'} x {'adaptive' if adaptive else rollouts or '?'}"
+
+
+def _first_and_last(run: RunRecord, place: int) -> tuple[int, Estimate, Estimate] | None:
+    """Return the smallest (0) or largest (-1) k of the first evaluation, and its first and last score."""
+    if not run.evaluations:
+        return None
+    first, last = run.evaluations[0], run.evaluations[-1]
+    k = ks_of(first)[place]
+    return (k, score(first, k), score(last, k)) if k in ks_of(last) else None
+
+
+def _before_after(run: RunRecord, place: int) -> str:
+    """Return a score at the first and the last evaluation, as text that breaks at the arrow."""
+    ends = _first_and_last(run, place)
+    if not ends:
+        return "not evaluated"
+    k, *scores = ends
+    texts = [_unbroken(interval(one)) for one in (scores if len(run.evaluations) > 1 else scores[:1])]
+    return f"pass@{k}: " * (place != 0) + " → ".join(texts)
+
+
+def _coverage_note(run: RunRecord) -> list[str]:
+    ends = _first_and_last(run, -1)
+    if not ends or ends[0] == 1 or ends[2].high >= ends[1].low:
+        return []
+    k, before, after = ends
+    return [
+        f"Coverage fell: held-out pass@{k} went from {before.value:.3f} to {after.value:.3f}, beyond the intervals. "
+        "A lower optimizer.learning_rate or fewer steps keep more of it."
+    ]
+
+
+def _ended(run: RunRecord, record: Record) -> str:
+    """Return why a run ended early; a run with later lines was resumed."""
+    when = "after" if "update" in record else "at"
+    resumed = "" if record is run.records[-1] else " and was resumed later"
+    return f"The run ended early {when} step {record['step']}{resumed}: {record['ended']}"
+
+
+def _listed(steps: Sequence[int]) -> str:
+    shown = [str(step) for step in (steps if len(steps) <= 8 else [*steps[:3], "...", *steps[-3:]])]
+    return f"step{'s' if len(steps) > 1 else ''} {', '.join(shown)}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "–"  # noqa: RUF001
+
+
+def _ends(estimate: Estimate, sign: str = "") -> str:
+    return _unbroken(f"[{estimate.low:{sign}.3f}, {estimate.high:{sign}.3f}]")
+
+
+def _unbroken(text: str) -> str:
+    return text.replace(" ", "\u00a0")
+
+
+def _when(record: Record) -> str:
+    return f"after step {record['step']:,}" if record["step"] else "before training"

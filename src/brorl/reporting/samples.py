@@ -1,0 +1,299 @@
+"""Stored rollouts as text: a step's prompts with their pass rates, and the most frequent responses to one prompt.
+
+In: a run directory, a step, a prompt. Out: text for a terminal or a notebook, with control characters written out. The
+stored responses to held-out prompts are shown in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import StringIO
+from math import isfinite
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from brorl.errors import UserError
+from brorl.reporting.reasons import why_no_held_out_responses, why_no_rollouts
+from brorl.reporting.visible_text import visible_text
+from brorl.runs.run_record import check_run, read_run
+from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
+
+Kind = Literal["all", "wrong", "right"]
+MOST_PROMPTS = 20  # in the list; --prompt shows any of the others
+_BAR = 16  # characters
+_PROMPT, _RESPONSE = 240, 480  # characters of an example
+_ANSWER = 480
+_PLACES: dict[Folder, str] = {"rollouts": "step", "evaluations": "held-out prompts at step"}
+_KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "correct responses"}
+
+
+@dataclass(frozen=True)
+class PromptRow:
+    """A prompt in the list of a step's prompts.
+
+    Attributes:
+        number: Its place in the step, from 1.
+        prompt_id: Its name.
+        question: Its question.
+        num_correct: Correct rollouts.
+        num_rollouts: Rollouts.
+        num_verified: Rollouts with a verdict.
+        num_responses: Distinct responses.
+        num_truncated: Truncated rollouts.
+    """
+
+    number: int
+    prompt_id: str
+    question: str
+    num_correct: int
+    num_rollouts: int
+    num_verified: int
+    num_responses: int
+    num_truncated: int
+
+    @property
+    def pass_rate(self) -> float:
+        """Share of correct rollouts among the verified ones, 0 to 1; 0 without verified ones."""
+        return self.num_correct / max(self.num_verified, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """The prompts of a step, and the responses to one of them.
+
+    Attributes:
+        run: The run directory.
+        step: The step.
+        rows: All its prompts.
+        number: Number of the prompt whose responses are shown; None if no prompt has responses of the kind.
+        group: Its rollouts.
+        chosen: Whether the caller chose this prompt. The list of prompts is then left out.
+        folder: "rollouts" of training, or responses of "evaluations".
+        kind: The kind of responses to show.
+        limit: Most responses to show.
+    """
+
+    run: Path
+    step: int
+    rows: tuple[PromptRow, ...]
+    number: int | None
+    group: StoredGroup | None
+    chosen: bool
+    folder: Folder
+    kind: Kind
+    limit: int
+
+    def __repr__(self) -> str:
+        return f"Samples({str(self.run)!r}: {len(self.rows)} prompts at step {self.step})"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        names = ("num_rollouts", "num_verified", "num_correct")
+        rollouts, verified, correct = (sum(getattr(row, name) for row in self.rows) for name in names)
+        lost = "" if verified == rollouts else f" of {verified:,} verified rollouts"
+        yield Text(
+            f"{_PLACES[self.folder]} {self.step} of {self.run}: {len(self.rows)} prompts, "
+            f"{rollouts:,} rollouts, {correct / max(verified, 1):.1%} correct{lost}"
+        )
+        if not self.chosen:
+            yield from _prompt_list(self.rows, options.max_width)
+        if self.group is None or self.number is None:
+            yield Text(f"\nno prompt of this step has {_KIND_NAMES[self.kind]}")
+        else:
+            yield from _responses(self.group, self.number, self.kind, self.limit)
+
+    def _repr_html_(self) -> str:
+        console = Console(record=True, width=120, file=StringIO(), highlight=False)
+        console.print(self)
+        return console.export_html(inline_styles=True, code_format='<pre style="white-space:pre-wrap">{code}</pre>')
+
+
+def find_samples(
+    run: Path,
+    *,
+    step: int | None = None,
+    prompt: str | None = None,
+    kind: Kind = "all",
+    limit: int = 5,
+    held_out: bool = False,
+) -> Samples:
+    """Read a step's prompts and the rollouts of one of them.
+
+    Args:
+        run: The run directory.
+        step: The step; by default the last stored one.
+        prompt: Number of the prompt in the step, from 1, or its name. By default the prompt with the pass rate nearest
+            to one half, among those with responses of the kind.
+        kind: Show "all" responses, the incorrect ones ("wrong") or the correct ones ("right").
+        limit: Most responses to show, at least 1.
+        held_out: Show the responses to held-out prompts at an evaluation, not the rollouts of training.
+
+    Raises:
+        UserError: If the run, the step or the prompt does not exist, with the existing ones.
+    """
+    check_run(run)
+    folder: Folder = "evaluations" if held_out else "rollouts"
+    steps = stored_steps(run, folder)
+    if not steps:
+        why = why_no_held_out_responses if held_out else why_no_rollouts
+        raise UserError(f"{run} holds no {folder}: {why(read_run(run))}")
+    step = steps[-1] if step is None else step
+    rows: list[PromptRow] = []
+    best: tuple[float, StoredGroup, int] | None = None
+    for place, group in enumerate(read_groups(run, step, folder), 1):
+        tree, correct, truncated = group.tree, group.num_correct, group.num_truncated
+        counts = (correct, tree.num_rollouts, group.num_verified, tree.num_responses, truncated)
+        rows.append(PromptRow(place, group.prompt_id, group.question, *counts))
+        distance = _distance(group, rows[-1], prompt, kind)
+        if distance is not None and (best is None or distance < best[0]):
+            best = (distance, group, place)
+    if not rows:
+        raise UserError(f"step {step} of {run} sampled no prompts")
+    if prompt is not None and best is None:
+        raise UserError(
+            f"step {step} of {run} has no prompt {_one_line(prompt)}; give a number from 1 to {len(rows)}, or a name "
+            f"such as {_one_line(rows[0].prompt_id)}"
+        )
+    _, found, number = best or (None, None, None)
+    return Samples(run, step, tuple(rows), number, found, prompt is not None, folder, kind, limit)
+
+
+def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
+    """Return lines with the most frequent response to the first prompts of a step without a correct rollout.
+
+    Args:
+        run: The run directory.
+        step: The step.
+        number: Number of prompts, at least 1.
+
+    Returns:
+        The lines, and the command that shows more; none if a rollout of the step was correct, or it is not stored.
+    """
+    if step not in stored_steps(run):
+        return []
+    shown: list[StoredGroup] = []
+    for group in read_groups(run, step):
+        if group.num_correct:
+            return []
+        if len(shown) < number:
+            shown.append(group)
+    lines = [line for place, group in enumerate(shown, 1) for line in _example(place, group)]
+    return [*lines, f"\nmore of them: brorl samples {run} --step {step}"] if lines else []
+
+
+def _example(place: int, group: StoredGroup) -> list[str]:
+    i = int(np.argmax(group.tree.leaf_count))
+    verdict = group.verdicts[i]
+    extracted = "none found" if verdict.extracted is None else _beginning(verdict.extracted)
+    reference = "not stored" if group.reference is None else _beginning(group.reference)
+    return [
+        f"\nexample {place}, prompt: {_end(group.prompt, _PROMPT)}",
+        f"response ({group.tree.leaf_count[i]} of {group.tree.num_rollouts} rollouts): "
+        f"{_end(group.texts[i], _RESPONSE)}",
+        f"extracted answer: {extracted}; reference answer: {reference}; verdict: {verdict.reason}",
+    ]
+
+
+def _distance(group: StoredGroup, row: PromptRow, prompt: str | None, kind: Kind) -> float | None:
+    """Return how well a group matches the choice, 0 being best; None if it does not match."""
+    if prompt is not None:
+        # A number takes precedence over a name that looks like one, so that every prompt has a number.
+        return 0.0 if prompt == str(row.number) else 1.0 if prompt == group.prompt_id else None
+    return abs(row.pass_rate - 0.5) if _of_kind(group, kind).size else None
+
+
+def _of_kind(group: StoredGroup, kind: Kind) -> NDArray[np.int64]:
+    """Return the indices of the distinct responses of a kind."""
+    if kind == "all":
+        return np.arange(group.correct_L.size)
+    return np.flatnonzero(group.correct_L if kind == "right" else ~(group.correct_L | group.unverified_L))
+
+
+def _prompt_list(rows: tuple[PromptRow, ...], width: int) -> Iterator[RenderableType]:
+    order = sorted(rows, key=lambda row: -row.pass_rate)
+    places = np.linspace(0, len(order) - 1, min(len(order), MOST_PROMPTS)).round().astype(int)
+    cells = [
+        (str(row.number), f"{row.num_correct}/{row.num_verified}", _bar(row.pass_rate), str(row.num_responses),
+         str(row.num_truncated or ""), Text(_one_line(row.question)))
+        for row in (order[i] for i in places)
+    ]  # fmt: skip
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    left = width - 4
+    for i, name in enumerate(("#", "correct", "", "distinct", "cut")):
+        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+        left -= max(len(name), *(len(row[i]) for row in cells)) + 3
+    table.add_column("question", no_wrap=True)
+    for row in cells:
+        row[-1].truncate(max(left, 10), overflow="ellipsis")  # on a narrow terminal the question is cut
+        table.add_row(*row)
+    yield table
+    if len(order) > MOST_PROMPTS:
+        yield Text(f"{MOST_PROMPTS} of {len(order)} prompts, evenly spaced by pass rate; --prompt NUMBER shows any")
+
+
+def _responses(group: StoredGroup, number: int, kind: Kind, limit: int) -> Iterator[RenderableType]:
+    """Yield a prompt and its most frequent responses."""
+    tree, kind_name, chosen = group.tree, _KIND_NAMES[kind], _of_kind(group, kind)
+    order = chosen[np.argsort(-tree.leaf_count[chosen], kind="stable")]
+    head = f"prompt {number}, {_one_line(group.prompt_id)} ({_one_line(group.domain)})"
+    lost = tree.num_rollouts - group.num_verified
+    verified = f"{group.num_verified} verified" if lost else f"{tree.num_rollouts}"
+    facts = f": {group.num_correct} of {verified} rollouts correct, {tree.num_responses} distinct responses"
+    facts += f", {lost} rollouts could not be verified" if lost else ""
+    yield Text.assemble("\n", (head, "bold"), facts)
+    yield Text(visible_text(group.prompt), style="cyan")
+    if group.reference is not None:
+        yield Text(f"reference {_beginning(group.reference)}", style="cyan")
+    for i in order[:limit].tolist():
+        yield from _response(group, i)
+    if not order.size:
+        yield Text(f"\nno {kind_name}")
+    elif order.size > limit:
+        left = int(tree.leaf_count[order[limit:]].sum())
+        yield Text(f"\n{order.size - limit} more {kind_name} ({left} rollouts); --limit {order.size} shows all")
+
+
+def _response(group: StoredGroup, i: int) -> Iterator[RenderableType]:
+    verdict, tree = group.verdicts[i], group.tree
+    style = "green" if verdict.correct else "red" if tree.finished[i] and not verdict.unverified else "yellow"
+    reward = "none" if verdict.unverified else f"{group.reward_L[i]:g}"
+    answer = "no answer found" if verdict.extracted is None else f"answer {_beginning(verdict.extracted)}"
+    tokens = "token" if tree.length[i] == 1 else "tokens"
+    logprob = float(group.mean_logprob_L[i])
+    mean = f"mean log-prob {logprob:.3f}" if isfinite(logprob) else "log-probs unknown"
+    yield Text.assemble(
+        "\n",
+        (f"{tree.leaf_count[i]}x ", "bold"),
+        (_one_line(verdict.reason), style),
+        (f"  {answer}  reward {reward}  {tree.length[i]} {tokens}  {mean}", "dim"),
+    )
+    yield Text(visible_text(group.texts[i]))
+
+
+def _one_line(text: str) -> str:
+    return visible_text(text.strip(), one_line=True)
+
+
+def _beginning(text: str) -> str:
+    """Return the beginning of an answer on one line; programs and their tests are long."""
+    text = text.strip()
+    shown = text if len(text) <= _ANSWER else f"{text[:_ANSWER]}... ({len(text):,} characters)"
+    return visible_text(shown, one_line=True)
+
+
+def _end(text: str, size: int) -> str:
+    """Return the end of a text, which usually holds the answer."""
+    text = text.strip()
+    return visible_text(text if len(text) <= size else f"... {text[-size:]}")
+
+
+def _bar(share: float) -> Text:
+    filled = round(share * _BAR)
+    return Text.assemble(("#" * filled, "green"), ("." * (_BAR - filled), "dim"))

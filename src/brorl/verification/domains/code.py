@@ -1,0 +1,247 @@
+"""Verifier of Python programs, by running them in the sandbox.
+
+In: prompts whose reference is the text of `CodeTests`, and responses. Out: verdicts. `code_extraction` extracts the
+code. Programs run in sandboxed processes; expected values stay in this process, and values are compared here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from brorl.errors import first_line
+from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
+from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.code_asserts import Check, Kind, parse_checks
+from brorl.verification.domains.code_compare import ValueRule
+from brorl.verification.domains.code_extraction import extract_code
+from brorl.verification.domains.code_judges import (
+    SYNTAX_ERROR,
+    WEAKLY_CORRECT,
+    Clock,
+    Outcome,
+    judge_beside,
+    judge_calls,
+    judge_first_call,
+    judge_stdin,
+    judge_test_code,
+)
+from brorl.verification.sandbox.conversation import Judge, Lost
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
+from brorl.verification.verdict_cache import VerdictCache
+from brorl.verification.verifier import CORRECT, NO_CODE, TrialResponses, Verdict, unverified_verdict
+
+CODE_DOMAIN = "code"
+TOO_LONG = "answer too long"
+
+_MAX_CODE = 100_000  # characters
+_ALL_CASES = 10  # times the limit of one case
+_SLOWER = 3.0  # Python than the compiled languages that time limits are made for
+_MIN_CASE_S = 1.0
+_MIN_MEMORY = 1 << 29
+_FUTURE = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([^()]{0,500}\)|[^\n(]*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The tests of one reference, read once; with their checks, unless a program or test code has to run."""
+
+    tests: CodeTests
+    checks: tuple[Check, ...] | None
+
+
+class CodeVerifier:
+    """Accepts programs that pass all tests.
+
+    Args:
+        programs: The sandboxed processes.
+        timeout_s: Longest wall time of one case in seconds, above 0; all cases may take ten times as long.
+        memory_bytes: Largest memory of a program.
+        partial_credit: Run all cases, and let the score be the share of cases that passed.
+        cache_size: Number of distinct pairs of tests and code whose verdicts are kept, 1 or more.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+        UserError: If no sandbox holds on this machine.
+    """
+
+    def __init__(
+        self,
+        programs: ProgramPool,
+        timeout_s: float = 4.0,
+        memory_bytes: int = 1 << 30,
+        partial_credit: bool = False,
+        cache_size: int = 20_000,
+    ) -> None:
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
+        self._cache = VerdictCache(cache_size)
+        programs.require()
+        self._programs = programs
+        self._timeout_s = timeout_s
+        self._memory_bytes = memory_bytes
+        self._partial_credit = partial_credit
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        """Verify responses; each distinct pair of tests and code runs once.
+
+        Args:
+            items: Pairs of a prompt, whose reference is the text of `CodeTests`, and a response.
+
+        Returns:
+            One verdict per pair, in the same order, with the reason `correct`, `correct (weak)`, `no code block`,
+            `answer too long`, `syntax error`, `wrong answer`, `raised ...`, `exited`, `timeout`, `out of memory`, `too
+            much output`, `too many threads`, `broke the protocol of the sandbox`, `killed by signal ...` or `returned
+            no plain value`. Verdicts are kept, unless a case ran into a limit of time: that can depend on the load of
+            the machine.
+
+        Raises:
+            ValueError: If a reference is malformed.
+        """
+        verdicts: list[Verdict | None] = []
+        plans: dict[str, _Plan] = {}
+        waiting: dict[tuple[str, str], list[int]] = {}
+        for place, (prompt, response) in enumerate(items):
+            if prompt.reference not in plans:
+                plans[prompt.reference] = _plan(prompt.reference)
+            code = extract_code(response)
+            verdict = _verdict_by_form(code)
+            if verdict is None and code is not None:
+                verdict = self._cache.get(prompt.reference, code)
+                if verdict is None:
+                    waiting.setdefault((prompt.reference, code), []).append(place)
+            verdicts.append(verdict)
+        judges = [partial(self._judge, plans[reference], code) for reference, code in waiting]
+        for (pair, places), outcome in zip(waiting.items(), self._programs.run(judges), strict=True):
+            verdict = self._verdict(*pair, outcome)
+            for place in places:
+                verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Find malformed tests, and test code that fails before it calls the answer.
+
+        Args:
+            references: Any number of references; each distinct one is checked once.
+        """
+        problems: dict[str, str] = {}
+        probed: dict[str, TestCode] = {}
+        for reference in dict.fromkeys(references):
+            try:
+                plan = _plan(reference)
+                _require_shallow(plan.checks or ())
+                if isinstance(plan.tests.tests, TestCode):
+                    ast.parse(plan.tests.tests.code)
+            except (ValueError, SyntaxError) as error:
+                problems[reference] = f"has malformed tests ({first_line(error)})"
+                continue
+            if isinstance(plan.tests.tests, TestCode) and plan.checks is None and not plan.tests.tests.weak:
+                probed[reference] = plan.tests.tests
+        judges = [partial(judge_first_call, test, self._clock(None)) for test in probed.values()]
+        for reference, problem in zip(probed, self._programs.run(judges), strict=True):
+            if isinstance(problem, str):
+                problems[reference] = f"has test code that does not call the answer ({problem})"
+        return {reference: problems[reference] for reference in dict.fromkeys(references) if reference in problems}
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Return the solutions of the tests; an empty program where there is none."""
+        solutions = [CodeTests.from_text(text).solution for text in (reference, *others)]
+        right, *wrong = (f"```python\n{solution or 'pass'}\n```" for solution in solutions)
+        return TrialResponses(right, [*wrong, "```python\npass\n```"], certain=solutions[0] is not None)
+
+    def _judge(self, plan: _Plan, code: str) -> Judge[Outcome]:
+        tests, clock = plan.tests.tests, self._clock(plan.tests)
+        source = _module(plan.tests.prelude, code)
+        if isinstance(tests, StdinCases):
+            return judge_stdin(source, tests, clock, self._partial_credit)
+        if plan.checks is not None:
+            return judge_calls(source, tests.function, plan.checks, clock, self._partial_credit)
+        assert isinstance(tests, TestCode)
+        return judge_beside(source, tests, clock) if tests.weak else judge_test_code(source, tests, clock)
+
+    def _clock(self, tests: CodeTests | None) -> Clock:
+        """Return the limits of one answer.
+
+        A case may take three times the limit of the data set, since that is made for compiled languages, and at least
+        one second; the setting bounds it. The memory limit of the data set is raised to 512 MiB.
+        """
+        case_s, memory = self._timeout_s, self._memory_bytes
+        if tests is not None and tests.time_limit_s is not None:
+            case_s = min(case_s, max(_MIN_CASE_S, _SLOWER * tests.time_limit_s))
+        if tests is not None and tests.memory_bytes is not None:
+            memory = min(memory, max(_MIN_MEMORY, tests.memory_bytes))
+        return Clock(case_s, _ALL_CASES * case_s, memory)
+
+    def _verdict(self, reference: str, code: str, outcome: Outcome | Lost) -> Verdict:
+        if isinstance(outcome, Lost):
+            return unverified_verdict(outcome.reason)
+        correct = outcome.reason in (CORRECT, WEAKLY_CORRECT)
+        score = outcome.num_passed / outcome.num_cases if self._partial_credit else float(correct)
+        verdict = Verdict(correct, score, code, outcome.reason, outcome.seconds)
+        if not outcome.timed_out:
+            self._cache.put(reference, verdict)
+        return verdict
+
+
+def _plan(reference: str) -> _Plan:
+    tests = CodeTests.from_text(reference)
+    match tests.tests:
+        case StdinCases():
+            return _Plan(tests, None)
+        case CallCases() as cases:
+            rule = ValueRule(cases.tolerance, cases.tolerance, sequences_alike=True, any_order=cases.any_order)
+            kind: Kind = "wrapped" if cases.unwrap else "value"
+            try:
+                pairs = cases.cases()
+            except RecursionError:
+                raise ValueError("the cases are nested too deeply") from None
+            return _Plan(tests, tuple(Check(arguments, expected, rule, kind) for arguments, expected in pairs))
+        case TestCode() as code:
+            return _Plan(tests, None if code.weak else parse_checks(code))
+
+
+def _require_shallow(checks: Sequence[Check]) -> None:
+    """Reject values that no message between the processes can hold.
+
+    Raises:
+        ValueError: On the first one.
+    """
+    for number, check in enumerate(checks):
+        for named, value, depth in (
+            ("the arguments of case {} are", check.arguments, MAX_DEPTH + 1),  # within the list of the arguments
+            ("the expected value of case {} is", check.expected, MAX_DEPTH),
+        ):
+            try:
+                encode(value, depth)
+            except NotPlainError:
+                raise ValueError(f"{named.format(number)} nested deeper than {MAX_DEPTH} lists and dicts") from None
+
+
+def _verdict_by_form(code: str | None) -> Verdict | None:
+    """Return the verdict on a response without code, or with code that cannot be run."""
+    if code is None:
+        return Verdict(False, 0.0, None, NO_CODE, 0.0)
+    if len(code) > _MAX_CODE:
+        return Verdict(False, 0.0, None, TOO_LONG, 0.0)
+    return Verdict(False, 0.0, code, SYNTAX_ERROR, 0.0) if "\0" in code or not _is_unicode(code) else None
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _module(prelude: str, code: str) -> str:
+    """Return the code after a prelude; imports from `__future__` stay first."""
+    if not prelude:
+        return code
+    future = "\n".join(_FUTURE.findall(code))
+    return f"{future}\n{prelude}\n{_FUTURE.sub('', code) if future else code}"

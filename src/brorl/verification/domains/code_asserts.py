@@ -1,0 +1,262 @@
+"""Test code as calls with expected values, which then stay in this process.
+
+In: test code of a data set, which is never executed here. Out: one `Check` for each call that it makes, or None if it
+does more than this file understands. It understands assertions with literal arguments and values, and the loops over
+`inputs` and `results` of HumanEval+ and MBPP+.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from brorl.prompts.code_tests import TestCode
+from brorl.verification.domains.code_compare import ValueRule
+
+_CONSTANTS: Mapping[str, object] = {"inf": math.inf, "nan": math.nan}
+_COLLECTIONS = {"set": set, "frozenset": frozenset, "list": list, "tuple": tuple}
+_ITERABLES = (list, tuple, set, frozenset, dict, str, bytes)
+_CLOSE_BY_DEFAULT = 1e-6  # of evalplus, for expected floats
+_RELATIVE = 1e-7  # of evalplus
+
+_EQUAL = ValueRule()
+
+Kind = Literal["value", "wrapped", "set", "not none", "truth"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One call and its expected value.
+
+    Attributes:
+        arguments: Positional arguments.
+        expected: The expected value.
+        rule: When a value is the expected one.
+        kind: `value` compares the value, `set` the set of its elements, and `truth` its truth. `wrapped` also accepts
+            the one element of an expected list alone, and `not none` any value but None in place of True.
+    """
+
+    arguments: tuple[object, ...]
+    expected: object
+    rule: ValueRule = _EQUAL
+    kind: Kind = "value"
+
+    def accepts(self, value: object) -> bool:
+        """Whether a value of the program is the expected one."""
+        if self.kind == "truth":
+            return bool(value) is self.expected
+        if self.kind == "not none" and not isinstance(value, bool):
+            return self.expected is (value is not None)
+        if self.kind == "set":
+            assert isinstance(self.expected, set | frozenset)
+            return isinstance(value, _ITERABLES) and self.rule.same_set(self.expected, value)
+        if self.kind == "wrapped" and isinstance(self.expected, list) and len(self.expected) == 1:
+            return self.rule.same(self.expected, value) or self.rule.same(self.expected[0], value)
+        return self.rule.same(self.expected, value)
+
+
+def parse_checks(test: TestCode) -> tuple[Check, ...] | None:
+    """Return the checks of test code; None if it does more than call the function with literal arguments.
+
+    Args:
+        test: The test code.
+    """
+    try:
+        checks = _Parser(test.function).block(ast.parse(test.code).body)
+    except (_UnknownError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return tuple(checks) or None
+
+
+class _UnknownError(Exception):
+    """The code does something that this file does not understand."""
+
+
+class _Parser:
+    """Reads statements in order; `constants` are the names that they have assigned so far."""
+
+    def __init__(self, function: str) -> None:
+        self._names = {function, "candidate"}
+        self._constants = dict(_CONSTANTS)
+        self._functions: dict[str, ast.FunctionDef] = {}
+
+    def block(self, statements: list[ast.stmt]) -> list[Check]:
+        checks: list[Check] = []
+        for statement in statements:
+            checks += self._statement(statement)
+        return checks
+
+    def _statement(self, statement: ast.stmt) -> list[Check]:
+        match statement:
+            case ast.Import() | ast.ImportFrom() | ast.Pass() | ast.Expr(value=ast.Constant()):
+                return []
+            case ast.Assert(test=ast.Constant(value=True)):
+                return []
+            case ast.FunctionDef(name=name):
+                self._functions[name] = statement
+                return []
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                if name != "METADATA":  # of HumanEval
+                    self._constants[name] = self._constant(value)
+                return []
+            case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[ast.Name(id=argument)], keywords=[])) if (
+                argument in self._names and name in self._functions  # check(candidate)
+            ):
+                return self._called(self._functions[name])
+            case ast.Assert(test=test):
+                return [self._assertion(test)]
+            case ast.For():
+                return self._loop(statement)
+            case _:
+                raise _UnknownError
+
+    def _called(self, function: ast.FunctionDef) -> list[Check]:
+        """Return the checks of a function that gets the answer's function as its one argument."""
+        if [part.arg for part in function.args.args] != ["candidate"] or function.decorator_list:
+            raise _UnknownError
+        return self.block(function.body)
+
+    def _assertion(self, test: ast.expr) -> Check:
+        match test:
+            case ast.Compare(left=ast.Call(args=[call]) as left, ops=[ast.Eq()], comparators=[right]) if _is_set(
+                left
+            ) and _is_set(right):
+                return Check(self._arguments(call), self._constant(right), kind="set")
+            case ast.Compare(left=call, ops=[ast.Eq() | ast.Is()], comparators=[right]):
+                return Check(self._arguments(call), self._constant(right))
+            case ast.Compare(
+                left=ast.Call(func=ast.Name(id="abs"), args=[ast.BinOp(left=call, op=ast.Sub(), right=expected)]),
+                ops=[ast.Lt() | ast.LtE()],
+                comparators=[bound],
+            ):
+                rule = ValueRule(absolute=self._number(bound))
+                return Check(self._arguments(call), self._constant(expected), rule)
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="math"), attr="isclose"), args=[call, expected], keywords=options
+            ) if all(option.arg in ("rel_tol", "abs_tol") for option in options):
+                given = {option.arg: self._number(option.value) for option in options}
+                rule = ValueRule(given.get("abs_tol", 0.0), given.get("rel_tol", 1e-9))
+                return Check(self._arguments(call), self._constant(expected), rule)
+            case ast.UnaryOp(op=ast.Not(), operand=call):
+                return Check(self._arguments(call), False, kind="truth")
+            case _:
+                return Check(self._arguments(test), True, kind="truth")
+
+    def _loop(self, loop: ast.For) -> list[Check]:
+        """Return the checks of the loop of evalplus over `inputs` and `results`."""
+        if ast.unparse(loop.target) != "(i, (inp, exp))" or ast.unparse(loop.iter) != "enumerate(zip(inputs, results))":
+            raise _UnknownError
+        if len(loop.body) != 1 or loop.orelse or "assertion" not in self._functions:
+            raise _UnknownError
+        written = ast.unparse(loop.body[0])
+        call = next((f"assertion({name}(*inp), exp, " for name in self._names if f"assertion({name}(" in written), None)
+        if call is None or not written.startswith(call):
+            raise _UnknownError
+        atol = float(written.removeprefix(call).removesuffix(")"))
+        inputs, results = self._constants.get("inputs"), self._constants.get("results")
+        if not isinstance(inputs, list) or not isinstance(results, list) or len(inputs) != len(results):
+            raise _UnknownError
+        kind = _assertion_kind(self._functions["assertion"])
+        return [
+            _evalplus_check(tuple(one), expected, atol, kind) for one, expected in zip(inputs, results, strict=True)
+        ]
+
+    def _arguments(self, call: ast.expr) -> tuple[object, ...]:
+        match call:
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in self._names:
+                return tuple(self._constant(argument) for argument in arguments)
+            case _:
+                raise _UnknownError
+
+    def _number(self, node: ast.expr) -> float:
+        value = self._constant(node)
+        if not isinstance(value, int | float):
+            raise _UnknownError
+        return float(value)
+
+    def _constant(self, node: ast.expr) -> object:
+        """Return the value of an expression without calls other than those of collections and `float`."""
+        match node:
+            case ast.Constant(value=value) if value is not Ellipsis:
+                return value
+            case ast.Name(id=name) if name in self._constants:
+                return self._constants[name]
+            case ast.Attribute(value=ast.Name(id="math" | "np"), attr=name) if name in _CONSTANTS:
+                return _CONSTANTS[name]
+            case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+                kind = {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)]
+                return _made(kind, [self._constant(part) for part in parts])
+            case ast.Dict(keys=keys, values=values):
+                return _made(dict, [(self._key(k), self._constant(v)) for k, v in zip(keys, values, strict=True)])
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() | complex() as number)):
+                return -number
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
+                return -math.inf
+            case ast.BinOp(
+                left=left, op=ast.Add() | ast.Sub() as sign, right=ast.Constant(value=complex() as imaginary)
+            ):
+                real = self._number(left)  # a complex number is written as a sum
+                return real + imaginary if isinstance(sign, ast.Add) else real - imaginary
+            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str() as text)], keywords=[]):
+                return float(text)
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _COLLECTIONS:
+                return _made(_COLLECTIONS[name], *(self._constant(argument) for argument in arguments))
+            case _:
+                raise _UnknownError
+
+    def _key(self, node: ast.expr | None) -> object:
+        if node is None:  # {**other}
+            raise _UnknownError
+        return self._constant(node)
+
+
+def _is_set(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "set"
+
+
+def _made(kind: type, *parts: object) -> object:
+    try:
+        return kind(*parts)
+    except TypeError as error:
+        raise _UnknownError from error
+
+
+def _assertion_kind(function: ast.FunctionDef) -> Kind:
+    """Return the kind of a function `assertion(out, exp, atol)` of evalplus, from the lines that distinguish them.
+
+    The one for optional values asserts nothing, by mistake; its comparison is used here.
+    """
+    if [part.arg for part in function.args.args] != ["out", "exp", "atol"]:
+        raise _UnknownError
+    body = ast.unparse(function)
+    if "exp == (out is not None)" in body and "isinstance(out, bool)" in body:
+        return "not none"
+    if "allclose" not in body or "is_floats(exp)" not in body:
+        raise _UnknownError
+    if "out = set(out)" in body and "exp = set(exp)" in body:
+        return "set"
+    if "out == exp" in body and "set(" not in body and "sorted(" not in body:
+        return "value"
+    raise _UnknownError
+
+
+def _evalplus_check(arguments: tuple[object, ...], expected: object, atol: float, kind: Kind) -> Check:
+    if kind == "not none":
+        return Check(arguments, bool(expected), kind=kind)
+    if kind == "set":
+        return Check(arguments, _made(frozenset, expected), kind=kind)
+    if atol == 0 and _is_floats(expected):
+        atol = _CLOSE_BY_DEFAULT
+    if atol == 0:
+        return Check(arguments, expected)
+    return Check(arguments, expected, ValueRule(atol, _RELATIVE, sequences_alike=_is_floats(expected)))
+
+
+def _is_floats(value: object) -> bool:
+    """Whether evalplus compares a value with a tolerance: a float, or a list or tuple of floats."""
+    if isinstance(value, list | tuple):
+        return all(isinstance(part, float) for part in value)
+    return isinstance(value, float)

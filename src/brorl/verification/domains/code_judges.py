@@ -1,0 +1,335 @@
+"""Judges of programs: each runs one answer against its tests.
+
+In: the source of an answer and its tests. Out: an `Outcome`. The expected values stay in this process, except for test
+code that must run beside the answer (`TestCode.weak`). The first case that fails ends a judge, unless the share of
+passed cases is wanted.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import secrets
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeVar
+
+from brorl.prompts.code_tests import StdinCases, TestCode
+from brorl.verification.domains.code_asserts import Check
+from brorl.verification.domains.code_compare import same_output
+from brorl.verification.sandbox.conversation import (
+    Asked,
+    CallFunction,
+    Ended,
+    Fault,
+    GiveValue,
+    Judge,
+    Limits,
+    LoadProgram,
+    Reply,
+    Request,
+    Returned,
+    RunProgram,
+    fault_of,
+)
+from brorl.verification.verifier import CORRECT, RAISED, TIMEOUT, WRONG
+
+SYNTAX_ERROR = "syntax error"
+WEAKLY_CORRECT = "correct (weak)"  # by test code that ran beside the answer
+RAISED_BY_ANSWER = "raised"  # followed by the exception: `raised ValueError`
+NO_CALL = "the test code ended without a call"
+NO_PLAIN_ARGUMENT = "an argument of the test code is no plain value"
+
+_NO_PLAIN_VALUE = "returned no plain value"
+_VALUE_BYTES = 1 << 22
+_MIN_OUTPUT_BYTES = 1 << 16
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,59})(?::.*)?", re.ASCII | re.DOTALL)
+_SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
+# The exceptions of an answer that its test code can catch: those that a question can ask for. StopIteration would end a
+# loop of the test code over `map`, and an ImportError would skip tests that guard an import. A function that is missing
+# or recurses without end fails, even where the test code catches every Exception.
+_PASSED_ON = frozenset(
+    (
+        *("ArithmeticError", "AssertionError", "AttributeError", "Exception", "FloatingPointError", "IndexError"),
+        *("KeyError", "LookupError", "NotImplementedError", "OverflowError", "RuntimeError", "TypeError"),
+        *("ValueError", "ZeroDivisionError"),
+    )
+)
+_NUMPY = Path(__file__).with_name("code_numpy.py")
+_TESTS = "tests"
+_T = TypeVar("_T", bound=Reply)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The decision on one answer.
+
+    Attributes:
+        num_passed: Number of cases that passed.
+        num_cases: Number of all cases.
+        reason: `correct`, or the problem of the first case that failed.
+        seconds: Wall time of the programs.
+        timed_out: Whether a limit of time ended any case: another run can have another outcome.
+    """
+
+    num_passed: int
+    num_cases: int
+    reason: str
+    seconds: float
+    timed_out: bool
+
+
+@dataclass
+class Clock:
+    """The limits of one answer, and the time that it has spent.
+
+    Attributes:
+        case_s: Wall time of one case in seconds.
+        total_s: Wall time of all cases in seconds.
+        memory_bytes: Memory of a program.
+        spent_s: Time spent so far.
+        timed_out: Whether a limit of time has ended a request, or the time of all cases was over before the last case.
+    """
+
+    case_s: float
+    total_s: float
+    memory_bytes: int
+    spent_s: float = field(default=0.0, init=False)
+    timed_out: bool = field(default=False, init=False)
+
+    def is_over(self) -> bool:
+        """Whether the time of all cases is spent; call it before a case, which cannot run if it is."""
+        over = self.spent_s >= self.total_s
+        self.timed_out |= over
+        return over
+
+    def limits(self, output_bytes: int = _VALUE_BYTES) -> Limits:
+        """Return the limits of the next request."""
+        return Limits(max(0.01, min(self.case_s, self.total_s - self.spent_s)), self.memory_bytes, output_bytes)
+
+    def expect(self, request: Request, kind: type[_T]) -> Generator[Request, Reply, _T]:
+        """Yield a request, and return its reply of this kind."""
+        reply = yield request
+        if not isinstance(reply, kind):
+            raise TypeError(f"expected {kind.__name__} as the reply to {type(request).__name__}, got {reply!r}")
+        if isinstance(reply, Ended | Returned):
+            self.spent_s += reply.seconds
+            self.timed_out |= reply.failure == Fault.TIMEOUT
+        return reply
+
+    def outcome(self, num_passed: int, num_cases: int, reason: str) -> Outcome:
+        """Return the decision on the answer, with the time that it has spent."""
+        return Outcome(num_passed, num_cases, reason, self.spent_s, self.timed_out or reason == TIMEOUT)
+
+
+def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool = False) -> Judge[Outcome]:
+    """Run a program on each input and compare its output.
+
+    Args:
+        source: The program.
+        cases: The cases.
+        clock: Its limits.
+        all_cases: Continue after a case that failed.
+    """
+    passed, problem = 0, ""
+    for stdin, expected in zip(cases.inputs, cases.outputs, strict=True):
+        if clock.is_over():
+            problem = problem or TIMEOUT
+            break
+        limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
+        ended = yield from clock.expect(RunProgram(source, stdin, limits), Ended)
+        if ended.failure is None and same_output(expected, ended.stdout, cases):
+            passed += 1
+            continue
+        problem = problem or _reason(ended.failure)
+        if not all_cases:
+            break
+    return clock.outcome(passed, len(cases.inputs), problem or CORRECT)
+
+
+def judge_calls(
+    source: str, function: str, checks: Sequence[Check], clock: Clock, all_cases: bool = False
+) -> Judge[Outcome]:
+    """Call a function with the arguments of each check and compare its value.
+
+    Args:
+        source: The module with the function.
+        function: Its name.
+        checks: The checks, at least one.
+        clock: The limits of the answer.
+        all_cases: Continue after a case that failed.
+    """
+    called = _callable_name(source, function)
+    passed, problem, is_loaded = 0, "", False
+    for check in checks:
+        if clock.is_over():
+            problem = problem or TIMEOUT
+            break
+        if not is_loaded:
+            loaded = yield from clock.expect(LoadProgram(source, clock.limits()), Returned)
+            if loaded.failure is not None:
+                problem = problem or _reason(loaded.failure)
+                break
+            is_loaded = True
+        returned = yield from clock.expect(CallFunction(called, check.arguments, clock.limits()), Returned)
+        if _passes(check, returned):
+            passed += 1
+            continue
+        problem = problem or _reason(returned.failure)
+        is_loaded = fault_of(returned.failure or "") is None
+        if not all_cases:
+            break
+    return clock.outcome(passed, len(checks), problem or CORRECT)
+
+
+def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
+    """Run test code in one process, and pass its calls to the answer in another one.
+
+    Args:
+        source: The module with the function.
+        test: The test code.
+        clock: The limits of the answer.
+
+    Returns:
+        One case. The test code never shares a process with the answer: plain values alone pass between the two, and
+        the names and messages of exceptions that a question can ask for.
+    """
+    called = _callable_name(source, test.function)
+    loaded = yield from clock.expect(LoadProgram(source, clock.limits()), Returned)
+    if loaded.failure is not None:
+        return clock.outcome(0, 1, _reason(loaded.failure))
+    num_calls, raised = 0, ""
+    reply = yield _load_tests(test, clock)
+    while isinstance(reply, Asked):
+        num_calls += 1
+        if clock.is_over():
+            return clock.outcome(0, 1, TIMEOUT)
+        returned = yield from clock.expect(CallFunction(called, reply.arguments, clock.limits()), Returned)
+        error = _exception_to_pass_on(returned.failure)
+        if error is None and returned.failure is not None:
+            return clock.outcome(0, 1, _reason(returned.failure))
+        raised = _reason(error) if error else ""
+        reply = yield GiveValue(returned.value, error, _TESTS)
+    assert isinstance(reply, Returned)
+    failure = reply.failure or ""
+    if failure.startswith(_NO_PLAIN_VALUE):
+        return clock.outcome(0, 1, f"{RAISED} {NO_PLAIN_ARGUMENT}")
+    if not num_calls:
+        return clock.outcome(0, 1, f"{RAISED} {failure or NO_CALL}")
+    if not failure:
+        return clock.outcome(1, 1, CORRECT)
+    if failure == TIMEOUT or _reason(failure) == raised:  # the test code did not catch the exception
+        return clock.outcome(0, 1, _reason(failure))
+    return clock.outcome(0, 1, WRONG)
+
+
+def _exception_to_pass_on(failure: str | None) -> str | None:
+    """Return the exception that the test code gets in place of a value; None if it gets none.
+
+    Args:
+        failure: The failure of a call. A program can forge it: the name is looked up, and the message stays text.
+    """
+    return failure if failure is not None and failure.partition(":")[0] in _PASSED_ON else None
+
+
+def judge_first_call(test: TestCode, clock: Clock) -> Judge[str | None]:
+    """Run test code up to its first call; return the problem if there is none.
+
+    Args:
+        test: The test code.
+        clock: The limits.
+    """
+    reply = yield _load_tests(test, clock)
+    assert isinstance(reply, Asked | Returned)
+    return None if isinstance(reply, Asked) else reply.failure or NO_CALL
+
+
+def _load_tests(test: TestCode, clock: Clock) -> LoadProgram:
+    """Return the request that runs test code in a process without the answer.
+
+    All programs start with the same random state. The test code gets one of its own, else an answer could draw the
+    same random inputs and results.
+    """
+    seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    source = f"__import__('random').seed({seed!r})\n{_NUMPY.read_text()}\ninstall()\n{test.code}"
+    limits = Limits(clock.total_s, clock.memory_bytes, _VALUE_BYTES)
+    return LoadProgram(source, limits, _TESTS, tuple(dict.fromkeys((test.function, "candidate"))))
+
+
+def judge_beside(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
+    """Run test code in the process of the answer: a weaker judge.
+
+    The test code is a function after the answer, of a name that the answer cannot guess. It returns a number that is
+    chosen after the answer has been loaded. An exit, a printed text or a redefined function therefore does not pass;
+    an answer that searches its own process for the test code, or returns objects with their own `__eq__`, can.
+
+    Args:
+        source: The module with the function.
+        test: The test code.
+        clock: The limits of the answer.
+
+    Returns:
+        One case.
+    """
+    name = f"_tests_{secrets.token_hex(16)}"
+    module = f"{source}\n\n{_as_function(test, name, _callable_name(source, test.function))}"
+    loaded = yield from clock.expect(LoadProgram(module, clock.limits()), Returned)
+    if loaded.failure is not None:
+        return clock.outcome(0, 1, _reason(loaded.failure))
+    number = secrets.token_hex(16)
+    limits = Limits(max(0.01, clock.total_s - clock.spent_s), clock.memory_bytes, _VALUE_BYTES)
+    returned = yield from clock.expect(CallFunction(name, (number,), limits), Returned)
+    if returned.failure is None:
+        passes = returned.value == number
+        return clock.outcome(int(passes), 1, WEAKLY_CORRECT if passes else WRONG)
+    is_wrong = returned.failure.startswith("AssertionError")
+    return clock.outcome(0, 1, WRONG if is_wrong else _reason(returned.failure))
+
+
+def _as_function(test: TestCode, name: str, called: str) -> str:
+    """Return the test code as the body of a function of the answer's module; its star imports stay outside."""
+    statements = ast.parse(test.code).body
+    outside = [s for s in statements if isinstance(s, ast.ImportFrom) and any(n.name == "*" for n in s.names)]
+    bound = called.replace("Solution.", "Solution().")
+    alias = "candidate" if test.function == bound else f"candidate = {test.function}"
+    first = [] if bound == "candidate" else ast.parse(f"{alias} = {bound}").body
+    last = ast.parse("_number").body[0]
+    assert isinstance(last, ast.Expr)
+    function = ast.parse(f"def {name}(_number): pass").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    inside = [s for s in statements if s not in outside]
+    function.body = [*first, *inside, ast.Return(last.value)]
+    return ast.unparse(ast.fix_missing_locations(ast.Module([*outside, function], [])))
+
+
+def _passes(check: Check, returned: Returned) -> bool:
+    if check.kind == "not none" and (returned.failure or "").startswith(_NO_PLAIN_VALUE):
+        return check.expected is True  # a match of a regular expression, for instance
+    return returned.failure is None and check.accepts(returned.value)
+
+
+def _callable_name(source: str, function: str) -> str:
+    """Return the name to call: a method of `Solution` if the source has such a class and no such function."""
+    has_function = re.search(
+        rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}\b|^{re.escape(function)}[ \t]*=", source, re.M
+    )
+    has_class = re.search(r"^class[ \t]+Solution\b", source, re.M)
+    return f"Solution.{function}" if has_class and not has_function else function
+
+
+def _reason(failure: str | None) -> str:
+    """Return the reason of a verdict for a failure of a program; None is a wrong value."""
+    if failure is None:
+        return WRONG
+    fault = fault_of(failure)
+    if fault is not None:
+        return str(fault) if fault is Fault.EXITED else failure
+    if failure.startswith(_NO_PLAIN_VALUE):
+        return _NO_PLAIN_VALUE
+    exception = _EXCEPTION.fullmatch(failure)
+    if exception is None:
+        return f"{RAISED_BY_ANSWER} an exception"
+    name = exception[1].rpartition(".")[2]
+    return SYNTAX_ERROR if name in _SYNTAX_ERRORS else f"{RAISED_BY_ANSWER} {name}"

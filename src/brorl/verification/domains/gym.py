@@ -1,0 +1,204 @@
+r"""Verifier of Reasoning Gym: the scorer of each data set, behind guards, in the sandbox.
+
+In: prompts whose reference is the text of a `GymTask`, and responses. Out: verdicts. The answer is the text in the last
+`<answer>...</answer>`, without such tags the last `\boxed{...}`, and without a box the whole response after the last
+`</think>`. An answer of more than 100,000 characters is incorrect. Each distinct pair of a task and an answer is scored
+once, in a confined process: some scorers evaluate an answer as code, and some run for as long as an answer asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from brorl.prompts.boxed import last_box
+from brorl.prompts.gym_task import GymTask, require_reasoning_gym
+from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.gym_guards import EVALUATED
+from brorl.verification.sandbox.conversation import CallFunction, Judge, Limits, LoadProgram, Lost, Returned, fault_of
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.server import LostError
+from brorl.verification.verdict_cache import VerdictCache
+from brorl.verification.verifier import (
+    CORRECT,
+    CRASHED,
+    NO_ANSWER,
+    OUT_OF_MEMORY,
+    TIMEOUT,
+    WRONG,
+    TrialResponses,
+    Verdict,
+    unverified_verdict,
+)
+
+TOO_LONG = "answer too long"
+
+_MAX_ANSWER = 100_000
+_OPENING, _CLOSING, _THOUGHT = "<answer>", "</answer>", "</think>"
+_SCORING = "brorl.verification.domains.gym_scoring"
+_PROGRAM = f"from {_SCORING} import score"
+_MEMORY_BYTES = 1 << 29
+_LOADING = Limits(120.0, _MEMORY_BYTES)  # of the scorers, which are imported already; no answer has a part in it
+_MAX_PROBLEM = 100  # characters
+_ANSWERS_PER_PROCESS = 16
+
+_Pair = tuple[str, str]  # the text of a task, and an answer
+
+
+class GymVerifier:
+    """Accepts answers to which the scorer of their data set gives 0.99 or more, and which pass the data set's guard.
+
+    Args:
+        programs: The sandbox.
+        timeout_s: Wall time after which the scoring of one answer is stopped, in seconds, above 0.
+        partial_credit: Whether an incorrect answer has the score of its scorer, at most 0.98, and not 0.
+        cache_size: Number of distinct pairs of task and answer whose verdicts are kept, 1 or more.
+
+    Raises:
+        UserError: If Reasoning Gym is not installed.
+        ValueError: If an argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        programs: ProgramPool,
+        timeout_s: float = 4.0,
+        partial_credit: bool = False,
+        cache_size: int = 200_000,
+    ) -> None:
+        self._cache = VerdictCache(cache_size)
+        require_reasoning_gym()
+        self._programs = programs.preloading(_SCORING)
+        self._limits = Limits(timeout_s, _MEMORY_BYTES)
+        self._partial_credit = partial_credit
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        """Verify responses.
+
+        Args:
+            items: Pairs of a prompt, whose reference is the text of a `GymTask`, and a response.
+
+        Returns:
+            One verdict per pair, in the same order, with the reason `correct`, `wrong answer`, `no answer`, `answer too
+            long`, `wrong answer: ` and a problem such as `the scorer raised ValueError`, `timeout`, `out of memory` or
+            `verifier crashed`. Verdicts of the scorer are kept; timeouts and crashes are not.
+
+        Raises:
+            ValueError: If a reference is not the text of a task.
+        """
+        task_of = {text: GymTask.from_text(text) for text in {prompt.reference for prompt, _ in items}}
+        verdicts: list[Verdict | None] = []
+        unknown: dict[_Pair, list[int]] = {}
+        for place, (prompt, response) in enumerate(items):
+            answer = extract_answer(response)
+            verdict = _verify_by_form(task_of[prompt.reference], answer)
+            if verdict is None and answer is not None:
+                verdict = self._cache.get(prompt.reference, answer)
+                if verdict is None:
+                    unknown.setdefault((prompt.reference, answer), []).append(place)
+            verdicts.append(verdict)
+        for (pair, places), verdict in zip(unknown.items(), self._score([*unknown], task_of), strict=True):
+            if verdict.reason == CORRECT or verdict.reason.startswith(WRONG):
+                self._cache.put(pair[0], verdict)
+            for place in places:
+                verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _score(self, pairs: Sequence[_Pair], task_of: Mapping[str, GymTask]) -> list[Verdict]:
+        """Score distinct answers in the sandbox; answers that their scorer evaluates as code share no process."""
+        alone = [pair for pair in pairs if task_of[pair[0]].data_set in EVALUATED]
+        shared = [pair for pair in pairs if task_of[pair[0]].data_set not in EVALUATED]
+        groups = [[pair] for pair in alone]
+        groups += [shared[i : i + _ANSWERS_PER_PROCESS] for i in range(0, len(shared), _ANSWERS_PER_PROCESS)]
+        results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
+        verdict_of: dict[_Pair, Verdict] = {}
+        for group, result in zip(groups, results, strict=True):
+            if isinstance(result, Lost):
+                verdict_of.update(dict.fromkeys(group, unverified_verdict(result.reason)))
+            else:
+                for pair, reply in zip(group, result, strict=True):
+                    verdict = _verdict(pair[1], reply)
+                    kept = verdict.correct or self._partial_credit
+                    verdict_of[pair] = verdict if kept else replace(verdict, score=0.0)
+        return [verdict_of[pair] for pair in pairs]
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Find the references that are not the text of a task."""
+        found: dict[str, str] = {}
+        for reference in dict.fromkeys(references):
+            try:
+                GymTask.from_text(reference)
+            except ValueError as error:
+                found[reference] = str(error)
+        return found
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Return the right answers of the tasks in tags; some data sets have none."""
+        right, *wrong = (GymTask.from_text(text).answer for text in (reference, *others))
+        tagged = [f"{_OPENING}{answer}{_CLOSING}" for answer in wrong if answer]
+        return TrialResponses(f"{_OPENING}{right or ''}{_CLOSING}", tagged, certain=bool(right))
+
+
+def extract_answer(response: str) -> str | None:
+    r"""Find the answer in a response.
+
+    Args:
+        response: Any string.
+
+    Returns:
+        The text between the last `</answer>` and the last `<answer>` before it; else the content of the last
+        `\boxed{}`; else the text after the last `</think>`, or the whole response. Space around it is removed. None if
+        nothing is left.
+    """
+    end = response.rfind(_CLOSING)
+    start = response.rfind(_OPENING, 0, max(end, 0))
+    if start >= 0:
+        return response[start + len(_OPENING) : end].strip() or None
+    boxed = last_box(response)
+    answer = response.rpartition(_THOUGHT)[2] if boxed is None else boxed
+    return answer.strip() or None
+
+
+def _verify_by_form(task: GymTask, answer: str | None) -> Verdict | None:
+    """Return the verdict on an answer that is missing, too long, or the data set's own; else None."""
+    if answer is None or len(answer) > _MAX_ANSWER:
+        return Verdict(False, 0.0, None, NO_ANSWER if answer is None else TOO_LONG, 0.0)
+    own = task.answer is not None and answer == task.answer.strip()
+    return Verdict(True, 1.0, answer, CORRECT, 0.0) if own else None
+
+
+def _judge(pairs: Sequence[_Pair], limits: Limits) -> Judge[list[Returned]]:
+    """Score pairs in one process; a process that an answer has ended is replaced.
+
+    Raises:
+        LostError: If a limit ended the loading of the scorers: the machine is too busy, or has too little memory.
+        RuntimeError: If the scorers cannot be imported.
+    """
+    replies: list[Returned] = []
+    loaded = False
+    for pair in pairs:
+        if not loaded:
+            reply = yield LoadProgram(_PROGRAM, _LOADING)
+            assert isinstance(reply, Returned)
+            if reply.failure and fault_of(reply.failure):
+                raise LostError(f"the scorers of Reasoning Gym were not loaded: {reply.failure}")
+            if reply.failure:
+                raise RuntimeError(f"the scorers of Reasoning Gym cannot be loaded in the sandbox: {reply.failure}")
+        reply = yield CallFunction("score", pair, limits)
+        assert isinstance(reply, Returned)
+        loaded = reply.failure is None
+        replies.append(reply)
+    return replies
+
+
+def _verdict(answer: str, reply: Returned) -> Verdict:
+    """Return the verdict for what a confined process returned, which is not trusted."""
+    match reply:
+        case Returned(failure=None, value=(bool(correct), float(score), str() | None as problem)) if 0 <= score <= 1:
+            if correct:
+                return Verdict(True, 1.0, answer, CORRECT, reply.seconds)
+            reason = f"{WRONG}: {problem[:_MAX_PROBLEM]}" if problem else WRONG
+            return Verdict(False, score, answer, reason, reply.seconds)
+    reason = reply.failure if reply.failure in (TIMEOUT, OUT_OF_MEMORY) else CRASHED
+    return Verdict(False, 0.0, answer, reason, reply.seconds)

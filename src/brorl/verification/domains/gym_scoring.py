@@ -1,0 +1,115 @@
+"""The scorers of Reasoning Gym, behind the guards: a task and an answer in, a score out.
+
+Only worker processes load this file: its import takes seconds, some scorers evaluate answers as code, and some run for
+as long as an answer asks for.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import sympy
+from reasoning_gym.dataset import ProceduralDataset
+from reasoning_gym.factory import DATASETS
+
+from brorl.prompts.gym_task import GymTask
+from brorl.verification.domains.gym_guards import GUARDS, UNGUARDED
+
+_NOISE = 1e-9  # of a score above 1
+_MOST_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
+
+
+class Scored(NamedTuple):
+    """The score of an answer.
+
+    Attributes:
+        correct: Whether the answer is right.
+        score: 1.0 for a right answer, partial credit below 1 for others.
+        problem: Why there is no score; None if there is one.
+    """
+
+    correct: bool
+    score: float
+    problem: str | None = None
+
+
+def score(reference: str, answer: str) -> Scored:
+    """Score an answer.
+
+    Args:
+        reference: The text of a `GymTask`.
+        answer: Any string.
+
+    Returns:
+        The score. A scorer that raises, or returns no number from 0 to 1, gives a score of 0 with the problem.
+    """
+    return score_task(GymTask.from_text(reference), answer)
+
+
+def score_task(task: GymTask, answer: str) -> Scored:
+    """Score an answer to a task; see `score`."""
+    guard = GUARDS.get(task.data_set, UNGUARDED)
+    if not guard.admits(answer, task.entry):
+        return Scored(False, 0.0, "rejected by a guard")
+    scorer = scorer_of(task.data_set, json.dumps(task.config))
+    try:
+        found = scorer.score_answer(answer=answer, entry=task.entry)
+    except (MemoryError, OSError):  # of the machine
+        raise
+    except Exception as error:
+        return Scored(False, 0.0, f"the scorer raised {type(error).__name__}")
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= 1 + _NOISE:
+        return Scored(False, 0.0, f"the scorer returned {str(found)[:40]}")
+    least = 1.0 if type(scorer).score_answer is ProceduralDataset.score_answer else guard.least
+    if found < least:
+        return Scored(False, min(float(found), _MOST_PARTIAL))
+    return Scored(True, 1.0) if guard.confirms(answer, task.entry) else Scored(False, 0.0, "rejected by a guard")
+
+
+@lru_cache(maxsize=256)
+def scorer_of(name: str, config: str) -> ProceduralDataset:
+    """Return a data set that scores answers.
+
+    Args:
+        name: Its name.
+        config: Its settings as JSON text.
+    """
+    data_set, settings = DATASETS[name]
+    return _without_constructor(data_set)(settings(**json.loads(config), seed=0))
+
+
+@lru_cache(maxsize=256)
+def _without_constructor(data_set: type[ProceduralDataset]) -> Any:
+    """Return a class that scores like a data set and is made in no time.
+
+    Some constructors read files for half a second. Most scorers use nothing but the entry and the settings; what else
+    they use is made when it is first used.
+    """
+
+    class Scorer(data_set):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            self.config, self.seed, self.size = config, config.seed, config.size
+            if hasattr(config, "board_format_opts"):  # all that the scorers of grids use
+                self.board_format_opts = config.board_format_opts
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            made = data_set(self.config)
+            self.__dict__.update(made.__dict__)
+            return getattr(made, name)
+
+    return Scorer
+
+
+def _load_the_rest() -> None:
+    """Load what scorers load at their first use: a confined process may be unable to read files."""
+    sokoban, ladder = scorer_of("sokoban", "{}"), scorer_of("word_ladder", "{}")
+    _ = sokoban._is_solved, ladder.word_sets
+    x = sympy.Symbol("x")
+    sympy.simplify(sympy.diff(sympy.parse_expr("x**2*exp(x)*cos(x)/2 + sqrt(2*x + 1)*log(x) + C"), x) - sympy.sin(x))
+
+
+_load_the_rest()

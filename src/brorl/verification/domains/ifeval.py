@@ -1,0 +1,109 @@
+"""Verifier of instruction following: the 25 kinds of instructions of IFEval.
+
+In: prompts whose reference is the text of `Instructions`, and responses. Out: verdicts. A response is correct if it
+follows all instructions. With partial credit, its score is the share that it follows. The checks are plain functions of
+the text in this process, each linear in its length. No language model judges.
+
+If a response has a `</think>`, the text after the last one is judged. Otherwise the text before the first `<think>` is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from brorl.errors import UserError
+from brorl.prompts.instructions import Instructions
+from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.instructions.language import LANGUAGE_KINDS, MISSING_PACKAGE, can_detect
+from brorl.verification.domains.instructions.obedient import obedient_response
+from brorl.verification.domains.instructions.table import broken
+from brorl.verification.verifier import CORRECT, NO_ANSWER, TrialResponses, Verdict
+
+TOO_LONG = "response too long"
+BROKEN = "not followed"  # followed by the first instruction: `not followed: punctuation:no_comma`
+
+_MAX_CHARACTERS = 200_000  # 0.1 s for the slowest check
+_THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
+
+
+class InstructionsVerifier:
+    """Accepts responses that follow all instructions of their prompt.
+
+    Args:
+        partial_credit: Score the share of instructions that a response follows, not 1 or 0.
+    """
+
+    def __init__(self, partial_credit: bool = False) -> None:
+        self._partial_credit = partial_credit
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        """Verify pairs of a prompt and a response, one after the other.
+
+        Args:
+            items: Pairs of a prompt, whose reference is the text of `Instructions`, and a response.
+
+        Returns:
+            One verdict per pair, in the same order, with the reason `correct`, `no answer`, `response too long` (over
+            200,000 characters) or `not followed: ` and the kind of the first instruction that is not followed.
+
+        Raises:
+            ValueError: If a reference is not the text of `Instructions`.
+            UserError: If an instruction is about the language, and langdetect is not installed.
+        """
+        verdicts = [_verify(_instructions(prompt.reference), response) for prompt, response in items]
+        if self._partial_credit:
+            return verdicts
+        return [replace(verdict, score=float(verdict.correct)) for verdict in verdicts]
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Find references that are not instructions, or that need a package that is missing."""
+        problems = {reference: _problem(reference) for reference in references}
+        return {reference: problem for reference, problem in problems.items() if problem}
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Return a response that follows the instructions where one is easily made, and ones that follow few."""
+        del others  # a response to other instructions may well follow these
+        instructions = _instructions(reference)
+        right = obedient_response(instructions)
+        return TrialResponses(right, ["No, NEVER.", ""], certain=not broken(right, instructions))
+
+
+@lru_cache(maxsize=4096)
+def _instructions(reference: str) -> Instructions:
+    instructions = Instructions.from_text(reference)
+    if _needs_package(instructions):
+        raise UserError(f"the verifier of the domain ifeval {MISSING_PACKAGE}")
+    return instructions
+
+
+def _needs_package(instructions: Instructions) -> bool:
+    return any(one.kind in LANGUAGE_KINDS for one in instructions.instructions) and not can_detect()
+
+
+def _problem(reference: str) -> str | None:
+    try:
+        return MISSING_PACKAGE if _needs_package(Instructions.from_text(reference)) else None
+    except ValueError as error:
+        return str(error)
+
+
+def _verify(instructions: Instructions, response: str) -> Verdict:
+    start = time.perf_counter()
+    answer = _answer(response)
+    if not answer.strip():
+        return Verdict(False, 0.0, None, NO_ANSWER, time.perf_counter() - start)
+    if len(answer) > _MAX_CHARACTERS:
+        return Verdict(False, 0.0, None, TOO_LONG, time.perf_counter() - start)
+    wrong = broken(answer, instructions)
+    total = len(instructions.instructions)
+    reason = f"{BROKEN}: {wrong[0].kind}" if wrong else CORRECT
+    return Verdict(not wrong, (total - len(wrong)) / total, None, reason, time.perf_counter() - start)
+
+
+def _answer(response: str) -> str:
+    """Return the part of a response that the instructions are about."""
+    _, end, after = response.rpartition(_END_OF_THOUGHT)
+    return after if end else response.partition(_THOUGHT)[0]

@@ -1,0 +1,138 @@
+r"""Verifier of mathematical answers, by math-verify in killable workers.
+
+In: prompts whose reference is the right answer, as LaTeX or plain text, and responses. Out: verdicts. `math_extraction`
+extracts the answer. Equal strings, two integers, two choices, and a word with an integer are compared here. math-verify
+compares anything else in a worker, once per distinct reference and answer. `math_worker` lists the verdicts of
+math-verify that are corrected. Answers of more than 2,000 characters are incorrect.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.math_extraction import extract_answer, tidy
+from brorl.verification.sandbox.call import LoadError, VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.verdict_cache import VerdictCache
+from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict
+
+MATH_DOMAIN = "math"
+TOO_LONG = "answer too long"
+
+_MAX_ANSWER = 2_000
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+_WORD = re.compile(r"(?![iI]+$)[A-Za-z]{1,40}")  # a product of variables; `II` may be i times i
+_CHOICE = re.compile(r"[A-J]")
+# One letter alone, or one that a bracket, full stop or colon sets off from what follows; in \text{...} and its kin.
+_CHOSEN = re.compile(
+    r"(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol)\s*\{)?\s*"
+    r"(?:\(([A-Ja-j])\)|([A-Ja-j])[.):]|([A-Ja-j]))(?:(?<=[.):])[\s\\}].*|\s*\}?)"
+)
+_COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))
+
+
+class MathVerifier:
+    """Accepts answers that are mathematically equal to the reference.
+
+    Args:
+        pool: The workers that call math-verify, with a limit of wall time for calls that do not stop on their own.
+        cache_size: Number of distinct pairs of reference and answer whose verdicts are kept, 1 or more.
+        limit_s: CPU time after which math-verify stops on its own in seconds, above 0; None for half of the pool's
+            timeout. Unlike wall time it does not depend on the load of the machine.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+
+    def __init__(self, pool: WorkerPool, cache_size: int = 200_000, limit_s: float | None = None) -> None:
+        self._cache = VerdictCache(cache_size)
+        self._pool = pool
+        self._limit_s = pool.timeout_s / 2 if limit_s is None else limit_s
+        if not self._limit_s > 0:
+            raise ValueError(f"limit_s must be above 0, got {limit_s}")
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        """Verify responses.
+
+        Args:
+            items: Pairs of a prompt, whose reference is the right answer, and a response.
+
+        Returns:
+            One verdict per pair, in the same order, with the reason `correct`, `wrong answer`, `no answer`, `answer too
+            long`, `not parsed`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. The verdicts of
+            math-verify are kept, with the timeouts of its CPU time; failures of a worker are not.
+        """
+        verdicts: list[Verdict | None] = []
+        unknown: dict[tuple[str, str], list[int]] = {}
+        for place, (prompt, response) in enumerate(items):
+            answer = extract_answer(response)
+            verdict = verify_by_form(prompt.reference, answer)
+            if verdict is None and answer is not None:
+                verdict = self._cache.get(prompt.reference, answer)
+                if verdict is None:
+                    unknown.setdefault((prompt.reference, answer), []).append(place)
+            verdicts.append(verdict)
+        calls = [VerifierCall(_COMPARE, (tidy(reference), answer, self._limit_s)) for reference, answer in unknown]
+        for (pair, places), result in zip(unknown.items(), self._pool.run(calls), strict=True):
+            correct = result.failure is None and bool(result.value["correct"])
+            reason = result.failure or str(result.value["reason"])
+            verdict = Verdict(correct, float(correct), pair[1], reason, result.seconds)
+            if result.failure is None:
+                self._cache.put(pair[0], verdict)
+            for place in places:
+                verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Find the references that math-verify cannot parse.
+
+        Args:
+            references: Right answers, of any number; each distinct one is parsed once.
+
+        Raises:
+            LoadError: If workers were lost.
+        """
+        doubtful = [r for r in dict.fromkeys(references) if not (_INTEGER.fullmatch(r) or _CHOICE.fullmatch(r))]
+        unchecked = [r for r in doubtful if len(r) <= _MAX_ANSWER]
+        good: set[str] = set()
+        for _ in range(2):  # a second time for those that failed on a busy machine
+            results = self._pool.run([VerifierCall(_CHECK, (tidy(r), self._limit_s)) for r in unchecked])
+            good |= {reference for reference, result in zip(unchecked, results, strict=True) if result.value is True}
+            if lost := [result.failure for result in results if result.is_lost]:
+                raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")
+            unchecked = [reference for reference, result in zip(unchecked, results, strict=True) if result.failure]
+        problem = "math-verify cannot read as a mathematical expression"
+        return {reference: problem for reference in doubtful if reference not in good}
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Return the references, each in a box."""
+        right, *wrong = (text if "\\boxed" in text else f"\\boxed{{{text}}}" for text in (reference, *others))
+        return TrialResponses(right, wrong)
+
+
+def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
+    """Verify an answer that needs no mathematics, always as math-verify would.
+
+    Args:
+        reference: The right answer.
+        answer: The extracted answer, None if there is none.
+
+    Returns:
+        A verdict for a missing or too long answer, for equal strings, for an integer and an integer or a
+        word, and for two choices; else None.
+    """
+    if answer is None:
+        return Verdict(False, 0.0, None, NO_ANSWER, 0.0)
+    if len(answer) > _MAX_ANSWER:
+        return Verdict(False, 0.0, None, TOO_LONG, 0.0)
+    reference = reference.strip()
+    equal = answer == reference and any(c.isalnum() for c in answer)
+    differ = _INTEGER.fullmatch(reference) and (_INTEGER.fullmatch(answer) or _WORD.fullmatch(answer))
+    if not equal and not differ:
+        chosen = _CHOSEN.fullmatch(answer) if _CHOICE.fullmatch(reference) else None
+        if chosen is None:
+            return None
+        equal = (chosen[1] or chosen[2] or chosen[3]).upper() == reference
+    return Verdict(equal, float(equal), answer, CORRECT if equal else WRONG, 0.0)

@@ -1,0 +1,195 @@
+r"""Verifier of scientific answers: multiple choice, numbers with units, formulas.
+
+In: prompts and responses. A reference is the text of `Choices`, the text of `Measured`, or the answer as LaTeX or plain
+text. Out: verdicts. Options are compared here. Numbers that are written with digits are compared here too, exactly,
+with their units converted. math-verify compares anything else in a worker.
+
+Two numbers agree if their difference is at most the tolerance times the reference; the tolerance is at least a
+millionth. Whole numbers without a unit and a tolerance must be equal. An answer without a unit is read in the unit of
+the reference.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+
+from brorl.prompts.choices import Choices
+from brorl.prompts.measured import Measured
+from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.choice_extraction import choose
+from brorl.verification.domains.math import TOO_LONG, MathVerifier
+from brorl.verification.domains.math_extraction import extract_answer, tidy
+from brorl.verification.domains.quantity import Quantity, read_quantity
+from brorl.verification.sandbox.call import VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict
+
+SCIENCE_DOMAIN = "science"
+OTHER_UNIT = "another unit"
+
+_MAX_ANSWER = 2_000
+_ROUNDING = 1e-6
+_AGREE = f"{Path(__file__).with_name('math_worker.py')}:agree"
+_E_NOTATION = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)\b")
+_COMMAND = re.compile(r"\\(?!text|mathrm|rm\b)[a-zA-Z]+")
+_CONSTANT = re.compile(r"(?<![a-zA-Z])(?:pi|e|sqrt|exp|ln|log)(?![a-zA-Z])")
+
+Call = tuple[str, str, float]  # reference, answer, tolerance
+
+
+class ScienceVerifier:
+    """Accepts the right option, or an answer that equals the reference.
+
+    Args:
+        pool: The workers that call math-verify.
+    """
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        self._math = MathVerifier(pool)
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        """Verify responses.
+
+        Args:
+            items: Pairs of a prompt, whose reference is described in the module, and a response.
+
+        Returns:
+            One verdict per pair, in the same order. Reasons of multiple choice: `correct`, `wrong answer`, `no answer`,
+            `not an option`, `several options`, `letter and text of different options`. Reasons of other answers: these
+            first three, `another unit`, `answer too long`, `not parsed`, `timeout`, `out of memory`, `verifier
+            crashed`.
+
+        Raises:
+            ValueError: If a reference looks like `Choices` or `Measured` and is malformed.
+        """
+        verdicts: list[Verdict | None] = []
+        unknown: dict[Call, list[tuple[int, str]]] = {}
+        for place, (prompt, response) in enumerate(items):
+            start = time.perf_counter()
+            reference = read_reference(prompt.reference)
+            if isinstance(reference, Choices):
+                verdicts.append(_verify_choice(reference, response, start))
+                continue
+            found = _compare(reference, response, start)
+            verdicts.append(found if isinstance(found, Verdict) else None)
+            if not isinstance(found, Verdict):
+                call, answer = found
+                unknown.setdefault(call, []).append((place, answer))
+        limit_s = self._pool.timeout_s / 2
+        results = self._pool.run([VerifierCall(_AGREE, (*call, limit_s)) for call in unknown])
+        for places, result in zip(unknown.values(), results, strict=True):
+            correct = result.failure is None and bool(result.value["correct"])
+            reason = result.failure or str(result.value["reason"])
+            for number, (place, answer) in enumerate(places):
+                seconds = 0.0 if number else result.seconds
+                verdicts[place] = Verdict(correct, float(correct), answer, reason, seconds)
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Find references that are malformed, or that math-verify cannot parse."""
+        problems: dict[str, str] = {}
+        expressions: dict[str, str] = {}
+        for reference in references:
+            try:
+                read = read_reference(reference)
+            except ValueError as error:
+                problems[reference] = str(error)
+                continue
+            if isinstance(read, Measured) and _read(read.value).number is None:
+                expressions[reference] = _read(read.value).text
+        unread = self._math.check_references(list(expressions.values()))
+        problems |= {one: unread[text] for one, text in expressions.items() if text in unread}
+        return {reference: problems[reference] for reference in references if reference in problems}
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Return the right answer in a box, and other answers."""
+        read = read_reference(reference)
+        if isinstance(read, Choices):
+            right, wrong = read.letter, [letter for letter in read.letters if letter != read.letter]
+        else:
+            answers = [other for other in map(read_reference, others) if isinstance(other, Measured)]
+            right, wrong = read.value, [other.value for other in answers]
+        return TrialResponses(f"\\boxed{{{right}}}", [f"\\boxed{{{one}}}" for one in wrong])
+
+
+@lru_cache(maxsize=4096)
+def read_reference(reference: str) -> Choices | Measured:
+    """Return what a reference stands for; text that is not a JSON object is an answer without a tolerance.
+
+    Raises:
+        ValueError: If a JSON object is neither `Choices` nor `Measured`, or the text is empty.
+    """
+    try:
+        is_object = reference.lstrip().startswith("{") and isinstance(json.loads(reference), dict)
+    except (ValueError, RecursionError):
+        is_object = False
+    if not is_object:
+        return Measured(reference)
+    return Measured.from_text(reference) if "value" in json.loads(reference) else Choices.from_text(reference)
+
+
+def _verify_choice(choices: Choices, response: str, start: float) -> Verdict:
+    place, text, problem = choose(response, choices)
+    correct = place == choices.right
+    reason = problem or (CORRECT if correct else NO_ANSWER if place is None else WRONG)
+    return Verdict(correct, float(correct), text, reason, time.perf_counter() - start)
+
+
+@lru_cache(maxsize=4096)
+def _read(value: str) -> Quantity:
+    return read_quantity(tidy(value))
+
+
+def _compare(reference: Measured, response: str, start: float) -> Verdict | tuple[Call, str]:
+    """Return the verdict on a response, or a call of math-verify with the answer that was found."""
+    right = _read(reference.value)
+    answer = extract_answer(response, with_unit=right.unit is not None)
+
+    def verdict(reason: str) -> Verdict:
+        shown = None if reason == TOO_LONG else answer
+        return Verdict(reason == CORRECT, float(reason == CORRECT), shown, reason, time.perf_counter() - start)
+
+    if answer is None:
+        return verdict(NO_ANSWER)
+    if len(answer) > _MAX_ANSWER:
+        return verdict(TOO_LONG)
+    if answer == tidy(reference.value) and any(character.isalnum() for character in answer):
+        return verdict(CORRECT)
+    given = read_quantity(answer)
+    if right.unit is not None and not _same_kind(right, given):
+        return verdict(OTHER_UNIT)
+    factor = given.unit.factor / right.unit.factor if right.unit and given.unit else Fraction(1)
+    if right.number is None or given.number is None:
+        return (_plain(right.text), _scaled(_plain(given.text), factor), max(reference.tolerance, _ROUNDING)), answer
+    return verdict(CORRECT if _equal(right.number, given.number * factor, reference.tolerance, right) else WRONG)
+
+
+def _same_kind(right: Quantity, given: Quantity) -> bool:
+    """Whether an answer has a unit that converts to the reference's, or no unit and no words."""
+    if given.unit is not None:
+        return right.unit is not None and given.unit.dimension == right.unit.dimension
+    words = _CONSTANT.sub("", _COMMAND.sub("", given.text))
+    return given.unknown is None and not any(character.isalpha() for character in words)
+
+
+def _equal(right: Fraction, given: Fraction, tolerance: float, reference: Quantity) -> bool:
+    whole = right.denominator == given.denominator == 1
+    if whole and tolerance == 0 and reference.unit is None:
+        return right == given
+    return abs(given - right) <= max(Fraction(tolerance), Fraction(1, 1_000_000)) * abs(right)
+
+
+def _plain(text: str) -> str:
+    """Return an expression with `10^{5}` for the notation `e5`, which math-verify reads as a product."""
+    return _E_NOTATION.sub(r"\1 \\times 10^{\2}", text)
+
+
+def _scaled(text: str, factor: Fraction) -> str:
+    return text if factor == 1 else f"({text}) \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"

@@ -1,0 +1,106 @@
+"""The verifier of each domain. A new domain needs a new file beside this one and a line in `DOMAINS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from brorl.errors import UserError
+from brorl.prompts.countdown import COUNTDOWN_DOMAIN
+from brorl.prompts.gym_task import GYM_DOMAIN
+from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
+from brorl.prompts.question import Question
+from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
+from brorl.verification.domains.countdown import CountdownVerifier
+from brorl.verification.domains.gym import GymVerifier
+from brorl.verification.domains.ifeval import InstructionsVerifier
+from brorl.verification.domains.math import MATH_DOMAIN, MathVerifier
+from brorl.verification.domains.science import SCIENCE_DOMAIN, ScienceVerifier
+from brorl.verification.domains.user_function import FunctionVerifier
+from brorl.verification.verifier import Verifier
+from brorl.verification.workers import Workers
+
+
+def _code(workers: Workers, partial_credit: bool = False) -> Verifier:
+    pool = workers.pool
+    return CodeVerifier(workers.programs, pool.timeout_s, pool.memory_bytes, partial_credit)
+
+
+def _gym(workers: Workers, partial_credit: bool = False) -> Verifier:
+    return GymVerifier(workers.programs, workers.pool.timeout_s, partial_credit)
+
+
+DOMAINS: dict[str, Callable[[Workers], Verifier]] = {
+    CODE_DOMAIN: _code,
+    COUNTDOWN_DOMAIN: lambda _workers: CountdownVerifier(),
+    GYM_DOMAIN: _gym,
+    INSTRUCTIONS_DOMAIN: lambda _workers: InstructionsVerifier(),
+    MATH_DOMAIN: lambda workers: MathVerifier(workers.pool),
+    SCIENCE_DOMAIN: lambda workers: ScienceVerifier(workers.pool),
+}
+UNTRUSTED = (CODE_DOMAIN, GYM_DOMAIN)
+"""Domains whose built-in verifier runs the code of responses, in the sandbox."""
+WITH_ANSWERS: dict[str, Callable[[Workers], Verifier]] = {
+    COUNTDOWN_DOMAIN: lambda _workers: CountdownVerifier(with_answers=True),
+}
+"""Built-in verifiers that add the canonical answer to verdicts of correct responses."""
+WITH_SHARES: dict[str, Callable[[Workers], Verifier]] = {
+    CODE_DOMAIN: lambda workers: _code(workers, partial_credit=True),
+    GYM_DOMAIN: lambda workers: _gym(workers, partial_credit=True),
+    INSTRUCTIONS_DOMAIN: lambda _workers: InstructionsVerifier(partial_credit=True),
+}
+"""Built-in verifiers that give incorrect responses a score between 0 and 1; programs run all tests for it."""
+
+
+def make_verifiers(
+    domains: Iterable[str],
+    functions: Mapping[str, str],
+    workers: Workers,
+    with_answers: bool = False,
+    with_shares: bool = False,
+) -> dict[str, Verifier]:
+    """Make the verifiers of some domains.
+
+    Args:
+        domains: The domains.
+        functions: Import path of the user's function by domain; it replaces a built-in verifier.
+        workers: Processes for the verifiers that need them.
+        with_answers: Use the verifiers of `WITH_ANSWERS` where there is one.
+        with_shares: Use the verifiers of `WITH_SHARES` where there is one.
+
+    Returns:
+        The verifier of each domain, sorted by domain.
+
+    Raises:
+        UserError: If a domain has no verifier, or a function cannot be loaded.
+    """
+    verifiers: dict[str, Verifier] = {}
+    built_in = {**DOMAINS, **(WITH_ANSWERS if with_answers else {}), **(WITH_SHARES if with_shares else {})}
+    for domain in sorted({*domains}):
+        if domain in functions:
+            verifiers[domain] = FunctionVerifier(workers.pool, functions[domain], domain)
+        elif domain in built_in:
+            verifiers[domain] = built_in[domain](workers)
+        else:
+            raise UserError(
+                f"the data has questions of the domain {domain!r}, which has no verifier (domains with one: "
+                f"{', '.join(sorted({*DOMAINS, *functions}))}); set data.sources[].domain, or add your own: "
+                f"verification.functions: {{{domain}: package.module:function}}"
+            )
+    return verifiers
+
+
+def unreadable_references(
+    verifiers: Mapping[str, Verifier], questions: Sequence[Question]
+) -> list[tuple[Question, str]]:
+    """Return the questions whose reference answer no response can match, each with the problem, domain by domain.
+
+    Args:
+        verifiers: The verifier of each domain that occurs.
+        questions: Questions of any domains.
+    """
+    found: list[tuple[Question, str]] = []
+    for domain, verifier in verifiers.items():
+        own = [question for question in questions if question.domain == domain]
+        problems = verifier.check_references(sorted({question.reference for question in own}))
+        found += [(question, problems[question.reference]) for question in own if question.reference in problems]
+    return found

@@ -1,0 +1,122 @@
+"""Verifier that calls a user's function in killable workers.
+
+In: prompts, responses, and the import path of a function. Out: verdicts. The function is called as
+`function(response, reference)`, or `function(response, reference, prompt)` if it takes three arguments, and returns a
+bool, a number from 0 to 1, or a dict. An exception, a wrong return value or a timeout becomes a verdict; a function
+that cannot be loaded is an error before training.
+"""
+
+from collections.abc import Sequence
+
+from brorl.errors import UserError
+from brorl.prompts.prompt import Prompt
+from brorl.verification.sandbox.call import LoadError, Result, VerifierCall
+from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.verifier import CORRECT, RETURNED, WRONG, TrialResponses, Verdict, is_unverified
+
+_KEYS = ("correct", "score", "extracted", "reason", "answer")
+
+
+class FunctionVerifier:
+    """Verifies responses with a user's function.
+
+    Args:
+        pool: The workers that call it.
+        function: `package.module:function`, also looked for in the current directory, or `path/to/file.py:function`.
+        domain: The domain that it verifies, for error messages.
+
+    Raises:
+        UserError: If the function cannot be loaded, or takes neither two nor three arguments.
+    """
+
+    def __init__(self, pool: WorkerPool, function: str, domain: str) -> None:
+        self._pool = pool
+        self._function = function
+        setting = f"verification.functions.{domain}"
+        try:
+            (result,) = pool.run([VerifierCall(function, None)])
+            if result.failure:
+                raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
+        except LoadError as error:
+            raise UserError(
+                f"{setting}: {error}; give package.module:function, importable from the current directory, "
+                "or path/to/file.py:function"
+            ) from None
+        least, most = result.value
+        if least > 3 or (most is not None and most < 2):
+            arguments = f"{least}" if least == most else f"{least} to {'any number' if most is None else most}"
+            raise UserError(
+                f"{setting}: {function!r} takes {arguments} arguments; "
+                "it must take two (response, reference) or three (response, reference, prompt)"
+            )
+        self._takes_prompt = most is None or most >= 3
+
+    def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+        """Verify responses.
+
+        Args:
+            items: Pairs of a prompt and a response.
+
+        Returns:
+            One verdict per pair, in the same order. The reason is the function's, or `correct` or `wrong answer`, or
+            after a failure `verifier raised ...`, `verifier returned ...`, `timeout`, `out of memory`, `verifier
+            crashed` or `unverified: ...`. A function that cannot decide returns `False` with such a reason itself.
+        """
+        calls = [
+            VerifierCall(self._function, (response, prompt.reference, *([prompt.text] if self._takes_prompt else [])))
+            for prompt, response in items
+        ]
+        return [_verdict(result) for result in self._pool.run(calls)]
+
+    def check_references(self, references: Sequence[str]) -> dict[str, str]:
+        """Accept every reference: only the function can read them."""
+        del references
+        return {}
+
+    def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
+        """Return the references without change; the function may expect another form of response."""
+        return TrialResponses(reference, others, certain=False)
+
+
+def _verdict(result: Result) -> Verdict:
+    if result.failure:
+        return Verdict(False, 0.0, None, result.failure, result.seconds)
+    try:
+        correct, score, extracted, reason, answer = _read(result.value)
+    except ValueError as error:
+        return Verdict(False, 0.0, None, f"{RETURNED} {error}", result.seconds)
+    return Verdict(correct, score, extracted, reason or (CORRECT if correct else WRONG), result.seconds, answer)
+
+
+def _read(value: object) -> tuple[bool, float, str | None, str | None, str | None]:
+    """Return correct, score, extracted, reason and answer; a ValueError names the problem of the returned value."""
+    if not isinstance(value, dict):
+        correct, score = _outcome(value)
+        return correct, score, None, None, None
+    unknown = [key for key in value if key not in _KEYS]
+    if unknown or not ("correct" in value or "score" in value):
+        raise ValueError(f"a dict with the keys {', '.join(value)[:200] or 'none'} (allowed: {', '.join(_KEYS)})")
+    correct, score = _outcome(value["score"] if "score" in value else value["correct"])
+    if "correct" in value:
+        if not isinstance(value["correct"], bool):
+            raise ValueError(f"correct of type {type(value['correct']).__name__}, not bool")
+        correct = value["correct"]
+    reason = _text(value, "reason")
+    if reason is not None and is_unverified(reason) and (correct or score):
+        raise ValueError(f"the reason {reason!r} with an outcome")
+    return correct, score, _text(value, "extracted"), reason, _text(value, "answer")
+
+
+def _text(value: dict[str, object], key: str) -> str | None:
+    text = value.get(key)
+    if not isinstance(text, str | None):
+        raise ValueError(f"{key} of type {type(text).__name__}, not str")
+    return text
+
+
+def _outcome(value: object) -> tuple[bool, float]:
+    if not isinstance(value, bool | int | float):
+        raise ValueError(f"{type(value).__name__}, not a bool, a number from 0 to 1 or a dict")
+    if not 0 <= value <= 1:  # nor NaN
+        raise ValueError(f"{str(value)[:40]}, not a number from 0 to 1")
+    return value >= 1, float(value)

@@ -1,0 +1,212 @@
+"""Grading: trees in, one verdict per distinct response out.
+
+A text is verified once per prompt, however many rollouts, token sequences and trees contain it. Each domain's verifier
+is called once, with all texts of its prompts, and once more with those that it could not verify because of the machine.
+A `Grader` also turns verdicts into rewards and groups. A group holds the verified rollouts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from brorl.algorithms.groups import Group
+from brorl.algorithms.rewards import RewardShaping, shaped_rewards
+from brorl.prompts.prompt import Prompt
+from brorl.tree import RolloutTree
+from brorl.verification.response_format import ResponseFormat
+from brorl.verification.verifier import TRUNCATED, Verdict, Verifier
+
+
+@dataclass(frozen=True)
+class Grader:
+    """Verifies each distinct response once, and turns verdicts into rewards.
+
+    Attributes:
+        verifiers: Verifier of each domain.
+        decode: Token ids of a response to its text.
+        shaping: From verdicts to rewards.
+        response_format: The format that `shaping.format_reward` pays for; None without such a reward.
+        by_answer: Puts correct responses with the same canonical answer into one class.
+    """
+
+    verifiers: Mapping[str, Verifier]
+    decode: Callable[[Sequence[int]], str]
+    shaping: RewardShaping
+    response_format: ResponseFormat | None = None
+    by_answer: bool = False
+
+    def verdicts(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[list[Verdict]]:
+        """Return the verdicts of all distinct responses; truncated ones are verified only if they can earn a reward."""
+        accept_truncated = self.shaping.stop_properly > 0
+        return grade(prompts, trees, self.verifiers, self.decode, accept_truncated=accept_truncated)
+
+    def texts(self, tree: RolloutTree) -> list[str]:
+        """Return the text of each distinct response."""
+        return [self.decode(tokens) for tokens, _ in tree.responses()]
+
+    def group(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group | None:
+        """Return the verified rollouts of a prompt with their rewards.
+
+        Unverified responses leave the tree with all of their rollouts, and N of the group is smaller.
+
+        Args:
+            prompt: The prompt.
+            tree: Its rollouts, with L distinct responses.
+            verdicts: The L verdicts, aligned with the leaves.
+            step: Number of the step, from 0 on, for rewards that depend on it.
+
+        Returns:
+            The group, whose leaves are aligned with `verified(verdicts)`. None if no rollout was verified, or only one
+            of several: a single rollout has no other rollouts to be compared with.
+        """
+        kept = verified(verdicts)
+        if len(kept) < len(verdicts):
+            if not kept:
+                return None
+            tree, _ = tree.select(np.flatnonzero([not v.unverified for v in verdicts]))
+            if tree.num_rollouts < 2:
+                return None
+        return self._rewarded(prompt, tree, kept, step)
+
+    def stored_group(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group:
+        """Return all rollouts of a prompt, to be stored and shown; see `group` for the arguments.
+
+        The reward of an unverified response is NaN.
+        """
+        group = self._rewarded(prompt, tree, verdicts, step)
+        reward_L = np.where([v.unverified for v in verdicts], np.nan, group.reward_L)
+        return replace(group, reward_L=reward_L, class_L=None)
+
+    def _rewarded(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group:
+        correct_L = np.array([v.correct for v in verdicts])
+        form = self.response_format
+        reward_L = shaped_rewards(
+            correct_L=correct_L,
+            score_L=np.array([v.score for v in verdicts]),
+            length_L=tree.length,
+            truncated_L=~tree.finished,
+            domain=prompt.domain,
+            step=step,
+            shaping=self.shaping,
+            formatted_L=None if form is None else np.array([form.matches(text) for text in self.texts(tree)]),
+        )
+        return Group(prompt, tree, correct_L, reward_L, class_L=_answer_classes(verdicts) if self.by_answer else None)
+
+    def groups(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree], step: int) -> list[Group | None]:
+        """Verify and reward all rollouts.
+
+        Args:
+            prompts: P prompts.
+            trees: Their P trees.
+            step: Number of the step, from 0 on, for rewards that depend on it.
+
+        Returns:
+            For each prompt the result of `group`.
+        """
+        graded = zip(prompts, trees, self.verdicts(prompts, trees), strict=True)
+        return [self.group(prompt, tree, verdicts, step) for prompt, tree, verdicts in graded]
+
+
+def verified(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Return the verdicts that were reached."""
+    return [verdict for verdict in verdicts if not verdict.unverified]
+
+
+def num_unverified(tree: RolloutTree, verdicts: Sequence[Verdict]) -> int:
+    """Return the number of rollouts whose response could not be verified because of the machine."""
+    return int(tree.leaf_count[[v.unverified for v in verdicts]].sum())
+
+
+def grade(
+    prompts: Sequence[Prompt],
+    trees: Sequence[RolloutTree],
+    verifiers: Mapping[str, Verifier],
+    decode: Callable[[tuple[int, ...]], str],
+    accept_truncated: bool = False,
+) -> list[list[Verdict]]:
+    """Verify every distinct response of every tree.
+
+    Args:
+        prompts: P prompts.
+        trees: P trees, of these prompts.
+        verifiers: The verifier of each domain that occurs.
+        decode: Token ids of a response, end token included, to its text without special tokens.
+        accept_truncated: Verify unfinished responses too. By default they are incorrect with the reason `truncated`.
+
+    Returns:
+        For each tree L verdicts, aligned with its leaves. A response that could not be verified because of the machine
+        is verified again after all others; if that fails too, its verdict is `unverified`.
+
+    Raises:
+        ValueError: If the numbers of trees and prompts differ, a tree belongs to another prompt, or a domain has no
+            verifier.
+    """
+    _check(prompts, trees, verifiers)
+    number_of: dict[Prompt, int] = {}  # a prompt's many tokens are hashed once, not once per response
+    number_P = [number_of.setdefault(prompt, len(number_of)) for prompt in prompts]
+    texts_PL = [
+        [
+            decode(response) if finished or accept_truncated else None
+            for (response, _), finished in zip(tree.responses(), tree.finished.tolist(), strict=True)
+        ]
+        for tree in trees
+    ]
+    items_of: dict[str, dict[tuple[int, str], tuple[Prompt, str]]] = {}  # of each domain
+    for prompt, number, text_L in zip(prompts, number_P, texts_PL, strict=True):
+        items = items_of.setdefault(prompt.domain, {})
+        items.update(((number, text), (prompt, text)) for text in text_L if text is not None)
+    verdict_of = _verify(items_of, verifiers)
+    lost = {
+        domain: {key: item for key, item in items.items() if verdict_of[key].unverified}
+        for domain, items in items_of.items()
+    }
+    verdict_of |= _verify(lost, verifiers)
+    truncated = Verdict(False, 0.0, None, TRUNCATED, 0.0)
+    return [
+        [truncated if text is None else verdict_of[number, text] for text in text_L]
+        for number, text_L in zip(number_P, texts_PL, strict=True)
+    ]
+
+
+def _verify(
+    items_of: Mapping[str, Mapping[tuple[int, str], tuple[Prompt, str]]], verifiers: Mapping[str, Verifier]
+) -> dict[tuple[int, str], Verdict]:
+    """Return the verdict of each item of each domain; a verifier without items is not called."""
+    verdict_of: dict[tuple[int, str], Verdict] = {}
+    for domain, items in items_of.items():
+        if items:
+            verdict_of.update(zip(items, verifiers[domain].verify_all(list(items.values())), strict=True))
+    return verdict_of
+
+
+def _answer_classes(verdicts: Sequence[Verdict]) -> NDArray[np.int64]:
+    """Return the class of each correct response, shape [L]; -1 for incorrect ones.
+
+    Correct responses with the same answer have the number of the first of them. One without an answer is a class.
+    """
+    first_of: dict[str, int] = {}
+    classes = [
+        (place if v.answer is None else first_of.setdefault(v.answer, place)) if v.correct else -1
+        for place, v in enumerate(verdicts)
+    ]
+    return np.array(classes, np.int64)
+
+
+def _check(prompts: Sequence[Prompt], trees: Sequence[RolloutTree], verifiers: Mapping[str, Verifier]) -> None:
+    if len(prompts) != len(trees):
+        raise ValueError(f"got {len(prompts)} prompts and {len(trees)} trees; pass one tree per prompt, in order")
+    for place, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
+        if tuple(tree.prompt_ids) != prompt.token_ids:
+            raise ValueError(
+                f"tree {place} has other prompt tokens than prompt {prompt.id!r}; pass prompts and trees in the same "
+                "order"
+            )
+        if prompt.domain not in verifiers:
+            raise ValueError(
+                f"prompt {prompt.id!r} is of the domain {prompt.domain!r}, which has no verifier "
+                f"(verifiers: {', '.join(sorted(verifiers)) or 'none'}); add one"
+            )

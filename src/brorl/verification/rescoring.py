@@ -1,0 +1,191 @@
+"""Stored responses verified again: their questions, new verdicts, and the agreement with stored verdicts.
+
+In: stored responses, and questions with reference answers. Out: a verdict for each response of a known question. A
+response without a known question is returned as such, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import NamedTuple
+
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
+from brorl.verification.verifier import TRUNCATED, Verdict, Verifier
+
+UNREADABLE = "unreadable reference"
+_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """A response from a file.
+
+    Attributes:
+        place: Its file and row.
+        question_id: The id of its question, if the row has one.
+        question: The text of its question, if the row has one.
+        text: The response.
+        correct: The stored verdict, if the row has one.
+        reason: The stored reason, if the row has one.
+    """
+
+    place: str
+    question_id: str | None
+    question: str | None
+    text: str
+    correct: bool | None = None
+    reason: str | None = None
+
+
+class Rescored(NamedTuple):
+    """A stored response with a new verdict."""
+
+    response: StoredResponse
+    question: Question
+    verdict: Verdict
+
+
+class Matching(NamedTuple):
+    """Responses with their questions, and responses of unknown questions."""
+
+    known: list[tuple[StoredResponse, Question]]
+    unknown: list[StoredResponse]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Stored verdicts against new ones. Truncated and unverified responses are left out.
+
+    Attributes:
+        both_correct: Number of responses that are correct in both.
+        both_incorrect: Number that are incorrect in both.
+        only_stored: Number that only the stored verdict calls correct.
+        only_new: Number that only the new verdict calls correct.
+    """
+
+    both_correct: int
+    both_incorrect: int
+    only_stored: int
+    only_new: int
+
+    @property
+    def number(self) -> int:
+        """Number of compared responses."""
+        return self.both_correct + self.both_incorrect + self.only_stored + self.only_new
+
+    @property
+    def share(self) -> float:
+        """Share of the compared responses with equal verdicts, 0 to 1; NaN without any."""
+        return (self.both_correct + self.both_incorrect) / self.number if self.number else float("nan")
+
+
+def match_questions(responses: Sequence[StoredResponse], questions: Sequence[Question]) -> Matching:
+    """Find the question of each response.
+
+    The id decides if it is that of a question. Otherwise the text decides, with differences of white space ignored, and
+    then the part of an id after the name of its source. A text or part of an id that several questions share decides
+    nothing.
+
+    Args:
+        responses: The responses.
+        questions: Questions with distinct ids.
+    """
+    by_id = {question.id: question for question in questions}
+    by_text = _unambiguous([(question.asked, question) for question in questions])
+    by_part = _unambiguous([(question.id.partition(":")[2], question) for question in questions])
+    known: list[tuple[StoredResponse, Question]] = []
+    unknown: list[StoredResponse] = []
+    for response in responses:
+        name, text = response.question_id, response.question
+        found = by_id.get(name) if name is not None else None
+        if found is None and text is not None:
+            found = by_text.get(" ".join(text.split()))
+        if found is None and name is not None:
+            found = by_part.get(name)
+        if found is None:
+            unknown.append(response)
+        else:
+            known.append((response, found))
+    return Matching(known, unknown)
+
+
+def rescore(
+    matched: Sequence[tuple[StoredResponse, Question]],
+    verifiers: Mapping[str, Verifier],
+    observe: Callable[[int], None] = lambda _: None,
+    unreadable: Collection[str] = (),
+) -> tuple[list[Rescored], float]:
+    """Verify stored responses, each distinct one once.
+
+    A response that is stored as truncated keeps that verdict, because it was never verified. One that the machine kept
+    from being verified is verified a second time. A response to a question with an unreadable reference is incorrect.
+
+    Args:
+        matched: Responses with their questions.
+        verifiers: The verifier of each domain.
+        observe: Called with the number of distinct responses that have been verified.
+        unreadable: Ids of questions whose reference answer their verifier cannot read.
+
+    Returns:
+        The responses with their verdicts, in order, and the wall time of the verification in seconds.
+    """
+    items: dict[tuple[str, str], tuple[Prompt, str]] = {}
+    prompt_of: dict[str, Prompt] = {}
+    for response, question in matched:
+        if response.reason != TRUNCATED and question.id not in unreadable:
+            prompt = prompt_of.setdefault(question.id, _prompt(question))
+            items.setdefault((question.id, response.text), (prompt, response.text))
+    verdict_of: dict[tuple[str, str], Verdict] = {}
+    begin = perf_counter()
+    for _ in range(2):
+        open_of: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+        for key, (prompt, _) in items.items():
+            if key not in verdict_of or verdict_of[key].unverified:
+                open_of[prompt.domain].append(key)
+        for domain, keys in open_of.items():
+            for start in range(0, len(keys), _AT_ONCE):
+                part = keys[start : start + _AT_ONCE]
+                verdicts = verifiers[domain].verify_all([items[key] for key in part])
+                verdict_of.update(zip(part, verdicts, strict=True))
+                observe(len(verdict_of))
+    seconds = perf_counter() - begin
+    truncated, unread = (Verdict(False, 0.0, None, reason, 0.0) for reason in (TRUNCATED, UNREADABLE))
+
+    def verdict(response: StoredResponse, question: Question) -> Verdict:
+        if response.reason == TRUNCATED:
+            return truncated
+        return unread if question.id in unreadable else verdict_of[question.id, response.text]
+
+    return [Rescored(response, question, verdict(response, question)) for response, question in matched], seconds
+
+
+def is_compared(one: Rescored) -> bool:
+    """Whether a response has a stored verdict and a new one that can be compared."""
+    return one.response.correct is not None and one.verdict.reason != TRUNCATED and not one.verdict.unverified
+
+
+def agreement(rescored: Sequence[Rescored]) -> Agreement:
+    """Compare the stored verdicts with the new ones."""
+    pairs = [(bool(one.response.correct), one.verdict.correct) for one in rescored if is_compared(one)]
+    return Agreement(
+        pairs.count((True, True)), pairs.count((False, False)), pairs.count((True, False)), pairs.count((False, True))
+    )
+
+
+def _prompt(question: Question) -> Prompt:
+    """Return a question for a verifier, which does not read tokens; a prompt needs at least one."""
+    return Prompt(
+        question.id, question.last_turn, (0,), question.reference, question.domain, question.source, question.last_turn
+    )
+
+
+def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:
+    """Return the questions by keys that one question alone has."""
+    found: dict[str, Question | None] = {}
+    for key, question in pairs:
+        found[key] = None if key in found else question
+    return {key: question for key, question in found.items() if question is not None}

@@ -1,0 +1,171 @@
+"""What a judge requests of the programs it tests, and what they reply.
+
+A judge decides whether a program is correct. It is a generator in this process: it yields requests, receives replies,
+and returns its decision. Programs run in the sandbox; expected values stay with the judge and never enter a program.
+
+    def judge(source: str, cases: Sequence[Case]) -> Judge[int]:
+        for number, case in enumerate(cases):
+            reply = yield RunProgram(source, case.stdin, Limits())
+            if reply.failure or reply.stdout != case.stdout:
+                return number
+        return len(cases)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from brorl.verification.sandbox.inside import program
+
+T = TypeVar("T")
+
+
+class Fault(StrEnum):
+    """The end of a program other than an exception: the beginning of the text of a failure.
+
+    `exited` and `killed by signal` are followed by more words: `exited with code 3`, `killed by signal 11`.
+    """
+
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = program.OUT_OF_MEMORY
+    TOO_MUCH_OUTPUT = program.TOO_MUCH_OUTPUT
+    TOO_MANY_THREADS = "too many threads"
+    BROKE_PROTOCOL = "broke the protocol of the sandbox"
+    EXITED = "exited"
+    KILLED = "killed by signal"
+
+
+def fault_of(failure: str) -> Fault | None:
+    """Return the fault that the text of a failure names; None for an exception and for a value that is not plain.
+
+    Args:
+        failure: `failure` of `Ended` or `Returned`. The program may have written it: a fault of that name is a failure
+            too.
+    """
+    return next((fault for fault in Fault if failure == fault or failure.startswith(f"{fault} ")), None)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one request.
+
+    Attributes:
+        seconds: Wall time. Time in which the program waited for a core of a busy machine does not count, up to three
+            times the limit.
+        memory_bytes: Memory of the program.
+        output_bytes: Size of its output, or of a returned value.
+    """
+
+    seconds: float = 4.0
+    memory_bytes: int = 1 << 29
+    output_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True)
+class RunProgram:
+    """Run a whole program on some input, in a new process. The reply is `Ended`."""
+
+    source: str
+    stdin: str
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class LoadProgram:
+    """Start a process that executes the source as a module and stays, for calls. The reply is `Returned`.
+
+    Attributes:
+        source: The source code.
+        limits: Limits of loading; the memory limit also holds for later calls.
+        name: Name of the process within this conversation.
+        outside: Functions that the module finds defined. A call of one is passed to the judge as `Asked`.
+    """
+
+    source: str
+    limits: Limits = field(default_factory=Limits)
+    name: str = "answer"
+    outside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CallFunction:
+    """Call a function of a loaded program. The reply is `Returned`, or `Asked` first.
+
+    Attributes:
+        function: Name in the module; `Solution.method` calls the method of a new `Solution()`.
+        arguments: Positional arguments of builtin types, as `values` encodes them.
+        limits: Limits of the call.
+        name: Name of the process.
+    """
+
+    function: str
+    arguments: tuple[object, ...]
+    limits: Limits = field(default_factory=Limits)
+    name: str = "answer"
+
+
+@dataclass(frozen=True)
+class GiveValue:
+    """Answer an `Asked`: the value that the outside function returns, or the text of the exception that it raises."""
+
+    value: object = None
+    error: str | None = None
+    name: str = "answer"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program has run.
+
+    Attributes:
+        stdout: Its output, decoded as UTF-8 with replacement.
+        failure: A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception; None
+            after a normal end.
+        seconds: Wall time.
+    """
+
+    stdout: str
+    failure: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Returned:
+    """A program has been loaded, or a call has ended.
+
+    Attributes:
+        value: The returned value, of builtin types; None after loading.
+        failure: As in `Ended`, also `exited inside the call` and `returned no plain value`; None if there is a value.
+        seconds: Wall time.
+    """
+
+    value: object
+    failure: str | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A program has called one of its outside functions and waits for `GiveValue`."""
+
+    function: str
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The decision that could not be reached because of the machine, not of the response: unverified.
+
+    Attributes:
+        reason: For example `a worker was lost`.
+    """
+
+    reason: str
+
+
+Request = RunProgram | LoadProgram | CallFunction | GiveValue
+Reply = Ended | Returned | Asked
+Judge = Generator[Request, Reply, T]

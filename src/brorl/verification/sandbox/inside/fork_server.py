@@ -1,0 +1,247 @@
+"""The fork server: a small process that starts sandboxed processes as forks of itself.
+
+In: messages of the parent on a socket, with the descriptors of a process to start, or the number of one to kill. Out: a
+message when a process has ended. The parent talks to the processes directly, through the descriptors that it sent.
+
+The server is started by exec, never as a fork of a process that may hold a GPU. It has one thread, and neither the
+environment nor other descriptors of its parent. It ends with its parent, and its processes end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from brorl.verification.sandbox.inside.confinement import MAX_DESCRIPTORS, MAX_THREADS, SECCOMP, Confinement
+from brorl.verification.sandbox.inside.frames import READY, UNCONFINED, Frame, write_frame
+from brorl.verification.sandbox.inside.program import serve
+from brorl.verification.sandbox.worker import die_with_parent
+
+_PRELOADED = (
+    *("abc", "array", "bisect", "calendar", "cmath", "collections.abc", "contextlib", "copy", "dataclasses"),
+    *("datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "math"),
+    *("numbers", "operator", "queue", "random", "re", "statistics", "string", "struct", "textwrap", "threading"),
+    *("time", "types", "typing", "unicodedata"),
+)
+_PRELOADED_MORE = (
+    *("argparse", "ast", "asyncio", "base64", "binascii", "bz2", "cProfile", "codecs", "colorsys", "configparser"),
+    *("concurrent.futures", "contextvars", "csv", "ctypes", "difflib", "dis", "doctest", "email", "errno", "fnmatch"),
+    *("getopt", "gettext", "glob", "graphlib", "gzip", "hmac", "html", "inspect", "ipaddress", "keyword", "linecache"),
+    *("locale", "logging", "lzma", "multiprocessing", "optparse", "pathlib", "pdb", "pickle", "platform", "pprint"),
+    *("profile", "reprlib", "resource", "sched", "secrets", "select", "selectors", "shelve", "shlex", "shutil"),
+    *("signal", "socket", "sqlite3", "subprocess", "tempfile", "timeit", "token", "tokenize", "traceback"),
+    *("tracemalloc", "unittest", "urllib.parse", "uuid", "warnings", "weakref", "xml.etree.ElementTree", "zipfile"),
+    *("zlib", "zoneinfo"),
+)
+_WATCH_S = 0.1  # between two looks at the threads of the processes
+# A process finds its two pipes at the last descriptors that its limit allows, out of the way of the program's own.
+_REQUESTS, _REPLIES = MAX_DESCRIPTORS - 2, MAX_DESCRIPTORS - 1
+_C = ctypes.PyDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Serve the parent until it ends.
+
+    Descriptor 0 is the lifeline, 1 the socket. The arguments are a path to drop from `sys.path`, and settings as JSON.
+    """
+    lifeline, control = os.dup(0), socket.socket(fileno=os.dup(1))
+    os.dup2(2, 0)
+    os.dup2(2, 1)
+    die_with_parent(lifeline)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    settings = json.loads(sys.argv[2])
+    try:
+        _preload(settings)
+        confinement = Confinement(settings["level"], _readable())
+    except BaseException as error:
+        control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"[:1000]}).encode())
+        while control.recv(4096):  # an end now, with messages unread, would reach the parent before the report
+            pass
+        return
+    sys.argv[:] = ["answer.py"]
+    os.environ.clear()
+    random.seed(0)  # every program finds the same state
+    gc.collect()
+    gc.freeze()
+    _Server(lifeline, control, confinement).run()
+
+
+def _preload(settings: dict[str, Any]) -> None:
+    """Import before any fork: no program has to, and none may be able to."""
+    if settings["packages"]:
+        sys.path[:] = settings["packages"]
+    else:
+        sys.path.remove(sys.argv[1])
+    for module in (*_PRELOADED, *settings["preload"]):
+        importlib.import_module(module)
+    if settings["level"] == SECCOMP:  # a program can import nothing more
+        for module in _PRELOADED_MORE:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+
+
+def _readable() -> list[str]:
+    """Return the directories of the standard library and of installed packages, from where programs can import."""
+    library = os.path.dirname(os.__file__)
+    own = (library, os.path.join(library, "lib-dynload"))
+    places = [path for path in sys.path if path in own or path.endswith(("site-packages", "dist-packages"))]
+    return [path for path in places if os.path.isdir(path)]
+
+
+class _Server:
+    """The loop: start processes, kill processes, report ended ones."""
+
+    def __init__(self, lifeline: int, control: socket.socket, confinement: Confinement) -> None:
+        self._lifeline = lifeline
+        self._control = control
+        self._confinement = confinement
+        self._number_of: dict[int, int] = {}  # of each process by its pid
+        self._too_many_threads: set[int] = set()
+        self._watched = 0.0
+        self._wakeup, write_end = os.pipe2(os.O_NONBLOCK) if hasattr(os, "pipe2") else os.pipe()
+        os.set_blocking(write_end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serve until the parent closes its end."""
+        while True:
+            sources = [self._lifeline, self._control.fileno(), self._wakeup]
+            ready, _, _ = select.select(sources, [], [], _WATCH_S if self._number_of else None)
+            if self._lifeline in ready:
+                break
+            if self._wakeup in ready:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._receive():
+                break
+            self._watch_threads()
+        for pid in self._number_of:
+            _kill(pid)
+
+    def _watch_threads(self) -> None:
+        """Kill processes with too many threads; the system's own limit counts all processes of an ordinary user."""
+        if time.monotonic() < self._watched + _WATCH_S:
+            return
+        self._watched = time.monotonic()
+        for pid in self._number_of:
+            if _num_threads(pid) > MAX_THREADS:
+                self._too_many_threads.add(pid)
+                _kill(pid)
+
+    def _receive(self) -> bool:
+        """Handle one message; return whether there was one."""
+        data, descriptors, _, _ = socket.recv_fds(self._control, 4096, 8)
+        if not data:
+            return False
+        message = json.loads(data)
+        if "kill" in message:
+            for pid, number in self._number_of.items():
+                if number == message["kill"]:
+                    _kill(pid)
+        else:
+            self._start(message, descriptors)
+        return True
+
+    def _start(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        number = message["start"]
+        try:
+            pid = _fork()
+        except OSError as error:
+            self._send({"unstarted": number, "why": str(error)})
+        else:
+            if pid == 0:
+                self._become(message, descriptors)
+            self._number_of[pid] = number
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _become(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Turn this fork into the confined process."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests, replies, *streams = descriptors
+            for descriptor, place in zip((requests, replies, *streams), (_REQUESTS, _REPLIES, 0, 1), strict=False):
+                os.dup2(descriptor, place)
+            try:
+                self._confinement.enter(message["memory_bytes"], message["cpu_seconds"])
+            except OSError as error:
+                write_frame(_REPLIES, Frame(UNCONFINED, 0, str(error).encode()))
+                os._exit(0)
+            write_frame(_REPLIES, Frame(READY, 0, str(os.getpid()).encode()))
+            gc.enable()
+            serve(_REQUESTS, _REPLIES)
+        finally:
+            os._exit(1)
+
+    def _reap(self) -> None:
+        while self._number_of:
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            number = self._number_of.pop(pid, None)
+            if number is None:
+                continue
+            _end_group(pid)
+            self._send(
+                {
+                    "ended": number,
+                    "status": status,
+                    "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                    "memory_bytes": usage.ru_maxrss * 1024,
+                    "too_many_threads": pid in self._too_many_threads,
+                }
+            )
+            self._too_many_threads.discard(pid)
+
+    def _send(self, message: dict[str, object]) -> None:
+        self._control.send(json.dumps(message).encode())
+
+
+def _fork() -> int:
+    """Fork this process as `os.fork` does, without renewing locks and seeds, which takes longer than the fork.
+
+    No other thread can hold a lock: this process has one, unless a preloaded package started more.
+    """
+    if threading.active_count() > 1:
+        return os.fork()
+    pid: int = _C.fork()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return pid
+
+
+def _num_threads(pid: int) -> int:
+    """Return the number of threads of a process; 0 if the system does not report it."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[17])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _kill(pid: int) -> None:
+    """Kill a process that has not been reaped, and its group."""
+    for kill in (os.killpg, os.kill):  # a new process has no group yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def _end_group(pid: int) -> None:
+    """Kill what an unconfined process leaves behind; a confined one cannot start processes."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

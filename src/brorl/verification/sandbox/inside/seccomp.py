@@ -1,0 +1,177 @@
+"""The seccomp filter: which system calls a sandboxed program can make.
+
+In: whether files can be opened for reading. Out: a program for the kernel's filter machine (classic BPF), and its
+installation in this process, for good. The filter is a list of allowed calls, some with conditions on their arguments.
+Any other call fails with EPERM: a program gets the exception that a lack of permission raises. A call by the numbers of
+another architecture kills the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from typing import NamedTuple
+
+from brorl.verification.sandbox.inside.syscalls import ALWAYS, SOMETIMES
+
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, AUDIT_ARCH
+_X32 = 0x40000000  # calls of the x32 ABI, which x86-64 kernels also answer
+
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_JUMP_EQUAL, _JUMP_AT_LEAST = 0x15, 0x35
+_ALLOW, _KILL = 0x7FFF0000, 0x80000000
+_FAIL = 0x00050000  # plus the error number
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in `struct seccomp_data`
+_EVERY_BIT = 0xFFFFFFFF
+
+_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
+
+
+class Condition(NamedTuple):
+    """A condition on one argument: argument & mask == value.
+
+    Attributes:
+        argument: Index of the argument.
+        value: Its value, 32 bits.
+        mask: The bits that count. The high half of an argument does not count unless `high` is set.
+        high: Compare the high half of the argument, for pointers.
+    """
+
+    argument: int
+    value: int
+    mask: int = _EVERY_BIT
+    high: bool = False
+
+
+def _null(argument: int) -> tuple[Condition, ...]:
+    return Condition(argument, 0), Condition(argument, 0, high=True)
+
+
+# Threads share the memory and end with the process. No new process, no namespace, no descriptor of a process.
+_CLONE_THREAD, _CLONE_VM = 0x00010000, 0x00000100
+_CLONE_OTHERS = 0x7E020000 | 0x00000080 | 0x00001000 | 0x00002000 | 0x00004000 | 0x00800000
+# O_WRONLY, O_RDWR, O_CREAT and O_TRUNC (O_TMPFILE needs one of the first two).
+_OPEN_FOR_WRITING = 0o1 | 0o2 | 0o100 | 0o1000
+_DUPFD, _GETFD, _SETFD, _GETFL, _SETFL, _DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 1030
+_O_ASYNC = 0o20000  # the kernel would send a signal
+_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451
+_RLIMIT_STACK = 3
+_AF_UNIX, _SOCK_STREAM, _SOCK_TYPE = 1, 1, 0xF
+
+_CONDITIONAL: list[tuple[str, tuple[Condition, ...]]] = [
+    ("clone", (Condition(0, _CLONE_THREAD | _CLONE_VM, _CLONE_THREAD | _CLONE_VM | _CLONE_OTHERS),)),
+    *(("fcntl", (Condition(1, command),)) for command in (_DUPFD, _GETFD, _SETFD, _GETFL, _DUPFD_CLOEXEC)),
+    ("fcntl", (Condition(1, _SETFL), Condition(2, 0, _O_ASYNC))),
+    *(
+        ("ioctl", (Condition(1, request),))
+        for request in (_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)
+    ),
+    # Limits can be read. The one of the stack can be changed; lowering another could pass for a fault of the machine.
+    ("prlimit64", (Condition(0, 0), *_null(2))),
+    ("prlimit64", (Condition(0, 0), Condition(1, _RLIMIT_STACK))),
+    ("setrlimit", (Condition(0, _RLIMIT_STACK),)),
+    # A pair of sockets within the process, which event loops need; nothing can be sent to an address.
+    ("socketpair", (Condition(0, _AF_UNIX), Condition(1, _SOCK_STREAM, _SOCK_TYPE))),
+    ("sendto", _null(4)),
+]
+_READING = [
+    ("open", (Condition(1, 0, _OPEN_FOR_WRITING),)),
+    ("openat", (Condition(2, 0, _OPEN_FOR_WRITING),)),
+]
+_UNKNOWN = "clone3"  # its flags are in memory, where a filter cannot look; the C library then uses `clone`
+
+
+def make_filter(reading: bool, machine: str | None = None) -> bytes:
+    """Return the filter as an array of `struct sock_filter`.
+
+    Args:
+        reading: Allow opening files for reading.
+        machine: Architecture as `platform.machine` names it; this machine's by default.
+
+    Raises:
+        OSError: If the architecture has no table.
+    """
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise OSError(errno.ENOSYS, f"no table of system calls for {machine!r}")
+    column, architecture = _ARCHITECTURES[machine]
+    steps_of = {numbers[column]: [_step(_RETURN, _ALLOW)] for numbers in ALWAYS.values()}
+    for name, conditions in _CONDITIONAL + (_READING if reading else []):
+        steps_of.setdefault(SOMETIMES[name][column], []).extend(_rule(conditions))
+    for name in {name for name, _ in _CONDITIONAL + _READING}:
+        steps_of.setdefault(SOMETIMES[name][column], []).append(_step(_RETURN, _FAIL | errno.EPERM))
+    steps_of[SOMETIMES[_UNKNOWN][column]] = [_step(_RETURN, _FAIL | errno.ENOSYS)]
+    numbers = {number: steps for number, steps in steps_of.items() if number is not None}
+    program = [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_JUMP_EQUAL, architecture, 1, 0),
+        _step(_RETURN, _KILL),
+        _step(_LOAD, _NUMBER),
+        *_search(_ranges(numbers)),
+    ]
+    return b"".join(program)
+
+
+def _ranges(steps_of: dict[int, list[bytes]]) -> list[tuple[int, list[bytes]]]:
+    """Return the first number of each range of calls with equal steps, in order; calls without steps fail."""
+    fail, kill = [_step(_RETURN, _FAIL | errno.EPERM)], [_step(_RETURN, _KILL)]
+    ranges: list[tuple[int, list[bytes]]] = []
+    for number in range(max(steps_of) + 2):
+        steps = steps_of.get(number, fail)
+        if not ranges or steps != ranges[-1][1]:
+            ranges.append((number, steps))
+    return [*ranges, (_X32, kill)]
+
+
+def _search(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
+    """Return a binary search for the range of the loaded number: the kernel runs the filter once per call number."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    return [_step(_JUMP_AT_LEAST, ranges[middle][0], len(below), 0), *below, *above]
+
+
+def _rule(conditions: tuple[Condition, ...]) -> list[bytes]:
+    """Return the steps that allow a call if all conditions hold, and otherwise continue after them."""
+    body = [_step(_RETURN, _ALLOW)]
+    for condition in reversed(conditions):  # a failed comparison skips the rest
+        compare = _step(_JUMP_EQUAL, condition.value, 0, len(body))
+        mask = [] if condition.mask == _EVERY_BIT else [_step(_AND, condition.mask)]
+        offset = _ARGUMENTS + 8 * condition.argument + 4 * condition.high
+        body = [_step(_LOAD, offset), *mask, compare, *body]
+    return body
+
+
+def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, operand)
+
+
+class Filter:
+    """A filter, ready to be installed in forks of this process.
+
+    Args:
+        reading: Allow opening files for reading.
+
+    Raises:
+        OSError: If the architecture has no table.
+    """
+
+    def __init__(self, reading: bool) -> None:
+        program = make_filter(reading)
+        self._steps = ctypes.create_string_buffer(program, len(program))
+        # struct sock_fprog: the number of steps, padding, a pointer
+        self._program = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(self._steps))
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def install(self) -> None:
+        """Filter the calls of this process from now on.
+
+        Raises:
+            OSError: If the kernel rejects the filter.
+        """
+        if self._prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), self._program, 0, 0):
+            raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")

@@ -1,0 +1,164 @@
+"""The levels of confinement, and which of them holds on this machine.
+
+In: the setting `verification.sandbox`. Out: a level that has withstood real attacks in this process, or a UserError
+before any untrusted code runs. The levels, from the strongest:
+
+- `landlock`: Landlock and seccomp. A program can read the standard library and nothing else.
+- `seccomp`: seccomp alone, for kernels without Landlock. A program can open no file at all; it can import the modules
+  that the fork server has imported.
+- `unsafe`: limits of time and memory alone. A program has the files, the network and the processes of the user.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from brorl.errors import UserError
+from brorl.verification.sandbox.conversation import CallFunction, Judge, Limits, LoadProgram, Lost
+from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP, UNSAFE
+from brorl.verification.sandbox.judging import Judging
+from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
+
+AUTO = "auto"
+WISHES = (AUTO, LANDLOCK, SECCOMP, UNSAFE)
+_LADDER = (LANDLOCK, SECCOMP)
+_LIMITS = Limits(seconds=30.0)
+_SYSTEMS = {"darwin": "macOS", "win32": "Windows"}
+_DENIED = ("PermissionError", "OSError")  # the kernel has answered
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One attempt to break out.
+
+    Attributes:
+        name: What it tried, such as `read /etc/passwd`.
+        contained: Whether it failed as it must.
+        detail: What happened: the exception, or what the attack got.
+    """
+
+    name: str
+    contained: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level of confinement, and what it withstood on this machine.
+
+    Attributes:
+        name: `landlock`, `seccomp` or `unsafe`.
+        attacks: The attempts; none for `unsafe`, and none if the level could not be set up.
+        problem: Why the level does not hold; None if it does.
+    """
+
+    name: str
+    attacks: tuple[Attack, ...]
+    problem: str | None
+
+
+def choose_level(wish: str) -> Level:
+    """Return the level that the setting names; for `auto` the strongest that holds.
+
+    Args:
+        wish: One of `WISHES`.
+
+    Raises:
+        UserError: If the level does not hold, or none does.
+    """
+    if wish == UNSAFE:
+        return Level(UNSAFE, (), None)
+    if sys.platform != "linux":
+        raise UserError(
+            f"untrusted code is not run on {_SYSTEMS.get(sys.platform, sys.platform)}: the sandbox needs Linux; use "
+            "Linux, or set verification.sandbox: unsafe to run the code of the model with your files and your network"
+        )
+    problems = []
+    for name in _LADDER if wish == AUTO else (wish,):
+        level = probe_level(name)
+        if level.problem is None:
+            return level
+        problems.append(f"{name}: {level.problem}")
+    raise UserError(
+        f"no sandbox for untrusted code holds on this machine ({'; '.join(problems)}); use Linux 5.13 or later on "
+        "x86-64 or 64-bit ARM with seccomp, or set verification.sandbox: unsafe to run the code of the model with your "
+        "files and your network (`brorl doctor` shows the attacks)"
+    )
+
+
+@cache
+def probe_level(name: str) -> Level:
+    """Try attacks on a level; once per process.
+
+    Args:
+        name: `landlock` or `seccomp`.
+    """
+    with _targets() as attacks:
+        idle: list[Server] = []
+        judge = Judging([lambda: _attack(attacks)], ServerSettings(name), idle, 1)
+        try:
+            (outcome,) = judge.results()
+        except PreloadError as error:
+            return Level(name, (), str(error))
+        finally:
+            for server in idle:
+                server.close()
+    if isinstance(outcome, Lost):
+        return Level(name, (), outcome.reason)
+    broken = [attack for attack in outcome if not attack.contained]
+    problem = f"{broken[0].name}: {broken[0].detail}" if broken else None
+    return Level(name, tuple(outcome), problem)
+
+
+@contextmanager
+def _targets() -> Iterator[dict[str, tuple[str, tuple[object, ...]]]]:
+    """Yield the attacks, each a function of `inside.probe` with its arguments, while their targets exist."""
+    me = os.getpid()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+    ):
+        directory = Path(folder)
+        directory.chmod(0o777)  # the sandbox must deny access, not the owner of the files
+        secret, door = directory / "secret", directory / "door"
+        secret.write_text("secret", encoding="utf-8")
+        secret.chmod(0o666)
+        unix.bind(str(door))
+        door.chmod(0o777)
+        unix.listen()
+        yield {
+            "read /etc/passwd": ("read_file", ("/etc/passwd",)),
+            "read a file of the user": ("read_file", (str(secret),)),
+            "read the trainer's environment": ("read_file", (f"/proc/{me}/environ",)),
+            "overwrite a file": ("write_file", (str(secret),)),
+            "create a file": ("write_file", (str(directory / "new"),)),
+            "connect to a Unix socket": ("connect", (str(door),)),
+            "connect to a port": ("connect", (tcp.getsockname()[1],)),
+            "start a process": ("fork", ()),
+            "signal the trainer": ("signal", (me,)),
+            "trace the trainer": ("trace", (me,)),
+            "set up io_uring": ("set_up_io_uring", ()),
+            "execute a program": ("execute", (sys.executable,)),
+        }
+
+
+def _attack(attacks: dict[str, tuple[str, tuple[object, ...]]]) -> Judge[list[Attack]]:
+    """Try the attacks in one confined process; one that leaves no word has not been denied."""
+    source = Path(__file__).with_name("inside").joinpath("probe.py").read_text(encoding="utf-8")
+    loaded = yield LoadProgram(source, _LIMITS)
+    outcomes = []
+    for name, (function, arguments) in attacks.items():
+        reply = yield CallFunction(function, arguments, _LIMITS)
+        failure = getattr(reply, "failure", None) or getattr(loaded, "failure", None)
+        contained = failure is not None and failure.partition(":")[0] in _DENIED
+        outcomes.append(Attack(name, contained, failure or str(getattr(reply, "value", reply))))
+    return outcomes

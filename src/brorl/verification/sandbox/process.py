@@ -1,0 +1,353 @@
+"""This process's side of one sandboxed process: requests go in, replies and output come out, limits are enforced.
+
+Everything that arrives is untrusted. The limits of time and of output hold here and not in the program: a program that
+exceeds one is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from math import ceil
+from typing import Any
+
+from brorl.verification.sandbox.conversation import (
+    Asked,
+    CallFunction,
+    Ended,
+    Fault,
+    GiveValue,
+    LoadProgram,
+    Reply,
+    Returned,
+    RunProgram,
+)
+from brorl.verification.sandbox.inside import frames
+from brorl.verification.sandbox.inside.frames import HEADER, Frame
+from brorl.verification.sandbox.inside.program import EXITED_IN_CALL, NO_PLAIN_VALUE
+from brorl.verification.sandbox.machine_faults import waited_s
+from brorl.verification.sandbox.server import Ending, LostError, Server
+from brorl.verification.sandbox.values import REQUEST_DEPTH, decode, encode
+
+_START_SECONDS = 120.0  # until an idle machine's slowest server has imported its modules and forked
+KILL_SECONDS = 60.0  # until a killed process must have ended
+_LONGEST_STRETCH = 3.0  # of a limit, on a machine that is too busy to run the program
+_SHORTEST_EXTENSION_S = 0.01
+_LOADED_CPU_SECONDS = 3600  # of all calls of a loaded program; each has its own limit of wall time
+_FAILURE_CHARACTERS = 300
+
+
+class Process:
+    """One process, for one `RunProgram`, or for one `LoadProgram` and the calls that follow.
+
+    Args:
+        server: The server that starts it.
+        request: Its first request.
+
+    Attributes:
+        deadline: Time (monotonic clock) by which the current request must be finished.
+
+    Raises:
+        LostError: If the server has ended or this process has too many open files.
+    """
+
+    def __init__(self, server: Server, request: RunProgram | LoadProgram) -> None:
+        self._server = server
+        self._memory_bytes = request.limits.memory_bytes
+        self._limits = request.limits
+        self._is_run = isinstance(request, RunProgram)
+        self._cpu_seconds = ceil(request.limits.seconds) + 1 if self._is_run else _LOADED_CPU_SECONDS
+        self._outside = request.outside if isinstance(request, LoadProgram) else ()
+        self._is_loading = True
+        self._ready = False
+        self._ending: Ending | None = None
+        self._failure: Fault | None = None  # why it was killed
+        self._uncaught: str | None = None  # the exception that it reported
+        self._received, self._output = bytearray(), bytearray()
+        self._unsent = b""
+        self._replies_ended = self._stdout_ended = False
+        self._requests = self._replies = self._stdout = -1
+        try:
+            self._open(request)
+        except OSError as error:
+            self._close_descriptors()
+            raise LostError(f"a process could not be started: {error}") from None
+        except LostError:
+            self._close_descriptors()
+            raise
+        self.deadline = time.monotonic() + _START_SECONDS
+        self._began = time.monotonic()
+        self._left_seconds = 0.0
+        self._pid = 0
+        self._extended = self._extended_in_all = 0.0  # the current request, and all so far
+        self._is_asking = False
+        self._send(request)
+
+    def _open(self, request: RunProgram | LoadProgram) -> None:
+        with contextlib.ExitStack() as theirs:
+            requests, self._requests = os.pipe()
+            theirs.callback(os.close, requests)
+            self._replies, replies = os.pipe()
+            theirs.callback(os.close, replies)
+            descriptors = [requests, replies]
+            if isinstance(request, RunProgram):
+                stdin = _sealed_file(request.stdin.encode("utf-8", "surrogatepass"))
+                theirs.callback(os.close, stdin)
+                self._stdout, stdout = os.pipe()
+                theirs.callback(os.close, stdout)
+                descriptors += [stdin, stdout]
+            for descriptor in self.readable:
+                os.set_blocking(descriptor, False)
+            os.set_blocking(self._requests, False)
+            self._number = self._server.start(self._memory_bytes, self._cpu_seconds, descriptors)
+
+    @property
+    def readable(self) -> list[int]:
+        """Descriptors to wait for."""
+        open_ones = ((self._replies, self._replies_ended), (self._stdout, self._stdout_ended))
+        return [descriptor for descriptor, ended in open_ones if descriptor >= 0 and not ended]
+
+    @property
+    def writable(self) -> list[int]:
+        """The descriptor on which a part of the request waits."""
+        return [self._requests] if self._unsent else []
+
+    def request(self, request: CallFunction | GiveValue) -> None:
+        """Send a request to a loaded program.
+
+        Raises:
+            ValueError: If the program waits for a value and gets a call, or the other way around.
+        """
+        if self._is_asking != isinstance(request, GiveValue):
+            state = "waits for GiveValue" if self._is_asking else "has not called an outside function"
+            raise ValueError(f"the judge requested {type(request).__name__}, but the program {state}")
+        self._is_asking = False
+        now = time.monotonic()
+        if isinstance(request, CallFunction):
+            self._limits, self._began, self._is_loading = request.limits, now, False
+            self._extended = 0.0
+            self.deadline = now + request.limits.seconds
+        else:
+            self.deadline = now + self._left_seconds
+        self._send(request)
+
+    def _send(self, request: RunProgram | LoadProgram | CallFunction | GiveValue) -> None:
+        kind, content = _content(request)
+        self._token = int.from_bytes(os.urandom(8), "big")
+        self._unsent += Frame(kind, self._token, content).to_bytes()
+        self._write()
+
+    def _write(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            try:
+                self._unsent = self._unsent[os.write(self._requests, self._unsent) :]
+            except BrokenPipeError:
+                self._unsent = b""
+
+    def advance(self) -> Reply | None:
+        """Exchange what can be exchanged now, enforce the limits, and return the reply once there is one.
+
+        Raises:
+            LostError: If the machine ended the process, or could not start it.
+        """
+        if self._unsent:
+            self._write()
+        self._ending = self._ending or self._server.take_ending(self._number)
+        self._read_output()
+        reply = self._read_reply() if self._failure is None else None
+        if reply is not None:
+            return reply
+        if self._ending is not None:
+            return self._last_reply(self._ending)
+        if time.monotonic() >= self.deadline:
+            if self._failure is not None:
+                raise LostError("a worker did not respond")
+            if not self._ready:
+                raise LostError("a process took too long to start")
+            self._check_time()
+        return None
+
+    def _check_time(self) -> None:
+        """Stop a program whose time is up, unless other processes of the machine had a part of that time."""
+        most = _LONGEST_STRETCH * self._limits.seconds
+        owed = min(waited_s(self._pid) - self._extended_in_all, most - self._extended)
+        if owed < _SHORTEST_EXTENSION_S:
+            self._stop(Fault.TIMEOUT)
+            return
+        self._extended += owed
+        self._extended_in_all += owed
+        self.deadline = time.monotonic() + owed
+
+    def _read_output(self) -> None:
+        """Read standard output; a flood is cut off."""
+        limit = self._limits.output_bytes
+        while self._stdout >= 0 and not self._stdout_ended and self._failure is None:
+            part = _read(self._stdout, 1 << 16)
+            if part is None:
+                return
+            self._stdout_ended = not part
+            self._output += part
+            if len(self._output) > limit:
+                del self._output[limit:]
+                self._stop(Fault.TOO_MUCH_OUTPUT)
+
+    def _read_reply(self) -> Reply | None:
+        """Read frames; return the reply that one of them is."""
+        while (frame := self._next_frame()) is not None:
+            if frame.kind == frames.UNCONFINED and not self._ready:
+                raise LostError(f"a process could not be confined: {_line(frame.body)}")
+            if frame.kind == frames.READY and not self._ready:
+                self._ready, self._pid, self._began = True, int(frame.body), time.monotonic()
+                self.deadline = self._began + self._limits.seconds
+                continue
+            if not self._ready or frame.token != self._token:
+                self._stop(Fault.BROKE_PROTOCOL)
+                return None
+            if self._is_run and frame.kind == frames.FAILED and self._uncaught is None:
+                self._uncaught = _line(frame.body)
+                continue
+            if not self._is_run and frame.kind in (frames.VALUE, frames.FAILED, frames.ASKED):
+                self._token = -1  # a second reply to the same request is a breach
+                return self._reply(frame)
+            self._stop(Fault.BROKE_PROTOCOL)
+            return None
+        return None
+
+    def _next_frame(self) -> Frame | None:
+        """Return the next frame, None if it has not arrived completely; one that is too long stops the program."""
+        while True:
+            if len(self._received) >= HEADER.size:
+                kind, token, length = HEADER.unpack_from(self._received)
+                end = HEADER.size + length
+                if length > max(self._limits.output_bytes, 4 * _FAILURE_CHARACTERS):
+                    self._stop(Fault.TOO_MUCH_OUTPUT)
+                    return None
+                if len(self._received) >= end:
+                    frame = Frame(kind, token, bytes(self._received[HEADER.size : end]))
+                    del self._received[:end]
+                    return frame
+            if self._replies_ended:
+                return None
+            part = _read(self._replies, 1 << 16)
+            if part is None:
+                return None
+            self._replies_ended = not part
+            self._received += part
+
+    def _reply(self, frame: Frame) -> Reply:
+        now = time.monotonic()
+        seconds = now - self._began
+        if frame.kind == frames.FAILED:
+            return Returned(None, _line(frame.body), seconds)
+        try:
+            value = decode(frame.body.decode())
+            if frame.kind == frames.ASKED:
+                name, arguments = value
+                if name not in self._outside or type(arguments) is not tuple:
+                    raise ValueError("not a call of an outside function")
+                self._is_asking = True
+                self._left_seconds = max(0.0, self.deadline - now)
+                return Asked(name, arguments)
+        except (ValueError, TypeError) as error:
+            return Returned(None, _line(f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace")), seconds)
+        return Returned(None if self._is_loading else value, None, seconds)
+
+    def _stop(self, failure: Fault) -> None:
+        """Kill the program because of what it did."""
+        self._failure = self._failure or failure
+        self.deadline = time.monotonic() + KILL_SECONDS
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process if it runs."""
+        self._server.kill(self._number)
+
+    def _last_reply(self, ending: Ending) -> Reply:
+        """Return the reply to the request during which the process ended."""
+        seconds = time.monotonic() - self._began
+        failure = self._failure or self._uncaught or self._why(ending)
+        if self._is_run:
+            return Ended(self._output.decode("utf-8", "replace"), failure and str(failure), seconds)
+        return Returned(None, str(failure or EXITED_IN_CALL), seconds)
+
+    def _why(self, ending: Ending) -> str | None:
+        """Return why a process ended that was not stopped.
+
+        Raises:
+            LostError: If something outside killed it: no program can send itself this signal.
+        """
+        if ending.too_many_threads:
+            return Fault.TOO_MANY_THREADS
+        code = os.waitstatus_to_exitcode(ending.status)
+        if code >= 0:
+            return f"{Fault.EXITED} with code {code}" if code and self._is_run else None
+        if -code == signal.SIGKILL:
+            if ending.cpu_seconds >= self._cpu_seconds:
+                return Fault.TIMEOUT
+            if ending.memory_bytes > self._memory_bytes // 2:
+                return Fault.OUT_OF_MEMORY
+            raise LostError("a process was killed from outside")
+        return Fault.TIMEOUT if -code == signal.SIGXCPU else f"{Fault.KILLED} {-code}"
+
+    def close(self) -> None:
+        """Kill the process and close the descriptors."""
+        self.kill()
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        for descriptor in (self._requests, self._replies, self._stdout):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._requests = self._replies = self._stdout = -1
+
+
+def _content(request: RunProgram | LoadProgram | CallFunction | GiveValue) -> tuple[int, bytes]:
+    """Return the kind and the body of a request's frame."""
+    match request:
+        case RunProgram():
+            return frames.RUN, request.source.encode("utf-8", "surrogatepass")
+        case LoadProgram():
+            content: Any = (request.source, request.outside)
+            return frames.LOAD, encode(content, REQUEST_DEPTH).encode()
+        case CallFunction():
+            content = (request.function, request.arguments, request.limits.output_bytes)
+            return frames.CALL, encode(content, REQUEST_DEPTH).encode()
+        case GiveValue():
+            return frames.GIVE, encode((request.value, request.error), REQUEST_DEPTH).encode()
+
+
+def _read(descriptor: int, length: int) -> bytes | None:
+    """Read what is there; None if nothing is, and nothing at the end."""
+    try:
+        return os.read(descriptor, length)
+    except BlockingIOError:
+        return None
+
+
+def _line(body: bytes) -> str:
+    """Return untrusted text as one short line of printable characters."""
+    text = " ".join(body.decode("utf-8", "replace").split())
+    return "".join(c if c.isprintable() else "\ufffd" for c in text[:_FAILURE_CHARACTERS])
+
+
+def _sealed_file(content: bytes) -> int:
+    """Return a descriptor of a file in memory with this content, which nobody can change."""
+    if sys.platform != "linux":
+        with tempfile.TemporaryFile() as file:
+            file.write(content)
+            file.seek(0)
+            return os.dup(file.fileno())
+    import fcntl
+
+    descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    fcntl.fcntl(
+        descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+    )
+    return descriptor

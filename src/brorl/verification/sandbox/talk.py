@@ -1,0 +1,116 @@
+"""A judge with the programs that it tests: requests of the judge go to the programs, their replies to the judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Generic
+
+from brorl.verification.sandbox.conversation import (
+    CallFunction,
+    GiveValue,
+    Judge,
+    LoadProgram,
+    Reply,
+    Request,
+    RunProgram,
+    T,
+)
+from brorl.verification.sandbox.process import KILL_SECONDS, Process
+from brorl.verification.sandbox.server import LostError, Server
+
+_RUN = ""  # the name of a whole program's process
+
+
+class Talk(Generic[T]):
+    """One run of a judge on one server.
+
+    Args:
+        number: Index of the judge.
+        make_judge: Makes the judge.
+        server: Starts its programs.
+
+    Attributes:
+        number: Index of the judge.
+        server: The server.
+        decisions: The judge's decision, as the only element, once there is one.
+    """
+
+    def __init__(self, number: int, make_judge: Callable[[], Judge[T]], server: Server) -> None:
+        self.number = number
+        self.server = server
+        self.decisions: list[T] = []
+        self._judge = make_judge()
+        self._processes: dict[str, Process] = {}
+        self._waiting: Process | None = None
+        self._started = False
+        self._closed = 0.0
+
+    @property
+    def process(self) -> Process | None:
+        """The process whose reply the judge waits for."""
+        return self._waiting
+
+    @property
+    def deadline(self) -> float:
+        """Time (monotonic clock) at which `advance` has something to do in any case."""
+        if self._waiting is not None:
+            return self._waiting.deadline
+        return self._closed + KILL_SECONDS if self.decisions else 0.0
+
+    @property
+    def over(self) -> bool:
+        """Whether the judge has decided and all programs have ended."""
+        return bool(self.decisions) and not self.server.alive
+
+    def advance(self) -> None:
+        """Continue as far as possible without waiting.
+
+        Raises:
+            LostError: If the machine ended a program.
+            Exception: Any exception of the judge.
+        """
+        if not self._started:
+            self._started = True
+            self._pass(None)
+        while self._waiting is not None and (reply := self._waiting.advance()) is not None:
+            self._pass(reply)
+        if self.decisions and self.server.alive and time.monotonic() >= self.deadline:
+            raise LostError("a worker did not respond")
+
+    def _pass(self, reply: Reply | None) -> None:
+        """Pass a reply to the judge, and its next request to a program."""
+        self._waiting = None
+        try:
+            request = next(self._judge) if reply is None else self._judge.send(reply)
+        except StopIteration as stop:
+            self.decisions.append(stop.value)
+            self.close()
+        else:
+            self._waiting = self._serve(request)
+
+    def _serve(self, request: Request) -> Process:
+        """Send a request, and return the process that will reply."""
+        match request:
+            case RunProgram() | LoadProgram():
+                name = request.name if isinstance(request, LoadProgram) else _RUN
+                self._end(name)
+                self._processes[name] = Process(self.server, request)
+            case CallFunction() | GiveValue():
+                name = request.name
+                if name not in self._processes:
+                    raise ValueError(f"no program was loaded as {name!r}; request LoadProgram first")
+                self._processes[name].request(request)
+        return self._processes[name]
+
+    def _end(self, name: str) -> None:
+        if name in self._processes:
+            self._processes.pop(name).close()
+
+    def close(self) -> None:
+        """End the judge and kill its programs."""
+        self._waiting = None
+        self._closed = time.monotonic()
+        self._judge.close()
+        for name in [*self._processes]:
+            self._end(name)

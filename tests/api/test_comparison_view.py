@@ -1,0 +1,78 @@
+"""What a comparison prints while it runs, into a file or pipe."""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from brorl.api import arm_runs
+from brorl.api.arm_runs import ArmRun, RunProgress, progress_of
+from brorl.api.comparison_plan import Arguments, plan_for
+from brorl.api.comparison_view import ComparisonView
+from brorl.cost import Budget, Unit
+from brorl.errors import UserError
+
+
+def run_with(folder: Path, costs: list[float], unit: Unit = "seconds", limit: float = 100.0) -> ArmRun:
+    """A run whose steps cost as much."""
+    folder.mkdir()
+    step = {"sampling": {"samples": 8, "sampled_tokens": 8, "unique_tokens": 8}, "seconds": {"total": 1.0}}
+    records: list[dict[str, Any]] = [{"step": 0}]
+    for number, cost in enumerate(costs, 1):
+        record: dict[str, Any] = json.loads(json.dumps(step)) | {"step": number}
+        record["seconds" if unit == "seconds" else "sampling"]["total" if unit == "seconds" else unit] = cost
+        records.append(record)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return ArmRun(folder.name, 0, folder / "r.yaml", folder, Budget(unit, limit))
+
+
+def test_runs_in_progress_are_printed_when_nothing_else_was(tmp_path: Path) -> None:
+    progress = progress_of(run_with(tmp_path / "N=16", [20.0]))
+    out = io.StringIO()
+    view = ComparisonView(Console(file=out), [progress.run], quiet_s=0.0)
+    view.runs_progressed([progress])
+    assert "N=16 seed 0 20%; about" in out.getvalue()
+
+    out = io.StringIO()
+    view = ComparisonView(Console(file=out), [progress.run], quiet_s=3600.0)
+    view.runs_progressed([progress])
+    assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("load", "settings", "is_warned"),
+    [(0.0, {}, False), (99.0, {}, True), (99.0, {"engine.clock": "cpu", "engine.threads": 1}, False)],
+)
+def test_a_busy_machine_is_told_where_seconds_are_matched(
+    load: float, settings: dict[str, Any], is_warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    out = io.StringIO()
+    plan = plan_for(None, Arguments(overrides=settings))
+    ComparisonView(Console(file=out), []).announce(plan, "a machine", Path("out"), 1)
+    assert ("--engine.clock cpu --engine.threads 1" in out.getvalue()) == is_warned
+
+
+@pytest.mark.parametrize("unit", ["seconds", "samples", "unique_tokens"])
+def test_steps_that_are_too_long_for_the_budget_are_refused(tmp_path: Path, unit: Unit) -> None:
+    """The first step contains startup and does not count alone; the longest step of all runs names the budget."""
+    short, long = (
+        progress_of(run_with(tmp_path / name, costs, unit)) for name, costs in (("A", [50, 4, 4]), ("B", [6, 10, 8]))
+    )
+    arm_runs._check_steps([short])
+    with pytest.raises(UserError, match=r"one step of B takes 8 .* budget of 100 .*; raise --budget to 190 or more"):
+        arm_runs._check_steps([short, long])
+
+
+def test_steps_are_judged_when_all_running_runs_are_known(tmp_path: Path) -> None:
+    new, long = (progress_of(run_with(tmp_path / name, costs)) for name, costs in (("A", [50, 4]), ("B", [6, 10, 8])))
+    arm_runs._check_steps([new, long])
+    arm_runs._check_steps([RunProgress(new.run)])
+    arm_runs._check_steps([])
+    done = progress_of(run_with(tmp_path / "C", [60, 60]))
+    with pytest.raises(UserError, match="one step of C takes 60 seconds"):
+        arm_runs._check_steps([done])

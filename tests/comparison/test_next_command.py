@@ -1,0 +1,63 @@
+"""The command after a comparison: the one that its result asks for."""
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from comparisons import synthetic
+
+from brorl.comparison.arms import Comparison
+from brorl.comparison.next_command import next_command
+from brorl.comparison.results import results_of
+from brorl.comparison.seeds_needed import SeedsNeeded
+
+
+def in_folder(comparison: Comparison, folder: Path, recipes: bool = True) -> Comparison:
+    """The same comparison with runs in a folder, each with its recipe."""
+    arms = []
+    for index, arm in enumerate(comparison.arms):
+        runs = [replace(run, path=str(folder / f"arms/{index}/seed-{run.seed}")) for run in arm.runs]
+        for run in runs:
+            Path(run.path).mkdir(parents=True)
+            if recipes:
+                Path(f"{run.path}.yaml").touch()
+        arms.append(replace(arm, runs=tuple(runs)))
+    return replace(comparison, arms=tuple(arms))
+
+
+def test_a_shown_difference_is_checked_for_longer(tmp_path: Path) -> None:
+    comparison = in_folder(synthetic(np.random.default_rng(0), lift={0: 0.0, 1: 2.0}), tmp_path)
+    following = next_command(results_of(comparison), tmp_path)
+    recipes = [str(tmp_path / f"arms/{i}/seed-0.yaml") for i in (0, 1)]
+    assert shlex.split(following.command) == [
+        "brorl", "compare", *recipes, "--match", "seconds", "--budget", "80", "--seeds", "3", "--marks", "3",
+    ]  # fmt: skip
+    assert following.why == "to see whether this holds for longer (80 seconds each)"
+
+
+def test_arms_that_are_not_matched_get_a_larger_budget(tmp_path: Path) -> None:
+    comparison = in_folder(synthetic(np.random.default_rng(0), overshoot={1: 0.2}), tmp_path)
+    following = next_command(results_of(comparison), tmp_path)
+    assert following.why == "to match the arms (80 seconds each)"
+    assert "--budget 80" in following.command
+
+
+def test_a_difference_that_is_not_shown_gets_more_seeds_if_the_prompts_are_enough(tmp_path: Path) -> None:
+    comparison = in_folder(synthetic(np.random.default_rng(0), lift={0: 1.0, 1: 1.0}), tmp_path)
+    results = results_of(comparison)
+    assert results.pair is not None
+    assert results.pair.differences[1].conclusion == "no difference shown"
+    for seeds, enough, command in (
+        (9, True, f"brorl compare {tmp_path} --seeds 9"),
+        (9, False, "--budget 80 --seeds 3"),
+        (3, True, "--budget 80 --seeds 3"),
+    ):
+        needed = replace(results, seeds_needed={"N=512": SeedsNeeded(0.02, seeds, 40, enough)})
+        assert command in next_command(needed, tmp_path).command
+
+
+def test_a_finished_run_gives_the_budget_so_its_runs_are_shown(tmp_path: Path) -> None:
+    comparison = in_folder(synthetic(np.random.default_rng(0)), tmp_path, recipes=False)
+    following = next_command(results_of(comparison), tmp_path)
+    assert following.command == f"brorl report {tmp_path}/arms/0/seed-0 {tmp_path}/arms/1/seed-0"

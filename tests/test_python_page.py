@@ -1,0 +1,34 @@
+"""The examples of docs/how-to/python.md, run as they are written, from an empty folder."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "python.md"
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page_work(tmp_path: Path) -> None:
+    text = PAGE.read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    calls = re.findall(r"^\| `(brorl\.[^`]*)` \|", text, re.MULTILINE)
+    assert len(blocks) == 4
+    assert len(calls) == 5
+    shown = [  # files that the page only names
+        call.replace(', "runs/other"', "").replace("responses.jsonl", "runs/first-evaluation") for call in calls
+    ]
+    script = "\n".join([*blocks, *(f"print(repr({call}))" for call in shown)])
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "held-out pass@1:" in done.stdout
+    assert "difference in pass@1:" in done.stdout
+    for name in ("DataResult", "CheckResult", "Samples", "Report", "VerifyResult"):
+        assert re.search(rf"^{name}\(", done.stdout, re.MULTILINE), name
