@@ -47,6 +47,7 @@ from brorl.model.forward import smallest_window
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
+from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.seeds import derived_seed
 from brorl.verify.domains.table import unreadable_references
 from brorl.verify.grade import Grader
@@ -124,6 +125,8 @@ def prepare(config: TrainConfig, source: str) -> RunInputs:
     notes = [line for one in sources if (line := dropped_line(one.name, one.num_rows, one.dropped))]
     if source == config.model:  # a run that is resumed has been checked
         notes += check_source_references(verifiers, sources)
+    elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
+        unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     return RunInputs(
         source,
         tokenizer,
