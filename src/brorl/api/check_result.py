@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+import torch
 from rich.console import Console, Group
 from rich.text import Text
 
@@ -15,9 +17,10 @@ from brorl.api.display import to_html
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
 from brorl.assemble.run import build_pilot_parts, check_start
 from brorl.assemble.settings import build_sampling
+from brorl.assemble.threads import numbers_of_threads
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
-from brorl.format import duration
+from brorl.format import counted, duration
 from brorl.planning.report import seconds_text
 from brorl.planning.step_forecast import MOST_TOKENS, StepForecast, forecast_step
 from brorl.prompts.prompt import Prompt
@@ -26,6 +29,7 @@ from brorl.trackers import require_package
 from brorl.verify.trial import Trial, Verified, try_verifier
 from brorl.verify.verifier import TIMEOUT, is_failure
 
+_CLEARLY = 1.2  # times as slow: less is noise
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
 
@@ -165,7 +169,8 @@ def _forecast(config: TrainConfig, ready: RunInputs) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
         parts = build_pilot_parts(config, ready, build_sampling(config), on_end=ends.callback)
-        return forecast_step(parts, config.samples_per_step // config.prompts_per_step, Path(scratch))
+        threads = numbers_of_threads(config)
+        return forecast_step(parts, config.samples_per_step // config.prompts_per_step, Path(scratch), threads)
 
 
 def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
@@ -191,7 +196,18 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
             f"measured responses were cut at {MOST_TOKENS} tokens; if all of these grow to "
             f"{config.sampling.max_new_tokens:,}, a step takes up to about {seconds_text(forecast.most_seconds)} s"
         )
+    if forecast.seconds_of_threads:
+        lines.append(_threads_line(forecast.seconds_of_threads, torch.get_num_threads()))
     return lines
+
+
+def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
+    """Return the seconds of the same step by number of threads, and the setting if another number is faster."""
+    timed = ", ".join(f"{seconds_text(time)} s with {counted(number, 'thread')}" for number, time in seconds.items())
+    fastest = min(seconds, key=lambda number: seconds[number])
+    slower = seconds.get(chosen, 0.0) / seconds[fastest]
+    advice = f"; faster here and now: engine.threads: {fastest}" if slower > _CLEARLY else ""
+    return f"threads: a small step takes {timed}; the run has {chosen}{advice}"
 
 
 def _short(text: str, quoted: bool = True) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+import torch
+
 from brorl.activity import Activity, Phase
 from brorl.api.announcement import announcement, lineage_of, placement_lines
 from brorl.api.training_result import TrainingResult, read_result
@@ -121,7 +123,7 @@ class TrainingSession:
         if not directory.config_file.exists():  # a run that is killed from here on can be resumed
             self._write_config()
         run, state = build_run(config, directory, progress.show, self.screen.say, observe, cluster, parts.callback)
-        self._write_config()
+        self._write_config(torch.get_num_threads())
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
         directory.write_environment(continued_from=lineage_of(config.model))
@@ -136,9 +138,13 @@ class TrainingSession:
             self.screen.say(line)
         return run, state
 
-    def _write_config(self) -> None:
+    def _write_config(self, threads: int | None = None) -> None:
+        """Write the settings, with the number of threads if it is chosen: their sums differ in the last bits."""
+        config = self.config
+        if threads is not None and not config.cluster.enabled:
+            config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": threads})})
         with storage_errors(self.directory.config_file):
-            replace_file(self.directory.config_file, dump_yaml(self.config).encode())
+            replace_file(self.directory.config_file, dump_yaml(config).encode())
 
     def _train(
         self, run: TrainingRun, state: TrainerState, progress: TrainingProgress, stop: StopRequest
