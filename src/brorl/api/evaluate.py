@@ -161,7 +161,7 @@ def _request(options: _Options) -> Request:
     """Return the settings of the evaluation: those of the checkpoint's run, if it has one, with the options."""
     from brorl.assemble.evaluation_data import Request
     from brorl.config.reading import make_config, read_recipe
-    from brorl.model.shipped import shipped_folder
+    from brorl.model.name import shipped_folder
 
     checkpoint = resolve_checkpoint(options.checkpoint)
     overrides = dict(options.overrides)

@@ -91,7 +91,7 @@ def _read(parsed: argparse.Namespace) -> tuple[Guess, list[Question]]:
 
 def _positions(model: str | None) -> int | None:
     """Return the positions of a model on this machine, without importing transformers; None if they are unknown."""
-    from brorl.model.shipped import shipped_folder
+    from brorl.model.name import shipped_folder
 
     folder = shipped_folder(model or "") or Path(model or "").expanduser()
     try:

@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from brorl.errors import UserError, first_line
-from brorl.model.shipped import shipped_folder
+from brorl.model.name import check_folder, shipped_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
 _PROBE_TIMEOUT_S = 4.0
@@ -65,10 +65,7 @@ def find_model(name: str) -> ModelSource:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _find_in(folder.resolve(), name)
-    if folder.exists():
-        raise UserError(f"model {name} is a file; set model to the Hugging Face folder that contains it")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"model folder {name} does not exist; set model to a folder, a hub id, or quickstart")
+    check_folder(name)
     return ModelSource(name, name, local_only=_is_offline(name))
 
 

@@ -79,6 +79,19 @@ class Row(NamedTuple):
         return value
 
 
+def is_local(path: str) -> bool:
+    """Return whether rows are read from files here, not with `datasets`.
+
+    Args:
+        path: As in `read_rows`.
+
+    Raises:
+        UserError: If there are no such files, and it cannot be a data set of the hub.
+    """
+    local = Path(path).expanduser()
+    return not _is_saved_data_set(local) and _files_of(path, local) is not None
+
+
 def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
     """Read rows in order: files by name, then rows as in the file.
 
