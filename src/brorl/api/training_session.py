@@ -6,6 +6,7 @@ training loop for `brorl.train` are here.
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -15,6 +16,7 @@ import torch
 
 from brorl.activity import Activity, Phase
 from brorl.api.announcement import announcement, lineage_of, placement_lines
+from brorl.api.command_name import command_name
 from brorl.api.training_result import TrainingResult, read_result
 from brorl.assemble.cluster import build_cluster
 from brorl.assemble.run import build_run
@@ -82,7 +84,7 @@ class TrainingSession:
 
     @property
     def _resume(self) -> str:
-        return f"brorl resume {self.directory.path}"
+        return f"{command_name()} resume {shlex.quote(str(self.directory.path))}"
 
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train; after the loss of a remote learner continue from the last checkpoint, with new processes.
@@ -194,8 +196,8 @@ class TrainingSession:
         longer += [] if steps is None else [f"--steps {2 * steps}"]
         hints = [f"train longer: {self._resume} {' '.join(longer)}"]
         if self.is_new and not self.config.adaptive.enabled and number > _FEW:
-            again = f"{self.directory.config_file} --output_dir null --rollouts_per_prompt {_FEW}"
-            hints.append(f"compare with few rollouts: brorl train {again}")
+            again = f"{shlex.quote(str(self.directory.config_file))} --output_dir null --rollouts_per_prompt {_FEW}"
+            hints.append(f"compare with few rollouts: {command_name()} train {again}")
         return hints
 
     def _write_report(self) -> str:
