@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Generator, Iterator
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import settings
 from brorl.prompts.countdown import countdown_puzzles
 from child_runs import ForkServer
 
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as an active environment
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and tests run in parallel; child processes inherit it
 settings.register_profile("brorl", deadline=None, print_blob=True)  # no timed assertions
 settings.load_profile("brorl")
