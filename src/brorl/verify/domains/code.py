@@ -43,7 +43,8 @@ _ALL_CASES = 10  # times the limit of one case
 _SLOWER = 3.0  # Python than the compiled languages that time limits are made for
 _MIN_CASE_S = 1.0
 _MIN_MEMORY = 1 << 29
-_FUTURE = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([^()]{0,500}\)|[^\n(]*)$", re.MULTILINE)
+# Possessive: a run of blanks would otherwise be split in all ways, in time quadratic in its length.
+_FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
