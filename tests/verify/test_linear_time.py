@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from random import Random
 from types import FrameType
@@ -16,12 +17,14 @@ from domains.scripted_programs import ScriptedPool
 from domains.test_instruction_kinds import LANGUAGE_TEXTS, TEXTS
 from hostile_strings import hostile_string, literals, random_parts
 
+from brorl.api.verify_result import VerifyResult
 from brorl.prompts.choices import Choices
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.gym_task import GymTask
 from brorl.prompts.instructions import Instruction, Instructions
 from brorl.prompts.measured import Measured
 from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
 from brorl.verify.domains.code import CodeVerifier
 from brorl.verify.domains.countdown import CountdownVerifier
 from brorl.verify.domains.gym import GymVerifier
@@ -29,6 +32,7 @@ from brorl.verify.domains.ifeval import InstructionsVerifier
 from brorl.verify.domains.math import MathVerifier
 from brorl.verify.domains.science import ScienceVerifier
 from brorl.verify.domains.table import DOMAINS
+from brorl.verify.rescoring import StoredResponse, rescore
 from brorl.verify.sandbox.call import Result, VerifierCall
 from brorl.verify.sandbox.conversation import Ended, Reply, Request, Returned, RunProgram
 from brorl.verify.sandbox.pool import WorkerPool
@@ -167,6 +171,36 @@ def test_quadratic_time_is_stopped() -> None:
             re.match(r"(?:a*a*)*b", "a" * 10_000)
 
     assert LIMIT_S < seconds(Quadratic(), prompts("math", "1")[0], "") < 20 * LIMIT_S  # type: ignore[arg-type]
+
+
+SLEEP_S = 0.05
+PARTS = [
+    ("code", "code.extract_code"),
+    ("code", "code._module"),
+    ("code", "code_judges._passes"),
+    ("countdown", "countdown._verify"),
+    ("gym", "gym.extract_answer"),
+    ("ifeval", "ifeval._answer"),
+    ("math", "math.extract_answer"),
+    ("science", "science.choose"),
+]
+
+
+@pytest.mark.parametrize(("domain", "part"), PARTS)
+def test_the_slowest_verifications_count_the_time_of_this_process(
+    domain: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require(domain)
+    verifier, (prompt, *_) = verifier_of(domain)
+    module, _, name = f"brorl.verify.domains.{part}".rpartition(".")
+    function = getattr(import_module(module), name)
+    monkeypatch.setattr(f"{module}.{name}", lambda *args: (time.sleep(SLEEP_S), function(*args))[1])
+    question = Question("q", "?", prompt.reference, domain)
+    stored = StoredResponse("rows.jsonl:7", "q", None, "```python\ndef f(): pass\n```\n\\boxed{41}")
+    rescored, spent = rescore([(stored, question)], {domain: verifier})
+    assert SLEEP_S <= rescored[0].verdict.seconds <= spent
+    result = VerifyResult("rows.jsonl", "data", tuple(rescored), (), (), spent)
+    assert result.lines[-1] == f"slowest: {rescored[0].verdict.seconds:.2f} s (rows.jsonl:7)"
 
 
 def require(domain: str) -> None:

@@ -397,6 +397,7 @@ class TestScores:
 
 
 class TestCache:
+    @pytest.mark.usefixtures("no_own_time")
     def test_each_pair_of_tests_and_code_runs_once(self, pool: CountingPool) -> None:
         verifier = CodeVerifier(pool, cache_size=2)
         question, other = prompt(SUMS), prompt(CALLS)

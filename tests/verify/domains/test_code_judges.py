@@ -32,6 +32,7 @@ def verify(pool: ScriptedPool, tests: StdinCases | CallCases, timeout_s: float, 
 
 class TestTimeOfAllCases:
     @pytest.mark.parametrize("kind", ["stdin", "calls"])
+    @pytest.mark.usefixtures("no_own_time")
     def test_all_cases_together_have_ten_times_the_limit_of_one(self, kind: str, rng: np.random.Generator) -> None:
         """Each case stays below its limit; all of them exceed ten times it."""
         timeout_s = float(rng.uniform(0.5, 20))
