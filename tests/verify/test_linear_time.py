@@ -29,6 +29,7 @@ from brorl.verify.domains.code import CodeVerifier
 from brorl.verify.domains.countdown import CountdownVerifier
 from brorl.verify.domains.gym import GymVerifier
 from brorl.verify.domains.ifeval import InstructionsVerifier
+from brorl.verify.domains.instructions.language import detect
 from brorl.verify.domains.math import MathVerifier
 from brorl.verify.domains.science import ScienceVerifier
 from brorl.verify.domains.table import DOMAINS
@@ -84,6 +85,7 @@ def verifier_of(domain: str) -> tuple[Verifier, list[Prompt]]:
             task = GymTask("maze", {"question": "?", "answer": "7", "metadata": {}})
             return GymVerifier(ScriptedPool(reply)), prompts(domain, task.to_text())
         case "ifeval":
+            detect("The profiles of the languages are loaded once, before any time is taken.")
             kinds = {kind: arguments for kind, arguments, *_ in [*TEXTS, *LANGUAGE_TEXTS]}
             instructions = Instructions(tuple(Instruction(*pair) for pair in kinds.items()), loose=True)
             return InstructionsVerifier(), prompts(domain, instructions.to_text())
