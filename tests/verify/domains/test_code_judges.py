@@ -215,6 +215,7 @@ class TestSizeOfReplies:
         loaded, called = self.limits(CallCases("f", ((1,),), (text,)))
         assert len(text) < called < len(text) + 5_000
         assert loaded < 5_000
+        assert max(self.limits(CallCases("f", ((1,),), ([1] * 100_000,)))) == 1 << 22
         assert len(text) < max(self.limits(StdinCases(("",), (text,)))) < 5 * len(text) + 70_000
 
     def test_it_is_small_where_test_code_decides(self) -> None:

@@ -46,8 +46,8 @@ NO_CALL = "the test code ended without a call"
 NO_PLAIN_ARGUMENT = "an argument of the test code is no plain value"
 
 _NO_PLAIN_VALUE = "returned no plain value"
+_VALUE_BYTES = 1 << 22  # of any value, and of the arguments of one call by test code
 _PASSED_BYTES = 1 << 18  # of a value that is passed on to test code, whose expected value is not known here
-_ARGUMENTS_BYTES = 1 << 22  # of the arguments of one call by test code
 _MIN_OUTPUT_BYTES = 1 << 16
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,59})(?::.*)?", re.ASCII | re.DOTALL)
 _SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
@@ -189,7 +189,7 @@ def judge_calls(
                 problem = problem or _reason(loaded.failure)
                 break
             is_loaded = True
-        limits = clock.limits(REPLY_BYTES + check.most_bytes)
+        limits = clock.limits(min(REPLY_BYTES + check.most_bytes, _VALUE_BYTES))
         returned = yield from clock.expect(CallFunction(called, check.arguments, limits), Returned)
         with clock.own_time():
             passes = _passes(check, returned)
@@ -274,7 +274,7 @@ def _load_tests(test: TestCode, clock: Clock) -> LoadProgram:
     """
     seed = blake2b(test.code.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     source = f"__import__('random').seed({seed!r})\n{_NUMPY.read_text()}\ninstall()\n{test.code}"
-    limits = Limits(clock.total_s, clock.memory_bytes, _ARGUMENTS_BYTES)
+    limits = Limits(clock.total_s, clock.memory_bytes, _VALUE_BYTES)
     return LoadProgram(source, limits, _TESTS, tuple(dict.fromkeys((test.function, "candidate"))))
 
 
