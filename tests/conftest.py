@@ -3,10 +3,12 @@
 import gc
 import os
 import sys
+import time
 import zlib
 from collections.abc import Generator, Iterator
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import settings
 from brorl.prompts.countdown import countdown_puzzles
 from child_runs import ForkServer
 
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as an active environment
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and tests run in parallel; child processes inherit it
 _SEED = os.environ.get("BRORL_TEST_SEED", "0")  # "random", or a number
 settings.register_profile("brorl", deadline=None, print_blob=True, derandomize=_SEED == "0")  # no timed assertions
@@ -29,6 +32,12 @@ def puzzles_are_made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("brorl.assemble.data.countdown_puzzles", lru_cache(countdown_puzzles))
         yield
+
+
+@pytest.fixture
+def no_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process take no time: the seconds of a verdict are those of its worker alone."""
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

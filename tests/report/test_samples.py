@@ -67,14 +67,14 @@ def test_responses_by_count_with_what_was_said_of_them(run: Run, kind: Kind) -> 
         place = 0
         for i in chosen[:3]:
             verdict, nodes = verdicts[i], group.tree.path(int(group.tree.leaf[i]))
-            answer = "no answer found"
+            answer = "no answer found  " if verdict.reason in ("no answer", "no code block") else ""
             if verdict.extracted is not None:
-                answer = f"answer {visible_text(verdict.extracted.strip(), one_line=True)}"
+                answer = f"extracted answer: {visible_text(verdict.extracted.strip(), one_line=True)}  "
             mean = np.mean([np.float32(x).astype(float) for x in group.tree.logprob[nodes]])
             known = f"mean log-prob {mean:.3f}" if np.isfinite(mean) else "log-probs unknown"
             reason = visible_text(verdict.reason.strip(), one_line=True)
             line = (
-                f"\n{group.tree.leaf_count[i]}x {reason}  {answer}  reward {group.reward_L[i]:g}  "
+                f"\n{group.tree.leaf_count[i]}x {reason}  {answer}reward {group.reward_L[i]:g}  "
                 f"{len(nodes)} token{'s' * (len(nodes) > 1)}  {known}\n"
             )
             place = text.index(line, place) + len(line)

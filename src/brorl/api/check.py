@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.runs_folder import refuse_used_folder
+from brorl.api.cheap_checks import check_cheaply
 from brorl.api.settings import ConfigOrPath, recipe_name, resolve_config
 
 if TYPE_CHECKING:
@@ -27,8 +26,7 @@ def check(
         UserError: On the first problem.
     """
     config = resolve_config(config_or_path, overrides)
-    if config.output_dir is not None:
-        refuse_used_folder(Path(config.output_dir).expanduser())
+    check_cheaply(config)
 
     from brorl.api.check_result import check_config  # imports torch
 

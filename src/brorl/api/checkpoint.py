@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from brorl.errors import UserError
+from brorl.model.name import check_folder
 
 
 class Checkpoint(NamedTuple):
@@ -40,6 +41,7 @@ def resolve_checkpoint(name: str) -> Checkpoint:
         if last is None:
             raise UserError(f"the run {path} has no complete checkpoint yet; give the model that it started from")
         return Checkpoint(str(last), path / "config.yaml")
+    check_folder(name)
     run_config = path.resolve().parent.parent / "config.yaml"
     if path.is_dir() and run_config.is_file() and path.resolve().parent.name == "checkpoints":
         from brorl.runs.checkpoint import complete_checkpoints

@@ -51,6 +51,10 @@ def data(
         try:
             config = resolve_config(config_or_path if file is None else _recipe_of(file), overrides)
 
+            from brorl.assemble.data import check_first_rows
+
+            check_first_rows(config)
+
             from brorl.api.data_result import describe_data  # imports torch
 
             result = describe_data(config, show, file is None or "model" in overrides, screen.observe)

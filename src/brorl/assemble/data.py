@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
-
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, assert_never
 
 from brorl.assemble.gym import read_gym
 from brorl.config.settings import TrainConfig
@@ -18,13 +16,16 @@ from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-from brorl.prompts.files import FileSource, SourceReading, read_source
+from brorl.prompts.files import FileSource, SourceReading, check_first_row, read_source
 from brorl.prompts.layouts.reading import reasons
 from brorl.prompts.mixture import PromptMixture
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question, drop_asked, split_held_out
 from brorl.prompts.rendering import PromptFormat, drop_long, render
 from brorl.prompts.stream import PromptStream, PromptSupply
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,17 @@ class Prompts:
     longest: int
     dropped: int
     asked: int
+
+
+def check_first_rows(config: TrainConfig) -> None:
+    """Check the first row of each file on this machine, before anything large is imported or read.
+
+    Raises:
+        UserError: If there is no such file, or its first row is not a question with an answer.
+    """
+    for source in (*config.data.sources, *(config.evaluation.sources if _last_evaluated(config) else ())):
+        if isinstance(source, FileConfig):
+            check_first_row(_file_of(source, config.data.split_seed))
 
 
 def build_questions(config: TrainConfig) -> list[SourceQuestions]:
@@ -299,11 +311,15 @@ def read_file(source: FileConfig, seed: int) -> SourceReading:
     Raises:
         UserError: If a setting is wrong or a row cannot be used.
     """
+    return read_source(_file_of(source, seed))
+
+
+def _file_of(source: FileConfig, seed: int) -> FileSource:
+    """Return the checked source of a file or data set."""
     try:
-        file = FileSource(**source.model_dump(exclude={"name", "weight"}), name=source.label, seed=seed)
+        return FileSource(**source.model_dump(exclude={"name", "weight"}), name=source.label, seed=seed)
     except ValueError as error:
         raise UserError(str(error)) from error
-    return read_source(file)
 
 
 def source_kind(source: CountdownConfig | GymConfig | FileConfig) -> str:

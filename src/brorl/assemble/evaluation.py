@@ -22,6 +22,7 @@ from brorl.assemble.data import check_prompts
 from brorl.assemble.engine import OnEnd, build_engine, build_sampling_model, check_engine, end_engine
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.inputs import build_decode
+from brorl.assemble.threads import set_threads
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
@@ -92,8 +93,6 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
         UserError: On the first problem.
     """
     config = request.config
-    if config.engine.threads:
-        torch.set_num_threads(config.engine.threads)
     device = choose_device(config.device)
     check_engine(config, config.model)
     model_config = read_config(find_model(config.model))
@@ -106,7 +105,7 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     limit = _response_limit(request, prompts_of, model_config)
     every = [prompt for prompts in prompts_of.values() for prompt in prompts]
     check_prompts(config.model, every, {"--max-new-tokens": limit}, tokenizer, model_config)
-    _check_memory(config, model_config, prompts_of, limit)
+    set_threads(config, _check_memory(config, model_config, prompts_of, limit))
     unreadable = _check_references(sets, verifiers)
     notes += sandbox_lines(config, verifiers)
     notes += [one.note for one in sets if one.note]
@@ -255,8 +254,8 @@ def _response_limit(
 
 def _check_memory(
     config: TrainConfig, model_config: PreTrainedConfig, prompts_of: Mapping[str, Sequence[Prompt]], limit: int
-) -> None:
-    """Reject an evaluation whose weights and responses do not fit into memory."""
+) -> int:
+    """Reject an evaluation whose weights and responses do not fit into memory; return the number of weights."""
     device = choose_device(config.device)
     samples = config.evaluation.num_samples
     largest = min(prompts_per_batch(samples, limit), max(map(len, prompts_of.values())))
@@ -275,6 +274,7 @@ def _check_memory(
     kept = (MemoryLine("weights", weights, smaller), *engine)
     available = None if config.cluster.enabled else available_bytes(device)  # other machines hold the model
     check(MemoryPlan(kept, training.sampling, MemoryLine("learning", 0, ""), available), available)
+    return training.num_weights
 
 
 def _check_references(sets: Sequence[QuestionSet], verifiers: Mapping[str, Verifier]) -> dict[str, list[str]]:

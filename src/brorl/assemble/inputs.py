@@ -31,6 +31,7 @@ from brorl.assemble.settings import (
     build_sampling,
     build_shaping,
 )
+from brorl.assemble.threads import set_threads
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
@@ -47,6 +48,7 @@ from brorl.model.forward import smallest_window
 from brorl.model.load import choose_device, load_tokenizer
 from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, available_bytes, check, plan_memory
 from brorl.model.source import find_model, read_config
+from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.seeds import derived_seed
 from brorl.verification.domains.table import unreadable_references
 from brorl.verification.grade import Grader
@@ -99,8 +101,6 @@ def prepare(config: TrainConfig, source: str) -> RunInputs:
     Raises:
         UserError: On the first thing that is wrong.
     """
-    if config.engine.threads:
-        torch.set_num_threads(config.engine.threads)
     torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
     shaping = build_shaping(config)
     build_policy_loss(config)
@@ -121,9 +121,12 @@ def prepare(config: TrainConfig, source: str) -> RunInputs:
     context = prompts.longest + max(response_limits(config).values())
     check_window(config, model_config, context)
     memory = build_memory_plan(config, model_config, prompts)
+    set_threads(config, memory.num_weights)
     notes = [line for one in sources if (line := dropped_line(one.name, one.num_rows, one.dropped))]
     if source == config.model:  # a run that is resumed has been checked
         notes += check_source_references(verifiers, sources)
+    elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
+        unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     return RunInputs(
         source,
         tokenizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,7 @@ def init(parsed: argparse.Namespace) -> int:
         for setting, option in _OPTIONS.items():
             message = message.replace(f"data.sources[].{setting}:", option).replace(f"data.sources[].{setting}", option)
         raise UserError(message) from error
-    starter = make_starter(parsed.data, parsed.model, guess, questions)
+    starter = make_starter(parsed.data, parsed.model, guess, questions, _positions(parsed.model))
     text = starter_recipe(starter, str(output))
     make_config(parse_yaml(text, str(output)), {}, str(output))
     try:
@@ -80,15 +81,25 @@ def _read(parsed: argparse.Namespace) -> tuple[Guess, list[Question]]:
     from brorl.prompts.guess import guess_meaning
 
     guess = guess_meaning(parsed.data, parsed.prompt_column, parsed.answer_column, parsed.domain)
-    source = FileSource(
-        parsed.data,
-        Path(parsed.data).stem.replace(":", "-") or "data",
-        guess.prompt_column,
-        guess.answer_column,
-        domain=guess.domain,
-        answer_after=guess.answer_after,
-    )
+    name = Path(parsed.data).stem.replace(":", "-") or "data"
+    if guess.layout:
+        return guess, read_questions(FileSource(parsed.data, name, layout=guess.layout))
+    columns = (guess.prompt_column, guess.answer_column)
+    source = FileSource(parsed.data, name, *columns, domain=guess.domain, answer_after=guess.answer_after)
     return guess, read_questions(source)
+
+
+def _positions(model: str | None) -> int | None:
+    """Return the positions of a model on this machine, without importing transformers; None if they are unknown."""
+    from brorl.model.name import shipped_folder
+
+    folder = shipped_folder(model or "") or Path(model or "").expanduser()
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        positions = config.get("text_config", config).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):  # `brorl check` has the error
+        return None
+    return positions if isinstance(positions, int) else None
 
 
 def _summary(starter: Starter, output: Path) -> list[str]:
@@ -97,10 +108,13 @@ def _summary(starter: Starter, output: Path) -> list[str]:
 
     guess = starter.guess
     after = f", after the last {guess.answer_after}" if guess.answer_after else ""
-    lines = [
-        f"{starter.path}: {starter.num_questions:,} questions",
+    columns = [
         f"  question: column {guess.prompt_column}",
         f"  answer: column {guess.answer_column}{after}; the first is {guess.example[:60]!r}",
+    ]
+    lines = [
+        f"{starter.path}: {starter.num_questions:,} questions",
+        *([f"  layout: {guess.layout}"] if guess.layout else columns),
         f"  verifier: {guess.domain}, {guess.domain_reason}",
         f"wrote {output}: model {starter.model}, 16 rollouts x 8 prompts per step, 20 steps",
     ]

@@ -33,6 +33,7 @@ class Starter:
         guess: Its columns and its verifier.
         template: Text around a question.
         max_new_tokens: Length limit of a response.
+        max_prompt_tokens: Length limit of a prompt; None if the positions of the model are unknown.
         num_questions: Questions in the data.
         num_held_out: Number of held-out questions; 0 switches evaluation off.
         held_out_share: The share that holds out this number.
@@ -43,6 +44,7 @@ class Starter:
     guess: Guess
     template: str
     max_new_tokens: int
+    max_prompt_tokens: int | None
     num_questions: int
     num_held_out: int
     held_out_share: float
@@ -53,7 +55,9 @@ class Starter:
         return self.guess.domain not in DOMAINS
 
 
-def make_starter(path: str, model: str | None, guess: Guess, questions: Sequence[Question]) -> Starter:
+def make_starter(
+    path: str, model: str | None, guess: Guess, questions: Sequence[Question], positions: int | None
+) -> Starter:
     """Choose the settings.
 
     Args:
@@ -61,8 +65,11 @@ def make_starter(path: str, model: str | None, guess: Guess, questions: Sequence
         model: Model to train; None for the default.
         guess: Columns and verifier of the data.
         questions: All questions in the data.
+        positions: Positions of the model, which a prompt and its response share; None if they are unknown.
     """
     puzzles, names_box = guess.domain == COUNTDOWN_DOMAIN, all("boxed" in question.asked for question in questions)
+    response = 16 if puzzles else 512 if guess.domain == "code" else 256
+    response = response if positions is None else max(1, min(response, positions // 2))
     wanted = round(max(0.02, min(_HELD_OUT / len(questions), _SHARES[0])), 2)
     sizes = ((share, len(split_held_out(questions, share, 0).held_out)) for share in (wanted, *_SHARES))
     share, num_held_out = next(((s, n) for s, n in sizes if 0 < n < len(questions)), (0.0, 0))
@@ -70,8 +77,9 @@ def make_starter(path: str, model: str | None, guess: Guess, questions: Sequence
         model=model or ("quickstart" if puzzles else _MODEL),
         path=path,
         guess=guess,
-        template=TEMPLATES["math"] if guess.domain == "math" and not names_box else "{prompt}",
-        max_new_tokens=16 if puzzles else 256,
+        template="{prompt}" if names_box else TEMPLATES.get(guess.domain, "{prompt}"),
+        max_new_tokens=response,
+        max_prompt_tokens=None if positions is None else positions - response,
         num_questions=len(questions),
         num_held_out=num_held_out,
         held_out_share=share,
@@ -80,11 +88,21 @@ def make_starter(path: str, model: str | None, guess: Guess, questions: Sequence
 
 def starter_recipe(starter: Starter, name: str) -> str:
     """Return the recipe as YAML with comments; `name` is its file."""
-    guess, after, functions = starter.guess, "", ""
+    guess, after, lengths, functions = starter.guess, "", "", ""
     split = f"{starter.num_held_out} of {starter.num_questions:,} questions are held out for evaluation"
     if guess.answer_after is not None:
         after = f"""
       answer_after: {_quoted(guess.answer_after)}  # the answer follows the last occurrence of this text"""
+    columns = f"""
+      prompt_column: {_quoted(guess.prompt_column)}  # the question
+      answer_column: {_quoted(guess.answer_column)}  # the reference answer{after}
+      domain: {_quoted(guess.domain)}  # the verifier: {guess.domain_reason}"""
+    if guess.layout:
+        columns = f"""
+      layout: {_quoted(guess.layout)}  # decides the columns and the verifier, {guess.domain}"""
+    if starter.max_prompt_tokens is not None:
+        lengths = f"""
+  max_prompt_tokens: {starter.max_prompt_tokens}  # longer prompts are dropped: the model has no room for a response"""
     if starter.needs_verifier:
         functions = f"""
 verification:
@@ -100,11 +118,8 @@ steps: 20  # a first look; the runs of the paper take 419 to 3,000
 checkpoint_every: 10  # a stopped run resumes from the last checkpoint: brorl resume
 data:
   sources:
-    - path: {_quoted(starter.path)}  # relative to the folder in which brorl is started
-      prompt_column: {_quoted(guess.prompt_column)}  # the question
-      answer_column: {_quoted(guess.answer_column)}  # the reference answer{after}
-      domain: {_quoted(guess.domain)}  # the verifier: {guess.domain_reason}
-  held_out_share: {starter.held_out_share:g}  # {split}
+    - path: {_quoted(starter.path)}  # relative to the folder in which brorl is started{columns}
+  held_out_share: {starter.held_out_share:g}  # {split}{lengths}
 prompt:
   template: {_quoted(starter.template)}  # text around each question, {{prompt}}
   chat: auto  # use the model's chat template if it has one
@@ -118,7 +133,9 @@ evaluation:
   num_prompts: {min(starter.num_held_out, 32)}  # held-out questions for pass@k
   num_samples: 16  # responses per question
   ks: [1, 16]  # pass@1 and pass@16; a k is at most num_samples
-  every: 10  # steps between evaluations; the start and the end are always evaluated{functions}
+  every: 10  # steps between evaluations; the start and the end are always evaluated
+engine:
+  threads: 0  # CPU threads; 0: by the size of the model; brorl check measures them{functions}
 """
     return "\n".join(map(_aligned, text.splitlines())) + "\n"
 

@@ -29,7 +29,7 @@ def add_parser(commands: Commands, chosen: bool) -> None:
 
 
 def train(config_or_path: ConfigOrPath | None, overrides: dict[str, Any], resume: bool = False) -> int:
-    """Train and return the exit code: 0, 130 if the run was stopped, 1 if it made no update.
+    """Train and return the exit code: 0, 130 if the run was stopped, 1 if it ended because no group was mixed.
 
     Raises:
         UnverifiedResponsesError: If most rollouts could not be verified.
@@ -42,7 +42,4 @@ def train(config_or_path: ConfigOrPath | None, overrides: dict[str, Any], resume
 
     if result.ending is Ending.UNVERIFIED:
         raise UnverifiedResponsesError(result.message)
-    made_no_update = not any("update" in record for record in result.metrics)
-    if result.ending is Ending.NO_MIXED_GROUPS and made_no_update:  # most likely something is wrong
-        return 1
-    return STOPPED if result.ending is Ending.INTERRUPTED else 0
+    return {Ending.NO_MIXED_GROUPS: 1, Ending.INTERRUPTED: STOPPED}.get(result.ending, 0)

@@ -111,7 +111,10 @@ class EngineConfig(Section):
         None, ge=16, description="tree nodes per forward pass of the learner; null chooses automatically"
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass to save memory")
-    threads: int = Field(0, ge=0, le=1024, description="number of CPU threads; 0 for the default of torch")
+    threads: int = Field(
+        0, ge=0, le=1024, description="number of CPU threads; 0 chooses: 1 for a model of less than 10 million weights "
+        "on the CPU, else the default of torch. A run stores the number and resumes with it",
+    )  # fmt: skip
     clock: Literal["wall", "cpu"] = Field(
         "wall", description="clock of all seconds: wall time | CPU time of this process, which other programs do not "
         "lengthen; for a model on the CPU with one thread, without verifiers in worker processes",

@@ -37,6 +37,10 @@ def outcome_table(records: Sequence[Record]) -> Table:
     if len(evaluations) < 2:
         return table
     first, last = evaluations[0], evaluations[-1]
+    evaluated = max(r["step"] for r in records if "evaluation" in r)
+    if evaluated < (done := max(r["step"] for r in records)):
+        table.columns[2].header = f"after step {evaluated}"
+        table.caption = f"{table.caption}\nstep {evaluated} of {done} is the last one with an evaluation"
 
     def add(name: str, before: Record, after: Record) -> None:
         table.add_row(name, _interval(before), _interval(after), f"{after['value'] - before['value']:+.3f}")

@@ -128,12 +128,14 @@ class MemoryPlan:
         sampling: The engine's memory while it samples.
         learning: The learner's memory while it learns; an upper estimate.
         available_bytes: The machine's free memory; None if unknown.
+        num_weights: Weights of the model.
     """
 
     kept: tuple[MemoryLine, ...]
     sampling: MemoryLine
     learning: MemoryLine
     available_bytes: int | None = None
+    num_weights: int = 0
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -194,6 +196,7 @@ def plan_memory(
         MemoryLine("sampling", sampling, "engine.memory_gib"),
         MemoryLine("learning", learning, f"{fewer}engine.nodes_per_pass, sampling.max_new_tokens"),
         available,
+        num_weights,
     )
 
 

@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from brorl.errors import UserError, first_line
+from brorl.model.name import check_folder, shipped_folder
 
-SHIPPED = {"quickstart": "quickstart_model", "plateau": "plateau_model"}
-"""Folders of the models that come with the package, by name."""
 ADAPTER_CONFIG = "adapter_config.json"
 _PROBE_TIMEOUT_S = 4.0
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -61,21 +59,14 @@ def find_model(name: str) -> ModelSource:
     Raises:
         UserError: If it does not exist, cannot be reached, or is not a model folder.
     """
-    if is_shipped(name):
-        return ModelSource(name, str(files("brorl").joinpath(SHIPPED[name])), local_only=True)
+    shipped = shipped_folder(name)
+    if shipped is not None:
+        return ModelSource(name, str(shipped), local_only=True)
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _find_in(folder.resolve(), name)
-    if folder.exists():
-        raise UserError(f"model {name} is a file; set model to the Hugging Face folder that contains it")
-    if name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise UserError(f"model folder {name} does not exist; set model to a folder, a hub id, or quickstart")
+    check_folder(name)
     return ModelSource(name, name, local_only=_is_offline(name))
-
-
-def is_shipped(name: str) -> bool:
-    """Return whether a name means a model that comes with the package: a folder of that name takes precedence."""
-    return name in SHIPPED and not Path(name).exists()
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:

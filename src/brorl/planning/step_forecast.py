@@ -7,12 +7,13 @@ trained by the small steps and must be discarded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import torch
 
 from brorl.algorithms.groups import Group
 from brorl.planning.pilot import PilotParts, sample
@@ -24,6 +25,7 @@ from brorl.theory.pass_rates import fit_pass_rates
 MOST_TOKENS = 128  # of a measured response
 _SIZES = ((8, 2), (16, 4), (32, 8), (64, 8))  # largest rollouts and prompts of the measured steps
 _SECONDS = 5.0  # after this no further size is measured
+_REPEATS = 3  # of a step with each number of threads
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class StepForecast:
         num_rollouts: Measured rollouts.
         num_prompts: Largest number of prompts in a measured step.
         measured_seconds: Duration of the measurement.
+        seconds_of_threads: Seconds of the same small step by the number of CPU threads.
     """
 
     seconds: dict[str, float]
@@ -47,15 +50,19 @@ class StepForecast:
     num_rollouts: int
     num_prompts: int
     measured_seconds: float
+    seconds_of_threads: Mapping[int, float]
 
 
-def forecast_step(parts: PilotParts, rollouts_per_prompt: int, scratch: Path) -> StepForecast:
+def forecast_step(
+    parts: PilotParts, rollouts_per_prompt: int, scratch: Path, threads: Sequence[int] = ()
+) -> StepForecast:
     """Run small steps and extrapolate to a whole one.
 
     Args:
         parts: The parts of the run; the model is trained.
         rollouts_per_prompt: N of the step, >= 1.
         scratch: An empty folder for stored rollouts.
+        threads: Numbers of CPU threads to compare; none by default.
     """
     limit = parts.sampling.max_new_tokens
     parts = replace(parts, sampling=replace(parts.sampling, max_new_tokens=min(limit, MOST_TOKENS)))
@@ -71,6 +78,8 @@ def forecast_step(parts: PilotParts, rollouts_per_prompt: int, scratch: Path) ->
         timing, groups = _time_step(parts, timer, num_rollouts, num_prompts, seed)
         timings.append(timing)
     measured_seconds = perf_counter() - started
+    size = sizes[-1 if measured_seconds < _SECONDS else 0]
+    seconds_of_threads = _time_threads(parts, timer, *size, threads) if threads else {}
     share = _kept_share(groups, rollouts_per_prompt) if parts.dynamic_sampling else None
     cost = StepCost.fit(timings, timer.per_step)
     work = _whole_step(parts, groups, timings[-1].work, rollouts_per_prompt, share)
@@ -82,6 +91,7 @@ def forecast_step(parts: PilotParts, rollouts_per_prompt: int, scratch: Path) ->
         num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),
         num_prompts=max(num_prompts for _, num_prompts in sizes[: len(timings)]),
         measured_seconds=measured_seconds,
+        seconds_of_threads=seconds_of_threads,
     )
 
 
@@ -91,6 +101,31 @@ def _time_step(
     """Run a step and return its timing and its groups."""
     sampled = sample(parts, parts.stream.take(num_prompts), num_rollouts, seed)
     return StepTiming(num_rollouts, *timer.finish(sampled)), sampled.groups
+
+
+def _time_threads(
+    parts: PilotParts, timer: StepTimer, num_rollouts: int, num_prompts: int, threads: Sequence[int]
+) -> dict[int, float]:
+    """Run the same step with each number of CPU threads, and return the mean seconds of each."""
+    before, prompts = torch.get_num_threads(), parts.stream.take(num_prompts)
+    sampled = sample(parts, prompts, num_rollouts, seed=0)
+    works: list[Callable[[], object]] = [
+        lambda: sample(parts, prompts, num_rollouts, seed=0),
+        lambda: timer.finish(sampled),  # afterwards: learning changes the rollouts of the next sampling
+    ]
+    means = dict.fromkeys(threads, 0.0)
+    for work in works:
+        repeats, sums = 0, dict.fromkeys(threads, 0.0)
+        while repeats < _REPEATS and sum(sums.values()) < _SECONDS / 2:
+            for number in threads:
+                torch.set_num_threads(number)
+                started = perf_counter()
+                work()
+                sums[number] += perf_counter() - started
+            repeats += 1
+        means = {number: means[number] + sums[number] / repeats for number in threads}
+    torch.set_num_threads(before)
+    return means
 
 
 def _kept_share(groups: Sequence[Group], rollouts_per_prompt: int) -> float | None:

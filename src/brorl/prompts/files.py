@@ -22,7 +22,7 @@ from brorl.errors import UserError
 from brorl.prompts.layouts.layout import Dropped
 from brorl.prompts.layouts.reading import all_dropped, find_layout, layouts_of, read_fields
 from brorl.prompts.question import Message, Question
-from brorl.prompts.rows import JSON_NAMES, MISSING, Place, Row, read_rows
+from brorl.prompts.rows import JSON_NAMES, MISSING, Place, Row, is_local, read_rows
 
 # Names of these columns in other data sets, the most specific first.
 USUAL_NAMES = {
@@ -146,13 +146,10 @@ def read_source(source: FileSource) -> SourceReading:
             question repeats with another answer without a layout, or the layout drops every row.
     """
     layout = find_layout(source.layout) if source.layout else None
-    columns = layout.columns if layout else (source.prompt_column, source.answer_column, source.domain_column)
-    used = [*columns, source.id_column]
-    wanted = {name for column in used if column for name in (column, column.partition(".")[0])}
     distinct, dropped = _Distinct(source), Counter[str]()
     number = 0
     most = None if source.limit is None else min(source.limit, sys.maxsize)
-    for row in islice(read_rows(source.path, source.subset, source.split, wanted), most):
+    for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), most):
         number += 1
         question = _question(row, source)
         if isinstance(question, Dropped):
@@ -167,6 +164,24 @@ def read_source(source: FileSource) -> SourceReading:
     if layout and not kept:
         raise all_dropped(source.path, layout, dropped)
     return SourceReading(kept, number, distinct.num_repeated, dict(dropped))
+
+
+def check_first_row(source: FileSource) -> None:
+    """Check the first row of files on this machine, which finds a wrong path, column or layout.
+
+    Raises:
+        UserError: If there are no such files, or the row is not a question with an answer or not of the layout.
+    """
+    if is_local(source.path):
+        for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
+            _question(row, source)
+
+
+def _wanted(source: FileSource) -> set[str]:
+    """Return the columns that are used, and those whose keys are."""
+    columns = (source.prompt_column, source.answer_column, source.domain_column)
+    used = [*(find_layout(source.layout).columns if source.layout else columns), source.id_column]
+    return {name for column in used if column for name in (column, column.partition(".")[0])}
 
 
 class _Distinct:

@@ -1,4 +1,4 @@
-"""A guess at the meaning of a data file: the columns of question and answer, and the verifier.
+"""A guess at the meaning of a data file: the columns of question and answer, and the verifier; or a layout.
 
 In: the path of a file, and the columns or the domain if the user gave them. Out: a guess with its reasons, from the
 first rows. If there is no clear guess, a `UserError` names the columns and the option to set.
@@ -16,6 +16,9 @@ from brorl.errors import UserError
 from brorl.prompts.boxed import last_box
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
 from brorl.prompts.files import USUAL_NAMES
+from brorl.prompts.layouts.layout import Fields
+from brorl.prompts.layouts.reading import read_fields
+from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.rows import MISSING, Row, read_rows
 
 _ROWS = 200  # that the guess is made from
@@ -30,7 +33,8 @@ class Guess(NamedTuple):
     """The probable meaning of a file.
 
     Attributes:
-        prompt_column: Column of the question.
+        layout: Layout of a public data set, which decides the columns and the domain; None for the columns below.
+        prompt_column: Column of the question; empty with a layout, as the answer's.
         answer_column: Column of the answer; with a dot, a key inside a column.
         answer_after: Text before the answer, at its last occurrence; None if the answer is the whole column.
         domain: Domain of the questions.
@@ -38,6 +42,7 @@ class Guess(NamedTuple):
         domain_reason: The reason for the domain.
     """
 
+    layout: str | None
     prompt_column: str
     answer_column: str
     answer_after: str | None
@@ -50,6 +55,9 @@ def guess_meaning(
     path: str, prompt_column: str | None = None, answer_column: str | None = None, domain: str | None = None
 ) -> Guess:
     """Guess the meaning of the columns of a file.
+
+    A layout is chosen if all its columns are there, and it reads the rows. For mathematics, columns that are clear by
+    themselves take precedence.
 
     Args:
         path: A file, a folder or a data set, as in `read_rows`.
@@ -65,6 +73,44 @@ def guess_meaning(
         raise UserError(f"{path} is empty; it should hold at least one question with an answer")
     rows = list(islice(read_rows(path, None, "train", first.columns), _ROWS))
     columns = list(first.columns)
+    given = prompt_column or answer_column or domain
+    fitting = None if given else _fitting_layout(columns, rows)
+    if fitting and fitting.domain != _MATH_DOMAIN:
+        return fitting
+    try:
+        return _guess_columns(path, columns, rows, prompt_column, answer_column, domain)
+    except UserError:
+        if fitting:
+            return fitting
+        raise
+
+
+def _fitting_layout(columns: Sequence[str], rows: Sequence[Row]) -> Guess | None:
+    """Return the layout that reads the most rows, among equals the one with the most columns; None if there is none."""
+    found: list[tuple[int, int, Guess]] = []
+    for name, layout in LAYOUTS.items():
+        if not set(layout.columns) <= set(columns):
+            continue
+        try:
+            fields = [read for row in rows if isinstance(read := read_fields(row, layout, seed=0), Fields)]
+        except UserError:  # a row of another layout
+            continue
+        if fields:
+            why = f"the columns are those of the layout {name}"
+            guess = Guess(name, "", "", None, fields[0].domain, fields[0].reference, why)
+            found.append((len(fields), len(layout.columns), guess))
+    return max(found, key=lambda one: one[:2])[2] if found else None
+
+
+def _guess_columns(
+    path: str,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    prompt_column: str | None,
+    answer_column: str | None,
+    domain: str | None,
+) -> Guess:
+    """Guess the columns and the domain of rows that are not in a layout."""
     prompt = _column(path, columns, rows, "prompt", prompt_column, taken=answer_column)
     answer = _column(path, columns, rows, "answer", answer_column, taken=prompt)
     values = [row.cell(answer) for row in rows]
@@ -73,7 +119,7 @@ def guess_meaning(
     if after:
         texts = [text.rpartition(after)[2].strip() for text in texts]
     found, reason = (domain, "as given") if domain else _domain(path, answer, texts)
-    return Guess(prompt, answer, after, found, texts[0], reason)
+    return Guess(None, prompt, answer, after, found, texts[0], reason)
 
 
 def _column(

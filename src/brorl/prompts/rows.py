@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from brorl.paths import is_file, is_folder
 
 _PROBE_TIMEOUT_S = 4.0
 _SUFFIXES = (".jsonl", ".json", ".parquet")
+_DELIMITERS = {".csv": "", ".tsv": ", delimiter=chr(9)"}
 _OTHER_SPLITS = ("test", "validation", "valid", "eval", "dev")
 JSON_NAMES = {
     list: "a list", dict: "an object", str: "text", int: "a number", float: "a number", bool: "true or false",
@@ -79,6 +81,19 @@ class Row(NamedTuple):
         return value
 
 
+def is_local(path: str) -> bool:
+    """Return whether rows are read from files here, not with `datasets`.
+
+    Args:
+        path: As in `read_rows`.
+
+    Raises:
+        UserError: If there are no such files, and it cannot be a data set of the hub.
+    """
+    local = Path(path).expanduser()
+    return not _is_saved_data_set(local) and _files_of(path, local) is not None
+
+
 def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
     """Read rows in order: files by name, then rows as in the file.
 
@@ -125,10 +140,7 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
     """Return the files of a path, sorted; None if it can only be a data set of the hub."""
     if is_file(local):
         if local.suffix.lower() not in _SUFFIXES:
-            raise UserError(
-                f"{path} is not a file that brorl reads ({', '.join(_SUFFIXES)}); convert it, for instance with "
-                f"datasets: load_dataset(...).to_json('{local.stem}.jsonl')"
-            )
+            raise UserError(f"{path} is not a file that brorl reads ({', '.join(_SUFFIXES)}); {_conversion(local)}")
         return [local]
     if is_folder(local):
         return _files_in(path, local)
@@ -147,6 +159,16 @@ def _files_of(path: str, local: Path) -> list[Path] | None:
             "(the id of a Hugging Face data set looks like openai/gsm8k)"
         )
     return None
+
+
+def _conversion(file: Path) -> str:
+    """Return how a file of another format is converted."""
+    if file.suffix.lower() not in _DELIMITERS:
+        return f"convert it, for instance with datasets: load_dataset(...).to_json('{file.stem}.jsonl')"
+    rows = f"csv.DictReader(open(sys.argv[1], encoding='utf-8-sig', newline=''){_DELIMITERS[file.suffix.lower()]})"
+    program = f"import csv, json, sys; [print(json.dumps(row)) for row in {rows}]"
+    names = f"{shlex.quote(str(file))} > {shlex.quote(str(file.with_suffix('.jsonl')))}"
+    return f'convert it: python3 -c "{program}" {names}'
 
 
 def _files_in(path: str, folder: Path) -> list[Path]:

@@ -25,6 +25,7 @@ from brorl.reporting.reasons import why_no_held_out_responses, why_no_rollouts
 from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_record import check_run, read_run
 from brorl.runs.stored_rollouts import Folder, StoredGroup, read_groups, stored_steps
+from brorl.verification.verifier import NO_ANSWER, NO_CODE, Verdict
 
 Kind = Literal["all", "wrong", "right"]
 MOST_PROMPTS = 20  # in the list; --prompt shows any of the others
@@ -191,13 +192,13 @@ def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
 def _example(place: int, group: StoredGroup) -> list[str]:
     i = int(np.argmax(group.tree.leaf_count))
     verdict = group.verdicts[i]
-    extracted = "none found" if verdict.extracted is None else _beginning(verdict.extracted)
+    answer = f"{found}; " if (found := _answer(verdict)) else ""
     reference = "not stored" if group.reference is None else _beginning(group.reference)
     return [
         f"\nexample {place}, prompt: {_end(group.prompt, _PROMPT)}",
         f"response ({group.tree.leaf_count[i]} of {group.tree.num_rollouts} rollouts): "
         f"{_end(group.texts[i], _RESPONSE)}",
-        f"extracted answer: {extracted}; reference answer: {reference}; verdict: {verdict.reason}",
+        f"{answer}reference answer: {reference}; verdict: {verdict.reason}",
     ]
 
 
@@ -264,7 +265,7 @@ def _response(group: StoredGroup, i: int) -> Iterator[RenderableType]:
     verdict, tree = group.verdicts[i], group.tree
     style = "green" if verdict.correct else "red" if tree.finished[i] and not verdict.unverified else "yellow"
     reward = "none" if verdict.unverified else f"{group.reward_L[i]:g}"
-    answer = "no answer found" if verdict.extracted is None else f"answer {_beginning(verdict.extracted)}"
+    answer = f"{found}  " if (found := _answer(verdict)) else ""
     tokens = "token" if tree.length[i] == 1 else "tokens"
     logprob = float(group.mean_logprob_L[i])
     mean = f"mean log-prob {logprob:.3f}" if isfinite(logprob) else "log-probs unknown"
@@ -272,9 +273,16 @@ def _response(group: StoredGroup, i: int) -> Iterator[RenderableType]:
         "\n",
         (f"{tree.leaf_count[i]}x ", "bold"),
         (_one_line(verdict.reason), style),
-        (f"  {answer}  reward {reward}  {tree.length[i]} {tokens}  {mean}", "dim"),
+        (f"  {answer}reward {reward}  {tree.length[i]} {tokens}  {mean}", "dim"),
     )
     yield Text(visible_text(group.texts[i]))
+
+
+def _answer(verdict: Verdict) -> str:
+    """Return the extracted answer; nothing for a verifier without one, such as a function that returns a bool."""
+    if verdict.extracted is not None:
+        return f"extracted answer: {_beginning(verdict.extracted)}"
+    return "no answer found" if verdict.reason in (NO_ANSWER, NO_CODE) else ""
 
 
 def _one_line(text: str) -> str:

@@ -1,6 +1,7 @@
 """A trial of a verifier: one response that should be correct, and one that should not.
 
-In: a verifier and prompts of its domain. Out: the two responses with their verdicts.
+In: a verifier and prompts of its domain. Out: the two responses with their verdicts, and the verdicts on the reference
+answers or stored solutions of more prompts.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.verifier import Verdict, Verifier
 
 _OTHERS = 4  # references of other prompts that are tried as wrong answers
+_MOST = 32  # prompts whose right response is tried
 _NO_ANSWER = "I do not know."
 
 
@@ -30,16 +32,19 @@ class Trial(NamedTuple):
         right: A response with the reference answer.
         wrong: A response with another answer; an incorrect one if there was any.
         certain: Whether the verifier must accept `right`.
+        answers: For prompts at even distances, the first among them: the verdict on a response that it must accept.
+            Prompts without such a response are left out.
     """
 
     prompt: Prompt
     right: Verified
     wrong: Verified
     certain: bool
+    answers: Sequence[tuple[Prompt, Verdict]]
 
 
 def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
-    """Verify a right and a wrong response to the first prompt.
+    """Verify a right and a wrong response to the first prompt, and right responses to others.
 
     Args:
         verifier: The verifier of the prompts' domain.
@@ -52,4 +57,9 @@ def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
     verdicts = verifier.verify_all([(prompt, response) for response in responses])
     right, *wrong = (Verified(*pair) for pair in zip(responses, verdicts, strict=True))
     incorrect = next((one for one in wrong if not one.verdict.correct), wrong[0])
-    return Trial(prompt, right, incorrect, made.certain)
+    spread = [prompts[place * len(prompts) // _MOST] for place in range(_MOST)]
+    tried = [(one, verifier.trial_responses(one.reference, ())) for one in dict.fromkeys(spread)]
+    answers = [(one, made.right) for one, made in tried if made.certain]
+    accepted = verifier.verify_all(answers)
+    of_answers = [(one, verdict) for (one, _), verdict in zip(answers, accepted, strict=True)]
+    return Trial(prompt, right, incorrect, made.certain, of_answers)

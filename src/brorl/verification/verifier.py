@@ -5,7 +5,7 @@ string: it never raises because of a response, never evaluates a response as cod
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import NamedTuple, Protocol
 
@@ -46,7 +46,8 @@ class Verdict:
         extracted: The answer that was found in the response, None if there was none.
         reason: `correct`, or the problem in a few words. `unverified: ...` is the reason of a verdict that was not
             reached because of the machine; such a response is neither correct nor incorrect.
-        seconds: Wall time of the verification, 0 or more; 0 if an earlier verdict was used again.
+        seconds: Wall time of the verification, 0 or more: of finding the answer in this process, of the worker or the
+            programs, and of the comparison. If an earlier verdict was used again, only the first part.
         answer: Canonical form of a correct answer: equal strings are the same answer. None where the verifier has none.
 
     Raises:
@@ -85,6 +86,17 @@ def unverified_verdict(cause: str, seconds: float = 0.0) -> Verdict:
         seconds: Wall time that was spent, 0 or more.
     """
     return Verdict(False, 0.0, None, f"{UNVERIFIED}{_SEPARATOR}{cause}", seconds)
+
+
+def with_own_time(verdicts: Sequence[Verdict | None], own_s: Sequence[float]) -> list[Verdict]:
+    """Return the verdicts with the time that this process spent on each response in addition.
+
+    Args:
+        verdicts: The verdicts with the time of their workers.
+        own_s: The time of this process for each, in seconds.
+    """
+    timed = zip(verdicts, own_s, strict=True)
+    return [replace(verdict, seconds=verdict.seconds + own) for verdict, own in timed if verdict is not None]
 
 
 class TrialResponses(NamedTuple):

@@ -11,7 +11,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.conversation import Judge, Lost, T
 from brorl.verification.sandbox.programs import ProgramPool
-from brorl.verification.sandbox.values import MAX_DEPTH
+from brorl.verification.sandbox.values import MAX_DEPTH, decode
 from brorl.verification.verifier import Verdict
 
 pytestmark = pytest.mark.linux
@@ -299,6 +299,21 @@ ATTACKS = {
 }  # fmt: skip
 
 
+# Long values: returned, and written by a program that ignores its limit, from a call or while it is loaded.
+LONG_VALUES = {
+    "returned": "def f(x): return [0] * 1_500_000",
+    "forged": (
+        "import sys\np = sys.modules['brorl.verification.sandbox.inside.program']\n"
+        "p._Loaded._call = lambda *_: p.Frame(p.VALUE, 0, b'[' + b'1,' * 1_500_000 + b'1]')\ndef f(x): return 7"
+    ),
+    "loaded": (
+        "import sys\np = sys.modules['brorl.verification.sandbox.inside.program']\n"
+        "p._Loaded._reply = lambda self, _: p.write_frame("
+        "self._replies, p.Frame(p.VALUE, self._token, b'[' + b'1,' * 1_500_000 + b'1]'))\ndef f(x): return 7"
+    ),
+}
+
+
 class TestAttacks:
     @pytest.mark.parametrize("kind", ["stdin", "calls", "parsed", "outside"])
     def test_no_attack_passes(self, verifier: CodeVerifier, pool: CountingPool, kind: str) -> None:
@@ -308,6 +323,23 @@ class TestAttacks:
             assert not verdict.correct, (name, verdict)
             assert not verdict.unverified, (name, verdict)
         assert verify(verifier, prompt(KINDS[kind]), right).correct
+
+    @pytest.mark.parametrize("code", LONG_VALUES.values(), ids=[*LONG_VALUES])
+    def test_a_long_value_is_wrong_without_being_read(
+        self, verifier: CodeVerifier, code: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Reading a value of 3 MB takes seconds; no value of this length equals 7."""
+        read: list[int] = []
+
+        def counting(text: str) -> object:
+            read.append(len(text))
+            return decode(text)
+
+        monkeypatch.setattr("brorl.verification.sandbox.process.decode", counting)
+        verdict = verify(verifier, prompt(CallCases("f", ((1,),), (7,))), code)
+        assert verdict.reason == "too much output"
+        assert sum(read) < 10_000
+        assert verify(verifier, prompt(CallCases("f", ((1,),), (7,))), "def f(x): return 7.0").correct
 
     def test_beside_the_tests_exits_prints_and_patches_do_not_pass(self, verifier: CodeVerifier) -> None:
         """The weaker judge holds against these; not against objects with their own equality."""
@@ -397,6 +429,7 @@ class TestScores:
 
 
 class TestCache:
+    @pytest.mark.usefixtures("no_own_time")
     def test_each_pair_of_tests_and_code_runs_once(self, pool: CountingPool) -> None:
         verifier = CodeVerifier(pool, cache_size=2)
         question, other = prompt(SUMS), prompt(CALLS)

@@ -3,12 +3,15 @@
 import itertools
 import math
 from fractions import Fraction
+from random import Random
 
 import numpy as np
 import pytest
 
 from brorl.prompts.code_tests import StdinCases
+from brorl.verification.domains.code_asserts import Check
 from brorl.verification.domains.code_compare import ValueRule, same_output
+from brorl.verification.sandbox.values import decode, encode
 
 JSON = ValueRule(sequences_alike=True)
 
@@ -145,3 +148,77 @@ def test_numbers_in_outputs_are_compared_exactly(rng: np.random.Generator) -> No
         error = abs(Fraction(output) - Fraction(expected))
         close = error <= Fraction(tolerance) * max(1, abs(Fraction(expected)))
         assert same_output(expected, output, rule(tolerance=tolerance)) is close
+
+
+def plain_value(random: Random, depth: int = 3) -> object:
+    """Return an expected value of any plain type."""
+    numbers = [random.randint(-9, 9), random.uniform(-9, 9), 10 ** random.randint(0, 40), 1.7e308, -5e-324, 1e300,
+               random.choice([math.inf, -math.inf, math.nan, -0.0, 0]), complex(random.uniform(-1, 1), 1e-300),
+               2**63 - 1, -(2**64), 0.1 * random.randint(-99, 99)]  # fmt: skip
+    leaves = [*numbers, True, None, random.choice(["", 'a\n"\\', "\u00e9\U0001f600", "\0" * 9]), bytes(range(9))]
+    if not depth or random.random() < 0.3:
+        return random.choice(leaves)
+    many = [plain_value(random, depth - 1) for _ in range(random.randint(0, 4))]
+    hashable = [random.choice(leaves) for _ in range(random.randint(0, 4))]
+    return random.choice(
+        [many, tuple(many), set(hashable), frozenset(hashable), dict(zip(hashable, many, strict=False))]
+    )
+
+
+def other_form(value: object, random: Random, rule: ValueRule) -> object:
+    """Return a value in another form that a comparison may accept, mostly."""
+    if isinstance(value, list | tuple):
+        items = [other_form(item, random, rule) for item in value]
+        return tuple(items) if isinstance(value, tuple) != (random.random() < 0.5) else items
+    if isinstance(value, set | frozenset):
+        return random.choice([set, frozenset])(other_form(item, random, rule) for item in value)
+    if isinstance(value, dict):
+        return {other_form(key, random, rule): other_form(item, random, rule) for key, item in value.items()}
+    if not isinstance(value, int | float | complex) or isinstance(value, bool):
+        return value
+    near = value
+    if not isinstance(value, complex) and math.isfinite(value):
+        scale = rule.absolute + rule.relative * abs(value)
+        near = random.choice([value, float(value) + random.uniform(-0.9, 0.9) * float(scale)])
+        forms = [near, float(near), int(near), round(near), complex(near), complex(near, -0.0)]
+        return random.choice([*forms, complex(near, scale / 3)])
+    return random.choice([near, complex(near)])
+
+
+def test_no_accepted_value_exceeds_the_bytes_that_are_read(rng: np.random.Generator) -> None:
+    random = Random(int(rng.integers(2**32)))
+    num_accepted = num_longer = 0
+    for _ in range(4_000):
+        rule = ValueRule(*random.choice([(0.0, 0.0), (1e-9, 1e-9), (0.01, 0.01)]), random.random() < 0.7)
+        if random.random() < 0.3:
+            rule = ValueRule(0.0, 0.0, rule.sequences_alike, any_order=True)
+        expected = plain_value(random)
+        check = Check((), expected, rule, random.choice(["value", "value", "wrapped"]))  # type: ignore[arg-type]
+        value = other_form(expected, random, rule)
+        if check.kind == "wrapped" and isinstance(value, list | tuple) and len(value) == 1 and random.random() < 0.5:
+            value = value[0]
+        text = encode(value)
+        if check.accepts(decode(text)):
+            num_accepted += 1
+            num_longer += len(text) > len(encode(expected))
+            assert len(text) <= check.most_bytes, (expected, value)
+    assert num_accepted > 1_000
+    assert num_longer > 100
+
+
+def test_few_bytes_are_read_where_a_short_value_is_expected(rng: np.random.Generator) -> None:
+    """The bound is some 64 bytes for a number, as a complex one takes, and the length of the text for other values."""
+    for expected in (7, -0.5, True, None, "a" * 50, b"abc"):
+        assert Check((), expected).most_bytes <= 64
+    numbers = rng.integers(-1000, 1000, size=1000).tolist()
+    assert len(encode(numbers)) < Check((), numbers).most_bytes <= 66_000
+    assert Check((), 1e300).most_bytes < 300
+    assert Check((), True, kind="truth").most_bytes == 0
+
+
+def test_elements_of_an_expected_set_may_be_repeated() -> None:
+    arguments = ([*range(1_000)], [*range(5)] * 100)
+    check = Check(arguments, {*range(5)}, kind="set")
+    value = [one for one in arguments[1] if one in arguments[0]]
+    assert check.accepts(value)
+    assert len(encode(value)) < check.most_bytes < 1 << 18

@@ -18,6 +18,7 @@ from brorl.verification.sandbox.conversation import (
     Reply,
     Request,
     Returned,
+    RunProgram,
 )
 from brorl.verification.verifier import Verdict
 
@@ -32,6 +33,7 @@ def verify(pool: ScriptedPool, tests: StdinCases | CallCases, timeout_s: float, 
 
 class TestTimeOfAllCases:
     @pytest.mark.parametrize("kind", ["stdin", "calls"])
+    @pytest.mark.usefixtures("no_own_time")
     def test_all_cases_together_have_ten_times_the_limit_of_one(self, kind: str, rng: np.random.Generator) -> None:
         """Each case stays below its limit; all of them exceed ten times it."""
         timeout_s = float(rng.uniform(0.5, 20))
@@ -187,3 +189,51 @@ class TestExceptionsOfTheAnswer:
     )  # fmt: skip
     def test_anything_else_ends_the_tests_as_failed(self, failure: str, reason: str) -> None:
         assert self.given(failure) == reason
+
+
+class TestSizeOfReplies:
+    """This process reads no longer reply than an accepted value can be."""
+
+    def limits(self, tests: StdinCases | CallCases | TestCode) -> list[int]:
+        """Return the output limits of the requests to the answer."""
+
+        def script(request: Request) -> Reply:
+            if isinstance(request, RunProgram):
+                return Ended("", None, 0.0)
+            asks = isinstance(request, LoadProgram) and bool(request.outside)
+            return Asked("f", (1,)) if asks else Returned(None, None, 0.0)
+
+        pool = ScriptedPool(script)
+        prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
+        CodeVerifier(pool).verify_all([(prompt, "```python\ndef f(x): return x\n```")])
+        asked = [one for one in pool.requests if isinstance(one, RunProgram | LoadProgram | CallFunction)]
+        return [one.limits.output_bytes for one in asked if isinstance(one, RunProgram) or one.name == "answer"]
+
+    def test_it_grows_with_the_expected_value(self, rng: np.random.Generator) -> None:
+        assert max(self.limits(CallCases("f", ((1,),), (7,)))) < 5_000
+        text = "a" * int(rng.integers(10_000, 100_000))
+        loaded, called = self.limits(CallCases("f", ((1,),), (text,)))
+        assert len(text) < called < len(text) + 5_000
+        assert loaded < 5_000
+        assert max(self.limits(CallCases("f", ((1,),), ([1] * 100_000,)))) == 1 << 22
+        assert len(text) < max(self.limits(StdinCases(("",), (text,)))) < 5 * len(text) + 70_000
+
+    def test_it_is_small_where_test_code_decides(self) -> None:
+        loaded, called = self.limits(TestCode("f", "x = f(1)\nassert x == 1"))
+        assert loaded < 5_000
+        assert called <= 1 << 19
+        assert max(self.limits(TestCode("f", "assert f(1) == 1", weak=True))) < 5_000
+
+    @pytest.mark.parametrize(("code", "correct"), [("assert f(1)", True), ("assert not f(1)", False)])
+    def test_a_long_value_is_true(self, code: str, correct: bool) -> None:
+        """It is not read, and the answer can return True just as well; the program is started again for later cases."""
+
+        def script(request: Request) -> Reply:
+            return Returned(None, None if isinstance(request, LoadProgram) else Fault.TOO_MUCH_OUTPUT, 0.0)
+
+        pool = ScriptedPool(script)
+        test = CodeTests(TestCode("f", f"{code}\n{code}")).to_text()
+        (verdict,) = CodeVerifier(pool).verify_all([(Prompt("q", "?", (1,), test, "code"), "```\ndef f(x): ...\n```")])
+        assert verdict.correct is correct
+        assert verdict.reason == ("correct" if correct else "too much output")
+        assert len(pool.requests) == (4 if correct else 2)

@@ -162,6 +162,7 @@ def test_a_lost_worker_leaves_answers_unverified(monkeypatch: pytest.MonkeyPatch
     assert verdicts[0].reason == "unverified: a worker was lost"
 
 
+@pytest.mark.usefixtures("no_own_time")
 def test_an_answer_is_scored_once_and_the_own_answer_never(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["8", "<answer>8</answer>", "7", " 7 ", "x" * 100_001, ""]
     verdicts, programs = verified(Returned((False, 0.0, None), None, 0.5), monkeypatch, *texts)
@@ -220,6 +221,7 @@ FAST += ["puzzle24", "simple_integration", "sokoban", "spiral_matrix", "string_i
 @needs_gym
 @linux
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_own_time")
 def test_verdicts_in_the_sandbox(pool: WorkerPool, verifier: GymVerifier, rng: np.random.Generator) -> None:
     """Answers that are right in another form reach the scorers, which load nothing more in the sandbox."""
     index = int(rng.integers(1000))

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -92,12 +93,14 @@ def test_bad_references_are_found_before_training(reference: str, problem: str) 
 
 
 def test_a_missing_package_is_an_error_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ifeval, "can_detect", lambda: False)
+    monkeypatch.setitem(sys.modules, "langdetect", None)
     ifeval._instructions.cache_clear()
     german = Instructions((Instruction("language:response_language", {"language": "de"}),)).to_text()
     english = Instructions((Instruction("change_case:english_capital", {}), NO_COMMA)).to_text()
-    found = InstructionsVerifier().check_references([german, english, Instructions((NO_COMMA,)).to_text()])
-    assert found == dict.fromkeys((german, english), "needs the package langdetect: pip install 'brorl[ifeval]'")
+    assert InstructionsVerifier().check_references([Instructions((NO_COMMA,)).to_text()]) == {}
+    for needing in (german, english):  # an error, because a row of a public data set gets only a warning
+        with pytest.raises(UserError, match=r"langdetect; run: pip install 'brorl\[ifeval\]'"):
+            InstructionsVerifier().check_references([needing])
     with pytest.raises(UserError, match=r"pip install 'brorl\[ifeval\]'"):
         InstructionsVerifier().verify_all([(Prompt("p", "?", (1,), german, "ifeval"), "a")])
     assert verdict("a", NO_COMMA).correct

@@ -256,6 +256,7 @@ def test_what_a_busy_machine_did_is_not_remembered(pool: CountingPool) -> None:
     assert MathVerifier(BusyOnce()).check_references([r"\frac{1}{7}"]) == {}
 
 
+@pytest.mark.usefixtures("no_own_time")
 def test_each_pair_of_reference_and_answer_is_compared_once(pool: CountingPool) -> None:
     """However the responses around the answer differ; a remembered verdict took no time."""
     verifier = MathVerifier(pool, cache_size=3)
@@ -302,6 +303,7 @@ def test_a_broken_reference_has_its_reason(pool: CountingPool) -> None:
     assert verdict.reason == "reference not parsed"
 
 
+@pytest.mark.usefixtures("no_own_time")
 def test_nothing_hangs_crashes_or_goes_without_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, each among answers that are right, which must not be lost."""
     monkeypatch.chdir(tmp_path)

@@ -93,6 +93,7 @@ def test_tolerance_against_fractions(pool: WorkerPool, rng: np.random.Generator)
     assert len(set(expected)) == 2
 
 
+@pytest.mark.usefixtures("no_own_time")
 def test_equal_calls_are_made_once_and_order_is_kept(pool: WorkerPool) -> None:
     pairs = [
         ("x+1", r"\boxed{1+x}"),

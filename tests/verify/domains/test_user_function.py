@@ -170,7 +170,10 @@ def test_modules_of_the_current_directory_can_be_named(own: Path, monkeypatch: p
 
 
 def test_a_mistake_in_the_setting_is_found_before_training(pool: WorkerPool, own: Path) -> None:
+    importing = own.with_name("importing.py")
+    importing.write_text("import no_such_package.part\ncheck = no_such_package.part.check\n")
     for function, message in (
+        (f"{importing}:check", r"No module named 'no_such_package'; install .*\(pip install no_such_package, "),
         (
             "no_such:thing",
             r"verification\.functions\.sums: cannot load 'no_such:thing': ModuleNotFoundError.*; give pack",

@@ -26,6 +26,13 @@ def slow_hash(word: str) -> list[int]:
     return [os.getpid(), hash(word)]
 
 
+def nested(depth: int) -> object:
+    value: object = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def echo(value: object) -> object:
     return value
 

@@ -98,6 +98,17 @@ def test_an_accident_has_its_reason_and_no_neighbour_notices(
     assert [(result.value, result.failure) for result in results] == [(i, None) for i in range(6)]
 
 
+def test_a_value_too_deep_for_this_process_is_a_crash(pool: WorkerPool) -> None:
+    """The worker can write a value that this process, deep in its own calls, cannot read; other calls go on."""
+
+    def below(frames: int) -> list[Result]:
+        return below(frames - 1) if frames else pool.run([call("nested", 800), call("echo", 1)])
+
+    deep, other = below(500)
+    assert alone(deep) == "verifier crashed"
+    assert other.value == 1
+
+
 def test_an_exit_without_a_word_is_a_crash(pool: WorkerPool) -> None:
     for code in (0, 1, 255):
         (result,) = pool.run([VerifierCall("os:_exit", (code,))])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +34,7 @@ from brorl.verification.sandbox.conversation import Judge, Lost
 from brorl.verification.sandbox.programs import ProgramPool
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
 from brorl.verification.verdict_cache import VerdictCache
-from brorl.verification.verifier import CORRECT, NO_CODE, TrialResponses, Verdict, unverified_verdict
+from brorl.verification.verifier import CORRECT, NO_CODE, TrialResponses, Verdict, unverified_verdict, with_own_time
 
 CODE_DOMAIN = "code"
 TOO_LONG = "answer too long"
@@ -43,7 +44,8 @@ _ALL_CASES = 10  # times the limit of one case
 _SLOWER = 3.0  # Python than the compiled languages that time limits are made for
 _MIN_CASE_S = 1.0
 _MIN_MEMORY = 1 << 29
-_FUTURE = re.compile(r"^from[ \t]+__future__[ \t]+import[ \t]+(?:\([^()]{0,500}\)|[^\n(]*)$", re.MULTILINE)
+# Possessive: a run of blanks would otherwise be split in all ways, in time quadratic in its length.
+_FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -103,11 +105,13 @@ class CodeVerifier:
             ValueError: If a reference is malformed.
         """
         verdicts: list[Verdict | None] = []
+        own_s: list[float] = []
         plans: dict[str, _Plan] = {}
         waiting: dict[tuple[str, str], list[int]] = {}
         for place, (prompt, response) in enumerate(items):
             if prompt.reference not in plans:
                 plans[prompt.reference] = _plan(prompt.reference)
+            start = time.perf_counter()
             code = extract_code(response)
             verdict = _verdict_by_form(code)
             if verdict is None and code is not None:
@@ -115,12 +119,13 @@ class CodeVerifier:
                 if verdict is None:
                     waiting.setdefault((prompt.reference, code), []).append(place)
             verdicts.append(verdict)
+            own_s.append(time.perf_counter() - start)
         judges = [partial(self._judge, plans[reference], code) for reference, code in waiting]
         for (pair, places), outcome in zip(waiting.items(), self._programs.run(judges), strict=True):
             verdict = self._verdict(*pair, outcome)
             for place in places:
                 verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
-        return [verdict for verdict in verdicts if verdict is not None]
+        return with_own_time(verdicts, own_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find malformed tests, and test code that fails before it calls the answer.
@@ -155,7 +160,8 @@ class CodeVerifier:
 
     def _judge(self, plan: _Plan, code: str) -> Judge[Outcome]:
         tests, clock = plan.tests.tests, self._clock(plan.tests)
-        source = _module(plan.tests.prelude, code)
+        with clock.own_time():
+            source = _module(plan.tests.prelude, code)
         if isinstance(tests, StdinCases):
             return judge_stdin(source, tests, clock, self._partial_credit)
         if plan.checks is not None:

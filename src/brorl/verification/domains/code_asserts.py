@@ -11,16 +11,18 @@ import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from brorl.prompts.code_tests import TestCode
-from brorl.verification.domains.code_compare import ValueRule
+from brorl.verification.domains.code_compare import ValueRule, most_bytes
 
 _CONSTANTS: Mapping[str, object] = {"inf": math.inf, "nan": math.nan}
 _COLLECTIONS = {"set": set, "frozenset": frozenset, "list": list, "tuple": tuple}
 _ITERABLES = (list, tuple, set, frozenset, dict, str, bytes)
 _CLOSE_BY_DEFAULT = 1e-6  # of evalplus, for expected floats
 _RELATIVE = 1e-7  # of evalplus
+_REPEATED_BYTES = 1 << 16
 
 _EQUAL = ValueRule()
 
@@ -43,6 +45,18 @@ class Check:
     expected: object
     rule: ValueRule = _EQUAL
     kind: Kind = "value"
+
+    @cached_property
+    def most_bytes(self) -> int:
+        """Bound of the size of an accepted value, as encoded text in bytes.
+
+        0 for a value of which only its truth, or whether it is None, counts: a long one is true. The elements of a set
+        may be repeated, as often as the arguments and 64 KiB have room for.
+        """
+        if self.kind in ("truth", "not none"):
+            return 0
+        repeated = most_bytes(self.arguments) + _REPEATED_BYTES if self.kind == "set" else 0
+        return most_bytes(self.expected) + repeated
 
     def accepts(self, value: object) -> bool:
         """Whether a value of the program is the expected one."""

@@ -13,9 +13,14 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from brorl.prompts.code_tests import StdinCases
+from brorl.verification.sandbox.values import encode
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,4000}(?:\.\d{0,4000})?|\.\d{1,4000})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
+
+# The longest texts, see `values`: of the brackets of a container, of a complex number, of the largest float as integer.
+_BRACKETS, _COMPLEX_BYTES, _LARGEST_FLOAT_BYTES = 8, 64, 280
+_SMALL = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,25 @@ class ValueRule:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
+
+
+def most_bytes(expected: object) -> int:
+    """Return a bound of the size of all values that `ValueRule.same` can accept, as encoded text in bytes.
+
+    A number has other forms: 1e300 equals an integer of 300 digits, and 2 a complex number. A list can be a tuple.
+    All other values are written in one way.
+
+    Args:
+        expected: A value of plain types, of the depth that `values.encode` allows.
+    """
+    if isinstance(expected, list | tuple | set | frozenset):
+        return _BRACKETS + sum(most_bytes(item) + 1 for item in expected)
+    if isinstance(expected, dict):
+        return _BRACKETS + sum(most_bytes(key) + most_bytes(item) + 4 for key, item in expected.items())
+    if not _is_number(expected):
+        return len(encode(expected))
+    is_small = isinstance(expected, int | float) and abs(expected) < _SMALL
+    return _COMPLEX_BYTES if is_small else _LARGEST_FLOAT_BYTES + len(encode(expected))
 
 
 def same_output(expected: str, output: str, cases: StdinCases) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import re
 import secrets
-from collections.abc import Generator, Sequence
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -20,6 +22,7 @@ from brorl.prompts.code_tests import StdinCases, TestCode
 from brorl.verification.domains.code_asserts import Check
 from brorl.verification.domains.code_compare import same_output
 from brorl.verification.sandbox.conversation import (
+    REPLY_BYTES,
     Asked,
     CallFunction,
     Ended,
@@ -43,7 +46,8 @@ NO_CALL = "the test code ended without a call"
 NO_PLAIN_ARGUMENT = "an argument of the test code is no plain value"
 
 _NO_PLAIN_VALUE = "returned no plain value"
-_VALUE_BYTES = 1 << 22
+_VALUE_BYTES = 1 << 22  # of any value, and of the arguments of one call by test code
+_PASSED_BYTES = 1 << 18  # of a value that is passed on to test code, whose expected value is not known here
 _MIN_OUTPUT_BYTES = 1 << 16
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]{0,59})(?::.*)?", re.ASCII | re.DOTALL)
 _SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError"})
@@ -70,7 +74,7 @@ class Outcome:
         num_passed: Number of cases that passed.
         num_cases: Number of all cases.
         reason: `correct`, or the problem of the first case that failed.
-        seconds: Wall time of the programs.
+        seconds: Wall time of the programs and of the comparisons.
         timed_out: Whether a limit of time ended any case: another run can have another outcome.
     """
 
@@ -89,7 +93,8 @@ class Clock:
         case_s: Wall time of one case in seconds.
         total_s: Wall time of all cases in seconds.
         memory_bytes: Memory of a program.
-        spent_s: Time spent so far.
+        spent_s: Time that its programs have spent so far.
+        own_s: Time that this process has spent on comparisons; no limit counts it, for the same limits in every run.
         timed_out: Whether a limit of time has ended a request, or the time of all cases was over before the last case.
     """
 
@@ -97,7 +102,15 @@ class Clock:
     total_s: float
     memory_bytes: int
     spent_s: float = field(default=0.0, init=False)
+    own_s: float = field(default=0.0, init=False)
     timed_out: bool = field(default=False, init=False)
+
+    @contextmanager
+    def own_time(self) -> Iterator[None]:
+        """Count the time that this process spends in the block."""
+        start = time.perf_counter()
+        yield
+        self.own_s += time.perf_counter() - start
 
     def is_over(self) -> bool:
         """Whether the time of all cases is spent; call it before a case, which cannot run if it is."""
@@ -105,8 +118,8 @@ class Clock:
         self.timed_out |= over
         return over
 
-    def limits(self, output_bytes: int = _VALUE_BYTES) -> Limits:
-        """Return the limits of the next request."""
+    def limits(self, output_bytes: int = REPLY_BYTES) -> Limits:
+        """Return the limits of the next request; by default its reply holds no value."""
         return Limits(max(0.01, min(self.case_s, self.total_s - self.spent_s)), self.memory_bytes, output_bytes)
 
     def expect(self, request: Request, kind: type[_T]) -> Generator[Request, Reply, _T]:
@@ -121,7 +134,8 @@ class Clock:
 
     def outcome(self, num_passed: int, num_cases: int, reason: str) -> Outcome:
         """Return the decision on the answer, with the time that it has spent."""
-        return Outcome(num_passed, num_cases, reason, self.spent_s, self.timed_out or reason == TIMEOUT)
+        seconds = self.spent_s + self.own_s
+        return Outcome(num_passed, num_cases, reason, seconds, self.timed_out or reason == TIMEOUT)
 
 
 def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool = False) -> Judge[Outcome]:
@@ -140,7 +154,9 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool = 
             break
         limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
         ended = yield from clock.expect(RunProgram(source, stdin, limits), Ended)
-        if ended.failure is None and same_output(expected, ended.stdout, cases):
+        with clock.own_time():
+            passes = ended.failure is None and same_output(expected, ended.stdout, cases)
+        if passes:
             passed += 1
             continue
         problem = problem or _reason(ended.failure)
@@ -173,12 +189,15 @@ def judge_calls(
                 problem = problem or _reason(loaded.failure)
                 break
             is_loaded = True
-        returned = yield from clock.expect(CallFunction(called, check.arguments, clock.limits()), Returned)
-        if _passes(check, returned):
+        limits = clock.limits(min(REPLY_BYTES + check.most_bytes, _VALUE_BYTES))
+        returned = yield from clock.expect(CallFunction(called, check.arguments, limits), Returned)
+        with clock.own_time():
+            passes = _passes(check, returned)
+        is_loaded = fault_of(returned.failure or "") is None
+        if passes:
             passed += 1
             continue
         problem = problem or _reason(returned.failure)
-        is_loaded = fault_of(returned.failure or "") is None
         if not all_cases:
             break
     return clock.outcome(passed, len(checks), problem or CORRECT)
@@ -206,7 +225,8 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
         num_calls += 1
         if clock.is_over():
             return clock.outcome(0, 1, TIMEOUT)
-        returned = yield from clock.expect(CallFunction(called, reply.arguments, clock.limits()), Returned)
+        limits = clock.limits(_PASSED_BYTES + len(test.code))
+        returned = yield from clock.expect(CallFunction(called, reply.arguments, limits), Returned)
         error = _exception_to_pass_on(returned.failure)
         if error is None and returned.failure is not None:
             return clock.outcome(0, 1, _reason(returned.failure))
@@ -279,7 +299,7 @@ def judge_beside(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
     if loaded.failure is not None:
         return clock.outcome(0, 1, _reason(loaded.failure))
     number = secrets.token_hex(16)
-    limits = Limits(max(0.01, clock.total_s - clock.spent_s), clock.memory_bytes, _VALUE_BYTES)
+    limits = Limits(max(0.01, clock.total_s - clock.spent_s), clock.memory_bytes, REPLY_BYTES)
     returned = yield from clock.expect(CallFunction(name, (number,), limits), Returned)
     if returned.failure is None:
         passes = returned.value == number
@@ -305,8 +325,11 @@ def _as_function(test: TestCode, name: str, called: str) -> str:
 
 
 def _passes(check: Check, returned: Returned) -> bool:
-    if check.kind == "not none" and (returned.failure or "").startswith(_NO_PLAIN_VALUE):
+    failure = returned.failure or ""
+    if check.kind == "not none" and failure.startswith(_NO_PLAIN_VALUE):
         return check.expected is True  # a match of a regular expression, for instance
+    if check.kind in ("not none", "truth") and failure == Fault.TOO_MUCH_OUTPUT:
+        return check.expected is True  # a long value is neither None nor empty
     return returned.failure is None and check.accepts(returned.value)
 
 

@@ -8,6 +8,7 @@ once, in a confined process: some scorers evaluate an answer as code, and some r
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,16 @@ from brorl.verification.sandbox.programs import ProgramPool
 from brorl.verification.sandbox.server import LostError
 from brorl.verification.verdict_cache import VerdictCache
 from brorl.verification.verifier import (
+from brorl.verification.sandbox.conversation import (
+    REPLY_BYTES,
+    CallFunction,
+    Judge,
+    Limits,
+    LoadProgram,
+    Lost,
+    Returned,
+    fault_of,
+)
     CORRECT,
     CRASHED,
     NO_ANSWER,
@@ -30,6 +41,7 @@ from brorl.verification.verifier import (
     TrialResponses,
     Verdict,
     unverified_verdict,
+    with_own_time,
 )
 
 TOO_LONG = "answer too long"
@@ -70,7 +82,7 @@ class GymVerifier:
         self._cache = VerdictCache(cache_size)
         require_reasoning_gym()
         self._programs = programs.preloading(_SCORING)
-        self._limits = Limits(timeout_s, _MEMORY_BYTES)
+        self._limits = Limits(timeout_s, _MEMORY_BYTES, REPLY_BYTES)
         self._partial_credit = partial_credit
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
@@ -89,8 +101,10 @@ class GymVerifier:
         """
         task_of = {text: GymTask.from_text(text) for text in {prompt.reference for prompt, _ in items}}
         verdicts: list[Verdict | None] = []
+        own_s: list[float] = []
         unknown: dict[_Pair, list[int]] = {}
         for place, (prompt, response) in enumerate(items):
+            start = time.perf_counter()
             answer = extract_answer(response)
             verdict = _verify_by_form(task_of[prompt.reference], answer)
             if verdict is None and answer is not None:
@@ -98,12 +112,13 @@ class GymVerifier:
                 if verdict is None:
                     unknown.setdefault((prompt.reference, answer), []).append(place)
             verdicts.append(verdict)
+            own_s.append(time.perf_counter() - start)
         for (pair, places), verdict in zip(unknown.items(), self._score([*unknown], task_of), strict=True):
             if verdict.reason == CORRECT or verdict.reason.startswith(WRONG):
                 self._cache.put(pair[0], verdict)
             for place in places:
                 verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
-        return [verdict for verdict in verdicts if verdict is not None]
+        return with_own_time(verdicts, own_s)
 
     def _score(self, pairs: Sequence[_Pair], task_of: Mapping[str, GymTask]) -> list[Verdict]:
         """Score distinct answers in the sandbox; answers that their scorer evaluates as code share no process."""

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from brorl.errors import UserError
 from brorl.prompts.instructions import Instructions
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.instructions.language import LANGUAGE_KINDS, MISSING_PACKAGE, can_detect
+from brorl.verification.domains.instructions.language import (
+    LANGUAGE_KINDS,
+    require_langdetect,
+)
 from brorl.verification.domains.instructions.obedient import obedient_response
 from brorl.verification.domains.instructions.table import broken
 from brorl.verification.verifier import CORRECT, NO_ANSWER, TrialResponses, Verdict
@@ -59,9 +61,18 @@ class InstructionsVerifier:
         return [replace(verdict, score=float(verdict.correct)) for verdict in verdicts]
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
-        """Find references that are not instructions, or that need a package that is missing."""
-        problems = {reference: _problem(reference) for reference in references}
-        return {reference: problem for reference, problem in problems.items() if problem}
+        """Find references that are not instructions.
+
+        Raises:
+            UserError: If an instruction is about the language, and langdetect is not installed.
+        """
+        problems: dict[str, str] = {}
+        for reference in references:
+            try:
+                _instructions(reference)
+            except ValueError as error:
+                problems[reference] = str(error)
+        return problems
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return a response that follows the instructions where one is easily made, and ones that follow few."""
@@ -74,20 +85,9 @@ class InstructionsVerifier:
 @lru_cache(maxsize=4096)
 def _instructions(reference: str) -> Instructions:
     instructions = Instructions.from_text(reference)
-    if _needs_package(instructions):
-        raise UserError(f"the verifier of the domain ifeval {MISSING_PACKAGE}")
+    if any(one.kind in LANGUAGE_KINDS for one in instructions.instructions):
+        require_langdetect()
     return instructions
-
-
-def _needs_package(instructions: Instructions) -> bool:
-    return any(one.kind in LANGUAGE_KINDS for one in instructions.instructions) and not can_detect()
-
-
-def _problem(reference: str) -> str | None:
-    try:
-        return MISSING_PACKAGE if _needs_package(Instructions.from_text(reference)) else None
-    except ValueError as error:
-        return str(error)
 
 
 def _verify(instructions: Instructions, response: str) -> Verdict:

@@ -7,6 +7,7 @@ math-verify that are corrected. Answers of more than 2,000 characters are incorr
 """
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.sandbox.call import LoadError, VerifierCall
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verdict_cache import VerdictCache
-from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict
+from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict, with_own_time
 
 MATH_DOMAIN = "math"
 TOO_LONG = "answer too long"
@@ -65,8 +66,10 @@ class MathVerifier:
             math-verify are kept, with the timeouts of its CPU time; failures of a worker are not.
         """
         verdicts: list[Verdict | None] = []
+        own_s: list[float] = []
         unknown: dict[tuple[str, str], list[int]] = {}
         for place, (prompt, response) in enumerate(items):
+            start = time.perf_counter()
             answer = extract_answer(response)
             verdict = verify_by_form(prompt.reference, answer)
             if verdict is None and answer is not None:
@@ -74,6 +77,7 @@ class MathVerifier:
                 if verdict is None:
                     unknown.setdefault((prompt.reference, answer), []).append(place)
             verdicts.append(verdict)
+            own_s.append(time.perf_counter() - start)
         calls = [VerifierCall(_COMPARE, (tidy(reference), answer, self._limit_s)) for reference, answer in unknown]
         for (pair, places), result in zip(unknown.items(), self._pool.run(calls), strict=True):
             correct = result.failure is None and bool(result.value["correct"])
@@ -83,7 +87,7 @@ class MathVerifier:
                 self._cache.put(pair[0], verdict)
             for place in places:
                 verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
-        return [verdict for verdict in verdicts if verdict is not None]
+        return with_own_time(verdicts, own_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that math-verify cannot parse.

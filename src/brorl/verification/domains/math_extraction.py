@@ -16,6 +16,7 @@ import re
 from brorl.prompts.boxed import last_box
 
 _TAIL = 2_000
+_TIDIED = 4_000  # no verifier reads a longer answer; each mark at its end takes a pass over it
 _MARKER = re.compile(r"\banswer\b[*_]*\s*(?:\bis\b|[:=])[*_:=\s]*", re.IGNORECASE)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
@@ -48,9 +49,13 @@ def extract_answer(response: str, with_unit: bool = False) -> str | None:
 
 
 def tidy(answer: str) -> str:
-    r"""Strip an answer of space, line ends, emphasis, `$`, `\(`, `\[` and a full stop around it."""
+    r"""Strip an answer of space, line ends, emphasis, `$`, `\(`, `\[` and a full stop around it.
+
+    Args:
+        answer: Any string; one of more than 4,000 characters without surplus space keeps what surrounds it.
+    """
     text = " ".join(answer.split())
-    while True:
+    while len(text) <= _TIDIED:
         before = text
         text = text.strip().strip("*")
         if text.endswith((".", ",", ";")) and not text.endswith(("\\.", "\\,", "\\;")):
@@ -63,7 +68,8 @@ def tidy(answer: str) -> str:
                 if closing not in inner:
                     text = inner
         if text == before:
-            return text
+            break
+    return text
 
 
 def _after_marker(tail: str, with_unit: bool) -> str | None:

@@ -70,7 +70,7 @@ class ScienceVerifier:
             ValueError: If a reference looks like `Choices` or `Measured` and is malformed.
         """
         verdicts: list[Verdict | None] = []
-        unknown: dict[Call, list[tuple[int, str]]] = {}
+        unknown: dict[Call, list[tuple[int, str, float]]] = {}
         for place, (prompt, response) in enumerate(items):
             start = time.perf_counter()
             reference = read_reference(prompt.reference)
@@ -81,14 +81,14 @@ class ScienceVerifier:
             verdicts.append(found if isinstance(found, Verdict) else None)
             if not isinstance(found, Verdict):
                 call, answer = found
-                unknown.setdefault(call, []).append((place, answer))
+                unknown.setdefault(call, []).append((place, answer, time.perf_counter() - start))
         limit_s = self._pool.timeout_s / 2
         results = self._pool.run([VerifierCall(_AGREE, (*call, limit_s)) for call in unknown])
         for places, result in zip(unknown.values(), results, strict=True):
             correct = result.failure is None and bool(result.value["correct"])
             reason = result.failure or str(result.value["reason"])
-            for number, (place, answer) in enumerate(places):
-                seconds = 0.0 if number else result.seconds
+            for number, (place, answer, own_s) in enumerate(places):
+                seconds = own_s if number else own_s + result.seconds
                 verdicts[place] = Verdict(correct, float(correct), answer, reason, seconds)
         return [verdict for verdict in verdicts if verdict is not None]
 

@@ -6,6 +6,7 @@ bool, a number from 0 to 1, or a dict. An exception, a wrong return value or a t
 that cannot be loaded is an error before training.
 """
 
+import re
 from collections.abc import Sequence
 
 from brorl.errors import UserError
@@ -38,10 +39,7 @@ class FunctionVerifier:
             if result.failure:
                 raise LoadError(f"cannot read the arguments of {function!r}: {result.failure}")
         except LoadError as error:
-            raise UserError(
-                f"{setting}: {error}; give package.module:function, importable from the current directory, "
-                "or path/to/file.py:function"
-            ) from None
+            raise UserError(f"{setting}: {error}; {_load_advice(function, str(error))}") from None
         least, most = result.value
         if least > 3 or (most is not None and most < 2):
             arguments = f"{least}" if least == most else f"{least} to {'any number' if most is None else most}"
@@ -76,6 +74,14 @@ class FunctionVerifier:
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return the references without change; the function may expect another form of response."""
         return TrialResponses(reference, others, certain=False)
+
+
+def _load_advice(function: str, problem: str) -> str:
+    """Return the fix of a function that cannot be loaded: install what it imports, or name it in another way."""
+    missing = re.search(r"ModuleNotFoundError: No module named '(\w+)", problem)
+    if missing and missing[1] != re.split(r"[.:]", function)[0]:
+        return f"install the package that it imports (pip install {missing[1]}, unless the package has another name)"
+    return "give package.module:function, importable from the current directory, or path/to/file.py:function"
 
 
 def _verdict(result: Result) -> Verdict:

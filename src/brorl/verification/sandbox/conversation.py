@@ -22,6 +22,9 @@ from brorl.verification.sandbox.inside import program
 
 T = TypeVar("T")
 
+REPLY_BYTES = 1 << 12
+"""Output limit of a request whose reply holds no value, or a short one; the text of any failure fits in."""
+
 
 class Fault(StrEnum):
     """The end of a program other than an exception: the beginning of the text of a failure.
@@ -56,7 +59,8 @@ class Limits:
         seconds: Wall time. Time in which the program waited for a core of a busy machine does not count, up to three
             times the limit.
         memory_bytes: Memory of the program.
-        output_bytes: Size of its output, or of a returned value.
+        output_bytes: Size of its output, or of the text of a returned value. A longer text is not read: reading takes
+            this process about a second per MiB.
     """
 
     seconds: float = 4.0
@@ -139,7 +143,7 @@ class Returned:
     Attributes:
         value: The returned value, of builtin types; None after loading.
         failure: As in `Ended`, also `exited inside the call` and `returned no plain value`; None if there is a value.
-        seconds: Wall time.
+        seconds: Wall time, with the time in which this process reads the value.
     """
 
     value: object

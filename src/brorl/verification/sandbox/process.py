@@ -16,6 +16,7 @@ from math import ceil
 from typing import Any
 
 from brorl.verification.sandbox.conversation import (
+    REPLY_BYTES,
     Asked,
     CallFunction,
     Ended,
@@ -223,7 +224,7 @@ class Process:
             if len(self._received) >= HEADER.size:
                 kind, token, length = HEADER.unpack_from(self._received)
                 end = HEADER.size + length
-                if length > max(self._limits.output_bytes, 4 * _FAILURE_CHARACTERS):
+                if length > max(self._limits.output_bytes, REPLY_BYTES):
                     self._stop(Fault.TOO_MUCH_OUTPUT)
                     return None
                 if len(self._received) >= end:
@@ -240,9 +241,8 @@ class Process:
 
     def _reply(self, frame: Frame) -> Reply:
         now = time.monotonic()
-        seconds = now - self._began
         if frame.kind == frames.FAILED:
-            return Returned(None, _line(frame.body), seconds)
+            return Returned(None, _line(frame.body), now - self._began)
         try:
             value = decode(frame.body.decode())
             if frame.kind == frames.ASKED:
@@ -253,8 +253,9 @@ class Process:
                 self._left_seconds = max(0.0, self.deadline - now)
                 return Asked(name, arguments)
         except (ValueError, TypeError) as error:
-            return Returned(None, _line(f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace")), seconds)
-        return Returned(None if self._is_loading else value, None, seconds)
+            failure = _line(f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace"))
+            return Returned(None, failure, time.monotonic() - self._began)
+        return Returned(None if self._is_loading else value, None, time.monotonic() - self._began)
 
     def _stop(self, failure: Fault) -> None:
         """Kill the program because of what it did."""
@@ -330,7 +331,7 @@ def _read(descriptor: int, length: int) -> bytes | None:
 
 def _line(body: bytes) -> str:
     """Return untrusted text as one short line of printable characters."""
-    text = " ".join(body.decode("utf-8", "replace").split())
+    text = " ".join(body[:REPLY_BYTES].decode("utf-8", "replace").split())
     return "".join(c if c.isprintable() else "\ufffd" for c in text[:_FAILURE_CHARACTERS])
 
 

@@ -125,7 +125,7 @@ class WorkerProcess:
                     return self._finish(message)
                 self._began, self._waited_s = time.monotonic(), waited_s(self._process.pid)
                 self.deadline = self._began + timeout_s
-        except (ValueError, KeyError, TypeError):  # something else wrote to the pipe
+        except (ValueError, KeyError, TypeError, RecursionError):  # something else wrote, or a value is too deep
             self._broke_protocol = True
         if not (self._ended or self._broke_protocol):
             self._extend_deadline(timeout_s)

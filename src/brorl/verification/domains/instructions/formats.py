@@ -22,7 +22,7 @@ _POSTSCRIPTS = {"p.p.s": re.compile(r"p\.\s?p\.\s?s"), "p.s.": re.compile(r"p\.\
 _ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _RESPONSE_DIVIDER = "******"
 _MAX_JSON_DEPTH = 100  # below Python's recursion limit, whose room depends on the caller
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # one that never closes takes the rest: it is read once
 _BRACKET = re.compile(r"[\[\]{}]")
 
 

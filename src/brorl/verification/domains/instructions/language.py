@@ -16,18 +16,27 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from brorl.errors import UserError
+
 Arguments = Mapping[str, Any]
 
-MISSING_PACKAGE = "needs the package langdetect: pip install 'brorl[ifeval]'"
 LANGUAGE_KINDS = frozenset(
     ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
 )
 _READ_CHARACTERS = 10_000
 
 
-def can_detect() -> bool:
-    """Whether langdetect is installed."""
-    return find_spec("langdetect") is not None
+def require_langdetect() -> None:
+    """Check that langdetect is installed, without importing it.
+
+    Raises:
+        UserError: If it is not.
+    """
+    if find_spec("langdetect") is None:
+        raise UserError(
+            "the data has instructions about languages, which need the package langdetect; run: pip install "
+            "'brorl[ifeval]'"
+        )
 
 
 def detect(text: str) -> str | None:

@@ -1,0 +1,93 @@
+"""CPU threads: chosen by the size of the model, stored with the run, compared by `brorl check`."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from brorl.api.check_result import _threads_line
+from brorl.assemble import threads
+from brorl.assemble.inputs import prepare
+from brorl.assemble.run import build_pilot_parts
+from brorl.assemble.settings import build_sampling
+from brorl.config.reading import make_config, read_recipe
+from brorl.config.settings import TrainConfig
+from brorl.planning import step_forecast
+from brorl.planning.step_timing import StepTimer
+from run_support import SMALL, command
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(threads, "_AT_START", 4)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def config_of(**settings: Any) -> TrainConfig:
+    return make_config(read_recipe("quickstart"), {"engine.threads": 0, **settings}, "quickstart")
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_weights", "number"),
+    [({}, 9_999_999, 1), ({}, 10_000_000, 4), ({"engine.threads": 3}, 1, 3), ({"cluster.nodes": 1}, 1, 4)],
+)
+def test_a_small_model_gets_one_thread(settings: dict[str, Any], num_weights: int, number: int) -> None:
+    threads.set_threads(config_of(**settings), num_weights)
+    assert torch.get_num_threads() == number
+
+
+def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5}, raising=False)
+    threads.set_threads(config_of(), 10**9)
+    assert torch.get_num_threads() == 2
+    assert threads.numbers_of_threads(config_of()) == [1, 2]
+
+
+@pytest.mark.parametrize("small", [0, 10_000_000])
+def test_a_resume_has_the_threads_that_the_run_chose(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_SMALL", small)
+    chosen = 1 if small else 4
+    assert command("train", *SMALL, "--engine.threads=0", "--steps=1", "--output_dir=run").code == 0
+    assert f"\n  threads: {chosen}\n" in Path("run/config.yaml").read_text()
+    monkeypatch.setattr(threads, "_SMALL", 10_000_000 - small)  # another version would choose the other number
+    assert command("resume", "run", "--steps=2").code == 0
+    assert json.loads(Path("run/env.json").read_text())["threads"] == chosen
+
+
+def test_the_same_step_is_timed_with_each_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, drawn, learned = [0.0], [], []
+    sample, finish = step_forecast.sample, StepTimer.finish
+
+    def slow_sample(*arguments: Any, **options: Any) -> Any:
+        clock[0] += torch.get_num_threads()
+        drawn.append(sample(*arguments, **options))
+        return drawn[-1]
+
+    def slow_finish(self: StepTimer, sampled: Any) -> Any:
+        clock[0] += 10 * torch.get_num_threads()
+        learned.append(sampled)
+        return finish(self, sampled)
+
+    config = config_of(rollouts_per_prompt=16, prompts_per_step=8)
+    parts = build_pilot_parts(config, prepare(config, config.model), build_sampling(config))
+    monkeypatch.setattr(step_forecast, "sample", slow_sample)
+    monkeypatch.setattr(StepTimer, "finish", slow_finish)
+    monkeypatch.setattr(step_forecast, "perf_counter", lambda: clock[0])
+    forecast = step_forecast.forecast_step(parts, 16, tmp_path, (1, 3))
+    assert forecast.seconds_of_threads == {1: 11.0, 3: 33.0}
+    assert torch.get_num_threads() == 1
+    assert learned[-1] is learned[-2]  # the same rollouts
+
+
+def test_the_line_names_a_faster_number() -> None:
+    assert _threads_line({1: 0.5, 8: 2.0}, 8).endswith("the run has 8; faster here and now: engine.threads: 1")
+    assert _threads_line({1: 0.5, 8: 2.0}, 1).endswith("with 1 thread, 2.00 s with 8 threads; the run has 1")
+    assert _threads_line({1: 2.1, 8: 2.0}, 1).endswith("the run has 1")

@@ -1,0 +1,23 @@
+"""The exit code of a run that ends, at its start and when it is resumed."""
+
+from pathlib import Path
+
+import pytest
+
+from brorl.api.training_result import TrainingResult
+from brorl.cli.train import train
+from brorl.training.journal import Ending
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("metrics", [(), ({"step": 1, "update": {}}, {"step": 2, "ended": "no group was mixed"})])
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [(Ending.FINISHED, 0), (Ending.COLLAPSED, 0), (Ending.NO_MIXED_GROUPS, 1), (Ending.INTERRUPTED, 130)],
+)
+def test_it_follows_from_the_ending_alone(
+    ending: Ending, code: int, metrics: tuple[dict[str, object], ...], resume: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = TrainingResult(Path("run"), ending, "", metrics, (), None, None)
+    monkeypatch.setattr("brorl.api.train.train", lambda *_, **__: result)
+    assert train("quickstart", {}, resume=resume) == code
