@@ -17,11 +17,6 @@ from brorl.prompts.boxed import last_box
 from brorl.prompts.gym_task import GymTask, require_reasoning_gym
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.gym_guards import EVALUATED
-from brorl.verification.sandbox.conversation import CallFunction, Judge, Limits, LoadProgram, Lost, Returned, fault_of
-from brorl.verification.sandbox.programs import ProgramPool
-from brorl.verification.sandbox.server import LostError
-from brorl.verification.verdict_cache import VerdictCache
-from brorl.verification.verifier import (
 from brorl.verification.sandbox.conversation import (
     REPLY_BYTES,
     CallFunction,
@@ -32,6 +27,10 @@ from brorl.verification.sandbox.conversation import (
     Returned,
     fault_of,
 )
+from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.server import LostError
+from brorl.verification.verdict_cache import VerdictCache
+from brorl.verification.verifier import (
     CORRECT,
     CRASHED,
     NO_ANSWER,
