@@ -18,6 +18,7 @@ NO_ANSWER = "no answer"
 NO_CODE = "no code block"
 TRUNCATED = "truncated"
 TIMEOUT = "timeout"
+CUT_OFF = "timeout of all programs"  # the response had its part of the time of a batch
 OUT_OF_MEMORY = "out of memory"
 CRASHED = "verifier crashed"
 RAISED = "verifier raised"  # followed by the exception: `verifier raised ValueError: ...`
