@@ -24,7 +24,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.report.visible_text import visible_text
 from brorl.trackers import require_package
 from brorl.verify.trial import Trial, Verified, try_verifier
-from brorl.verify.verifier import TIMEOUT, is_failure
+from brorl.verify.verifier import is_failure, is_timeout
 
 _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
@@ -127,7 +127,7 @@ def check_trial(trial: Trial) -> None:
     prompt = trial.prompt
     for verified in (trial.right, trial.wrong):
         reason = verified.verdict.reason
-        if reason == TIMEOUT or is_failure(reason):
+        if is_timeout(reason) or is_failure(reason):
             raise UserError(
                 f"the verifier of the domain {prompt.domain!r} failed on the response {_short(verified.response)} to "
                 f"question {prompt.id}: {reason}; it must return a verdict for every text"

@@ -16,7 +16,7 @@ from torch import Tensor
 from brorl.algorithms.groups import Group
 from brorl.rollout.engine import Sampler
 from brorl.verify.grade import verified
-from brorl.verify.verifier import TIMEOUT, TRUNCATED, Verdict, is_failure
+from brorl.verify.verifier import CUT_OFF, TRUNCATED, Verdict, is_failure, is_timeout
 
 
 class Incomplete(NamedTuple):
@@ -149,8 +149,9 @@ class Collected:
             "share_correct": sum(g.num_correct for g in of_outcomes) / scored,
             "share_truncated": sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / max(rollouts, 1),
             "responses_truncated": reasons.count(TRUNCATED),
-            "verifier_timeouts": reasons.count(TIMEOUT),
+            "verifier_timeouts": sum(map(is_timeout, reasons)),
             "verifier_failures": sum(is_failure(reason) for reason in reasons),
+            **({"verifier_cut_offs": reasons.count(CUT_OFF)} if CUT_OFF in reasons else {}),
             **self._unverified(),
             **self._dropped(),
             **self._by_source(),

@@ -27,6 +27,11 @@ UNVERIFIED = "unverified"  # followed by the cause: `unverified: a worker was lo
 _SEPARATOR = ": "
 
 
+def is_timeout(reason: str) -> bool:
+    """Whether a verdict's reason is that the verification took too long."""
+    return reason in (TIMEOUT, CUT_OFF)
+
+
 def is_failure(reason: str) -> bool:
     """Whether a verdict's reason is a failure of the verifier, not of the response; timeouts are counted separately."""
     return reason in (OUT_OF_MEMORY, CRASHED) or reason.startswith((f"{RAISED} ", f"{RETURNED} "))

@@ -14,7 +14,7 @@ from brorl.verify.sandbox.server import LostError, Server, ServerSettings
 from brorl.verify.sandbox.talk import Talk
 
 _LONGEST_WAIT_S = 1.0
-OVER_TIME = "the time of all programs was over (verification.batch_timeout_s)"
+OVER_TIME = "the time of all programs was over (raise verification.batch_timeout_s)"
 _TRIES = 2  # of a judge whose programs the machine ends
 
 
