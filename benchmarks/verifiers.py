@@ -263,6 +263,29 @@ def neighbors(num_workers: int) -> None:
             print(f"| {threads} | {correct} of 12 | {dict(found) or ''} | {seconds:.1f} |", flush=True)
 
 
+def sleepers(count: int, num_workers: int, batch_timeout_s: float | None) -> None:
+    """Print the wall time of answers that sleep almost to the limit in each of ten cases, and the verdicts."""
+    limit_s = 0.2
+    tests = CodeTests(StdinCases(("",) * 10, ("1",) * 10)).to_text()
+    question = Prompt("q", "?", (1,), tests, "code")
+    items = []
+    for number in range(count):
+        items.append((question, f"```python\nimport time\ntime.sleep({0.9 * limit_s})\nprint(1)  # {number}\n```"))
+        if number % 8 == 7:
+            items.append((question, f"```python\nprint(1)  # honest {number}\n```"))
+    options = {} if batch_timeout_s is None else {"batch_timeout_s": batch_timeout_s}
+    with ProgramPool(num_workers, **options) as pool:
+        verifier = CodeVerifier(pool, timeout_s=limit_s)
+        verifier.verify_all([code_item("print(1)", 0)])
+        began = time.perf_counter()
+        verdicts = verifier.verify_all(items)
+        seconds = time.perf_counter() - began
+    for what, honest in (("sleepers", False), ("honest programs", True)):
+        found = Counter(v.reason for (_, text), v in zip(items, verdicts, strict=True) if ("honest" in text) == honest)
+        print(f"{sum(found.values())} {what}: {dict(found)}")
+    print(f"{seconds:.1f} s of wall time on {num_workers} workers, {limit_s:g} s per case, time of all: {options}")
+
+
 def fuzz(count: int, num_workers: int, seed: int) -> int:
     """Verify mutated responses of every domain twice; return the number of problems."""
     random = Random(seed)
@@ -287,6 +310,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--fuzz", type=int, metavar="N", help="verify N mutated responses over all domains instead")
     parser.add_argument("--neighbors", action="store_true", help="run honest programs beside hashing threads instead")
+    parser.add_argument("--sleepers", type=int, metavar="N", help="verify N answers that sleep instead")
+    parser.add_argument("--batch-timeout", type=float, metavar="S", help="time of all sleepers (default: the pool's)")
     parser.add_argument("--seed", type=int, default=None, help="of the fuzz run (default: a new one)")
     parsed = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -294,6 +319,9 @@ def main() -> None:
     if parsed.fuzz is not None:
         seed = int.from_bytes(os.urandom(4)) if parsed.seed is None else parsed.seed
         sys.exit(1 if fuzz(parsed.fuzz, parsed.workers, seed) else 0)
+    if parsed.sleepers:
+        sleepers(parsed.sleepers, parsed.workers, parsed.batch_timeout)
+        return
     if parsed.neighbors:
         neighbors(parsed.workers)
         return

@@ -172,7 +172,7 @@ def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it(monkeypat
             return CutOff("over") if any(call.arguments[1] == "slow" for call in calls) else found
 
     pool = ShortPool(lambda _request: Returned((False, 0.0, None), None, 0.1))
-    verdicts = GymVerifier(pool).verify_all([(prompt(MAZE), answer) for answer in ("7", "slow", "9")])
+    verdicts = GymVerifier(pool).verify_all([(prompt(MAZE), answer) for answer in ("6", "slow", "9")])
     assert [verdict.reason for verdict in verdicts] == ["wrong answer", "timeout of all programs", "wrong answer"]
     assert pool.num_judges == 4
 

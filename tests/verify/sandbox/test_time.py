@@ -111,7 +111,7 @@ def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random
 
 def test_a_program_without_its_core_is_unverified(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its wall time is over, and others had the core for most of it."""
-    monkeypatch.setattr(process, "denied_s", lambda _pid: 0.9 * time.monotonic())
+    monkeypatch.setattr(process, "denied_s", lambda _pid: 0.97 * time.monotonic())
     assert pool.run([lambda: run_judge(ASLEEP, limits=SHORT)]) == [Lost("the machine was overloaded")]
     assert pool.run([lambda: call_judge(f"def f():\n  {ASLEEP.replace(chr(10), ';')}", ("f", ()), limits=SHORT)]) == [
         Lost("the machine was overloaded")

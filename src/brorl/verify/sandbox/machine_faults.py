@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+MAX_STRETCH = 10  # wall time of a call in multiples of its limit, at most, where the machine is overloaded
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _POLL_S = 0.001
 _CLOCK_OF_PROCESS = 2  # the clock of the processor time of all threads, also of ended ones: MAKE_PROCESS_CPUCLOCK

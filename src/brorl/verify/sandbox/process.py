@@ -29,13 +29,12 @@ from brorl.verify.sandbox.conversation import (
 from brorl.verify.sandbox.inside import frames
 from brorl.verify.sandbox.inside.frames import HEADER, Frame
 from brorl.verify.sandbox.inside.program import EXITED_IN_CALL, NO_PLAIN_VALUE
-from brorl.verify.sandbox.machine_faults import denied_s
+from brorl.verify.sandbox.machine_faults import MAX_STRETCH, denied_s
 from brorl.verify.sandbox.server import Ending, LostError, Server
 from brorl.verify.sandbox.values import REQUEST_DEPTH, decode, encode
 
 _START_SECONDS = 120.0  # until an idle machine's slowest server has imported its modules and forked
 KILL_SECONDS = 60.0  # until a killed process must have ended
-_MAX_STRETCH = 4  # wall time of a request in multiples of its limit, at most, where others have its core
 _SHORTEST_WAIT_S = 0.01
 _LOADED_CPU_SECONDS = 3600  # of all calls of a loaded program; each has its own limit of wall time
 _FAILURE_CHARACTERS = 300
@@ -198,7 +197,7 @@ class Process:
         if self.used_s() > limit - _SHORTEST_WAIT_S:
             self._stop(Fault.TIMEOUT)
             return
-        last = self._began + _MAX_STRETCH * limit
+        last = self._began + MAX_STRETCH * limit
         if time.monotonic() >= last:
             raise LostError("the machine was overloaded")
         self.deadline = min(self.time_of(limit), last)
