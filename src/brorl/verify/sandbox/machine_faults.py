@@ -65,7 +65,7 @@ def waited_s(pid: int) -> float:
     return max((waited for _, waited in _threads(pid)), default=0.0)
 
 
-def denied_s(pid: int) -> float:
+def denied_s(pid: int) -> float | None:
     """Return a count that grows while others have the one core of a process and one of its threads is ready to run.
 
     Differences of two counts are at most that time, for any threads: while a thread waits for a sibling, the processor
@@ -75,12 +75,12 @@ def denied_s(pid: int) -> float:
         pid: Number of a process whose threads share one core.
 
     Returns:
-        Seconds, also below 0; 0 if the process has been reaped, or if the system does not report it.
+        Seconds, also below 0; None if the process has been reaped, or if the system does not report it.
     """
     counts = [ran + waited for ran, waited in _threads(pid)]
     with contextlib.suppress(OSError):
-        return max(counts) - time.clock_gettime(~pid << 3 | _CLOCK_OF_PROCESS) if counts else 0.0
-    return 0.0
+        return max(counts) - time.clock_gettime(~pid << 3 | _CLOCK_OF_PROCESS) if counts else None
+    return None
 
 
 def _threads(pid: int) -> Iterator[tuple[float, float]]:

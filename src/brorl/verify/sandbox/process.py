@@ -82,7 +82,8 @@ class Process:
         self._began = time.monotonic()
         self._asked_at: float | None = None  # when it called the outside function that it waits for
         self._pid = 0
-        self._denied_before = self._denied = 0.0  # seconds without a core before the current request, and during it
+        self._denied_before: float | None = None  # `denied_s` when the current request began
+        self._denied = 0.0  # seconds of the current request without its core
         self._send(request)
 
     def _open(self, request: RunProgram | LoadProgram) -> None:
@@ -144,8 +145,12 @@ class Process:
         Sleep counts, and so does the time in which threads of the program wait for each other.
         """
         if self._ready and self._ending is None:
-            self._denied = max(self._denied, denied_s(self._pid) - self._denied_before)
+            self._count_denied(denied_s(self._pid))
         return max(0.0, time.monotonic() - self._began - self._denied)
+
+    def _count_denied(self, count: float | None) -> None:
+        if count is not None and self._denied_before is not None:
+            self._denied = max(self._denied, count - self._denied_before)
 
     def time_of(self, seconds: float) -> float:
         """Return when (monotonic clock) the request has used these seconds, if nothing else takes its core any more."""
@@ -286,7 +291,7 @@ class Process:
 
     def _last_reply(self, ending: Ending) -> Reply:
         """Return the reply to the request during which the process ended."""
-        self._denied = max(self._denied, ending.denied_seconds - self._denied_before)
+        self._count_denied(ending.denied_seconds)
         seconds = self.used_s()
         failure = self._failure or self._uncaught or self._why(ending)
         if self._is_run:

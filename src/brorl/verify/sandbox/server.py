@@ -69,7 +69,7 @@ class Ending:
 
     status: int
     cpu_seconds: float
-    denied_seconds: float
+    denied_seconds: float | None
     memory_bytes: int
     too_many_threads: bool
 

@@ -96,7 +96,8 @@ class Confinement:
         """
         os.setsid()
         if core is not None:
-            os.sched_setaffinity(0, {core})
+            with contextlib.suppress(OSError):  # it was taken from this machine's processes since
+                os.sched_setaffinity(0, {core})
         _limit(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
         if self._linux:
             _limit(resource.RLIMIT_AS, self._address_space + memory_bytes)

@@ -193,7 +193,7 @@ class _Server:
         while self._number_of:
             can_look = hasattr(os, "waitid")  # the kernel forgets the counts of a process that is waited for
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if can_look else None
-            denied = denied_s(found.si_pid) if found else 0.0
+            denied = denied_s(found.si_pid) if found else None
             pid, status, usage = os.wait4(found.si_pid if found else -1, os.WNOHANG)
             if pid == 0:
                 return
