@@ -76,11 +76,11 @@ def test_workers_share_the_cores_of_the_trainer_evenly() -> None:
 
 
 def test_the_time_of_all_threads_counts(pool: ProgramPool) -> None:
-    """Eight threads that take 2 s of a core together; threads that wait for each other are not denied their core."""
+    """Eight threads that take 1.3 s of a core together; threads that wait for each other are not denied their core."""
     limits = Limits(1.0)
-    reply = ended(pool, f"{HASHING}spin_all(8, 0.25)", limits=limits)
+    reply = ended(pool, f"{HASHING}spin_all(8, 0.16)", limits=limits)
     assert reply.failure == "timeout"
-    (call,) = returned(pool, HASHING, ("spin_all", (8, 0.25)), limits=limits)
+    (call,) = returned(pool, HASHING, ("spin_all", (8, 0.16)), limits=limits)
     assert call.failure == "timeout"
 
 
