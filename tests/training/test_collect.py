@@ -272,6 +272,7 @@ def test_summary_counts_rollouts_not_responses() -> None:
         "share_truncated": 0.0,
         "responses_truncated": 0,
         "verifier_timeouts": 0,
+        "verifier_cut_offs": 0,
         "verifier_failures": 0,
         "samples_dropped": 0,  # every group is kept
         "sampled_tokens_dropped": 0,
