@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from brorl.prompts.boxed import last_box
 from brorl.prompts.gym_task import GymTask, require_reasoning_gym
@@ -20,6 +21,7 @@ from brorl.verification.domains.gym_guards import EVALUATED
 from brorl.verification.sandbox.conversation import (
     REPLY_BYTES,
     CallFunction,
+    CutOff,
     Judge,
     Limits,
     LoadProgram,
@@ -29,10 +31,11 @@ from brorl.verification.sandbox.conversation import (
 )
 from brorl.verification.sandbox.programs import ProgramPool
 from brorl.verification.sandbox.server import LostError
-from brorl.verification.verdict_cache import VerdictCache
+from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, VerdictCache
 from brorl.verification.verifier import (
     CORRECT,
     CRASHED,
+    CUT_OFF,
     NO_ANSWER,
     OUT_OF_MEMORY,
     TIMEOUT,
@@ -92,8 +95,9 @@ class GymVerifier:
 
         Returns:
             One verdict per pair, in the same order, with the reason `correct`, `wrong answer`, `no answer`, `answer too
-            long`, `wrong answer: ` and a problem such as `the scorer raised ValueError`, `timeout`, `out of memory` or
-            `verifier crashed`. Verdicts of the scorer are kept; timeouts and crashes are not.
+            long`, `wrong answer: ` and a problem such as `the scorer raised ValueError`, `timeout`, `timeout of all
+            programs`, `out of memory` or `verifier crashed`. Verdicts of the scorer are kept, timeouts for an hour,
+            crashes are not.
 
         Raises:
             ValueError: If a reference is not the text of a task.
@@ -112,30 +116,33 @@ class GymVerifier:
                     unknown.setdefault((prompt.reference, answer), []).append(place)
             verdicts.append(verdict)
             own_s.append(time.perf_counter() - start)
-        for (pair, places), verdict in zip(unknown.items(), self._score([*unknown], task_of), strict=True):
-            if verdict.reason == CORRECT or verdict.reason.startswith(WRONG):
-                self._cache.put(pair[0], verdict)
+        verdict_of = self._score(_groups([*unknown], task_of))
+        for pair, places in unknown.items():
+            verdict = verdict_of[pair]
+            if verdict.reason in (CORRECT, TIMEOUT) or verdict.reason.startswith(WRONG):
+                self._cache.put(pair[0], verdict, KEEP_TIMEOUT_S if verdict.reason == TIMEOUT else inf)
             for place in places:
                 verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
         return with_own_time(verdicts, own_s)
 
-    def _score(self, pairs: Sequence[_Pair], task_of: Mapping[str, GymTask]) -> list[Verdict]:
-        """Score distinct answers in the sandbox; answers that their scorer evaluates as code share no process."""
-        alone = [pair for pair in pairs if task_of[pair[0]].data_set in EVALUATED]
-        shared = [pair for pair in pairs if task_of[pair[0]].data_set not in EVALUATED]
-        groups = [[pair] for pair in alone]
-        groups += [shared[i : i + _ANSWERS_PER_PROCESS] for i in range(0, len(shared), _ANSWERS_PER_PROCESS)]
+    def _score(self, groups: Sequence[Sequence[_Pair]]) -> dict[_Pair, Verdict]:
+        """Score groups of answers in the sandbox; a group whose time was over is scored again, one answer at a time."""
         results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
         verdict_of: dict[_Pair, Verdict] = {}
+        apart: list[list[_Pair]] = []
         for group, result in zip(groups, results, strict=True):
-            if isinstance(result, Lost):
+            if isinstance(result, CutOff) and len(group) > 1:
+                apart += [[pair] for pair in group]
+            elif isinstance(result, CutOff):
+                verdict_of[group[0]] = Verdict(False, 0.0, group[0][1], CUT_OFF, 0.0)
+            elif isinstance(result, Lost):
                 verdict_of.update(dict.fromkeys(group, unverified_verdict(result.reason)))
             else:
                 for pair, reply in zip(group, result, strict=True):
                     verdict = _verdict(pair[1], reply)
                     kept = verdict.correct or self._partial_credit
                     verdict_of[pair] = verdict if kept else replace(verdict, score=0.0)
-        return [verdict_of[pair] for pair in pairs]
+        return verdict_of | self._score(apart) if apart else verdict_of
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that are not the text of a task."""
@@ -152,6 +159,13 @@ class GymVerifier:
         right, *wrong = (GymTask.from_text(text).answer for text in (reference, *others))
         tagged = [f"{_OPENING}{answer}{_CLOSING}" for answer in wrong if answer]
         return TrialResponses(f"{_OPENING}{right or ''}{_CLOSING}", tagged, certain=bool(right))
+
+
+def _groups(pairs: Sequence[_Pair], task_of: Mapping[str, GymTask]) -> list[list[_Pair]]:
+    """Return the answers that share a process; those that their scorer evaluates as code share none."""
+    alone = [[pair] for pair in pairs if task_of[pair[0]].data_set in EVALUATED]
+    shared = [pair for pair in pairs if task_of[pair[0]].data_set not in EVALUATED]
+    return alone + [shared[i : i + _ANSWERS_PER_PROCESS] for i in range(0, len(shared), _ANSWERS_PER_PROCESS)]
 
 
 def extract_answer(response: str) -> str | None:
