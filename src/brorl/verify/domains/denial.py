@@ -17,6 +17,7 @@ _BEFORE = re.compile(
     r"(?:[\s*_]+(?:the|an?|final|correct|right|best|answer|option|choice|value|number|is|are|was|be|been|being|would|"
     r"should|could|can|will|equals?|equal|to|that|it|its|this|say|says|said|think|thinks|believe|claim|sure|certain|i|"
     r"we|my|our|[a-z]\s*=))*"
+    r"|\b(?:if|were|had)\b[^.!?;\n]*\b(?:would|could|might)\s+be\b"
     r"|\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)(?![a-zA-Z])\s*=?|[<>\u2260\u2264\u2265\u00b1]=?|[=$(]\s*-)"
     rf"{_SPACE}*$",
     re.IGNORECASE,

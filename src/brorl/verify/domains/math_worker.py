@@ -20,7 +20,16 @@ from typing import Any, TypeVar
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Eq, Expr, FiniteSet, I, Interval, Mul, Tuple, preorder_traversal
 
-from brorl.verify.domains.single_answer import SEVERAL_ANSWERS, as_interval, has_order, is_several, plain, sides_of, without_unit, words
+from brorl.verify.domains.single_answer import (
+    SEVERAL_ANSWERS,
+    as_interval,
+    has_order,
+    is_several,
+    plain,
+    sides_of,
+    without_unit,
+    words,
+)
 
 T = TypeVar("T")
 
@@ -66,7 +75,6 @@ def agree(reference: str, answer: str, tolerance: float, limit_s: float) -> dict
     Returns:
         The keys of `compare`.
     """
-
     reason = _within(limit_s, lambda: _compare(reference, answer, tolerance)) or "timeout"
     return {"correct": reason == "correct", "reason": reason}
 
