@@ -15,17 +15,19 @@ _BEFORE = re.compile(
     r"cannot|unsure|whether|if|unless|nobody|who|(?:any|every|no)thing\s+but|except|than|maybe|perhaps|possibly|or|"
     r"rul(?:e|es|ed|ing)\s+out|exclud(?:e|es|ed|ing)|eliminat(?:e|es|ed|ing)|reject(?:s|ed|ing)?)|n['\u2019]t)\b"
     r"(?:[\s*_]+(?:the|an?|final|correct|right|best|answer|option|choice|value|number|is|are|was|be|been|being|would|"
-    r"should|could|can|will|equals?|equal|to|that|it|its|this|say|says|said|think|thinks|believe|claim|sure|certain|i|"
+    r"should|could|can|will|equals?|equal|to|that|it|its|this|true|so|say|says|said|think|thinks|believe|claim|sure|certain|i|"
     r"we|my|our|[a-z]\s*=))*"
     r"|\b(?:if|were|had)\b[^.!?;\n]*\b(?:would|could|might)\s+be\b"
-    r"|\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)(?![a-zA-Z])\s*=?|[<>\u2260\u2264\u2265\u00b1]=?|[=$(]\s*-)"
+    r"|\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)(?![a-zA-Z])\s*=?|(?<![a-z/<][a-z])[<>]=?|[\u2260\u2264\u2265\u00b1]|[=$(]\s*-)"
     rf"{_SPACE}*$",
     re.IGNORECASE,
 )
+_BESIDE = r"(?:[^\S\n]|[$*_()\]},;:-]|\\[)\],;! ]|\\q?quad(?![a-z]))*"
 _AFTER = re.compile(
-    r"(?:[\s$*_)\]},;:-]|\\[)\],;! ]|\\q?quad(?![a-z]))*(?:\\(?:text|mbox|mathrm)\s*\{\s*)?"
+    rf"{_BESIDE}(?:\\(?:text|mbox|mathrm)\s*\{{\s*)?"
     r"(?:(?:that|this|it|which)\s+)?(?:(?:is|was|are|were|seems|looks|may|might|could|can|be)\s+)*(?:\w+ly\s+)?"
-    r"((?:not|wrong|incorrect|false|untrue|nor|maybe|perhaps|possibly|unless|or(?!\s+(?:so|equivalently|simply)\b))\b|"
+    r"(?:(?:not|wrong|incorrect|false|untrue|nor|maybe|perhaps|possibly|alternatively|unless|"
+    r"or(?!\s+(?:so|equivalently|simply)\b))\b|"
     r"(?:is|was|are|does|do|ca|could|wo)n['\u2019]t\b|(?:al)?though\s+it\s+(?:may|might|could)\b|"
     r"and\s+(?=\$|\\\()|\?[\s$]*(?:no|not|wait|actually|or)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260)|"
     r"[\s$*_)\]}.,;:!]*(?:that|this|it)\s+(?:is|was)\s+(?:not\s+(?:correct|right|the)|wrong|incorrect|false)\b",

@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from brorl.prompts.prompt import Prompt
+from brorl.verify.domains.denial import denial_after
 from brorl.verify.domains.math_extraction import extract_answer, tidy
+from brorl.verify.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verify.sandbox.call import LoadError, VerifierCall
 from brorl.verify.sandbox.pool import WorkerPool
 from brorl.verify.verdict_cache import VerdictCache
@@ -30,6 +32,7 @@ _CHOSEN = re.compile(
     r"(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol)\s*\{)?\s*"
     r"(?:\(([A-Ja-j])\)|([A-Ja-j])[.):]|([A-Ja-j]))(?:(?<=[.):])[\s\\}].*|\s*\}?)"
 )
+_ANOTHER = re.compile(r"[).:\s]*(?:and\b|or\b|[,/;&])[\s(]*[A-Ja-j](?![A-Za-z])")
 _COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))
 
 
@@ -134,5 +137,8 @@ def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
         chosen = _CHOSEN.fullmatch(answer) if _CHOICE.fullmatch(reference) else None
         if chosen is None:
             return None
-        equal = (chosen[1] or chosen[2] or chosen[3]).upper() == reference
+        letter = 1 if chosen[1] else 2 if chosen[2] else 3
+        if _ANOTHER.match(answer, chosen.end(letter)) or denial_after(answer[chosen.end(letter) :]):
+            return Verdict(False, 0.0, answer, SEVERAL_ANSWERS, 0.0)
+        equal = chosen[letter].upper() == reference
     return Verdict(equal, float(equal), answer, CORRECT if equal else WRONG, 0.0)

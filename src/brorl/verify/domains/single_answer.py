@@ -16,8 +16,8 @@ SEVERAL_ANSWERS = "no single answer"
 _HEDGE = re.compile(
     r"(?<![\w\\])(?:no|not|nor|neither|never|none|nothing|nobody|cannot|can't|without|except|but|if|unless|else|"
     r"otherwise|or|and|either|versus|maybe|perhaps|possibl[ey]|probabl[ey]|presumably|apparently|supposedly|hopefully|"
-    r"likely|unlikely|doubt(?:ful)?|unsure|uncertain|guess|think|believe|hardly|about|approximately|roughly|around|"
-    r"nearly|almost|between|than|least|most|below|above|under|over|wrong|incorrect|false|untrue|invalid|mistaken|"
+    r"likely|unlikely|doubt(?:ful)?|unsure|uncertain|guess|think|believe|hardly|"
+    r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?|half|nearly|almost|between|than|least|most|below|above|under|over|wrong|incorrect|false|untrue|invalid|mistaken|"
     r"rejected|excluded|is|are|was|were|be|isn|aren|wasn|can|could|may|might|would|should|does|don|doesn|instead|rather|"
     r"alternatively|other|another|any|anything|some|something|everything|all|both|to(?=\s*[-\\$\d{}]))(?!\w)",
     re.IGNORECASE,
@@ -25,8 +25,8 @@ _HEDGE = re.compile(
 _JOINTS = frozenset({"or", "and", "both", "either"})
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _DENIAL = re.compile(
-    r"\\(?:not|notin|neg|lnot|ne|neq|lor|vee|lxor|oplus|mid|to|rightarrow|longrightarrow|Rightarrow|leftrightarrow|"
-    r"sim|[xb]?cancel|sout|gg|ll|nless|ngtr)(?![a-zA-Z])"
+    r"\\(?:not|notin|neg|lnot|ne|neq|lor|vee|lxor|oplus|mid|[lc]?dots|wedge|land|to|rightarrow|longrightarrow|Rightarrow|leftrightarrow|"
+    r"sim|[xb]?cancel|sout|gg|ll|nless|ngtr)(?![a-zA-Z])|\.\.\.|\u2026"
 )
 _LIMIT = re.compile(r"\\lim\s*_\s*\{[^{}]*\}")
 _ORDER = re.compile(r"\s*(?:(<)|(>)|\\(?:(le|leq|leqslant|leqq)|(ge|geq|geqslant|geqq)|(lt)|(gt))(?![a-zA-Z]))\s*(=)?\s*")
@@ -40,6 +40,7 @@ _SEVERAL_SIDES = re.compile(r",|(?<![\w\\])(?:or|and)(?!\w)")
 _NUMBER = re.compile(r"[-+]?[\d.,/]+")
 _EQUALS = re.compile(r"(?<![<>!:\\])(?:=|\\approx(?![a-zA-Z])|≈)")
 
+_FONT = r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|boldsymbol|mbox|operatorname|rm)(?![a-zA-Z])"
 _SYMBOLS = str.maketrans(
     {
         "\N{MINUS SIGN}": "-", "\N{MULTIPLICATION SIGN}": "\\times ", "\N{MIDDLE DOT}": "\\cdot ",
@@ -56,15 +57,15 @@ _WRITTEN = (
     (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"\\frac{\1}{\2}"),
     (re.compile(r"_\s*(\d)(?=\s)"), r"_{\1}"),
     (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
-    (re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mbox)\s*\{\s*([A-Za-z]|[-+.\d]+)\s*\}"), r"\1"),
+    (re.compile(rf"{_FONT}\s*\{{([ie]|\s*[-+.\d]+\s*)\}}"), r"\1"),
     (re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?|\.\d+)[eE]([-+]?\d+)(?![\w.])"), r"\1 \\times 10^{\2}"),
     (re.compile(r"(?<![\d./])(\d+)\s+(\d+)/(\d+)(?![\d./])"), r"\1\\frac{\2}{\3}"),  # a mixed number
 )
 _REPEATING = re.compile(r"(?<![\d.])(\d{1,15})\.(\d{0,15})\\overline\s*\{(\d{1,15})\}")
-_PROSE = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathit|mbox|operatorname|rm)\s*\{|(?<![\\A-Za-z])[A-Za-z]{2,}")
-_WORDS_ALONE = re.compile(r"(?:\\(?:text|textrm|textbf|textit|mathrm|mathit|mbox|operatorname|rm)\b|\\cdot\b|\^\{?-?\d\}?|[^\d\\+=<>,;^])*")
+_PROSE = re.compile(rf"{_FONT}\s*\{{|(?<![\\A-Za-z])[A-Za-z]{{2,}}")
+_WORDS_ALONE = re.compile(rf"(?:{_FONT}|\\cdot\b|\^\{{?-?\d\}}?|[^\d\\+=<>,;^])*")
 _FUNCTION = re.compile(r"(?:pi|exp|sqrt|sin|cos|tan|cot|sec|csc|log|ln|infinity|percent)(?![a-z])", re.IGNORECASE)
-_MARKUP = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathit|mbox)\s*\{|[{}$.()*]")
+_MARKUP = re.compile(rf"{_FONT}\s*\{{|[{{}}$.()*]")
 
 
 def plain(text: str) -> str:
@@ -106,7 +107,7 @@ def is_several(reference: str, answer: str) -> bool:
     if _TWO_NUMBERS.search(answer) and not _TWO_NUMBERS.search(reference):
         return True
     kinds = {_bracket(reference), _bracket(answer)}
-    return "\\{" in kinds and len(kinds) == 2 and "" not in kinds
+    return len(kinds) == 2 and "" not in kinds
 
 
 def _hedges(text: str) -> set[str]:
