@@ -9,19 +9,26 @@ from __future__ import annotations
 import re
 
 _READ = 200
-_SPACE = r"(?:[\s$*_:(\[{]|\\[(\[,;! ])"
-_BEFORE = re.compile(
-    r"(?:(?:\b(?:not|never|no(?!\s*:)|nor|neither|doubt|doubtful|unlikely|hardly|wrong|incorrect|false|untrue|worst|least\s+\w+|"
-    r"cannot|unsure|whether|if|unless|nobody|who|(?:any|every|no)thing\s+but|except|than|maybe|perhaps|possibly|or|"
-    r"rul(?:e|es|ed|ing)\s+out|exclud(?:e|es|ed|ing)|eliminat(?:e|es|ed|ing)|reject(?:s|ed|ing)?)|n['\u2019]t)\b"
-    r"(?:[\s*_]+(?:the|an?|final|correct|right|best|answer|option|choice|value|number|is|are|was|be|been|being|would|"
-    r"should|could|can|will|equals?|equal|to|that|it|its|this|true|so|say|says|said|think|thinks|believe|claim|sure|certain|i|"
-    r"we|my|our|[a-z]\s*=))*"
-    r"|\b(?:if|were|had)\b[^.!?;\n]*\b(?:would|could|might)\s+be\b"
-    r"|\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)(?![a-zA-Z])\s*=?|(?<![a-z/<][a-z])[<>]=?|[\u2260\u2264\u2265\u00b1]|[=$(]\s*-)"
-    rf"{_SPACE}*$",
-    re.IGNORECASE,
+_LONGEST_RELATION = 12
+_WORDS = 16
+_MARKS = " \t$*_:([{\\"
+_RELATION = re.compile(
+    r"(?:\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)\s?=?|(?<![a-z/<][a-z])[<>]=?|"
+    r"[\u2260\u2264\u2265\u00b1]|[=$(]\s?-)$"
 )
+# Words between a denial and the answer.
+_BETWEEN = frozenset(
+    "the a an final correct right best true so answer option choice value number is are was be been being would should "
+    "could can might will equal equals to that it its this say says said think thinks believe claim sure certain i we "
+    "my our =".split()
+)
+_DENIALS = frozenset(
+    "not never nor neither doubt doubtful unlikely hardly wrong incorrect false untrue worst cannot unsure whether if "
+    "unless nobody who except than maybe perhaps possibly or exclude excludes excluded excluding eliminate eliminates "
+    "eliminated eliminating reject rejects rejected rejecting".split()
+)
+_TWO_WORDS = re.compile(r"(?:rul(?:e|es|ed|ing) out|(?:any|every|no)thing but|least \w+)")
+_SUPPOSITION, _CONDITIONAL = frozenset({"if", "were", "had"}), frozenset({"would", "could", "might"})
 _BESIDE = r"(?:[^\S\n]|[$*_()\]},;:-]|\\[)\],;! ]|\\q?quad(?![a-z]))*"
 _AFTER = re.compile(
     rf"{_BESIDE}(?:\\(?:text|mbox|mathrm)\s*\{{\s*)?"
@@ -37,8 +44,24 @@ _AFTER = re.compile(
 
 def denial_before(text: str) -> str:
     """Return the words at the end of a text that deny what follows it, or name another answer beside it."""
-    found = _BEFORE.search(text[-_READ:].rpartition("\n")[2])
-    return found[0] if found else ""
+    line = text[-_READ:].rpartition("\n")[2].rstrip(_MARKS)
+    if not line or line[-1] in ".!?":
+        return ""
+    relation = _RELATION.search(line, max(len(line) - _LONGEST_RELATION, 0))
+    if relation:
+        return relation[0]
+    words = line.lower().rsplit(None, _WORDS)
+    at = len(words)
+    while at and ((word := words[at - 1].strip("$*_")) in _BETWEEN or len(word) == 1):
+        at -= 1
+    if at and (
+        word in _DENIALS
+        or word.endswith(("n't", "n\u2019t"))
+        or _TWO_WORDS.fullmatch(" ".join(words[max(at - 2, 0) : at]))
+        or not (_CONDITIONAL.isdisjoint(words[at:]) or _SUPPOSITION.isdisjoint(words[:at]))
+    ):
+        return " ".join(words[at - 1 :])
+    return ""
 
 
 def denial_after(text: str) -> str:

@@ -17,9 +17,9 @@ from brorl.prompts.boxed import find_last_box, has_open_box
 from brorl.verify.domains.denial import denial_after, denial_before
 
 _TAIL = 2_000
-_MAX_JOINED = 8
-_MAX_JOINT = 40
-_JOINED = re.compile(r"(?:[\s$,;/]|\\[()\[\],;! ]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*$")
+_MAX_JOINED = 8  # boxes
+_MAX_JOINT = 40  # characters
+_JOINT = re.compile(r"\}((?:[\s$,;/]|\\[()\[\],;! ]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*)$")
 _MARKER = re.compile(r"\banswer\b[*_]*\s*(?:\bis\b|[:=])[*_:=\s]*", re.IGNORECASE)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
@@ -45,7 +45,7 @@ def extract_answer(response: str, with_unit: bool = False) -> str | None:
     """
     boxed = _boxed(response)
     if boxed is not None or has_open_box(response):
-        return tidy(boxed or "") or None
+        return boxed or None
     tail = response[-_TAIL:]
     found = _after_marker(tail, with_unit) or _last_formula(tail) or (None if with_unit else _last_number(tail))
     return (tidy(found) or None) if found else None
@@ -59,14 +59,13 @@ def _boxed(response: str) -> str | None:
     answer, start = tidy(box.content), box.start
     for _ in range(_MAX_JOINED):
         before = response[max(start - _MAX_JOINT, 0) : start]
-        joint = before[len(_JOINED.sub("", before)) :]
-        other = find_last_box(response[: start - len(joint)]) if before[: -len(joint) or None].endswith("}") else None
-        if other is None or other.end != start - len(joint):
+        joint = _JOINT.search(before) if "}" in before else None
+        other = find_last_box(response[: start - len(joint[1])]) if joint else None
+        if joint is None or other is None or other.end != start - len(joint[1]):
             break
         start = other.start
         if tidy(other.content) != answer:
-            word = "or" if "or" in joint else ","
-            answer = f"{tidy(other.content)} {word} {answer}"
+            answer = f"{tidy(other.content)} {'or' if 'or' in joint[1] else ','} {answer}"
     return _in_context(response, start, box.end, answer)
 
 
