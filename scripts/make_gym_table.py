@@ -1,7 +1,7 @@
 """Write docs/reference/gym.md: every data set of Reasoning Gym, what its scorer gives junk, and its guard.
 
-It generates entries of every data set. It scores junk, and right answers denied or joined with wrong ones, with the scorer alone
-and behind the guard. It takes some minutes of CPU time. The extra `gym` must be installed.
+It generates entries of every data set. It scores junk, and right answers denied or joined with wrong ones, with the
+scorer alone and behind the guard. It takes some minutes of CPU time. The extra `gym` must be installed.
 
     python scripts/make_gym_table.py
 """
@@ -50,8 +50,8 @@ joined with wrong ones (`5 or 6`, `6, 5`, two lines).
 - {evaluated} scorers evaluate the answer as code: {evaluated_names}.
 - The scorers of {holes} data sets give junk 0.99 or more: {holes_names}. Behind the guards, none does. The \
 other guards close holes that were found by reading the scorers and by changing right answers.
-- The scorers of {joined} data sets give a right answer denied, or joined with a wrong one, 0.99 or more: {joined_names}. Behind \
-the guards, none does.
+- The scorers of {joined} data sets give a right answer denied, or joined with a wrong one, 0.99 or more: \
+{joined_names}. Behind the guards, none does.
 - {floor} scorers give every incorrect answer, or almost every one, a small score; with `rewards.partial_credit` that \
 is a reward.
 - {raising} raise an exception on junk, which counts as incorrect: {raising_names}.
@@ -88,10 +88,10 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
         first: Index of the first entry.
 
     Returns:
-        `junk`, the greatest score of junk without the guard; `joined`, that of a right answer denied or joined with a wrong one;
-        `least`, the median score of junk; `raised`, whether the scorer raised; `accepted`, the wrong answers that are
-        correct behind the guard; `exact`, whether the data set has no scorer of its own; `without`, whether it has no
-        answers; and `dropped`, the entries of which the own answer is not accepted.
+        `junk`, the greatest score of junk without the guard; `joined`, that of a right answer denied or joined with a
+        wrong one; `least`, the median score of junk; `raised`, whether the scorer raised; `accepted`, the wrong answers
+        that are correct behind the guard; `exact`, whether the data set has no scorer of its own; `without`, whether it
+        has no answers; and `dropped`, the entries of which the own answer is not accepted.
     """
     from reasoning_gym.dataset import ProceduralDataset
 

@@ -314,8 +314,8 @@ def test_nothing_hangs_crashes_or_goes_without_a_reason(tmp_path: Path, monkeypa
         verdicts = verifier.verify_all([*sane[:3], *nasty, *sane[3:]])
         again = verifier.verify_all(nasty)
     outcomes = dict(zip(RESPONSES, verdicts[3:-3], strict=True))
-    allowed = {reasons.WRONG, reasons.NO_ANSWER, TOO_LONG, "not parsed", SEVERAL_ANSWERS, reasons.TIMEOUT, reasons.OUT_OF_MEMORY,
-               reasons.CRASHED}  # fmt: skip
+    allowed = {reasons.WRONG, reasons.NO_ANSWER, TOO_LONG, "not parsed", SEVERAL_ANSWERS, reasons.TIMEOUT,
+               reasons.OUT_OF_MEMORY, reasons.CRASHED}  # fmt: skip
     for name, verdict in outcomes.items():
         assert not verdict.correct, (name, verdict)
         assert verdict.reason in allowed, (name, verdict)

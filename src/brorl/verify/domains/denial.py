@@ -1,7 +1,8 @@
 r"""Finds words around an answer that take it back: `not \boxed{4}`, `I doubt the answer is 4`, `$4$ or $5$`.
 
-In: the text before or after an answer. Out: the words, or an empty string. Only 200 characters next to the answer are
-read, so the time does not depend on the length of a response.
+In: the text before or after an answer. Out: the words, or an empty string. A denial stands in the sentence of
+the answer, with nothing but words such as `the answer is` between them. Only the 200 characters beside the answer are
+read.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ _RELATION = re.compile(
     r"[\u2260\u2264\u2265\u00b1]|[=$(]\s?-)$"
 )
 # Words between a denial and the answer.
+_WORD = re.compile(r"\S+")
 _BETWEEN = frozenset(
-    "the a an final correct right best true so answer option choice value number is are was be been being would should "
-    "could can might will equal equals to that it its this say says said think thinks believe claim sure certain i we "
-    "my our =".split()
+    _WORD.findall(
+        "the a an final correct right best true so answer option choice value number is are was be been being would "
+        "should could can might will equal equals to that it its this say says said think thinks believe claim sure "
+        "certain i we my our ="
+    )
 )
 _DENIALS = frozenset(
-    "not never nor neither doubt doubtful unlikely hardly wrong incorrect false untrue worst cannot unsure whether if "
-    "unless nobody who except than maybe perhaps possibly or exclude excludes excluded excluding eliminate eliminates "
-    "eliminated eliminating reject rejects rejected rejecting".split()
+    _WORD.findall(
+        "not never nor neither doubt doubtful unlikely hardly wrong incorrect false untrue worst cannot unsure whether "
+        "if unless nobody who except than maybe perhaps possibly or exclude excludes excluded excluding eliminate "
+        "eliminates eliminated eliminating reject rejects rejected rejecting"
+    )
 )
 _TWO_WORDS = re.compile(r"(?:rul(?:e|es|ed|ing) out|(?:any|every|no)thing but|least \w+)")
 _SUPPOSITION, _CONDITIONAL = frozenset({"if", "were", "had"}), frozenset({"would", "could", "might"})

@@ -259,7 +259,9 @@ GUARDS: dict[str, Guard] = {
     "fraction_simplification": Guard(_TAIL, _form(_FRACTION)),
     "game_of_life": Guard(_NEAR, confirms=_same(_json_or_none), least=1.0),
     "game_of_life_halting": Guard("any answer scores 1", _same(lambda text: text.strip().lower())),
-    "gsm_symbolic": Guard("the first number of an answer counts, without its sign and the words around it", confirms=_one_number),
+    "gsm_symbolic": Guard(
+        "the first number of an answer counts, without its sign and the words around it", confirms=_one_number
+    ),
     "intermediate_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _formula(_variables)),
     "kakurasu": Guard(_WORDS, _characters(r"01\s,\[\]")),
     "knights_knaves": Guard(_WORDS, _states_roles_alone),

@@ -2,12 +2,13 @@ r"""Extracts the answer from a response to a mathematical question.
 
 In: a response's text. Out: the answer as the model wrote it, or None. The first of these that exists:
 
-1. the content of the last complete `\boxed{...}` or `\fbox{...}`;
+1. the content of the last complete `\boxed{...}` or `\fbox{...}`, with those that `and`, `or` or a comma join to it;
 2. what follows the last `answer is`, `answer:` or `answer =`: its first formula if there is one in that line, else the
    rest of the sentence;
 3. the last formula in `$...$`, `$$...$$`, `\(...\)` or `\[...\]`;
 4. the last number.
 
+Words that deny an answer (`not \boxed{4}`) stay with it. A response whose only box is not closed has no answer.
 2 to 4 only read the last 2,000 characters. The time is linear in the response's length.
 """
 
@@ -71,7 +72,8 @@ def _boxed(response: str) -> str | None:
 
 def _in_context(text: str, start: int, end: int, answer: str) -> str:
     """Return an answer with the words around it that deny it."""
-    return f"{denial_before(text[:start])} {answer} {denial_after(text[end:])}".strip()
+    before, after = denial_before(text[:start]), denial_after(text[end:])
+    return f"{before} {answer} {after}".strip() if before or after else answer
 
 
 def tidy(answer: str) -> str:
@@ -119,7 +121,5 @@ def _content(formula: re.Match[str]) -> str:
 
 
 def _last_number(tail: str) -> str | None:
-    number = None
-    for number in _NUMBER.finditer(tail):
-        pass
-    return f"{denial_before(tail[: number.start()])} {number[0]}".strip() if number else None
+    numbers = list(_NUMBER.finditer(tail))
+    return f"{denial_before(tail[: numbers[-1].start()])} {numbers[-1][0]}".strip() if numbers else None

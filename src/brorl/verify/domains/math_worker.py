@@ -1,7 +1,8 @@
 """The functions of math-verify that a worker calls, with a bound on their CPU time.
 
-In: a reference and an answer. Out: whether they agree, or why that is unknown. Two verdicts of math-verify are
-corrected: numbers below a thousandth agree if they differ by at most half a unit of the third digit (math-verify
+In: a reference and an answer. Out: whether they agree, or why that is unknown. `single_answer` rejects what is not one
+value. math-verify reads the rest as LaTeX, all of it or nothing. Two verdicts of math-verify are corrected:
+numbers below a thousandth agree if they differ by at most half a unit of the third digit (math-verify
 compares six decimals, or ignores a difference of 1e-15), and `II` is no number (it is i times i there) unless the
 reference is complex. Only workers load this file: it needs the main thread, and math-verify may take all memory that
 the worker has.
@@ -57,7 +58,8 @@ def compare(reference: str, answer: str, limit_s: float) -> dict[str, object]:
             load of the machine. C code may exceed it.
 
     Returns:
-        `correct`, and a `reason`: `correct`, `wrong answer`, `not parsed`, `reference not parsed` or `timeout`.
+        `correct`, and a `reason`: `correct`, `wrong answer`, `no single answer`, `not parsed`, `reference not parsed`
+        or `timeout`.
     """
     reason = _within(limit_s, lambda: _compare(reference, answer)) or "timeout"
     return {"correct": reason == "correct", "reason": reason}
@@ -182,9 +184,9 @@ def _compare(reference: str, answer: str, tolerance: float | None = None) -> str
     if not given:
         return "not parsed" if given is None else "wrong answer"
     if tolerance is not None:
-        one, other = _number(gold), _number(given)
-        if one is not None and other is not None and not _multiplies_letters(given) and not _multiplies_letters(gold):
-            return "correct" if abs(other - one) <= tolerance * abs(one) else "wrong answer"
+        value, found = _number(gold), _number(given)
+        if value is not None and found is not None and not any(map(_multiplies_letters, (gold, given))):
+            return "correct" if abs(found - value) <= tolerance * abs(value) else "wrong answer"
     # Text before expressions (both lists have the other order): equal texts need no algebra.
     if not verify(gold[::-1], given[::-1], timeout_seconds=None) and not _is_rounded(gold, given):
         return "wrong answer"

@@ -63,8 +63,8 @@ class ScienceVerifier:
         Returns:
             One verdict per pair, in the same order. Reasons of multiple choice: `correct`, `wrong answer`, `no answer`,
             `not an option`, `several options`, `letter and text of different options`. Reasons of other answers: these
-            first three, `no single answer`, `another unit`, `answer too long`, `not parsed`, `timeout`, `out of memory`, `verifier
-            crashed`.
+            first three, `no single answer`, `another unit`, `answer too long`, `not parsed`, `timeout`, `out of
+            memory`, `verifier crashed`.
 
         Raises:
             ValueError: If a reference looks like `Choices` or `Measured` and is malformed.

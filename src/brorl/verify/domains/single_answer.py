@@ -29,7 +29,9 @@ _DENIAL = re.compile(
     r"sim|[xb]?cancel|sout|gg|ll|nless|ngtr)(?![a-zA-Z])|\.\.\.|\u2026"
 )
 _LIMIT = re.compile(r"\\lim\s*_\s*\{[^{}]*\}")
-_ORDER = re.compile(r"\s*(?:(<)|(>)|\\(?:(le|leq|leqslant|leqq)|(ge|geq|geqslant|geqq)|(lt)|(gt))(?![a-zA-Z]))\s*(=)?\s*")
+_ORDER = re.compile(
+    r"\s*(?:(<)|(>)|\\(?:(le|leq|leqslant|leqq)|(ge|geq|geqslant|geqq)|(lt)|(gt))(?![a-zA-Z]))\s*(=)?\s*"
+)
 _LIST = re.compile(r",|;|&|\\cup(?![a-zA-Z])")
 _MAY_BE_LIST = re.compile(r",|;|&|\\cup|\\pm|\\\{|\\emptyset|\\begin|\d.*\b(?:or|and)\b")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
@@ -69,7 +71,7 @@ _MARKUP = re.compile(rf"{_FONT}\s*\{{|[{{}}$.()*]")
 
 
 def plain(text: str) -> str:
-    """Return an answer in the notation that math-verify reads: `1e5` as a power of ten, one kind of space, and so on."""
+    """Return an answer in the notation that math-verify reads: `1e5` as a power of ten, and one kind of space."""
     text = text.translate(_SYMBOLS).replace("\\$", "").replace("$", "")
     for pattern, replacement in _WRITTEN:
         text = pattern.sub(replacement, text)
@@ -200,5 +202,6 @@ def without_unit(text: str, is_number: bool) -> str:
 
 
 def words(text: str) -> str:
-    """Return a text answer without markup and case."""
-    return " ".join(_MARKUP.sub(" ", text).split()).casefold()
+    """Return an answer of words without markup and case; an empty string if there is anything else in it."""
+    found = " ".join(_MARKUP.sub(" ", text).split()).casefold()
+    return found if all(one.isalpha() or one in " '-" for one in found) else ""
