@@ -59,7 +59,7 @@ _SUPPORTS = re.compile(
 )
 _REJECTED = re.compile(
     r"\W*\b(?:is|are|was|seems|looks)\s+(?:(?:clearly|obviously|definitely|also|therefore|an?|the)\s+)*"
-    r"(?:wrong|incorrect|false|not?)\b|\W*(?:or|and|but|maybe|perhaps)\s+not\b|\s*[-:.]?\s*(?:(?:wrong|incorrect|false)\b(?!\s+(?:answer|option|choice))|no\W*$)",
+    r"(?:wrong|incorrect|false|not?)\b|\W*(?:or|and|but|maybe|perhaps)\s+(?:not|none|neither|all|any|another)\b|\s*[-:.]?\s*(?:(?:wrong|incorrect|false)\b(?!\s+(?:answer|option|choice))|no\W*$)",
     re.IGNORECASE,
 )
 # From here on a statement has its reason, which may name other options.
@@ -171,7 +171,8 @@ def names_another(
     """
     text = _without_rejections(_without_own_text(text, place, choices))
     head, *reason = _REASON.split(text, maxsplit=1)
-    head += "".join(f", {found[1]}" for part in reason for found in _ALSO.finditer(part))
+    for part in reason:
+        head += "".join(f", {part[max(at.start() - 2, 0) : at.start()]}, {at[1]}" for at in _ALSO.finditer(part))
     for found in _LETTER.finditer(head):
         letter = next(group for group in found.groups() if group).upper()
         word = {"A": _ARTICLE, "I": _PRONOUN}.get(found[2] or "")

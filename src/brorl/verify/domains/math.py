@@ -65,7 +65,8 @@ class MathVerifier:
         Returns:
             One verdict per pair, in the same order, with the reason `correct`, `wrong answer`, `no answer`, `answer too
             long`, `no single answer`, `not parsed`, `timeout`, `out of memory`, `verifier crashed` or
-            `unverified: ...`. The verdicts of math-verify are kept, with the timeouts of its CPU time; failures of a worker are not.
+            `unverified: ...`. The verdicts of math-verify are kept, with the timeouts of its CPU time; failures of a
+            worker are not.
         """
         verdicts: list[Verdict | None] = []
         unknown: dict[tuple[str, str], list[int]] = {}

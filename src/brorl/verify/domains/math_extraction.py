@@ -107,7 +107,7 @@ def _after_marker(tail: str, with_unit: bool) -> str | None:
     sentence_end = _SENTENCE_END.search(rest)
     sentence = (rest[: sentence_end.start()] if sentence_end else rest).strip()
     number = None if with_unit else _LEADING_NUMBER.fullmatch(sentence)
-    answer = number[1] if number else sentence
+    answer = f"{number[1]} {denial_after(sentence[number.end(1) :])}".strip() if number else sentence
     return f"{denial_before(tail[:start])} {answer}".strip() if answer else None
 
 
