@@ -29,11 +29,9 @@ _DENIAL = re.compile(
     r"sim|[xb]?cancel|sout|gg|ll|nless|ngtr)(?![a-zA-Z])|\.\.\.|\u2026"
 )
 _LIMIT = re.compile(r"\\lim\s*_\s*\{[^{}]*\}")
-_ORDER = re.compile(
-    r"\s*(?:(<)|(>)|\\(?:(le|leq|leqslant|leqq)|(ge|geq|geqslant|geqq)|(lt)|(gt))(?![a-zA-Z]))\s*(=)?\s*"
-)
+_ORDER = re.compile(r"(?:(<)|(>)|\\(?:(le|leq|leqslant|leqq)|(ge|geq|geqslant|geqq)|(lt)|(gt))(?![a-zA-Z]))(=)?")
 _LIST = re.compile(r",|;|&|\\cup(?![a-zA-Z])")
-_MAY_BE_LIST = re.compile(r",|;|&|\\cup|\\pm|\\\{|\\emptyset|\\begin|\d.*\b(?:or|and)\b")
+_MAY_BE_LIST = re.compile(r",|;|&|\\cup|\\pm|\\\{|\\emptyset|\\begin")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _BASE = re.compile(r"\d_\{?(\d+)")
 _TWO_NUMBERS = re.compile(r"\d\s+[.\d]")
@@ -92,8 +90,10 @@ def is_several(reference: str, answer: str) -> bool:
         answer: The answer, as `plain` returns it.
     """
     extra = _hedges(answer) - _hedges(reference)
-    listed = _MAY_BE_LIST.search(_THOUSANDS.sub("0", reference)) is not None or (
-        has_order(reference) and _is_interval(answer)
+    listed = (
+        _MAY_BE_LIST.search(_THOUSANDS.sub("0", reference)) is not None
+        or (any(map(str.isdigit, reference)) and not _JOINTS.isdisjoint(_hedges(reference)))
+        or (has_order(reference) and _is_interval(answer))
     )
     if listed:
         extra -= _JOINTS
