@@ -14,9 +14,10 @@ from dataclasses import replace
 from functools import partial
 from math import inf
 
-from brorl.prompts.boxed import last_box
+from brorl.prompts.boxed import find_last_box, has_open_box
 from brorl.prompts.gym_task import GymTask, require_reasoning_gym
 from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.denial import denial_after, denial_before
 from brorl.verification.domains.gym_guards import EVALUATED
 from brorl.verification.sandbox.conversation import (
     REPLY_BYTES,
@@ -177,15 +178,17 @@ def extract_answer(response: str) -> str | None:
     Returns:
         The text between the last `</answer>` and the last `<answer>` before it; else the content of the last
         `\boxed{}`; else the text after the last `</think>`, or the whole response. Space around it is removed. None if
-        nothing is left.
+        nothing is left, words beside the box deny it, or the only box is not closed.
     """
     end = response.rfind(_CLOSING)
     start = response.rfind(_OPENING, 0, max(end, 0))
     if start >= 0:
         return response[start + len(_OPENING) : end].strip() or None
-    boxed = last_box(response)
-    answer = response.rpartition(_THOUGHT)[2] if boxed is None else boxed
-    return answer.strip() or None
+    box = find_last_box(response)
+    if box is not None:
+        denied = denial_before(response[: box.start]) or denial_after(response[box.end :])
+        return None if denied else box.content.strip() or None
+    return None if has_open_box(response) else response.rpartition(_THOUGHT)[2].strip() or None
 
 
 def _verify_by_form(task: GymTask, answer: str | None) -> Verdict | None:
