@@ -1,0 +1,81 @@
+"""Whole runs on simulated CUDA devices: every tensor is on its device, and a run resumes on fewer devices."""
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_device import run
+
+from run_support import SMALL
+
+pytestmark = [pytest.mark.slow, pytest.mark.linux]
+
+COMMAND = "import sys\nfrom brorl.cli import main\ncode = main(sys.argv[1:])\nassert code == 0, code"
+TRAIN = ("train", "quickstart", *SMALL, "--checkpoint_every=1", "--keep_checkpoints=0")
+
+
+def without_times(folder: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        for part in (record, record.get("evaluation", {})):
+            part.pop("seconds", None)
+    return records
+
+
+@pytest.fixture(scope="module")
+def on_second(device: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps on the second of two devices."""
+    folder = tmp_path_factory.mktemp("runs") / "on_second"
+    run(device, COMMAND, *TRAIN, "--steps=2", "--device=cuda:1", "--output_dir", folder, devices=2)
+    return folder
+
+
+def test_a_run_resumes_on_fewer_devices(device: Path, on_second: Path, tmp_path: Path) -> None:
+    resumed = shutil.copytree(on_second, tmp_path / "resumed")
+    run(device, COMMAND, "resume", resumed, "--steps=3", "--device=cuda")
+    whole = tmp_path / "whole"
+    run(device, COMMAND, *TRAIN, "--steps=3", "--device=auto", "--output_dir", whole)
+    assert json.loads((whole / "env.json").read_text())["cuda"] == "simulated CUDA device"
+    assert [record["step"] for record in without_times(whole)] == [0, 1, 2, 3]
+    memory = "peak_memory_bytes"
+    assert without_times(resumed) == without_times(whole), memory
+
+
+def test_a_checkpoint_is_evaluated(device: Path, on_second: Path, tmp_path: Path) -> None:
+    options = ("--samples=8", "--max-new-tokens=16", "--device=cuda", "--output-dir", tmp_path / "evaluation")
+    run(device, COMMAND, "eval", on_second / "checkpoints/step-000002", *options)
+
+
+VARIANTS = {
+    "bfloat16": ("--dtype=bfloat16", "--importance.correction=truncate"),
+    "adapters": ("--lora.rank=4", "--dtype=bfloat16"),
+    "reference on the host": ("--kl.coefficient=0.01", "--reference.offload=true"),
+    "flat path": ("--engine.forward=flat",),
+    "tiles": ("--engine.attention=tiled", "--engine.gradient_checkpointing=true"),
+    "systematic": ("--sampling.scheme=systematic", "--sampling.temperature=0.9", "--sampling.top_p=0.9"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_trains(device: Path, tmp_path: Path, variant: str) -> None:
+    if variant == "adapters" and not find_spec("peft"):
+        pytest.skip("needs peft")
+    folder = tmp_path / "run"
+    run(device, COMMAND, *TRAIN, *VARIANTS[variant], "--steps=1", "--device=cuda", "--output_dir", folder)
+    assert without_times(folder)[1]["update"]["grad_norm"] > 0
+
+
+def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(device: Path, tmp_path: Path) -> None:
+    """Torch raises the error of a full device, which the learner must know."""
+    program = """
+import torch
+from brorl.training.chunk_size import ChunkSize
+
+size = ChunkSize(1024, print)
+size.run(lambda: torch.empty(size.value << 20, device="cuda"))
+assert size.value == 128, size.value
+"""
+    run(device, program, gib=0.5)
