@@ -259,17 +259,6 @@ at::Scalar item(const at::Tensor& t) {
   return at::_local_scalar_dense(on_cpu(t));
 }
 
-// The convolution of state-space models: CUDA takes an operator that the CPU does not have.
-at::Tensor depthwise(const at::Tensor& x, const at::Tensor& weight, Sizes, const std::optional<at::Tensor>& bias, Sizes stride, Sizes padding, Sizes dilation) {
-  count("kernel:aten::_conv_depthwise2d");
-  std::optional<at::Tensor> own_bias;
-  if (bias && bias->defined()) own_bias = on_cpu(*bias);
-  auto result = at::conv2d(on_cpu(x), on_cpu(weight), own_bias, stride, padding, dilation, x.size(1));
-  auto out = at::empty(result.sizes(), x.options());
-  on_cpu(out).copy_(result);
-  return out;
-}
-
 // ---- all other operators ----
 
 // Operators that do not take a CPU tensor of zero dimensions; element-wise ones do.
@@ -386,7 +375,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Tensor", &set_to_tensor);
   m.impl("resize_", &resize);
   m.impl("_local_scalar_dense", &item);
-  m.impl("_conv_depthwise2d", &depthwise);
+  // PyTorch would choose kernels of CUDA below these two.
+  m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
+  m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 
 TORCH_LIBRARY(simulated_cuda, m) {
