@@ -41,7 +41,19 @@ def build(cache: Path) -> Path:
         includes = [f"-isystem{root / 'include'}", f"-isystem{root / 'include/torch/csrc/api/include'}"]
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
         own = library.with_suffix(f".{os.getpid()}")  # another process may compile it too
-        command = [COMPILER, "-shared", "-fPIC", "-std=c++17", "-O1", "-w", abi, *includes, str(_SOURCE), "-o", str(own)]
+        command = [
+            COMPILER,
+            "-shared",
+            "-fPIC",
+            "-std=c++17",
+            "-O1",
+            "-w",
+            abi,
+            *includes,
+            str(_SOURCE),
+            "-o",
+            str(own),
+        ]
         subprocess.run([*command, f"-L{root / 'lib'}", "-ltorch_cpu", "-lc10"], check=True)
         own.rename(library)
     return library

@@ -40,8 +40,7 @@ def test_a_run_resumes_on_fewer_devices(device: Path, on_second: Path, tmp_path:
     run(device, COMMAND, *TRAIN, "--steps=3", "--device=auto", "--output_dir", whole)
     assert json.loads((whole / "env.json").read_text())["cuda"] == "simulated CUDA device"
     assert [record["step"] for record in without_times(whole)] == [0, 1, 2, 3]
-    memory = "peak_memory_bytes"
-    assert without_times(resumed) == without_times(whole), memory
+    assert without_times(resumed) == without_times(whole)
 
 
 def test_a_checkpoint_is_evaluated(device: Path, on_second: Path, tmp_path: Path) -> None:
@@ -66,6 +65,38 @@ def test_a_variant_trains(device: Path, tmp_path: Path, variant: str) -> None:
     folder = tmp_path / "run"
     run(device, COMMAND, *TRAIN, *VARIANTS[variant], "--steps=1", "--device=cuda", "--output_dir", folder)
     assert without_times(folder)[1]["update"]["grad_norm"] > 0
+
+
+UNCOMPILED = """
+import atexit
+from torch.nn.attention.flex_attention import flex_attention
+from brorl.model import flex_attention as module, tree_batch
+made, original = [], tree_batch.FlexAttention
+module._kernel = lambda _: lambda *inputs, **options: SCALE * flex_attention(*inputs, **options)
+tree_batch.FlexAttention = lambda *arguments: (made.append(0), original(*arguments))[1]
+atexit.register(lambda: print("FlexAttention:", len(made)))
+"""
+REFUSED = "attention in chains and tiles, without FlexAttention: "
+
+
+def said_of_attention(device: Path, folder: Path, program: str = "") -> list[str]:
+    """Return the lines about FlexAttention of a run with the defaults, which must end."""
+    out = run(device, program + COMMAND, *TRAIN, "--steps=1", "--device=cuda", "--output_dir", folder)
+    assert without_times(folder)[1]["update"]["nodes_per_pass"] == 8192
+    return [line for line in out.splitlines() if "FlexAttention" in line]
+
+
+def test_a_kernel_that_does_not_compile_is_not_taken(device: Path, tmp_path: Path) -> None:
+    (line,) = said_of_attention(device, tmp_path / "run")
+    assert line.startswith(REFUSED + "FlexAttention fails with LlamaForCausalLM on this device: BackendCompilerFailed")
+
+
+def test_a_kernel_is_taken_if_it_agrees(device: Path, tmp_path: Path) -> None:
+    (agrees,) = said_of_attention(device, tmp_path / "agrees", UNCOMPILED.replace("SCALE", "1"))
+    line, differs = said_of_attention(device, tmp_path / "differs", UNCOMPILED.replace("SCALE", "1.01"))
+    assert line == REFUSED + "the log-probs of LlamaForCausalLM change with FlexAttention on this device"
+    chunks_of_check = int(differs.split()[1])
+    assert int(agrees.split()[1]) > chunks_of_check > 0
 
 
 def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(device: Path, tmp_path: Path) -> None:

@@ -243,7 +243,7 @@ def load_state(checkpoint: Path) -> TrainerState:
     """
     plain = _read_plain(checkpoint)
     torch.set_rng_state(plain["torch_rng"])
-    for device, state in zip(range(torch.cuda.device_count()), plain["cuda_rng"], strict=False):  # there can be fewer now
+    for device, state in enumerate(plain["cuda_rng"][: torch.cuda.device_count()]):  # there can be fewer now
         torch.cuda.set_rng_state(state, device)
     return _state_from(plain, checkpoint)
 
