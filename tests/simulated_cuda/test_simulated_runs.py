@@ -99,7 +99,7 @@ def test_a_kernel_is_taken_if_it_agrees(device: Path, tmp_path: Path) -> None:
     assert int(agrees.split()[1]) > chunks_of_check > 0
 
 
-def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(device: Path, tmp_path: Path) -> None:
+def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(device: Path) -> None:
     """Torch raises the error of a full device, which the learner must know."""
     program = """
 import torch

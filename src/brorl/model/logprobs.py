@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from brorl.model.next_token import PLAIN, NextToken
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS, RowLogits
 from brorl.model.softmax import softmax_lse
+from brorl.model.to_device import to_device
 from brorl.model.tree_attention import PromptCache, packed_row_logits, prefill, tree_attention
 from brorl.model.tree_batch import AttentionChoice, ChunkSlice, TreeBatch, split_into_chunks
 from brorl.tree import RolloutTree
@@ -201,7 +202,7 @@ def _first_level(
     token = np.concatenate([t.token[r] for t, r in zip(trees, roots, strict=True)])
     index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
     device = logits_PV.device
-    row_K, token_K, index_K = (torch.from_numpy(a).to(device) for a in (row, token, index))
+    row_K, token_K, index_K = (to_device(array, device) for array in (row, token, index))
     return outputs.of(RowLogits(logits_PV), torch.zeros(len(trees), device=device), row_K, token_K, index_K)
 
 
