@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from simulated_device import run
 
-from run_support import SMALL
+from run_support import SMALL, command
 
 pytestmark = [pytest.mark.slow, pytest.mark.linux]
 
@@ -41,6 +41,12 @@ def test_a_run_resumes_on_fewer_devices(device: Path, on_second: Path, tmp_path:
     assert json.loads((whole / "env.json").read_text())["cuda"] == "simulated CUDA device"
     assert [record["step"] for record in without_times(whole)] == [0, 1, 2, 3]
     assert without_times(resumed) == without_times(whole)
+
+
+def test_a_run_resumes_on_a_cpu(on_second: Path, tmp_path: Path) -> None:
+    resumed = shutil.copytree(on_second, tmp_path / "resumed")
+    assert command("resume", resumed, "--steps=3", "--device=cpu").code == 0
+    assert [record["step"] for record in without_times(resumed)] == [0, 1, 2, 3]
 
 
 def test_a_checkpoint_is_evaluated(device: Path, on_second: Path, tmp_path: Path) -> None:
