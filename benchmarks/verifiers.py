@@ -2,28 +2,39 @@
 
 python benchmarks/verifiers.py [--workers N]
 python benchmarks/verifiers.py --fuzz 100000 [--workers N] [--seed S]
+python benchmarks/verifiers.py --neighbors [--workers N]
+python benchmarks/verifiers.py --sleepers 512 [--workers N] [--batch-timeout S]
 
 Rates of math are ratios to math-verify called in this process, in the same run. Rates of the domains are of the
 hand-made responses in examples/domains, each verified once. The hostile answers are those of the tests. Memory is the
 peak resident memory of a worker during its work.
+
+The neighbors are honest programs beside programs whose threads hash without the GIL, in a cgroup of their own where the
+system allows one (as root): in the root cgroup the kernel's autogroups share a core by program, elsewhere by thread.
+The sleepers are answers that sleep until a limit ends them, with one honest program after each eight.
 
 The fuzz run verifies mutated responses of every domain twice and exits with 1 if two verdicts differ. A domain whose
 packages are not installed is left out.
 """
 
 import argparse
+import contextlib
 import importlib.util
 import logging
 import os
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 from math_verify import parse, verify
 
+from brorl.prompts.code_tests import CodeTests, StdinCases
 from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.sandbox.conversation import Ended, Judge, Limits, Reply, RunProgram
@@ -41,6 +52,12 @@ FORM = 20_000
 ALGEBRA = 600
 PROGRAMS = 2_000
 PART = 2_000  # responses of the fuzz run that are made and verified together
+HASHING = """import hashlib, threading
+data = bytes(1 << 22)
+def spin():
+    while True: hashlib.sha256(data)
+for _ in range({threads} - 1): threading.Thread(target=spin, daemon=True).start()
+spin()"""
 NEEDS = {"ifeval": "langdetect", "gym": "reasoning_gym"}
 
 
@@ -197,6 +214,78 @@ def by_domain(num_workers: int) -> None:
             print(f"| {label} | {len(items):,} | {len(items) / (time.perf_counter() - started):,.0f} |", flush=True)
 
 
+@contextlib.contextmanager
+def own_cgroup() -> Iterator[str]:
+    """Move this process to a cgroup of its own while inside; yield where it is."""
+    for root in (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")):
+        group = root / f"brorl-{os.getpid()}"
+        try:
+            if root.name != "cpu":
+                (root / "cgroup.subtree_control").write_text("+cpu")
+            group.mkdir()
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError:
+            continue
+        try:
+            yield f"cgroup {group}"
+        finally:
+            (root / "cgroup.procs").write_text(str(os.getpid()))
+            with contextlib.suppress(OSError):
+                group.rmdir()
+        return
+    yield "no cgroup of its own could be made"
+
+
+def code_item(answer: str, number: int) -> tuple[Prompt, str]:
+    """Return a program that is to print 1, and differs from the others by its number."""
+    question = Prompt("q", "?", (1,), CodeTests(StdinCases(("",), ("1",))).to_text(), "code")
+    return question, f"```python\n{answer}\n# {number}\n```"
+
+
+def neighbors(num_workers: int) -> None:
+    """Print how many honest programs are correct beside hashing threads."""
+    started = time.process_time()
+    sum(i * i for i in range(1_000_000))
+    loops = int(400_000 / (time.process_time() - started))  # 0.4 s of processor time
+    honest = f"sum(i * i for i in range({loops}))\nprint(1)"
+    with own_cgroup() as where:
+        print(f"{where}, {num_workers} workers, {len(os.sched_getaffinity(0))} cores\n")
+        print("| threads | honest programs correct | other verdicts on them | s |\n| --- | --- | --- | --- |")
+        for threads in (0, 8, 24, 60):
+            hostile = [code_item(HASHING.format(threads=threads), n) for n in range(6 if threads else 0)]
+            items = [*hostile, *(code_item(honest, n) for n in range(12))]
+            items = [items[i] for i in sorted(range(len(items)), key=lambda i: (i % max(len(hostile), 1), i))]
+            with ProgramPool(num_workers) as pool:
+                verifier, began = CodeVerifier(pool, timeout_s=1.5), time.perf_counter()
+                verdicts = verifier.verify_all(items)
+            found = Counter(v.reason for item, v in zip(items, verdicts, strict=True) if item not in hostile)
+            correct, seconds = found.pop("correct", 0), time.perf_counter() - began
+            print(f"| {threads} | {correct} of 12 | {dict(found) or ''} | {seconds:.1f} |", flush=True)
+
+
+def sleepers(count: int, num_workers: int, batch_timeout_s: float | None) -> None:
+    """Print the wall time of answers that sleep almost to the limit in each of ten cases, and the verdicts."""
+    limit_s = 0.2
+    tests = CodeTests(StdinCases(("",) * 10, ("1",) * 10)).to_text()
+    question = Prompt("q", "?", (1,), tests, "code")
+    items = []
+    for number in range(count):
+        items.append((question, f"```python\nimport time\ntime.sleep({0.9 * limit_s})\nprint(1)  # {number}\n```"))
+        if number % 8 == 7:
+            items.append((question, f"```python\nprint(1)  # honest {number}\n```"))
+    options = {} if batch_timeout_s is None else {"batch_timeout_s": batch_timeout_s}
+    with ProgramPool(num_workers, **options) as pool:
+        verifier = CodeVerifier(pool, timeout_s=limit_s)
+        verifier.verify_all([code_item("print(1)", 0)])
+        began = time.perf_counter()
+        verdicts = verifier.verify_all(items)
+        seconds = time.perf_counter() - began
+    for what, honest in (("sleepers", False), ("honest programs", True)):
+        found = Counter(v.reason for (_, text), v in zip(items, verdicts, strict=True) if ("honest" in text) == honest)
+        print(f"{sum(found.values())} {what}: {dict(found)}")
+    print(f"{seconds:.1f} s of wall time on {num_workers} workers, {limit_s:g} s per case, time of all: {options}")
+
+
 def fuzz(count: int, num_workers: int, seed: int) -> int:
     """Verify mutated responses of every domain twice; return the number of problems."""
     random = Random(seed)
@@ -220,6 +309,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--fuzz", type=int, metavar="N", help="verify N mutated responses over all domains instead")
+    parser.add_argument("--neighbors", action="store_true", help="run honest programs beside hashing threads instead")
+    parser.add_argument("--sleepers", type=int, metavar="N", help="verify N answers that sleep instead")
+    parser.add_argument("--batch-timeout", type=float, metavar="S", help="time of all sleepers (default: the pool's)")
     parser.add_argument("--seed", type=int, default=None, help="of the fuzz run (default: a new one)")
     parsed = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -227,6 +319,12 @@ def main() -> None:
     if parsed.fuzz is not None:
         seed = int.from_bytes(os.urandom(4)) if parsed.seed is None else parsed.seed
         sys.exit(1 if fuzz(parsed.fuzz, parsed.workers, seed) else 0)
+    if parsed.sleepers:
+        sleepers(parsed.sleepers, parsed.workers, parsed.batch_timeout)
+        return
+    if parsed.neighbors:
+        neighbors(parsed.workers)
+        return
     rates(parsed.workers)
     by_domain(parsed.workers)
     programs(parsed.workers)

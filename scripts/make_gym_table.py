@@ -1,7 +1,7 @@
 """Write docs/reference/gym.md: every data set of Reasoning Gym, what its scorer gives junk, and its guard.
 
-It generates entries of every data set. It scores junk, and right answers joined with wrong ones, with the scorer alone
-and behind the guard. It takes some minutes of CPU time. The extra `gym` must be installed.
+It generates entries of every data set. It scores junk, and right answers denied or joined with wrong ones, with the
+scorer alone and behind the guard. It takes some minutes of CPU time. The extra `gym` must be installed.
 
     python scripts/make_gym_table.py
 """
@@ -34,20 +34,24 @@ JOINED = (
     "{x} or {y}", "{y} or {x}", "{x}, {y}", "{y}, {x}", "{x}\n{y}", "{y}\n{x}", "{x} {y}", "{y} {x}", "{x}; {y}",
     "{y}; {x}", "{x} and {y}", "{y} and {x}", "{x} ({y})", "not {y} but {x}",
 )  # fmt: skip
+DENIED = (
+    "not {x}", "{x} is wrong", "{x} or not", "maybe {x}", "anything but {x}", "!= {x}", "> {x}", "< {x}",
+    "{x}?", "I think it is {x}, but I am not sure", "It is not {x}.", "{x} is not it",
+)  # fmt: skip
 NUMBERS_JOINED = 4  # numbers within a right answer that are joined with a wrong one
 INTRODUCTION = """\
 # Data sets of Reasoning Gym
 
 `scripts/make_gym_table.py` writes this page: {number} data sets of reasoning-gym {version}, {entries} entries of each,
-seed 0. Each entry is tried with {junk} junk answers, the text of the question, and its right answer joined with wrong
-ones (`5 or 6`, `6, 5`, two lines).
+seed 0. Each entry is tried with {junk} junk answers, the text of the question, its right answer denied (`not 5`), and
+joined with wrong ones (`5 or 6`, `6, 5`, two lines).
 [Reasoning Gym](../how-to/verifiers.md#reasoning-gym-domain-gym) explains the guards.
 
 - {evaluated} scorers evaluate the answer as code: {evaluated_names}.
 - The scorers of {holes} data sets give junk 0.99 or more: {holes_names}. Behind the guards, none does. The \
 other guards close holes that were found by reading the scorers and by changing right answers.
-- The scorers of {joined} data sets give a right answer joined with a wrong one 0.99 or more: {joined_names}. Behind \
-the guards, none does.
+- The scorers of {joined} data sets give a right answer denied, or joined with a wrong one, 0.99 or more: \
+{joined_names}. Behind the guards, none does.
 - {floor} scorers give every incorrect answer, or almost every one, a small score; with `rewards.partial_credit` that \
 is a reward.
 - {raising} raise an exception on junk, which counts as incorrect: {raising_names}.
@@ -76,7 +80,7 @@ def settings() -> dict[str, Any]:
 
 
 def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
-    """Score junk, and right answers joined with wrong ones, for entries of a data set; for workers.
+    """Score junk, and right answers denied or joined with wrong ones, for entries of a data set; for workers.
 
     Args:
         name: Name of the data set.
@@ -84,10 +88,10 @@ def measure(name: str, number: int, first: int = 0) -> dict[str, Any]:
         first: Index of the first entry.
 
     Returns:
-        `junk`, the greatest score of junk without the guard; `joined`, that of a right answer joined with a wrong one;
-        `least`, the median score of junk; `raised`, whether the scorer raised; `accepted`, the wrong answers that are
-        correct behind the guard; `exact`, whether the data set has no scorer of its own; `without`, whether it has no
-        answers; and `dropped`, the entries of which the own answer is not accepted.
+        `junk`, the greatest score of junk without the guard; `joined`, that of a right answer denied or joined with a
+        wrong one; `least`, the median score of junk; `raised`, whether the scorer raised; `accepted`, the wrong answers
+        that are correct behind the guard; `exact`, whether the data set has no scorer of its own; `without`, whether it
+        has no answers; and `dropped`, the entries of which the own answer is not accepted.
     """
     from reasoning_gym.dataset import ProceduralDataset
 
@@ -153,9 +157,10 @@ def right_answer(task: GymTask) -> str | None:
 
 
 def joined_answers(right: str | None, wrong: Sequence[str]) -> Iterator[str]:
-    """Yield a right answer joined with wrong ones, and with numbers in it joined with wrong numbers."""
+    """Yield a right answer denied, joined with wrong ones, and with numbers in it joined with wrong numbers."""
     if right is None:
         return
+    yield from (form.format(x=right) for form in DENIED)
     for form in JOINED:
         yield from (form.format(x=right, y=one) for one in wrong)
     for number in list(re.finditer(r"\d+", right))[:NUMBERS_JOINED]:

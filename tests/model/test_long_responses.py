@@ -279,7 +279,7 @@ def test_other_models_compute_their_logits_last(architecture: str) -> None:
 def random_batch(rng: np.random.Generator, dtype: torch.dtype) -> tuple[TreeBatch, list[Tensor]]:
     """Return a chunk of nodes of three trees, and random queries, keys (of 3 numbers) and values (of 5) for it."""
     trees = [random_tree(rng, prompt_length=n, num_rollouts=10, branching=4, max_length=12) for n in (3, 1, 6)]
-    lengths, kv_heads = torch.tensor([3, 1, 6]), 2
+    lengths, kv_heads = np.array([3, 1, 6]), 2
 
     def normal(*shape: int) -> Tensor:
         return torch.from_numpy(rng.normal(size=shape)).to(dtype).requires_grad_()
@@ -299,8 +299,9 @@ def test_tiles_attend_as_chains_do(
     """Outputs and the gradients of queries, keys, values and prompts, for tiles of 1 query up to all of them."""
     batch, inputs = random_batch(rng, dtype)
     query, key, value, prompt_key, prompt_value = inputs
-    lengths = torch.tensor([3, 1, 6])
-    bias = torch.zeros(3, 1, 6, dtype=dtype).masked_fill(torch.arange(6) >= lengths[:, None, None], float("-inf"))
+    lengths = np.array([3, 1, 6])
+    unseen = torch.from_numpy(np.arange(6) >= lengths[:, None, None])
+    bias = torch.zeros(3, 1, 6, dtype=dtype).masked_fill(unseen, float("-inf"))
     grad = torch.from_numpy(rng.normal(size=(query.shape[0], HEADS, 5))).to(dtype)
 
     def attended() -> list[Tensor]:

@@ -189,6 +189,22 @@ def test_the_learners_memory_grows_with_the_length_and_not_with_its_square() -> 
     assert learning[2] < whole
 
 
+def test_the_default_of_cuda_is_halved_until_it_fits() -> None:
+    config, workload = small_model().config, Workload(64, 512, num_rows=1 << 20, num_prompts=8)
+
+    def planned(available: int | None, nodes: int | None = None, device: str = "cuda") -> MemoryPlan:
+        settings = replace(SETTINGS, engine_bytes=1 << 20, nodes_per_pass=nodes, device=device)
+        return plan_memory(config, settings, workload, available)
+
+    sizes = {nodes: planned(None, nodes) for nodes in (1024, 2048, 4096, 8192)}
+    assert planned(None).learning == sizes[8192].learning
+    for nodes, plan in sizes.items():
+        assert planned(plan.total_bytes).learning == plan.learning
+        assert planned(plan.total_bytes - 1).learning == sizes[max(1024, nodes // 2)].learning
+        assert planned(0, nodes).learning == plan.learning  # a size that is set stays
+    assert planned(None, device="cpu").learning == planned(0, device="cpu").learning == planned(0, 1024, "cpu").learning
+
+
 PLAN = MemoryPlan(
     (MemoryLine("weights", 3 << 30, "dtype"), MemoryLine("AdamW", 6 << 30, "lora.rank")),
     MemoryLine("sampling", 4 << 30, "engine.memory_gib"),

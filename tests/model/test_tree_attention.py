@@ -86,8 +86,8 @@ def split_at(place: int) -> tuple[slice, slice]:
 def test_grouping_places_every_token_with_its_prompt_and_brings_it_back(
     num_prompts: int, rng: np.random.Generator
 ) -> None:
-    prompt_T = torch.from_numpy(rng.integers(0, num_prompts, 25))
-    grouping = Grouping(prompt_T, num_prompts)
+    prompt_T = rng.integers(0, num_prompts, 25)
+    grouping = Grouping(prompt_T, num_prompts, torch.device("cpu"))
     x_T = normal(rng, 25, 3)
     grid = grouping.spread(x_T)
     torch.testing.assert_close(grouping.gather(grid), x_T, rtol=0, atol=0)
@@ -103,7 +103,7 @@ def random_cache(rng: np.random.Generator, lengths: list[int], kv_heads: int, he
     bias = torch.zeros(len(lengths), 1, longest, dtype=torch.float64)
     for p, length in enumerate(lengths):
         key[p, :, length:], value[p, :, length:], bias[p, :, length:] = 50.0, 50.0, -torch.inf
-    return PromptCache([key], [value], bias if min(lengths) < longest else None, torch.tensor(lengths))
+    return PromptCache([key], [value], bias if min(lengths) < longest else None, np.array(lengths))
 
 
 @pytest.mark.parametrize("lengths", [[4], [3, 1, 6], [2, 2]])
@@ -115,7 +115,7 @@ def test_attention_to_prompts_equals_dense_attention(lengths: list[int], rng: np
     own_score = torch.einsum("thd,tshd->ths", query, own_key.repeat_interleave(2, dim=2))[:, :, None]
     own = PartialAttention.over(own_score.clone(), own_value.transpose(1, 2).repeat_interleave(2, dim=1))
     own = PartialAttention(*(x.flatten(1, 2) for x in own))
-    got = attend_prompt(query, cache, 0, Grouping(torch.from_numpy(prompt_T), len(lengths))).merged(own)
+    got = attend_prompt(query, cache, 0, Grouping(prompt_T, len(lengths), query.device)).merged(own)
     for t, p in enumerate(prompt_T):
         key, value = (x[0][p, :, : lengths[p]].transpose(0, 1) for x in (cache.key, cache.value))
         expected = dense_attention(query[t], torch.cat([key, own_key[t]]), torch.cat([value, own_value[t]]))
@@ -181,7 +181,7 @@ def test_prefill_equals_the_models_own_cache_and_logits(architecture: str, rng: 
     with torch.no_grad():
         with tree_attention(model):
             cache, logits = prefill(model, prompts)
-        for cached, order in ((cache, range(4)), (cache.select(torch.tensor([2, 0])), (2, 0))):
+        for cached, order in ((cache, range(4)), (cache.select(np.array([2, 0])), (2, 0))):
             for row, p in enumerate(order):
                 plain = model(input_ids=torch.tensor([prompts[p]]), use_cache=True)
                 torch.testing.assert_close(logits[p], plain.logits[0, -1], rtol=1e-11, atol=1e-12)

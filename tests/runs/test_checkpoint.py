@@ -196,6 +196,23 @@ def test_a_link_to_nothing_is_discarded(
     assert names(tmp_path) == []
 
 
+def test_random_numbers_are_restored_on_the_devices_that_exist(
+    tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = [torch.tensor([number], dtype=torch.uint8) for number in range(3)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: states)
+    folder = save_checkpoint(tmp_path, state_after(3), model, tokenizer)
+    for num_devices in (0, 1, 3, 5):
+        restored: dict[int, torch.Tensor] = {}
+        monkeypatch.setattr(torch.cuda, "device_count", lambda n=num_devices: n)
+        monkeypatch.setattr(
+            torch.cuda, "set_rng_state", lambda state, device, into=restored: into.update({device: state})
+        )
+        load_state(folder)
+        assert_identical(list(restored.items()), list(enumerate(states[:num_devices])))
+
+
 def test_another_runs_state_is_read_without_restoring_random_numbers(
     tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase
 ) -> None:

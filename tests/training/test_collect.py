@@ -19,7 +19,7 @@ from brorl.training.collect import Collector
 from brorl.training.source import Collected, NoMixedGroupsError, SourceState
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
-from brorl.verification.verifier import Verdict
+from brorl.verification.verifier import CUT_OFF, Verdict
 
 NUM_ROLLOUTS = 6
 RIGHT, WRONG, END = 7, 8, 9
@@ -272,11 +272,21 @@ def test_summary_counts_rollouts_not_responses() -> None:
         "share_truncated": 0.0,
         "responses_truncated": 0,
         "verifier_timeouts": 0,
+        "verifier_cut_offs": 0,
         "verifier_failures": 0,
         "samples_dropped": 0,  # every group is kept
         "sampled_tokens_dropped": 0,
         "unique_tokens_dropped": 0,
     }
+
+
+def test_programs_that_were_cut_off_are_timeouts_with_a_count_of_their_own() -> None:
+    _, _, collected = collect(collector(ScriptedEngine([0, 6, 4, 3]), dynamic=False), 1)
+    collected.verdicts = [
+        [v if v.correct else replace(v, reason=CUT_OFF) for v in verdicts] for verdicts in collected.verdicts
+    ]
+    summary = collected.summary()
+    assert summary["verifier_cut_offs"] == summary["verifier_timeouts"] == 3  # distinct incorrect responses
 
 
 def test_summary_counts_what_dynamic_sampling_throws_away() -> None:

@@ -14,7 +14,7 @@ from pkgutil import walk_packages
 from random import Random
 from typing import Any
 
-from brorl.verify import domains
+from brorl.verification import domains
 
 STARTS = (
     "", "\\boxed{", "\\boxed{A", "\\boxed{1", "\\boxed{-", "\\boxed{\\frac{", "<answer>", "<think>", "</think>",

@@ -28,7 +28,7 @@ from brorl.reporting.visible_text import visible_text
 from brorl.trackers import require_package
 from brorl.verification.domains.code import CODE_DOMAIN
 from brorl.verification.trial import Trial, Verified, try_verifier
-from brorl.verification.verifier import TIMEOUT, is_failure
+from brorl.verification.verifier import is_failure, is_timeout
 
 _ANSWER = "reference answer"
 _CLEARLY = 1.2  # times as slow: less is noise
@@ -137,7 +137,7 @@ def check_trial(trial: Trial) -> None:
     prompt = trial.prompt
     for verified in (trial.right, trial.wrong):
         reason = verified.verdict.reason
-        if reason == TIMEOUT or is_failure(reason):
+        if is_timeout(reason) or is_failure(reason):
             raise UserError(
                 f"the verifier of the domain {prompt.domain!r} failed on the response {_short(verified.response)} to "
                 f"question {prompt.id}: {reason}; it must return a verdict for every text"

@@ -231,6 +231,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
         gradient_checkpointing=config.engine.gradient_checkpointing,
         forward=config.engine.forward,
         attention=config.engine.attention,
+        device=device.type,
         separate_engine=config.engine.kind == "vllm",
         engine_apart=config.engine.vllm.placement == "apart",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
@@ -11,6 +12,7 @@ from brorl.activity import Observe, Phase, unobserved
 from brorl.assemble.inputs import ModelInputs, RunInputs
 from brorl.assemble.settings import autocasts, build_learner_settings, build_lora
 from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
 from brorl.model.flex_attention import check_flex_device
 from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward
 from brorl.model.hook_check import check_flex
@@ -61,20 +63,29 @@ def build_forward(
         config: The run's settings.
         ready: The longest context of the run.
         model: The model, before it is sharded.
-        say: Receives a line if the flat path runs.
+        say: Receives a line if the flat path runs, or if FlexAttention cannot run on a CUDA device.
 
     Raises:
         UserError: If `engine.attention` cannot run with this model or on the device of the settings.
     """
     attention = config.engine.attention
-    forward = choose_forward(model, config.engine.forward, ready.context, attention)
     if attention == "flex":
         check_flex_device(choose_device(config.device), config.dtype)
-        if isinstance(forward, TreeForward) and model.device.type == "cuda":  # a model is sharded from the CPU
-            check_flex(model, autocast=autocasts(config))
+    forward = choose_forward(model, config.engine.forward, ready.context, attention)
     if isinstance(forward, FlatForward):
         say(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
-    return forward
+        return forward
+    if attention == "tiled" or config.dtype == "float64" or model.device.type != "cuda":  # one is sharded from the CPU
+        return forward
+    try:
+        check_flex(model, autocast=autocasts(config))
+    except UserError as error:
+        if attention == "flex":
+            raise
+        reason = str(error).rpartition("; set ")[0]
+        say(f"attention in chains and tiles, without FlexAttention: {reason}")
+        return forward
+    return replace(forward, model_pass=replace(forward.model_pass, attention="flex"))
 
 
 def build_learner(

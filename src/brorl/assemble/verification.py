@@ -28,7 +28,7 @@ def build_workers(config: TrainConfig) -> Workers:
     settings = config.verification
     number = settings.workers or None
     pool = WorkerPool(number, settings.timeout_s, settings.memory_mib << 20)
-    return Workers(pool, ProgramPool(number, settings.sandbox))
+    return Workers(pool, ProgramPool(number, settings.sandbox, batch_timeout_s=settings.batch_timeout_s))
 
 
 def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Workers) -> dict[str, Verifier]:

@@ -99,16 +99,19 @@ class EngineConfig(Section):
         "response once, with any causal LM | auto, the tree wherever it is exact"
     )  # fmt: skip
     attention: Literal["auto", "tiled", "flex"] = Field(
-        "auto", description="attention of the learner on the tree path: auto, whole, or in tiles where the attention "
-        "weights are many | tiled, always in tiles | flex, PyTorch's FlexAttention, which needs CUDA and has not been "
-        "measured on a GPU (docs/how-to/memory.md)",
+        "auto", description="attention of the learner on the tree path: auto, flex on CUDA if a check at the start "
+        "agrees, else whole, or in tiles where the attention weights are many | tiled, always in tiles | flex, "
+        "PyTorch's FlexAttention, which needs CUDA and has not been measured on a GPU (docs/how-to/memory.md)",
     )  # fmt: skip
     memory_gib: float = Field(
         4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait for space. "
         "vllm allocates a KV cache of this size at the start",
     )  # fmt: skip
     nodes_per_pass: int | None = Field(
-        None, ge=16, description="tree nodes per forward pass of the learner; null chooses automatically"
+        None,
+        ge=16,
+        description="tree nodes per forward pass of the learner; null: 1,024, on CUDA 8,192, fewer for some "
+        "models with a large vocabulary; halved when memory runs out",
     )
     gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass to save memory")
     threads: int = Field(

@@ -20,6 +20,7 @@ CHANGEABLE_ON_RESUME = (
     "report",
     "device",
     "verification.workers",
+    "verification.batch_timeout_s",
     "verification.sandbox",
     "budget.limit",
     "budget.marks",

@@ -16,7 +16,7 @@ from brorl.console import tables
 from brorl.console.screen import Screen
 from brorl.console.step_line import StepLines
 from brorl.cost import Budget, Cost, cost_of_step, total_cost
-from brorl.format import duration
+from brorl.format import counted, duration
 from brorl.runs.run_directory import Record
 
 _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
@@ -104,12 +104,13 @@ class TrainingProgress:
         self._screen.say(self._step_lines.line(record, carried, self._time_left()))
 
     def _warning(self, record: Record) -> list[str]:
-        """Return a warning about unverified rollouts, at most once in ten steps."""
-        step, note = record["step"], unverified_note(record)
-        if note is None or (self._warned_at is not None and step - self._warned_at < _STEPS_PER_WARNING):
+        """Return warnings about unverified rollouts and cut-off programs, at most once in ten steps."""
+        step = record["step"]
+        found = [note for note in (unverified_note(record), cut_off_note(record)) if note is not None]
+        if not found or (self._warned_at is not None and step - self._warned_at < _STEPS_PER_WARNING):
             return []
         self._warned_at = step
-        return [note]
+        return found
 
     def _share_done(self) -> float:
         of_budget = self._spent.of(self._budget.unit) / self._budget.limit
@@ -155,6 +156,17 @@ def unverified_note(record: Record) -> str | None:
     return (
         f"warning: {lost:,} of {rollouts:,} rollouts could not be verified because of the machine (most often: "
         f"{next(iter(sampling['unverified_reasons']))}); they were taken out of their groups"
+    )
+
+
+def cut_off_note(record: Record) -> str | None:
+    """Return a warning if programs of a step were cut off because the time of all programs was over."""
+    cut_off = record.get("sampling", {}).get("verifier_cut_offs", 0)
+    if not cut_off:
+        return None
+    return (
+        f"warning: {counted(cut_off, 'response')} had used the equal part of the time of all programs when it was "
+        "over, and counted as incorrect; raise verification.batch_timeout_s or verification.workers if they are right"
     )
 
 

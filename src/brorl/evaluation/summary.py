@@ -16,7 +16,7 @@ from brorl.evaluation.pass_at_k import Estimate, pass_at_k_of_each
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 from brorl.verification.grade import num_unverified
-from brorl.verification.verifier import TIMEOUT, Verdict, is_failure
+from brorl.verification.verifier import Verdict, is_failure, is_timeout
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def count(prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict]) -> Pro
         num_distinct=tree.num_responses,
         sampled_tokens=tree.num_sampled_tokens,
         unique_tokens=tree.num_unique_tokens,
-        verifier_timeouts=reasons.count(TIMEOUT),
+        verifier_timeouts=sum(map(is_timeout, reasons)),
         verifier_failures=sum(map(is_failure, reasons)),
         num_unverified=num_unverified(tree, verdicts),
     )

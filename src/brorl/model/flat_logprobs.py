@@ -16,7 +16,6 @@ from inspect import signature
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -24,6 +23,7 @@ from transformers import PreTrainedModel
 from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, by_tree, default_max_nodes, node_offsets
 from brorl.model.next_token import PLAIN, NextToken
 from brorl.model.row_logits import row_logits
+from brorl.model.to_device import to_device
 from brorl.tree import RolloutTree
 
 IntArray = NDArray[np.int64]
@@ -132,7 +132,7 @@ def _chunk(
     first = int((before_K + depth_K).min())  # no earlier position predicts an owned node
 
     def tensor(array: IntArray) -> Tensor:
-        return torch.from_numpy(array).to(model.device)
+        return to_device(array, model.device)
 
     positions = input_BS.shape[1] - first
     last = _last(model, positions)

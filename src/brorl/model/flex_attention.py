@@ -30,6 +30,7 @@ from torch import Tensor
 
 from brorl.errors import UserError
 from brorl.model.tiled_attention import subtree_ends
+from brorl.model.to_device import to_device
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class KeySpans(NamedTuple):
         """Return the mask for FlexAttention."""
         from torch.nn.attention.flex_attention import BlockMask
 
-        first, stop = (torch.from_numpy(x).to(device, torch.int32) for x in (self.first, self.stop))
+        first, stop = (to_device(x.astype(np.int32), device) for x in (self.first, self.stop))
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (first[key] <= query) & (query < stop[key])
@@ -134,7 +135,7 @@ def _padded(length: int) -> int:
 def _ordered(listed_BC: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the number of listed blocks, shape [1, 1, B], and all blocks, listed ones first, shape [1, 1, B, C]."""
     count_B, order_BC = listed_BC.sum(1), np.argsort(~listed_BC, axis=1, kind="stable")
-    count, order = (torch.from_numpy(x).to(device, torch.int32)[None, None] for x in (count_B, order_BC))
+    count, order = (to_device(x.astype(np.int32), device)[None, None] for x in (count_B, order_BC))
     return count, order
 
 
@@ -148,14 +149,12 @@ class FlexAttention:
     """
 
     def __init__(self, prompts: PromptCache, prompt_F: IntArray, depth_F: IntArray) -> None:
-        device = prompts.length.device
-        lengths = prompts.length.cpu().numpy()
-        spans = KeySpans.of(lengths, prompt_F, depth_F)
+        spans = KeySpans.of(prompts.length, prompt_F, depth_F)
         self._prompts = prompts
-        real_PS = torch.arange(int(lengths.max()), device=device) < prompts.length[:, None]
-        self._prompt_S, self._place_S = real_PS.nonzero(as_tuple=True)
+        real = np.nonzero(np.arange(prompts.length.max()) < prompts.length[:, None])
+        self._prompt_S, self._place_S = (to_device(index_S, prompts.device) for index_S in real)
         self._num_nodes, self._num_queries, self._num_keys = depth_F.size, spans.num_queries, spans.first.size
-        self._mask = spans.mask(device)
+        self._mask = spans.mask(prompts.device)
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""

@@ -22,7 +22,8 @@ from brorl.tree import RolloutTree
 
 _ROW_TOKENS = 10
 _PROMPT_TOKENS = (4, 6)  # a prompt and the longest path have 12 tokens, which fit into very small sliding windows
-_SHARED_TOKENS = 2  # of the two responses to a prompt
+_SHARED_TOKENS = 2  # of the responses to a prompt
+_FLEX_RESPONSES = 96  # to a prompt: several blocks of FlexAttention, of which some are skipped
 
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
@@ -77,10 +78,10 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
     try:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
             found, expected = (_logprobs_and_gradients(model, ModelPass(kind)) for kind in ("flex", "auto"))
-    except Exception as error:  # a compiler can raise anything
+    except Exception as error:  # a compiler can raise anything, on many lines
+        reason = " ".join([type(error).__name__ + ":", *str(error).splitlines()[:2]])
         raise UserError(
-            f"FlexAttention fails with {type(model).__name__} on this device: {type(error).__name__}: {error}; set "
-            "engine.attention: auto"
+            f"FlexAttention fails with {type(model).__name__} on this device: {reason}; set engine.attention: auto"
         ) from error
     finally:
         model.train(was_training)
@@ -94,11 +95,11 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
 
 
 def _logprobs_and_gradients(model: PreTrainedModel, model_pass: ModelPass) -> list[Tensor]:
-    """Return the log-probs of the small trees, and the gradients of their sum for the first two trained weights.
+    """Return the log-probs of two trees, and the gradients of their sum for the first two trained weights.
 
     The first matrix of a new adapter has no gradient, because the second one is 0.
     """
-    trees = _trees(model.config.get_text_config().vocab_size)
+    trees = _trees(model.config.get_text_config().vocab_size, _FLEX_RESPONSES)
     with torch.enable_grad():
         logprob_M = torch.cat(tree_logprobs(model, trees, model_pass=model_pass))
         weights = [p for p in model.parameters() if p.requires_grad][:2]
@@ -111,14 +112,14 @@ def _tolerance(model: PreTrainedModel) -> float:
     return 0.1 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
 
 
-def _trees(vocabulary: int) -> list[RolloutTree]:
-    """Return a tree for each prompt length; its two responses branch, and all rows have the same length."""
+def _trees(vocabulary: int, num_responses: int = 2) -> list[RolloutTree]:
+    """Return a tree for each prompt length; its responses branch, and all rows have the same length."""
     trees = []
     for length in _PROMPT_TOKENS:
         row = [7 * (length + i) % vocabulary for i in range(_ROW_TOKENS)]
         prompt, shared, rest = row[:length], row[length:][:_SHARED_TOKENS], row[length:][_SHARED_TOKENS:]
-        other = [(token + 1) % vocabulary for token in rest]
-        trees.append(RolloutTree.from_responses(prompt, [shared + rest, shared + other]))
+        others = [[(token + i) % vocabulary for token in rest] for i in range(num_responses)]
+        trees.append(RolloutTree.from_responses(prompt, [shared + other for other in others]))
     return trees
 
 

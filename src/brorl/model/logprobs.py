@@ -23,11 +23,13 @@ from transformers import PreTrainedModel
 from brorl.model.next_token import PLAIN, NextToken
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS, RowLogits
 from brorl.model.softmax import softmax_lse
+from brorl.model.to_device import to_device
 from brorl.model.tree_attention import PromptCache, packed_row_logits, prefill, tree_attention
 from brorl.model.tree_batch import AttentionChoice, ChunkSlice, TreeBatch, split_into_chunks
 from brorl.tree import RolloutTree
 
 _DEFAULT_NODES = 1024
+_DEFAULT_NODES_ON_CUDA = 8192  # a chunk starts hundreds of kernels per layer, whatever its size
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,17 @@ class ChunkLogprobs:
     entropy: Tensor | None = None
 
 
-def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False) -> int:
-    """Return the number of nodes of a chunk: 1024, or fewer if whole logits of a large vocabulary are large.
+def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False, device: str | None = None) -> int:
+    """Return the number of nodes of a chunk: 1024, on CUDA 8192; fewer if whole logits of a large vocabulary are large.
 
     Args:
         model: A causal LM.
         whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+        device: Type of the device that computes, such as `cuda`; None for the model's.
     """
+    nodes = _DEFAULT_NODES_ON_CUDA if (device or model.device.type) == "cuda" else _DEFAULT_NODES
     vocabulary: int = model.config.get_text_config().vocab_size
-    return max(128, min(_DEFAULT_NODES, MAX_LOGITS // vocabulary)) if whole_logits else _DEFAULT_NODES
+    return max(128, min(nodes, MAX_LOGITS // vocabulary)) if whole_logits else nodes
 
 
 def tree_logprobs(
@@ -198,7 +202,7 @@ def _first_level(
     token = np.concatenate([t.token[r] for t, r in zip(trees, roots, strict=True)])
     index = np.concatenate([o + r for o, r in zip(offsets, roots, strict=True)])
     device = logits_PV.device
-    row_K, token_K, index_K = (torch.from_numpy(a).to(device) for a in (row, token, index))
+    row_K, token_K, index_K = (to_device(array, device) for array in (row, token, index))
     return outputs.of(RowLogits(logits_PV), torch.zeros(len(trees), device=device), row_K, token_K, index_K)
 
 

@@ -20,7 +20,9 @@ Two terms stop growing. More than 2^26 attention weights of a layer are computed
 are in memory: 4 * 2^25 numbers. More than 2^27 logits are computed in blocks: 3 * 2^26 numbers, and twice the gradient
 of the output embedding, which is summed over the blocks. Tiles and blocks are not in memory together: the larger of the
 two counts. FlexAttention has no attention weights and no tiles. It keeps a copy of the prompts' keys and values for
-each layer. docs/how-to/memory.md compares the predictions with measured peaks.
+each layer. Both are counted where a check at the start of the run chooses. The default number of nodes on CUDA is
+halved down to 1024 until the prediction fits; the learner halves it when memory runs out. docs/how-to/memory.md
+compares the predictions with measured peaks.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, assert_never
 
@@ -50,6 +53,7 @@ _LOGITS_PER_DRAW = 1 << 24  # the engine's
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
 _TEMPORARY_LAYERS = 3
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
+_LEAST_NODES = 1024  # the default on a CPU; the learner goes below it
 _GIB = 2**30
 
 
@@ -65,7 +69,8 @@ class MemorySettings:
         nodes_per_pass: Nodes per forward pass of the learner, 1 or more; None for the default.
         gradient_checkpointing: Whether activations are computed again.
         forward: How rollouts go through the model; `auto` is the flat path if the attention cannot be hooked.
-        attention: How nodes attend on the tree path.
+        attention: How nodes attend on the tree path; `auto` can be FlexAttention on CUDA.
+        device: Type of the model's device, such as `cuda`.
         separate_engine: Whether the engine is vLLM, which has its own weights, a file of them in shared memory, and a
             cache that is allocated in advance.
         engine_apart: Whether vLLM has GPUs of its own; its memory is then not part of the plan.
@@ -79,6 +84,7 @@ class MemorySettings:
     gradient_checkpointing: bool = False
     forward: ForwardChoice = "auto"
     attention: AttentionChoice = "auto"
+    device: str = "cpu"
     separate_engine: bool = False
     engine_apart: bool = False
 
@@ -186,10 +192,13 @@ def plan_memory(
     num_weights = sum(p.numel() for p in model.parameters())
     kept = _kept_lines(model, num_weights, shape, settings)
     sampling = 0 if settings.separate_engine else shape.sampling_bytes(settings.engine_bytes, workload)
-    nodes = settings.nodes_per_pass or default_max_nodes(model, whole_logits=shape.whole_logits)
-    learning = shape.learning_bytes(settings, workload, nodes)
-    if settings.autocasts:
-        learning += 2 * num_weights  # autocast keeps its casts of the weights during a pass
+    nodes = settings.nodes_per_pass or default_max_nodes(model, whole_logits=shape.whole_logits, device=settings.device)
+    casts = 2 * num_weights if settings.autocasts else 0  # autocast keeps its casts of the weights during a pass
+    room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
+    least = settings.nodes_per_pass or _LEAST_NODES
+    while (learning := shape.learning_bytes(settings, workload, nodes)) > room and nodes > least:
+        nodes //= 2  # as the learner does when memory runs out
+    learning += casts
     fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
     return MemoryPlan(
         kept,
@@ -364,12 +373,12 @@ class _Shape(NamedTuple):
         layer, scores = (nodes + prompts) * self._token_bytes(), nodes * self.heads * context
         attention = "auto" if self.flat else settings.attention
         tile = 0
-        if attention == "flex":
-            layer += prompts * max(shape.size for shape in self.kv) * self.computed_bytes
-        elif attention == "tiled" or (scores > MAX_CHAIN_SCORES and not self.flat):
+        if attention == "tiled" or (attention == "auto" and scores > MAX_CHAIN_SCORES and not self.flat):
             tile = _SCORES_IN_TILE * SCORES_PER_TILE * self.trained_bytes
-        else:
+        elif attention == "auto":
             layer += scores * score_bytes
+        if attention == "flex" or (attention == "auto" and settings.device == "cuda" and not self.flat):
+            layer += prompts * max(shape.size for shape in self.kv) * self.computed_bytes
         inputs = self.layers * (nodes + prompts) * self.hidden * self.trained_bytes
         kept = inputs + layer if settings.gradient_checkpointing else self.layers * layer
         return max(self._logit_bytes(nodes, settings), tile) + _TEMPORARY_LAYERS * layer + kept

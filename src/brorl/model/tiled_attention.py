@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from brorl.model.to_device import to_device
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
 
 IntArray = NDArray[np.int64]
@@ -76,7 +77,7 @@ class TiledAttention:
         room = SCORES_PER_TILE // num_heads  # B (longest + B) scores of a head
         queries = max(1, min(_MAX_QUERIES, (isqrt(longest**2 + 4 * room) - longest) // 2))
         self._prompts = prompts
-        self._tiles = list(_tiles(prompt_F, depth_F, lengths, queries, prompts.length.device))
+        self._tiles = list(_tiles(prompt_F, depth_F, lengths, queries, prompts.device))
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""
@@ -108,9 +109,9 @@ def _tiles(
                 lengths[prompt],
                 start,
                 stop,
-                slice(int(key[0]), stop) if contiguous else torch.from_numpy(key).to(device),
-                torch.from_numpy(node_U).to(device),
-                torch.from_numpy(end_F[node_U]).to(device),
+                slice(int(key[0]), stop) if contiguous else to_device(key, device),
+                to_device(node_U, device),
+                to_device(end_F[node_U], device),
             )
 
 

@@ -16,13 +16,18 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.row_logits import RowLogits, row_logits
 from brorl.model.softmax import softmax_lse
+from brorl.model.to_device import to_device
+
+IntArray = NDArray[np.int64]
 
 _NAME = "brorl_tree"
 _NEUTRAL_ARGUMENTS = frozenset(
@@ -209,19 +214,25 @@ class PromptCache(NamedTuple):
     key: list[Tensor]
     value: list[Tensor]
     bias: Tensor | None
-    length: Tensor
+    length: IntArray
 
     @property
     def num_bytes(self) -> int:
         """Memory of the keys and values."""
         return sum(x.numel() * x.element_size() for x in (*self.key, *self.value))
 
-    def select(self, prompts: Tensor | slice) -> PromptCache:
+    @property
+    def device(self) -> torch.device:
+        """The device of the keys and values."""
+        return self.key[0].device
+
+    def select(self, prompts: IntArray | slice) -> PromptCache:
         """Return the cache of some prompts, in the given order."""
+        chosen = prompts if isinstance(prompts, slice) else to_device(prompts, self.device)
         return PromptCache(
-            [k[prompts] for k in self.key],
-            [v[prompts] for v in self.value],
-            None if self.bias is None else self.bias[prompts],
+            [k[chosen] for k in self.key],
+            [v[chosen] for v in self.value],
+            None if self.bias is None else self.bias[chosen],
             self.length[prompts],
         )
 
@@ -229,15 +240,13 @@ class PromptCache(NamedTuple):
 class PromptContext:
     """Causal attention within each of P packed prompts; stores their keys and values."""
 
-    def __init__(self, length_P: Tensor) -> None:
+    def __init__(self, length_P: IntArray, device: torch.device) -> None:
         self.longest = int(length_P.max())
-        column = torch.arange(self.longest, device=length_P.device)
-        real_PS = column < length_P[:, None]
-        self._ragged = not bool(real_PS.all())
-        self._packed = real_PS.flatten().nonzero()[:, 0]
+        real_PS = np.arange(self.longest) < length_P[:, None]
+        self._ragged = not real_PS.all()
+        self._packed = to_device(np.flatnonzero(real_PS), device)
         self._shape = real_PS.shape
-        bias = torch.zeros(real_PS.shape, device=length_P.device).masked_fill(~real_PS, float("-inf"))
-        self._bias = bias[:, None] if self._ragged else None
+        self._bias = to_device(np.where(real_PS, 0.0, -np.inf)[:, None], device) if self._ragged else None
         self._length = length_P
         self._key: list[Tensor] = []
         self._value: list[Tensor] = []
@@ -276,12 +285,11 @@ def prefill(model: PreTrainedModel, prompts: list[list[int]] | list[tuple[int, .
     Returns:
         The cache, and the logits after each prompt's last token, shape [P, V].
     """
-    length_P = torch.tensor([len(p) for p in prompts], device=model.device)
-    context = PromptContext(length_P)
-    token_T = torch.tensor([t for p in prompts for t in p], device=model.device)
-    start_P = length_P.cumsum(0) - length_P
-    position_T = torch.arange(token_T.numel(), device=model.device) - start_P.repeat_interleave(length_P)
-    logits_PV = packed_logits(model, token_T, position_T, context, start_P + length_P - 1)
+    length_P = np.array([len(p) for p in prompts])
+    context = PromptContext(length_P, model.device)
+    arrays = np.concatenate(prompts), np.concatenate([np.arange(n) for n in length_P]), length_P.cumsum() - 1
+    token_T, position_T, last_P = (to_device(array, model.device) for array in arrays)
+    logits_PV = packed_logits(model, token_T, position_T, context, last_P)
     return context.cache(), logits_PV
 
 
@@ -291,22 +299,23 @@ class Grouping:
     Args:
         prompt_T: Prompt of each token, shape [T].
         num_prompts: P.
+        device: The device of the tokens.
     """
 
-    def __init__(self, prompt_T: Tensor, num_prompts: int) -> None:
+    def __init__(self, prompt_T: IntArray, num_prompts: int, device: torch.device) -> None:
         self.cell_T: Tensor | None = None  # of each token; None if the grid is the tokens
         if num_prompts == 1:
-            self.shape = (1, prompt_T.numel())
+            self.shape = (1, prompt_T.size)
             return
-        count_P = torch.bincount(prompt_T, minlength=num_prompts)
-        order = torch.argsort(prompt_T, stable=True)
+        count_P = np.bincount(prompt_T, minlength=num_prompts)
+        order = np.argsort(prompt_T, kind="stable")
         width = int(count_P.max())
-        rank = torch.arange(order.numel(), device=order.device) - (count_P.cumsum(0) - count_P)[prompt_T[order]]
+        rank = np.arange(order.size) - (count_P.cumsum() - count_P)[prompt_T[order]]
+        cell_T, token = np.empty_like(order), np.zeros(num_prompts * width, np.int64)
+        cell_T[order] = prompt_T[order] * width + rank
+        token[cell_T] = np.arange(order.size)
         self.shape = (num_prompts, width)
-        self.cell_T = torch.empty_like(order)
-        self.cell_T[order] = prompt_T[order] * width + rank
-        self.token = torch.zeros(num_prompts * width, dtype=torch.long, device=order.device)  # of each cell
-        self.token[self.cell_T] = torch.arange(order.numel(), device=order.device)
+        self.cell_T, self.token = to_device(cell_T, device), to_device(token, device)  # the token of each cell
 
     def spread(self, x_T: Tensor) -> Tensor:
         """[T, ...] -> [P, R, ...]; padding holds some token's value."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from brorl.model.flex_attention import FlexAttention
 from brorl.model.tiled_attention import TiledAttention
+from brorl.model.to_device import to_device
 from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
 from brorl.tree import RolloutTree
 
@@ -113,7 +114,7 @@ class TreeBatch:
     def __init__(
         self, trees: Sequence[RolloutTree], offsets: IntArray, slices: Sequence[ChunkSlice], cache: PromptCache
     ) -> None:
-        device = cache.length.device
+        device = cache.device
         tokens, positions, prompts, parents, depths = [], [], [], [], []
         rows, targets, indices = [], [], []
         num_inputs = 0
@@ -134,15 +135,15 @@ class TreeBatch:
 
         row_K = np.concatenate(rows)
         logit_rows = np.unique(row_K)
-        self.token_F = torch.from_numpy(np.concatenate(tokens)).to(device)
-        self.position_F = torch.from_numpy(np.concatenate(positions)).to(device)
-        self.logit_rows = torch.from_numpy(logit_rows).to(device)
-        self.target_row = torch.from_numpy(np.searchsorted(logit_rows, row_K)).to(device)
-        self.target_token = torch.from_numpy(np.concatenate(targets)).to(device)
-        self.target_index = torch.from_numpy(np.concatenate(indices)).to(device)
+        self.token_F = to_device(np.concatenate(tokens), device)
+        self.position_F = to_device(np.concatenate(positions), device)
+        self.logit_rows = to_device(logit_rows, device)
+        self.target_row = to_device(np.searchsorted(logit_rows, row_K), device)
+        self.target_token = to_device(np.concatenate(targets), device)
+        self.target_index = to_device(np.concatenate(indices), device)
         self._prompt_F = np.concatenate(prompts)
         self._depth_F, self._parent_F = np.concatenate(depths), np.concatenate(parents)
-        self.length_R = torch.from_numpy(self._depth_F[logit_rows] + 1).to(device)
+        self.length_R = to_device(self._depth_F[logit_rows] + 1, device)
 
     def context(self, cache: PromptCache, attention: AttentionChoice = "auto") -> TreeContext:
         """Return the attention of the input nodes, given the prompts' keys and values."""
@@ -212,14 +213,14 @@ class _ChainAttention:
         cell_F = chain_F * width + np.arange(depth_F.size) - start_C[chain_F]
         unseen_CWT = np.arange(path_CT.shape[1]) > depth_F[query_CW][:, :, None]
 
-        device, dtype = prompts.length.device, prompts.key[0].dtype
+        device, dtype = prompts.device, prompts.key[0].dtype
         self._prompts = prompts
-        self._grouping = Grouping(torch.from_numpy(prompt_F).to(device), prompts.length.numel())
+        self._grouping = Grouping(prompt_F, prompts.length.size, device)
         self._query_CW, self._path_CT, self._cell_F = (
-            torch.from_numpy(a).to(device) for a in (query_CW, path_CT, cell_F)
+            to_device(array, device) for array in (query_CW, path_CT, cell_F)
         )
         bias = torch.zeros(unseen_CWT.shape, dtype=dtype, device=device)
-        self._bias = bias.masked_fill_(torch.from_numpy(unseen_CWT).to(device), float("-inf"))[:, None, :, None]
+        self._bias = bias.masked_fill_(to_device(unseen_CWT, device), float("-inf"))[:, None, :, None]
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
         """Return the attention to the prompt and to the path; see `AttentionContext.attend`."""

@@ -3,13 +3,35 @@ r"""Finds the last complete `\boxed{...}` of a text, in time linear in its lengt
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 _MAX_BOXES = 4  # open boxes that never close: each takes a pass over the text after it
+_OPEN = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+class Box(NamedTuple):
+    """A box in a text.
+
+    Attributes:
+        start: Place of its backslash.
+        end: Place after its closing brace.
+        content: What is in it.
+    """
+
+    start: int
+    end: int
+    content: str
 
 
 def last_box(text: str) -> str | None:
     r"""Return the content of the last complete `\boxed{...}` or `\fbox{...}`; None if there is none."""
+    box = find_last_box(text)
+    return box.content if box else None
+
+
+def find_last_box(text: str) -> Box | None:
+    r"""Return the last complete `\boxed{...}` or `\fbox{...}`; None if there is none."""
     end = len(text)
     for _ in range(_MAX_BOXES):
         start = max(text.rfind(r"\boxed", 0, end), text.rfind(r"\fbox", 0, end))
@@ -21,9 +43,14 @@ def last_box(text: str) -> str | None:
         if text.startswith("{", opening):
             closing = _closing_brace(text, opening)
             if closing is not None:
-                return text[opening + 1 : closing]
+                return Box(start, closing + 1, text[opening + 1 : closing])
         end = start
     return None
+
+
+def has_open_box(text: str) -> bool:
+    r"""Whether a box begins in a text; one that has no complete box was cut off."""
+    return _OPEN.search(text) is not None
 
 
 def _closing_brace(text: str, opening: int) -> int | None:

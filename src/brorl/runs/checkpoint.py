@@ -243,8 +243,8 @@ def load_state(checkpoint: Path) -> TrainerState:
     """
     plain = _read_plain(checkpoint)
     torch.set_rng_state(plain["torch_rng"])
-    if torch.cuda.is_available() and plain["cuda_rng"]:
-        torch.cuda.set_rng_state_all(plain["cuda_rng"])
+    for device, state in enumerate(plain["cuda_rng"][: torch.cuda.device_count()]):  # there can be fewer now
+        torch.cuda.set_rng_state(state, device)
     return _state_from(plain, checkpoint)
 
 

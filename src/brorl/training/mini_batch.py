@@ -22,6 +22,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import ImportanceCorrection, importance_factors
 from brorl.algorithms.policy_loss import PolicyLossSettings, node_weights
 from brorl.algorithms.response_subset import choose_responses
+from brorl.model.to_device import to_device
 from brorl.tree import IntArray, RolloutTree
 
 FloatArray = NDArray[np.float64]
@@ -70,8 +71,8 @@ def to_tensor(model: PreTrainedModel, arrays: Sequence[NDArray[Any]]) -> Tensor:
         model: The model.
         arrays: Arrays to concatenate; there can be none.
     """
-    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
-    return torch.from_numpy(np.concatenate([np.empty(0), *arrays])).to(model.device, dtype)
+    dtype = np.float64 if model.dtype == torch.float64 else np.float32
+    return to_device(np.concatenate([np.empty(0), *arrays]).astype(dtype), model.device)
 
 
 def choose_trained(

@@ -16,7 +16,7 @@ from torch import Tensor
 from brorl.algorithms.groups import Group
 from brorl.rollout.engine import Sampler
 from brorl.verification.grade import verified
-from brorl.verification.verifier import TIMEOUT, TRUNCATED, Verdict, is_failure
+from brorl.verification.verifier import CUT_OFF, TRUNCATED, Verdict, is_failure, is_timeout
 
 
 class Incomplete(NamedTuple):
@@ -149,7 +149,8 @@ class Collected:
             "share_correct": sum(g.num_correct for g in of_outcomes) / scored,
             "share_truncated": sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / max(rollouts, 1),
             "responses_truncated": reasons.count(TRUNCATED),
-            "verifier_timeouts": reasons.count(TIMEOUT),
+            "verifier_timeouts": sum(map(is_timeout, reasons)),
+            "verifier_cut_offs": reasons.count(CUT_OFF),
             "verifier_failures": sum(is_failure(reason) for reason in reasons),
             **self._unverified(),
             **self._dropped(),

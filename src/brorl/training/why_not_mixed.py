@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from brorl.algorithms.groups import Group
-from brorl.verification.verifier import NO_ANSWER, NO_CODE, TIMEOUT, Verdict, is_failure
+from brorl.verification.verifier import NO_ANSWER, NO_CODE, Verdict, is_failure, is_timeout
 
 
 def why_not_mixed(
@@ -38,7 +38,7 @@ def why_not_mixed(
 
 
 def _lost_cause(every: Sequence[Verdict]) -> str | None:
-    lost = Counter(v.reason for v in every if v.reason == TIMEOUT or is_failure(v.reason) or v.unverified)
+    lost = Counter(v.reason for v in every if is_timeout(v.reason) or is_failure(v.reason) or v.unverified)
     if 2 * lost.total() <= len(every):
         return None
     reason, _ = lost.most_common(1)[0]

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from hashlib import blake2b
+from math import inf
+from time import monotonic
 
 from brorl.verification.verifier import Verdict
+
+KEEP_TIMEOUT_S = 3600.0  # long enough for a step; in a later one, the machine may be faster
 
 
 class VerdictCache:
@@ -26,7 +30,7 @@ class VerdictCache:
         if size < 1:
             raise ValueError(f"cache_size must be 1 or more, got {size}")
         self._size = size
-        self._found: OrderedDict[bytes, tuple[bool, float, str]] = OrderedDict()  # correct, score, reason
+        self._found: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()  # the last: until when, in s
         self._reference, self._digest = "", _digest("")  # the latest: the answers to one prompt follow each other
 
     def get(self, reference: str, answer: str) -> Verdict | None:
@@ -37,25 +41,27 @@ class VerdictCache:
             answer: The extracted answer.
         """
         key = self._key(reference, answer)
-        if key not in self._found:
+        if key not in self._found or monotonic() >= self._found[key][-1]:
             return None
         self._found.move_to_end(key)
-        correct, score, reason = self._found[key]
+        correct, score, reason, _ = self._found[key]
         return Verdict(correct, score, answer, reason, 0.0)
 
-    def put(self, reference: str, verdict: Verdict) -> None:
+    def put(self, reference: str, verdict: Verdict, for_s: float = inf) -> None:
         """Keep a verdict.
 
         Args:
             reference: The reference.
             verdict: The verdict on its extracted answer; it is not one of those that depend on the machine.
+            for_s: How long to keep it, in seconds.
 
         Raises:
             ValueError: If the verdict has no extracted answer, or is unverified.
         """
         if verdict.extracted is None or verdict.unverified:
             raise ValueError(f"only verdicts on extracted answers can be kept, got the reason {verdict.reason!r}")
-        self._found[self._key(reference, verdict.extracted)] = verdict.correct, verdict.score, verdict.reason
+        key = self._key(reference, verdict.extracted)
+        self._found[key] = verdict.correct, verdict.score, verdict.reason, monotonic() + for_s
         if len(self._found) > self._size:
             self._found.popitem(last=False)
 

@@ -18,12 +18,18 @@ NO_ANSWER = "no answer"
 NO_CODE = "no code block"
 TRUNCATED = "truncated"
 TIMEOUT = "timeout"
+CUT_OFF = "timeout of all programs"  # the response had its part of the time of a batch
 OUT_OF_MEMORY = "out of memory"
 CRASHED = "verifier crashed"
 RAISED = "verifier raised"  # followed by the exception: `verifier raised ValueError: ...`
 RETURNED = "verifier returned"  # followed by the value: `verifier returned list, not a bool, ...`
 UNVERIFIED = "unverified"  # followed by the cause: `unverified: a worker was lost`
 _SEPARATOR = ": "
+
+
+def is_timeout(reason: str) -> bool:
+    """Whether a verdict's reason is that the verification took too long."""
+    return reason in (TIMEOUT, CUT_OFF)
 
 
 def is_failure(reason: str) -> bool:

@@ -1,5 +1,6 @@
 """Programs against their tests, in real sandboxed processes: answers by hand, and attacks that must not pass."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import code as layouts
 from brorl.prompts.prompt import Prompt
+from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
-from brorl.verification.sandbox.conversation import Judge, Lost, T
+from brorl.verification.sandbox.conversation import CutOff, Judge, Lost, T
 from brorl.verification.sandbox.programs import ProgramPool
 from brorl.verification.sandbox.values import MAX_DEPTH, decode
 from brorl.verification.verifier import Verdict
@@ -449,12 +451,30 @@ class TestCache:
         verifier.verify_all(items[:1])
         assert pool.num_judges == before + 4
 
-    def test_a_timeout_is_not_kept(self, pool: CountingPool) -> None:
+    def test_a_timeout_is_kept_for_an_hour(self, pool: CountingPool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A policy cannot have a step wait for the same program again."""
         verifier = CodeVerifier(pool, timeout_s=0.3)
         before = pool.num_judges
         for _ in range(2):
             assert verify(verifier, prompt(SUMS), "while True: pass").reason == "timeout"
+        assert pool.num_judges == before + 1
+        monkeypatch.setattr(verdict_cache, "monotonic", lambda: time.monotonic() + 3601)
+        assert verify(verifier, prompt(SUMS), "while True: pass").reason == "timeout"
         assert pool.num_judges == before + 2
+
+    def test_programs_that_used_their_part_are_incorrect_and_others_unverified(self) -> None:
+        class ShortPool(CountingPool):
+            def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Lost]:
+                self.num_judges += len(judges)
+                return [CutOff("over"), Lost("over")]
+
+        with ShortPool(1) as pool:
+            verifier = CodeVerifier(pool)
+            for _ in range(2):
+                verdicts = verifier.verify_all([(prompt(SUMS), fenced("1")), (prompt(SUMS), fenced("2"))])
+                assert [v.reason for v in verdicts] == ["timeout of all programs", "unverified: over"]
+                assert [v.unverified for v in verdicts] == [False, True]
+            assert pool.num_judges == 4  # neither is kept
 
     def test_a_lost_worker_is_no_verdict_and_is_not_kept(self) -> None:
         class LosingPool(CountingPool):

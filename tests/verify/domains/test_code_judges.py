@@ -1,11 +1,14 @@
 """Judges of programs whose replies follow a script: no process runs, and no test depends on the load of the machine."""
 
+import time
+
 import numpy as np
 import pytest
 from scripted_programs import ScriptedPool, decision
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
+from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_judges import Clock, judge_test_code
 from brorl.verification.sandbox.conversation import (
@@ -111,7 +114,9 @@ REASONS = {
 class TestTimeouts:
     @pytest.mark.parametrize("kind", ["stdin", "calls"])
     @pytest.mark.parametrize("first", ["wrong", "timeout"])
-    def test_a_share_with_a_timeout_of_any_case_is_not_kept(self, kind: str, first: str) -> None:
+    def test_a_share_with_a_timeout_of_any_case_is_kept_for_an_hour(
+        self, kind: str, first: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The reason is that of the first case that failed; a later case may end in time in another run."""
         replies: list[tuple[str, str | None]] = [("0", None), ("1", "timeout")]
         order = replies if first == "wrong" else replies[::-1]
@@ -132,8 +137,9 @@ class TestTimeouts:
             (verdict,) = verifier.verify_all([(prompt, "```python\ndef f(x): return x\n```")])
             assert verdict.reason == ("wrong answer" if first == "wrong" else "timeout")
             assert pool.num_judges == number
+            monkeypatch.setattr(verdict_cache, "monotonic", lambda: time.monotonic() + 3601)
 
-    def test_a_share_without_the_last_cases_is_not_kept(self) -> None:
+    def test_a_share_without_the_last_cases_is_kept_for_an_hour(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The first case is wrong, and the time of all cases is over before the last one."""
         tests = StdinCases(("1",) * 30, ("1",) * 30)
         prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
@@ -143,6 +149,7 @@ class TestTimeouts:
             (verdict,) = verifier.verify_all([(prompt, "```python\nprint(0)\n```")])
             assert verdict.reason == "wrong answer"
             assert pool.num_judges == number
+            monkeypatch.setattr(verdict_cache, "monotonic", lambda: time.monotonic() + 3601)
 
 
 class TestExceptionsOfTheAnswer:

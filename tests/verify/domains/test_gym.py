@@ -18,6 +18,7 @@ from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
 from brorl.verification.sandbox.call import VerifierCall
 from brorl.verification.sandbox.conversation import (
     CallFunction,
+    CutOff,
     Fault,
     Judge,
     Limits,
@@ -26,6 +27,7 @@ from brorl.verification.sandbox.conversation import (
     Reply,
     Request,
     Returned,
+    T,
 )
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.sandbox.programs import ProgramPool
@@ -154,6 +156,25 @@ def test_scorers_that_are_not_loaded_leave_answers_unverified(fault: Fault, monk
     assert min(load.limits.seconds for load in loads) >= 60
     again = verifier.verify_all([(prompt(MAZE), "8")])
     assert again[0].reason == "timeout"
+
+
+def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of answers without time is scored again apart."""
+    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
+
+    class ShortPool(ScriptedPool):
+        """Cuts off the judges whose answer is slow."""
+
+        def _decision(self, judge: Judge[T]) -> T | Lost:
+            begin = len(self.requests)
+            found = super()._decision(judge)
+            calls = [r for r in self.requests[begin:] if isinstance(r, CallFunction)]
+            return CutOff("over") if any(call.arguments[1] == "slow" for call in calls) else found
+
+    pool = ShortPool(lambda _request: Returned((False, 0.0, None), None, 0.1))
+    verdicts = GymVerifier(pool).verify_all([(prompt(MAZE), answer) for answer in ("6", "slow", "9")])
+    assert [verdict.reason for verdict in verdicts] == ["wrong answer", "timeout of all programs", "wrong answer"]
+    assert pool.num_judges == 4
 
 
 def test_a_lost_worker_leaves_answers_unverified(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from brorl.planning.cluster.unit_costs import Case, UnitCosts
 
 TREE_BYTES = 32
 """Bytes of a node of a rollout tree: token, parent, count and log-prob of 8 bytes each."""
-_PASS_NODES = 16_384  # of a forward pass where the recipe does not set them
+_PASS_NODES = 8_192  # of a forward pass where the recipe does not set them, as in brorl.model.logprobs
 _LOGIT_NODES = 1024  # nodes whose logits exist at once
 _TEMPORARY_LAYERS = 3  # as in brorl.model.memory_plan
 
@@ -29,7 +29,7 @@ class LearnerSettings:
         reference: Whether a reference policy is in the memory of the GPUs.
         gradient_checkpointing: Whether activations are computed again.
         lora_rank: Rank of the adapters; 0 trains all weights.
-        nodes_per_pass: Nodes of a forward pass; None for 16,384, or one response of the maximum length if that is more.
+        nodes_per_pass: Nodes of a forward pass; None for 8,192, or one response of the maximum length if that is more.
     """
 
     reference: bool

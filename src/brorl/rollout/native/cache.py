@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.kv_shape import KVShape
+from brorl.model.to_device import to_device
 from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
 
 IntArray = NDArray[np.int64]
@@ -93,7 +94,7 @@ class RowCache:
         moved_R = np.flatnonzero(source_R != np.arange(num_rows)) if num_tokens else source_R[:0]
         if not grows and not moved_R.size:
             return
-        source, target = (torch.from_numpy(r).to(self.key[0].device) for r in (source_R[moved_R], moved_R))
+        source, target = (to_device(r, self.key[0].device) for r in (source_R[moved_R], moved_R))
         for store in (self.key, self.value):
             for layer, old in enumerate(store):
                 if grows:  # layer by layer: at most one layer exists twice
@@ -146,11 +147,11 @@ class RowCache:
 class DecodeContext:
     """One new token per row: it attends to its prompt and to its own row."""
 
-    def __init__(self, rows: RowCache, position: int, prompts: PromptCache, prompt_R: Tensor) -> None:
+    def __init__(self, rows: RowCache, position: int, prompts: PromptCache, prompt_R: IntArray) -> None:
         self._rows = rows
         self._position = position
         self._prompts = prompts
-        self._grouping = Grouping(prompt_R, prompts.length.numel())
+        self._grouping = Grouping(prompt_R, prompts.length.size, prompts.device)
         self.longest = int(prompts.key[0].shape[2]) + position + 1
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:

@@ -12,13 +12,12 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.own_cache import OwnCache
+from brorl.model.to_device import to_device
 from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
 from brorl.rollout.native.cache import DecodeContext, RowCache
 from brorl.rollout.native.rows import IntArray, Rows
@@ -128,18 +127,13 @@ class TreeDecoder:
 
     def keep_prompts(self, prompts: IntArray) -> None:
         """Drop the keys and values of the other prompts."""
-        self._prompts = self._prompts.select(self._tensor(prompts))
+        self._prompts = self._prompts.select(prompts)
 
     def feed(self, token_R: IntArray, position: int, prompt_R: IntArray) -> Tensor:
         """Feed one token per row; see `Decoder.feed`."""
-        local_R = self._tensor(prompt_R)
-        context = DecodeContext(self._cache, position, self._prompts, local_R)
-        return packed_logits(
-            self._model, self._tensor(token_R), self._prompts.length[local_R] + position, context, None
-        )
-
-    def _tensor(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._model.device)
+        context = DecodeContext(self._cache, position, self._prompts, prompt_R)
+        position_R = to_device(self._prompts.length[prompt_R] + position, self._model.device)
+        return packed_logits(self._model, to_device(token_R, self._model.device), position_R, context, None)
 
 
 class OwnCacheDecoder:
@@ -209,5 +203,5 @@ class OwnCacheDecoder:
         self._num_tokens += 1
         return self._cache.feed(self._tensor(token_R))
 
-    def _tensor(self, array: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(array).to(self._model.device)
+    def _tensor(self, array: IntArray) -> Tensor:
+        return to_device(array, self._model.device)

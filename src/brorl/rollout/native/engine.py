@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
+from brorl.model.to_device import to_device
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.native.cache import RowCache
 from brorl.rollout.native.decoder import Decoder, OwnCacheDecoder, TreeDecoder
@@ -229,14 +230,10 @@ class _Growth:
                 uniform_K = systematic_points(uniform_K, rows.row_K, rows.expected_R)
             case _:
                 assert_never(self._sampling.scheme)
-        token, logprob, probability = draw_tokens(
-            logits_RV, self._tensor(rows.row_K), self._tensor(uniform_K), self._sampling
-        )
-        token_K, logprob_K, probability_K = (
-            token.cpu().numpy(),
-            logprob.double().cpu().numpy(),
-            probability.cpu().numpy(),
-        )
+        drawn = draw_tokens(logits_RV, self._tensor(rows.row_K), self._tensor(uniform_K), self._sampling)
+        # One copy, for which the host waits once. Token ids are exact in float64.
+        token_K, logprob_K, probability_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
+        token_K = token_K.astype(np.int64)
 
         key_K = rows.row_K * logits_RV.shape[1] + token_K if self._share else np.arange(token_K.size)
         order = np.argsort(key_K, kind="stable")
@@ -268,7 +265,7 @@ class _Growth:
         return logits_RV
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.float64]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+        return to_device(array, self._device)
 
 
 def _merged(tree: RolloutTree) -> RolloutTree:

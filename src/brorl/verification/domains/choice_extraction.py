@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from brorl.prompts.boxed import last_box
+from brorl.prompts.boxed import find_last_box
 from brorl.prompts.choices import Choices
 from brorl.verification.domains.choice_statement import (
     NO_OPTION,
@@ -34,6 +34,7 @@ from brorl.verification.domains.choice_statement import (
     named,
     names_another,
 )
+from brorl.verification.domains.denial import denial_after, denial_before
 
 _TAIL = 2_000
 _SHOWN = 200
@@ -45,7 +46,6 @@ _MARKER = re.compile(
     rf"(?:\b(?:is|(?:would|should|must|will) be)\b(?:\s+{_ADVERB}\b,?)*|[:=])[*_:=\s]*|<answer>\s*",
     re.IGNORECASE,
 )
-_WRONG = re.compile(r"\b(?:wrong|incorrect|worst|least(?:\s+\w+)?)[*_\s]+$", re.IGNORECASE)
 _IS_RIGHT = re.compile(
     rf"\s(?:is|are)\s+(?:{_ADVERB}\s+)*(?:the\s+)?(?:only\s+)?"
     r"(?:(?:correct|right|best)(?:\s+(?:answer|option|choice|one))?|answer)\b"
@@ -63,7 +63,7 @@ _LEAD = re.compile(
     r"^(?:(?:so|thus|therefore|hence|among the options|in conclusion|finally|only)\b[\s,:]*)+", re.IGNORECASE
 )
 _LIST_MARK = r"[ \t]*(?:[-+\u2022]|\*(?!\*)|\d+[.)])?[ \t]*"
-_BOLD_ITEM = re.compile(rf"^{_LIST_MARK}\*\*([^*\n]+)\*\*[ \t]*\S", re.MULTILINE)
+_BOLD_ITEM = re.compile(rf"^{_LIST_MARK}\*\*([^*\n]+)\*\*", re.MULTILINE)
 
 
 class _Statements(NamedTuple):
@@ -87,12 +87,14 @@ def choose(response: str, choices: Choices) -> Chosen:
         response: Any string.
         choices: The options; the right one is not read.
     """
-    boxed = last_box(response)
-    if boxed is not None:
-        chosen = named(boxed, choices)
-        if chosen is NOTHING:
-            return Chosen(None, boxed[:_SHOWN].strip(), NO_OPTION)
-        return _agreed(chosen, (named(box, choices) for box in _boxes_beside(response)))
+    box = find_last_box(response)
+    if box is not None:
+        chosen = named(box.content, choices)
+        chosen = _agreed(chosen, (named(box, choices) for box in _boxes_beside(response)))
+        denied = denial_before(response[: box.start]) or denial_after(response[box.end :])
+        if chosen is NOTHING or (denied and chosen.problem is None):
+            return Chosen(None, box.content[:_SHOWN].strip(), NO_OPTION)
+        return chosen
     tail = response[-_TAIL:]
     beside: list[str] = []  # text that names no option, and must not name another one
     for statements in (*_conclusions(tail, choices), _in_bold(tail), _Statements([_last_line(tail)[1]])):
@@ -129,7 +131,7 @@ def _conclusions(tail: str, choices: Choices) -> list[_Statements]:
     markers = list(_MARKER.finditer(tail))
     for marker, end in zip(markers, [*(after.start() for after in markers[1:]), len(tail)], strict=False):
         start = tail.rfind("\n", 0, marker.start()) + 1
-        if not _WRONG.search(tail[start : marker.start()]):
+        if not denial_before(tail[start : marker.end()]):
             marked.setdefault(start, []).append(tail[marker.end() : end].partition("\n")[0])
     verdicts: dict[int, list[str]] = {}
     start = 0

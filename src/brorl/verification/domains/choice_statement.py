@@ -59,7 +59,7 @@ _SUPPORTS = re.compile(
 )
 _REJECTED = re.compile(
     r"\W*\b(?:is|are|was|seems|looks)\s+(?:(?:clearly|obviously|definitely|also|therefore|an?|the)\s+)*"
-    r"(?:wrong|incorrect|false|not?)\b|\s*[-:.]?\s*(?:(?:wrong|incorrect|false)\b(?!\s+(?:answer|option|choice))|no\W*$)",
+    r"(?:wrong|incorrect|false|not?)\b|\W*(?:or|and|but|maybe|perhaps)\s+(?:not|none|neither|all|any|another)\b|\s*[-:.]?\s*(?:(?:wrong|incorrect|false)\b(?!\s+(?:answer|option|choice))|no\W*$)",
     re.IGNORECASE,
 )
 # From here on a statement has its reason, which may name other options.
@@ -69,6 +69,8 @@ _REASON = re.compile(
     r"(?<!well )as(?!\s+(?:well|is|are|also)\b))\b",
     re.IGNORECASE,
 )
+# In a reason, what precedes another option that is no less possible: `though it may be C`.
+_ALSO = re.compile(r"\b(?:may|might|could)(?:\s+(?:also|well|equally))*\s+be\b(.{0,60})", re.IGNORECASE)
 _AND = re.compile(r"\b(?:and|or|nor|both|either|option|choice)\b", re.IGNORECASE)
 # The words `A` and `I`, and a letter of which something is said: `C is wrong`.
 _ARTICLE = re.compile(
@@ -168,7 +170,9 @@ def names_another(
         joints: What precedes the text of another option.
     """
     text = _without_rejections(_without_own_text(text, place, choices))
-    head = _REASON.split(text, maxsplit=1)[0]
+    head, *reason = _REASON.split(text, maxsplit=1)
+    for part in reason:
+        head += "".join(f", {part[max(at.start() - 2, 0) : at.start()]}, {at[1]}" for at in _ALSO.finditer(part))
     for found in _LETTER.finditer(head):
         letter = next(group for group in found.groups() if group).upper()
         word = {"A": _ARTICLE, "I": _PRONOUN}.get(found[2] or "")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 from brorl.errors import first_line
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
@@ -30,11 +31,19 @@ from brorl.verification.domains.code_judges import (
     judge_stdin,
     judge_test_code,
 )
-from brorl.verification.sandbox.conversation import Judge, Lost
+from brorl.verification.sandbox.conversation import CutOff, Judge, Lost
 from brorl.verification.sandbox.programs import ProgramPool
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
-from brorl.verification.verdict_cache import VerdictCache
-from brorl.verification.verifier import CORRECT, NO_CODE, TrialResponses, Verdict, unverified_verdict, with_own_time
+from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, VerdictCache
+from brorl.verification.verifier import (
+    CORRECT,
+    CUT_OFF,
+    NO_CODE,
+    TrialResponses,
+    Verdict,
+    unverified_verdict,
+    with_own_time,
+)
 
 CODE_DOMAIN = "code"
 TOO_LONG = "answer too long"
@@ -96,10 +105,10 @@ class CodeVerifier:
 
         Returns:
             One verdict per pair, in the same order, with the reason `correct`, `correct (weak)`, `no code block`,
-            `answer too long`, `syntax error`, `wrong answer`, `raised ...`, `exited`, `timeout`, `out of memory`, `too
-            much output`, `too many threads`, `broke the protocol of the sandbox`, `killed by signal ...` or `returned
-            no plain value`. Verdicts are kept, unless a case ran into a limit of time: that can depend on the load of
-            the machine.
+            `answer too long`, `syntax error`, `wrong answer`, `raised ...`, `exited`, `timeout`, `timeout of all
+            programs`, `out of memory`, `too much output`, `too many threads`, `broke the protocol of the sandbox`,
+            `killed by signal ...` or `returned no plain value`. Verdicts are kept, those of a case that ran into a
+            limit of time for an hour: the limits can depend on the speed of the machine.
 
         Raises:
             ValueError: If a reference is malformed.
@@ -183,13 +192,14 @@ class CodeVerifier:
         return Clock(case_s, _ALL_CASES * case_s, memory)
 
     def _verdict(self, reference: str, code: str, outcome: Outcome | Lost) -> Verdict:
+        if isinstance(outcome, CutOff):
+            return Verdict(False, 0.0, code, CUT_OFF, 0.0)
         if isinstance(outcome, Lost):
             return unverified_verdict(outcome.reason)
         correct = outcome.reason in (CORRECT, WEAKLY_CORRECT)
         score = outcome.num_passed / outcome.num_cases if self._partial_credit else float(correct)
         verdict = Verdict(correct, score, code, outcome.reason, outcome.seconds)
-        if not outcome.timed_out:
-            self._cache.put(reference, verdict)
+        self._cache.put(reference, verdict, KEEP_TIMEOUT_S if outcome.timed_out else inf)
         return verdict
 
 

@@ -12,14 +12,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 
-from brorl.prompts.boxed import last_box
+from brorl.prompts.boxed import find_last_box, has_open_box
 from brorl.prompts.gym_task import GymTask, require_reasoning_gym
 from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.denial import denial_after, denial_before
 from brorl.verification.domains.gym_guards import EVALUATED
 from brorl.verification.sandbox.conversation import (
     REPLY_BYTES,
     CallFunction,
+    CutOff,
     Judge,
     Limits,
     LoadProgram,
@@ -29,10 +32,11 @@ from brorl.verification.sandbox.conversation import (
 )
 from brorl.verification.sandbox.programs import ProgramPool
 from brorl.verification.sandbox.server import LostError
-from brorl.verification.verdict_cache import VerdictCache
+from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, VerdictCache
 from brorl.verification.verifier import (
     CORRECT,
     CRASHED,
+    CUT_OFF,
     NO_ANSWER,
     OUT_OF_MEMORY,
     TIMEOUT,
@@ -92,8 +96,9 @@ class GymVerifier:
 
         Returns:
             One verdict per pair, in the same order, with the reason `correct`, `wrong answer`, `no answer`, `answer too
-            long`, `wrong answer: ` and a problem such as `the scorer raised ValueError`, `timeout`, `out of memory` or
-            `verifier crashed`. Verdicts of the scorer are kept; timeouts and crashes are not.
+            long`, `wrong answer: ` and a problem such as `the scorer raised ValueError`, `timeout`, `timeout of all
+            programs`, `out of memory` or `verifier crashed`. Verdicts of the scorer are kept, timeouts for an hour,
+            crashes are not.
 
         Raises:
             ValueError: If a reference is not the text of a task.
@@ -112,30 +117,33 @@ class GymVerifier:
                     unknown.setdefault((prompt.reference, answer), []).append(place)
             verdicts.append(verdict)
             own_s.append(time.perf_counter() - start)
-        for (pair, places), verdict in zip(unknown.items(), self._score([*unknown], task_of), strict=True):
-            if verdict.reason == CORRECT or verdict.reason.startswith(WRONG):
-                self._cache.put(pair[0], verdict)
+        verdict_of = self._score(_groups([*unknown], task_of))
+        for pair, places in unknown.items():
+            verdict = verdict_of[pair]
+            if verdict.reason in (CORRECT, TIMEOUT) or verdict.reason.startswith(WRONG):
+                self._cache.put(pair[0], verdict, KEEP_TIMEOUT_S if verdict.reason == TIMEOUT else inf)
             for place in places:
                 verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
         return with_own_time(verdicts, own_s)
 
-    def _score(self, pairs: Sequence[_Pair], task_of: Mapping[str, GymTask]) -> list[Verdict]:
-        """Score distinct answers in the sandbox; answers that their scorer evaluates as code share no process."""
-        alone = [pair for pair in pairs if task_of[pair[0]].data_set in EVALUATED]
-        shared = [pair for pair in pairs if task_of[pair[0]].data_set not in EVALUATED]
-        groups = [[pair] for pair in alone]
-        groups += [shared[i : i + _ANSWERS_PER_PROCESS] for i in range(0, len(shared), _ANSWERS_PER_PROCESS)]
+    def _score(self, groups: Sequence[Sequence[_Pair]]) -> dict[_Pair, Verdict]:
+        """Score groups of answers in the sandbox; a group whose time was over is scored again, one answer at a time."""
         results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
         verdict_of: dict[_Pair, Verdict] = {}
+        apart: list[list[_Pair]] = []
         for group, result in zip(groups, results, strict=True):
-            if isinstance(result, Lost):
+            if isinstance(result, CutOff) and len(group) > 1:
+                apart += [[pair] for pair in group]
+            elif isinstance(result, CutOff):
+                verdict_of[group[0]] = Verdict(False, 0.0, group[0][1], CUT_OFF, 0.0)
+            elif isinstance(result, Lost):
                 verdict_of.update(dict.fromkeys(group, unverified_verdict(result.reason)))
             else:
                 for pair, reply in zip(group, result, strict=True):
                     verdict = _verdict(pair[1], reply)
                     kept = verdict.correct or self._partial_credit
                     verdict_of[pair] = verdict if kept else replace(verdict, score=0.0)
-        return [verdict_of[pair] for pair in pairs]
+        return verdict_of | self._score(apart) if apart else verdict_of
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that are not the text of a task."""
@@ -154,6 +162,13 @@ class GymVerifier:
         return TrialResponses(f"{_OPENING}{right or ''}{_CLOSING}", tagged, certain=bool(right))
 
 
+def _groups(pairs: Sequence[_Pair], task_of: Mapping[str, GymTask]) -> list[list[_Pair]]:
+    """Return the answers that share a process; those that their scorer evaluates as code share none."""
+    alone = [[pair] for pair in pairs if task_of[pair[0]].data_set in EVALUATED]
+    shared = [pair for pair in pairs if task_of[pair[0]].data_set not in EVALUATED]
+    return alone + [shared[i : i + _ANSWERS_PER_PROCESS] for i in range(0, len(shared), _ANSWERS_PER_PROCESS)]
+
+
 def extract_answer(response: str) -> str | None:
     r"""Find the answer in a response.
 
@@ -163,15 +178,17 @@ def extract_answer(response: str) -> str | None:
     Returns:
         The text between the last `</answer>` and the last `<answer>` before it; else the content of the last
         `\boxed{}`; else the text after the last `</think>`, or the whole response. Space around it is removed. None if
-        nothing is left.
+        nothing is left, words beside the box deny it, or the only box is not closed.
     """
     end = response.rfind(_CLOSING)
     start = response.rfind(_OPENING, 0, max(end, 0))
     if start >= 0:
         return response[start + len(_OPENING) : end].strip() or None
-    boxed = last_box(response)
-    answer = response.rpartition(_THOUGHT)[2] if boxed is None else boxed
-    return answer.strip() or None
+    box = find_last_box(response)
+    if box is not None:
+        denied = denial_before(response[: box.start]) or denial_after(response[box.end :])
+        return None if denied else box.content.strip() or None
+    return None if has_open_box(response) else response.rpartition(_THOUGHT)[2].strip() or None
 
 
 def _verify_by_form(task: GymTask, answer: str | None) -> Verdict | None:

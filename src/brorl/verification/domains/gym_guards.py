@@ -18,6 +18,8 @@ from itertools import product
 from math import isfinite
 from typing import Any
 
+from brorl.verification.domains.single_answer import is_several, plain, without_unit
+
 Entry = Mapping[str, Any]
 Test = Callable[[str, Entry], bool]
 
@@ -165,8 +167,11 @@ def _sorted_numbers(answer: str, entry: Entry) -> bool:
 
 
 def _one_number(answer: str, entry: Entry) -> bool:
-    found = _NUMBER.findall(answer)
-    return len(found) == 1 and float(found[0].replace(",", "")) == float(entry["answer"])
+    text = plain(answer.strip(" .*"))
+    value = without_unit(text, is_number=True)
+    if is_several("", text) or not _NUMBER.fullmatch(value):
+        return False
+    return float(value.replace(",", "")) == float(entry["answer"])
 
 
 def _same_count_of_commas(answer: str, entry: Entry) -> bool:
@@ -254,7 +259,9 @@ GUARDS: dict[str, Guard] = {
     "fraction_simplification": Guard(_TAIL, _form(_FRACTION)),
     "game_of_life": Guard(_NEAR, confirms=_same(_json_or_none), least=1.0),
     "game_of_life_halting": Guard("any answer scores 1", _same(lambda text: text.strip().lower())),
-    "gsm_symbolic": Guard("the first number of an answer counts, without its sign", confirms=_one_number),
+    "gsm_symbolic": Guard(
+        "the first number of an answer counts, without its sign and the words around it", confirms=_one_number
+    ),
     "intermediate_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _formula(_variables)),
     "kakurasu": Guard(_WORDS, _characters(r"01\s,\[\]")),
     "knights_knaves": Guard(_WORDS, _states_roles_alone),
@@ -270,7 +277,7 @@ GUARDS: dict[str, Guard] = {
     ),
     "propositional_logic": Guard("a copied premise scores 1", _new_conclusion),
     "puzzle24": Guard(f"{_CODE}; the given numbers need not be used", _makes(lambda _entry: 24)),
-    "quantum_lock": Guard(_WORDS, _characters(r"A-Ca-c\s,>→-")),
+    "quantum_lock": Guard(_WORDS, _form(r"[A-C](?:[\s,>→-]*[A-C])*")),
     "rubiks_cube": Guard(_WORDS, _tokens(r"[A-Za-z]{1,2}'?[0-9]{0,6}")),
     "rush_hour": Guard(_WORDS, _tokens(r"[A-Z][-+][0-9]{1,6}", r"[\s,]+")),
     "simple_integration": Guard(f"{_CODE}; Integral(f, x) of the question scores 1", _formula(_variables)),

@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.denial import denial_after
 from brorl.verification.domains.math_extraction import extract_answer, tidy
+from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.call import LoadError, VerifierCall
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verdict_cache import VerdictCache
@@ -31,6 +33,7 @@ _CHOSEN = re.compile(
     r"(?:\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boldsymbol)\s*\{)?\s*"
     r"(?:\(([A-Ja-j])\)|([A-Ja-j])[.):]|([A-Ja-j]))(?:(?<=[.):])[\s\\}].*|\s*\}?)"
 )
+_ANOTHER = re.compile(r"[).:\s]*(?:and\b|or\b|[,/;&])[\s(]*[A-Ja-j](?![A-Za-z])")
 _COMPARE, _CHECK = (f"{Path(__file__).with_name('math_worker.py')}:{name}" for name in ("compare", "check"))
 
 
@@ -62,8 +65,9 @@ class MathVerifier:
 
         Returns:
             One verdict per pair, in the same order, with the reason `correct`, `wrong answer`, `no answer`, `answer too
-            long`, `not parsed`, `timeout`, `out of memory`, `verifier crashed` or `unverified: ...`. The verdicts of
-            math-verify are kept, with the timeouts of its CPU time; failures of a worker are not.
+            long`, `no single answer`, `not parsed`, `timeout`, `out of memory`, `verifier crashed` or
+            `unverified: ...`. The verdicts of math-verify are kept, with the timeouts of its CPU time; failures of a
+            worker are not.
         """
         verdicts: list[Verdict | None] = []
         own_s: list[float] = []
@@ -138,5 +142,8 @@ def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
         chosen = _CHOSEN.fullmatch(answer) if _CHOICE.fullmatch(reference) else None
         if chosen is None:
             return None
-        equal = (chosen[1] or chosen[2] or chosen[3]).upper() == reference
+        letter = 1 if chosen[1] else 2 if chosen[2] else 3
+        if _ANOTHER.match(answer, chosen.end(letter)) or denial_after(answer[chosen.end(letter) :]):
+            return Verdict(False, 0.0, answer, SEVERAL_ANSWERS, 0.0)
+        equal = chosen[letter].upper() == reference
     return Verdict(equal, float(equal), answer, CORRECT if equal else WRONG, 0.0)

@@ -2,21 +2,26 @@ r"""Extracts the answer from a response to a mathematical question.
 
 In: a response's text. Out: the answer as the model wrote it, or None. The first of these that exists:
 
-1. the content of the last complete `\boxed{...}` or `\fbox{...}`;
+1. the content of the last complete `\boxed{...}` or `\fbox{...}`, with those that `and`, `or` or a comma join to it;
 2. what follows the last `answer is`, `answer:` or `answer =`: its first formula if there is one in that line, else the
    rest of the sentence;
 3. the last formula in `$...$`, `$$...$$`, `\(...\)` or `\[...\]`;
 4. the last number.
 
+Words that deny an answer (`not \boxed{4}`) stay with it. A response whose only box is not closed has no answer.
 2 to 4 only read the last 2,000 characters. The time is linear in the response's length.
 """
 
 import re
 
-from brorl.prompts.boxed import last_box
+from brorl.prompts.boxed import find_last_box, has_open_box
+from brorl.verification.domains.denial import denial_after, denial_before
 
 _TAIL = 2_000
 _TIDIED = 4_000  # no verifier reads a longer answer; each mark at its end takes a pass over it
+_MAX_JOINED = 8  # boxes
+_MAX_JOINT = 40  # characters
+_JOINT = re.compile(r"\}((?:[\s$,;/]|\\[()\[\],;! ]|\\q?quad|\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)*)$")
 _MARKER = re.compile(r"\banswer\b[*_]*\s*(?:\bis\b|[:=])[*_:=\s]*", re.IGNORECASE)
 _FORMULA = re.compile(
     r"(?<!\\)\$\$(.+?)(?<!\\)\$\$|(?<!\\)\$([^$\n]*(?:\\\$[^$\n]*)*[^\\$\n])\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL
@@ -40,12 +45,36 @@ def extract_answer(response: str, with_unit: bool = False) -> str | None:
     Returns:
         The answer without surrounding space, `$` and full stop, on one line; None if there is none.
     """
-    boxed = last_box(response)
-    if boxed is not None:
-        return tidy(boxed) or None
+    boxed = _boxed(response)
+    if boxed is not None or has_open_box(response):
+        return boxed or None
     tail = response[-_TAIL:]
     found = _after_marker(tail, with_unit) or _last_formula(tail) or (None if with_unit else _last_number(tail))
     return (tidy(found) or None) if found else None
+
+
+def _boxed(response: str) -> str | None:
+    """Return the content of the last box, with those that `and`, `or` or a comma join to it, and words that deny it."""
+    box = find_last_box(response)
+    if box is None:
+        return None
+    answer, start = tidy(box.content), box.start
+    for _ in range(_MAX_JOINED):
+        before = response[max(start - _MAX_JOINT, 0) : start]
+        joint = _JOINT.search(before) if "}" in before else None
+        other = find_last_box(response[: start - len(joint[1])]) if joint else None
+        if joint is None or other is None or other.end != start - len(joint[1]):
+            break
+        start = other.start
+        if tidy(other.content) != answer:
+            answer = f"{tidy(other.content)} {'or' if 'or' in joint[1] else ','} {answer}"
+    return _in_context(response, start, box.end, answer)
+
+
+def _in_context(text: str, start: int, end: int, answer: str) -> str:
+    """Return an answer with the words around it that deny it."""
+    before, after = denial_before(text[:start]), denial_after(text[end:])
+    return f"{before} {answer} {after}".strip() if before or after else answer
 
 
 def tidy(answer: str) -> str:
@@ -76,19 +105,21 @@ def _after_marker(tail: str, with_unit: bool) -> str | None:
     markers = list(_MARKER.finditer(tail))
     if not markers:
         return None
-    rest = tail[markers[-1].end() :]
+    start = markers[-1].end()
+    rest = tail[start:]
     formula = _FORMULA.search(rest)
     if formula and "\n" not in rest[: formula.start()]:
-        return _content(formula)
+        return _in_context(tail, start + formula.start(), start + formula.end(), _content(formula))
     sentence_end = _SENTENCE_END.search(rest)
     sentence = (rest[: sentence_end.start()] if sentence_end else rest).strip()
     number = None if with_unit else _LEADING_NUMBER.fullmatch(sentence)
-    return number[1] if number else sentence or None
+    answer = f"{number[1]} {denial_after(sentence[number.end(1) :])}".strip() if number else sentence
+    return f"{denial_before(tail[:start])} {answer}".strip() if answer else None
 
 
 def _last_formula(tail: str) -> str | None:
     formulas = list(_FORMULA.finditer(tail))
-    return _content(formulas[-1]) if formulas else None
+    return _in_context(tail, *formulas[-1].span(), _content(formulas[-1])) if formulas else None
 
 
 def _content(formula: re.Match[str]) -> str:
@@ -96,5 +127,5 @@ def _content(formula: re.Match[str]) -> str:
 
 
 def _last_number(tail: str) -> str | None:
-    numbers = _NUMBER.findall(tail)
-    return numbers[-1] if numbers else None
+    numbers = list(_NUMBER.finditer(tail))
+    return f"{denial_before(tail[: numbers[-1].start()])} {numbers[-1][0]}".strip() if numbers else None

@@ -1,7 +1,8 @@
 """The functions of math-verify that a worker calls, with a bound on their CPU time.
 
-In: a reference and an answer. Out: whether they agree, or why that is unknown. Two verdicts of math-verify are
-corrected: numbers below a thousandth agree if they differ by at most half a unit of the third digit (math-verify
+In: a reference and an answer. Out: whether they agree, or why that is unknown. `single_answer` rejects what is not one
+value. math-verify reads the rest as LaTeX, all of it or nothing. Two verdicts of math-verify are corrected:
+numbers below a thousandth agree if they differ by at most half a unit of the third digit (math-verify
 compares six decimals, or ignores a difference of 1e-15), and `II` is no number (it is i times i there) unless the
 reference is complex. Only workers load this file: it needs the main thread, and math-verify may take all memory that
 the worker has.
@@ -12,17 +13,32 @@ import logging
 import signal
 from cmath import isfinite
 from collections.abc import Callable
+from dataclasses import replace
 from math import floor, log10
 from types import FrameType
 from typing import Any, TypeVar
 
-from math_verify import parse, verify
+from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Eq, Expr, FiniteSet, I, Interval, Mul, Tuple, preorder_traversal
+
+from brorl.verification.domains.single_answer import (
+    SEVERAL_ANSWERS,
+    as_interval,
+    has_order,
+    is_several,
+    plain,
+    sides_of,
+    without_unit,
+    words,
+)
 
 T = TypeVar("T")
 
 _SMALL = 1e-3  # below, rounding to six decimals leaves fewer than three digits
 _HALF_UNIT = 0.5 * (1 + 1e-9)  # of the third digit; the rest is the error of a double
+# Units are removed here, and text that is not LaTeX has no value: math-verify on its own ignores what it cannot read.
+_LATEX = LatexExtractionConfig()
+_LATEX = replace(_LATEX, normalization_config=replace(_LATEX.normalization_config, units=False))
 _REFIRE_S = 0.1  # a bare `except` or a destructor may swallow the alarm's exception; it is then raised again
 
 logging.disable(logging.CRITICAL)
@@ -42,7 +58,8 @@ def compare(reference: str, answer: str, limit_s: float) -> dict[str, object]:
             load of the machine. C code may exceed it.
 
     Returns:
-        `correct`, and a `reason`: `correct`, `wrong answer`, `not parsed`, `reference not parsed` or `timeout`.
+        `correct`, and a `reason`: `correct`, `wrong answer`, `no single answer`, `not parsed`, `reference not parsed`
+        or `timeout`.
     """
     reason = _within(limit_s, lambda: _compare(reference, answer)) or "timeout"
     return {"correct": reason == "correct", "reason": reason}
@@ -60,16 +77,8 @@ def agree(reference: str, answer: str, tolerance: float, limit_s: float) -> dict
     Returns:
         The keys of `compare`.
     """
-
-    def reason() -> str:
-        gold, found = _parse_reference(reference), _parse(answer)
-        right, given = _number(gold), _number(found)
-        if right is None or given is None or _multiplies_letters(found) or _multiplies_letters(gold):
-            return _compare(reference, answer)
-        return "correct" if abs(given - right) <= tolerance * abs(right) else "wrong answer"
-
-    found = _within(limit_s, reason) or "timeout"
-    return {"correct": found == "correct", "reason": found}
+    reason = _within(limit_s, lambda: _compare(reference, answer, tolerance)) or "timeout"
+    return {"correct": reason == "correct", "reason": reason}
 
 
 def _number(parsed: list[Any]) -> complex | None:
@@ -128,14 +137,16 @@ def _multiplies_letters(parsed: list[Any]) -> bool:
 
 
 def _is_complex(parsed: list[Any]) -> bool:
-    return any(not isinstance(part, str) and part.has(I) for part in parsed)
+    """Whether a number is complex: it has the imaginary unit, or the letter i and no other one."""
+    parts = [part for part in parsed if not isinstance(part, str)]
+    return any(part.has(I) or (_letters_i(part) and len(part.free_symbols) == 1) for part in parts)
 
 
 def check(reference: str, limit_s: float) -> bool:
     """Whether a reference can be parsed, and its expressions (not its text) agree with themselves."""
 
     def agrees_with_itself() -> bool:
-        expressions = [part for part in _parse_reference(reference) if not isinstance(part, str)]
+        expressions = [part for part in _read_reference(reference)[1] if not isinstance(part, str)]
         return bool(verify(expressions, expressions, timeout_seconds=None))
 
     return bool(_within(limit_s, agrees_with_itself))
@@ -159,13 +170,23 @@ def _ring(_number: int, _frame: FrameType | None) -> None:
     raise _OverrunError
 
 
-def _compare(reference: str, answer: str) -> str:
-    gold = _parse_reference(reference)
+def _compare(reference: str, answer: str, tolerance: float | None = None) -> str:
+    """Return the reason of the verdict; two numbers may differ by a tolerance, if there is one."""
+    right, gold = _read_reference(reference)
     if not gold:
         return "reference not parsed"
-    given = _parse(answer)
+    answer = plain(answer)
+    if is_several(right, answer):
+        return SEVERAL_ANSWERS
+    if words(right) == words(answer) != "":
+        return "correct"
+    given = _given(right, gold, answer)
     if not given:
-        return "not parsed"
+        return "not parsed" if given is None else "wrong answer"
+    if tolerance is not None:
+        value, found = _number(gold), _number(given)
+        if value is not None and found is not None and not any(map(_multiplies_letters, (gold, given))):
+            return "correct" if abs(found - value) <= tolerance * abs(value) else "wrong answer"
     # Text before expressions (both lists have the other order): equal texts need no algebra.
     if not verify(gold[::-1], given[::-1], timeout_seconds=None) and not _is_rounded(gold, given):
         return "wrong answer"
@@ -175,15 +196,45 @@ def _compare(reference: str, answer: str) -> str:
     return "wrong answer" if _small_numbers_differ(_values(gold), _values(given)) else "correct"
 
 
+def _given(right: str, gold: list[Any], answer: str) -> list[Any] | None:
+    """Return an answer as math-verify reads it: of an equation the side that counts. It is empty if sides differ."""
+    is_number = not any(isinstance(part, Expr) and part.free_symbols for part in gold)
+    is_equation = len(sides_of(right)) > 1
+    sides = [without_unit(side, is_number) for side in sides_of(answer)]
+    if len(sides) > 1:
+        read = [_parse(side) for side in sides]
+        is_complex = _is_complex(gold)
+        numbers = [one for one in read if _number(one) is not None and _is_complex(one) <= is_complex]
+        if any(not verify(numbers[0], one, timeout_seconds=None) for one in numbers[1:]):
+            return []
+        if not is_equation:
+            return numbers[-1] if numbers else read[-1]
+    text = "=".join(sides)
+    if not has_order(right):
+        text = as_interval(text) or text
+    given = _parse(text)
+    return _imaginary(given) if _is_complex(gold) else given
+
+
 @functools.lru_cache(maxsize=4096)
-def _parse_reference(reference: str) -> list[Any]:
-    return _parse(reference)
+def _read_reference(reference: str) -> tuple[str, list[Any]]:
+    """Return a reference in plain notation, and as math-verify reads it."""
+    text = plain(reference)
+    gold = _parse("=".join(without_unit(side, is_number=False) for side in sides_of(text)))
+    return text, _imaginary(gold) if _is_complex(gold) else gold
 
 
 def _parse(text: str) -> list[Any]:
-    # One formula, from which math-verify extracts nothing else; it ignores dollar signs within a formula.
-    formula = " ".join(text.replace("\\$", "").replace("$", "").split())
-    return list(parse(f"${formula}$", parsing_timeout=None))
+    return list(parse(f"${text}$", extraction_config=[_LATEX], parsing_timeout=None))
+
+
+def _imaginary(parsed: list[Any]) -> list[Any]:
+    """Read the letter i as the imaginary unit."""
+    return [part if isinstance(part, str) else part.subs(dict.fromkeys(_letters_i(part), I)) for part in parsed]
+
+
+def _letters_i(part: Any) -> list[Any]:
+    return [symbol for symbol in part.free_symbols if symbol.name == "i"]
 
 
 compare(r"\frac{1}{2}", "0.5", 60.0)  # math-verify loads parts at its first use, outside of the time of a call

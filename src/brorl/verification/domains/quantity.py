@@ -13,7 +13,7 @@ from typing import NamedTuple
 from brorl.verification.domains.units import Unit, parse_unit, with_plain_symbols
 
 _MAX_DIGITS = 400
-_LEFT_SIDE = re.compile(r"^[^=≈]{0,60}?(?:=|≈|\\approx|\\simeq|\\sim)\s*(?=[^=]*$)")
+_LEFT_SIDE = re.compile(r"^(?![-+.\d])[^=≈]{0,60}?(?:=|≈|\\approx|\\simeq|\\sim)\s*(?=[^=]*$)")
 _ABOUT = re.compile(r"^(?:about|approximately|roughly|around|\\approx|\\sim|≈|~)\s*", re.IGNORECASE)
 _SIGN = r"[-+]?\s*"
 _DIGITS = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)"
@@ -26,6 +26,7 @@ _NUMBER = re.compile(
     rf"|(?P<digits>{_DIGITS})(?:{_TIMES}(?P<scale>{_POWER_OF_TEN})|[eE](?P<e>[-+]?\d+)(?![\d.])|/(?P<divisor>\d+(?![.\d])))?"
     rf")"
 )
+_LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")  # of a variable: the last letter of a product is no unit
 _EXPONENT = re.compile(r"\^[^-+\d]*([-+]?\d+)")
 # Words after the unit that belong to the sentence, without a digit: `5 m, 7 m` is no answer.
 _UPRIGHT = re.compile(r"\\(?:text|mathrm|rm)\b")
@@ -67,14 +68,15 @@ def read_quantity(answer: str) -> Quantity:
         return Quantity(number, unit, match[0])
     if _goes_on(rest):
         return _expression(text)
-    return Quantity(number, None, match[0], unknown=rest)
+    return Quantity(None, None, text, unknown=rest)
 
 
 def _expression(text: str) -> Quantity:
     """Split an expression that is not one number: its unit is the text after the last space or in upright letters."""
     match = _UPRIGHT.search(text)
     start = match.start() if match else text.rfind(" ")
-    unit = parse_unit(text[start:]) if start > 0 and text[start:].strip(" .") else None
+    is_formula = not match and (_LETTER.search(text[:start]) or text[:start].count("{") > text[:start].count("}"))
+    unit = parse_unit(text[start:]) if start > 0 and text[start:].strip(" .") and not is_formula else None
     return Quantity(None, unit, text[:start].rstrip("\\ ,;~") if unit else text)
 
 

@@ -26,6 +26,7 @@ from brorl.verification.domains.choice_extraction import choose
 from brorl.verification.domains.math import TOO_LONG, MathVerifier
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.quantity import Quantity, read_quantity
+from brorl.verification.domains.single_answer import SEVERAL_ANSWERS, is_several, plain
 from brorl.verification.sandbox.call import VerifierCall
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict
@@ -36,7 +37,6 @@ OTHER_UNIT = "another unit"
 _MAX_ANSWER = 2_000
 _ROUNDING = 1e-6
 _AGREE = f"{Path(__file__).with_name('math_worker.py')}:agree"
-_E_NOTATION = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([-+]?\d+)\b")
 _COMMAND = re.compile(r"\\(?!text|mathrm|rm\b)[a-zA-Z]+")
 _CONSTANT = re.compile(r"(?<![a-zA-Z])(?:pi|e|sqrt|exp|ln|log)(?![a-zA-Z])")
 
@@ -63,8 +63,8 @@ class ScienceVerifier:
         Returns:
             One verdict per pair, in the same order. Reasons of multiple choice: `correct`, `wrong answer`, `no answer`,
             `not an option`, `several options`, `letter and text of different options`. Reasons of other answers: these
-            first three, `another unit`, `answer too long`, `not parsed`, `timeout`, `out of memory`, `verifier
-            crashed`.
+            first three, `no single answer`, `another unit`, `answer too long`, `not parsed`, `timeout`, `out of
+            memory`, `verifier crashed`.
 
         Raises:
             ValueError: If a reference looks like `Choices` or `Measured` and is malformed.
@@ -162,12 +162,14 @@ def _compare(reference: Measured, response: str, start: float) -> Verdict | tupl
         return verdict(TOO_LONG)
     if answer == tidy(reference.value) and any(character.isalnum() for character in answer):
         return verdict(CORRECT)
+    if is_several(plain(tidy(reference.value)), plain(answer)):
+        return verdict(SEVERAL_ANSWERS)
     given = read_quantity(answer)
     if right.unit is not None and not _same_kind(right, given):
         return verdict(OTHER_UNIT)
     factor = given.unit.factor / right.unit.factor if right.unit and given.unit else Fraction(1)
     if right.number is None or given.number is None:
-        return (_plain(right.text), _scaled(_plain(given.text), factor), max(reference.tolerance, _ROUNDING)), answer
+        return (right.text, _scaled(given.text, factor), max(reference.tolerance, _ROUNDING)), answer
     return verdict(CORRECT if _equal(right.number, given.number * factor, reference.tolerance, right) else WRONG)
 
 
@@ -184,11 +186,6 @@ def _equal(right: Fraction, given: Fraction, tolerance: float, reference: Quanti
     if whole and tolerance == 0 and reference.unit is None:
         return right == given
     return abs(given - right) <= max(Fraction(tolerance), Fraction(1, 1_000_000)) * abs(right)
-
-
-def _plain(text: str) -> str:
-    """Return an expression with `10^{5}` for the notation `e5`, which math-verify reads as a product."""
-    return _E_NOTATION.sub(r"\1 \\times 10^{\2}", text)
 
 
 def _scaled(text: str, factor: Fraction) -> str:

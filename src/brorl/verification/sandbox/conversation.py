@@ -170,6 +170,10 @@ class Lost:
     reason: str
 
 
+class CutOff(Lost):
+    """The time of the batch was over, and the programs of the judge had used their part of it: a time-out."""
+
+
 Request = RunProgram | LoadProgram | CallFunction | GiveValue
 Reply = Ended | Returned | Asked
 Judge = Generator[Request, Reply, T]

@@ -6,14 +6,15 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from math import ceil
+from math import ceil, inf
 from typing import Generic
 
-from brorl.verification.sandbox.conversation import Judge, Lost, T
+from brorl.verification.sandbox.conversation import CutOff, Judge, Lost, T
 from brorl.verification.sandbox.server import LostError, Server, ServerSettings
 from brorl.verification.sandbox.talk import Talk
 
 _LONGEST_WAIT_S = 1.0
+OVER_TIME = "the time of all programs was over (raise verification.batch_timeout_s)"
 _TRIES = 2  # of a judge whose programs the machine ends
 
 
@@ -25,16 +26,26 @@ class Judging(Generic[T]):
         settings: How servers are started.
         idle: Servers without work, taken from here and returned.
         num_workers: Maximum number of judges at once.
+        timeout_s: Wall time of all judges in seconds. Each gets an equal part of half of it first, in its turn. Those
+            that need more run again after all others.
     """
 
     def __init__(
-        self, judges: Sequence[Callable[[], Judge[T]]], settings: ServerSettings, idle: list[Server], num_workers: int
+        self,
+        judges: Sequence[Callable[[], Judge[T]]],
+        settings: ServerSettings,
+        idle: list[Server],
+        num_workers: int,
+        timeout_s: float = inf,
     ) -> None:
         self._judges = judges
         self._settings = settings
         self._idle = idle
         self._num_workers = num_workers
         self._waiting = deque(range(len(judges)))
+        self._had_part: set[int] = set()
+        self._part_s = timeout_s * num_workers / (2 * max(len(judges), 1))
+        self._end_at = time.monotonic() + timeout_s
         self._tries = [0] * len(judges)
         self._talks: list[Talk[T]] = []
         self._results: dict[int, T | Lost] = {}
@@ -43,21 +54,30 @@ class Judging(Generic[T]):
         """Run all judges and wait for them.
 
         Returns:
-            For each its decision, or `Lost`, in the same order.
+            For each its decision, in the same order; `CutOff` if it used its part and the time was over before it could
+            decide; `Lost` if the time was over before that, or the machine ended its programs twice.
 
         Raises:
             PreloadError: If a server cannot be set up.
             Exception: Any exception of a judge.
         """
         try:
-            while self._waiting or self._talks:
+            while (self._waiting or self._talks) and time.monotonic() < self._end_at:
                 while self._waiting and len(self._talks) < self._num_workers and self._begin(self._waiting.popleft()):
                     pass
                 for talk in self._wait():
                     self._advance(talk)
+            for talk in self._talks:
+                if talk.decisions:
+                    self._results[talk.number] = talk.decisions[0]
+                elif talk.used_part:
+                    self._had_part.add(talk.number)
         finally:
-            for talk in self._talks:  # an interrupt, or an exception of a judge
+            for talk in self._talks:  # the time is over, or an interrupt, or an exception of a judge
                 self._end(talk)
+        for number in range(len(self._judges)):
+            without = CutOff if number in self._had_part else Lost
+            self._results.setdefault(number, without(OVER_TIME))
         return [self._results[number] for number in range(len(self._judges))]
 
     def _begin(self, number: int) -> bool:
@@ -70,7 +90,8 @@ class Judging(Generic[T]):
                 return False
             self._lose(number, str(error))
         else:
-            self._talks.append(Talk(number, self._judges[number], server))
+            part_s = inf if number in self._had_part else self._part_s
+            self._talks.append(Talk(number, self._judges[number], server, part_s))
         return True
 
     def _take_server(self) -> Server:
@@ -105,6 +126,7 @@ class Judging(Generic[T]):
                 talk_of[descriptor] = talk
         # Python handles a signal that comes just before the wait only after it: short waits keep Ctrl-C working.
         deadline = min((talk.deadline for talk in self._talks), default=0.0)
+        deadline = min(deadline, self._end_at)
         wait_s = max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT_S))
         found = {talk_of[descriptor].number for descriptor, _ in poller.poll(ceil(wait_s * 1000))}
         now = time.monotonic()
@@ -121,8 +143,12 @@ class Judging(Generic[T]):
         else:
             if talk.over:
                 self._talks.remove(talk)
-                self._results[talk.number] = talk.decisions[0]
                 self._idle.append(talk.server)
+                if talk.decisions:
+                    self._results[talk.number] = talk.decisions[0]
+                else:
+                    self._had_part.add(talk.number)
+                    self._waiting.append(talk.number)
 
     def _end(self, talk: Talk[T]) -> None:
         talk.close()

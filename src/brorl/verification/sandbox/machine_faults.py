@@ -1,6 +1,6 @@
 """Faults of the machine that end a call of a verifier, as opposed to faults of the call.
 
-In: a worker process. Out: whether it ended, and how long it waited for a processor. A call that the machine ended has
+In: a process. Out: whether it ended, and how long it waited for a processor. A call that the machine ended has
 no verdict. A call that ended its own worker has failed.
 
 SIGKILL and SIGTERM come from outside, unless the pool sent them: from the kernel when the machine is out of memory,
@@ -18,10 +18,13 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+MAX_STRETCH = 10  # wall time of a call in multiples of its limit, at most, where the machine is overloaded
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _POLL_S = 0.001
+_CLOCK_OF_PROCESS = 2  # the clock of the processor time of all threads, also of ended ones: MAKE_PROCESS_CPUCLOCK
 
 
 def ended_from_outside(exit_code: int) -> bool:
@@ -59,8 +62,31 @@ def waited_s(pid: int) -> float:
     Returns:
         The time since its start; 0 if it has ended, or if the system does not report it.
     """
-    longest = 0
-    with contextlib.suppress(OSError, IndexError, ValueError):
+    return max((waited for _, waited in _threads(pid)), default=0.0)
+
+
+def denied_s(pid: int) -> float | None:
+    """Return a count that grows while others have the one core of a process and one of its threads is ready to run.
+
+    Differences of two counts are at most that time, for any threads: while a thread waits for a sibling, the processor
+    time of the process grows as much as the thread's waiting.
+
+    Args:
+        pid: Number of a process whose threads share one core.
+
+    Returns:
+        Seconds, also below 0; None if the process has been reaped, or if the system does not report it.
+    """
+    counts = [ran + waited for ran, waited in _threads(pid)]
+    with contextlib.suppress(OSError):
+        return max(counts) - time.clock_gettime(~pid << 3 | _CLOCK_OF_PROCESS) if counts else None
+    return None
+
+
+def _threads(pid: int) -> Iterator[tuple[float, float]]:
+    """Yield the seconds that each thread of a process ran, and was ready to run without a processor."""
+    with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            longest = max(longest, int((thread / "schedstat").read_text("ascii").split()[1]))
-    return longest / 1e9
+            with contextlib.suppress(OSError, ValueError):  # it has just ended
+                ran, waited = (thread / "schedstat").read_text("ascii").split()[:2]
+                yield int(ran) / 1e9, int(waited) / 1e9

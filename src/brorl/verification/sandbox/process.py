@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from math import ceil
+from math import ceil, inf
 from typing import Any
 
 from brorl.verification.sandbox.conversation import (
@@ -30,14 +30,13 @@ from brorl.verification.sandbox.conversation import (
 from brorl.verification.sandbox.inside import frames
 from brorl.verification.sandbox.inside.frames import HEADER, Frame
 from brorl.verification.sandbox.inside.program import EXITED_IN_CALL, NO_PLAIN_VALUE
-from brorl.verification.sandbox.machine_faults import waited_s
+from brorl.verification.sandbox.machine_faults import MAX_STRETCH, denied_s
 from brorl.verification.sandbox.server import Ending, LostError, Server
 from brorl.verification.sandbox.values import REQUEST_DEPTH, decode, encode
 
 _START_SECONDS = 120.0  # until an idle machine's slowest server has imported its modules and forked
 KILL_SECONDS = 60.0  # until a killed process must have ended
-_LONGEST_STRETCH = 3.0  # of a limit, on a machine that is too busy to run the program
-_SHORTEST_EXTENSION_S = 0.01
+_SHORTEST_WAIT_S = 0.01
 _LOADED_CPU_SECONDS = 3600  # of all calls of a loaded program; each has its own limit of wall time
 _FAILURE_CHARACTERS = 300
 
@@ -82,10 +81,10 @@ class Process:
             raise
         self.deadline = time.monotonic() + _START_SECONDS
         self._began = time.monotonic()
-        self._left_seconds = 0.0
+        self._asked_at: float | None = None  # when it called the outside function that it waits for
         self._pid = 0
-        self._extended = self._extended_in_all = 0.0  # the current request, and all so far
-        self._is_asking = False
+        self._denied_before: float | None = None  # `denied_s` when the current request began
+        self._denied = 0.0  # seconds of the current request without its core
         self._send(request)
 
     def _open(self, request: RunProgram | LoadProgram) -> None:
@@ -123,18 +122,40 @@ class Process:
         Raises:
             ValueError: If the program waits for a value and gets a call, or the other way around.
         """
-        if self._is_asking != isinstance(request, GiveValue):
-            state = "waits for GiveValue" if self._is_asking else "has not called an outside function"
+        if (self._asked_at is not None) != isinstance(request, GiveValue):
+            state = "has not called an outside function" if self._asked_at is None else "waits for GiveValue"
             raise ValueError(f"the judge requested {type(request).__name__}, but the program {state}")
-        self._is_asking = False
-        now = time.monotonic()
         if isinstance(request, CallFunction):
-            self._limits, self._began, self._is_loading = request.limits, now, False
-            self._extended = 0.0
-            self.deadline = now + request.limits.seconds
-        else:
-            self.deadline = now + self._left_seconds
+            self._limits, self._is_loading = request.limits, False
+            self._begin()
+        elif self._asked_at is not None:
+            paused = time.monotonic() - self._asked_at
+            self._began += paused
+            self.deadline += paused
+            self._asked_at = None
         self._send(request)
+
+    def _begin(self) -> None:
+        """Start the clock of a request."""
+        self._began, self._denied_before, self._denied = time.monotonic(), denied_s(self._pid), 0.0
+        self.deadline = self._began + self._limits.seconds
+
+    def used_s(self) -> float:
+        """Return the time of the current request, in seconds: its wall time without that in which others had its core.
+
+        Sleep counts, and so does the time in which threads of the program wait for each other.
+        """
+        if self._ready and self._ending is None:
+            self._count_denied(denied_s(self._pid))
+        return max(0.0, time.monotonic() - self._began - self._denied)
+
+    def _count_denied(self, count: float | None) -> None:
+        if count is not None and self._denied_before is not None:
+            self._denied = max(self._denied, count - self._denied_before)
+
+    def time_of(self, seconds: float) -> float:
+        """Return when (monotonic clock) the request has used these seconds, if nothing else takes its core any more."""
+        return self._began + self._denied + seconds if self._ready else inf
 
     def _send(self, request: RunProgram | LoadProgram | CallFunction | GiveValue) -> None:
         kind, content = _content(request)
@@ -173,15 +194,19 @@ class Process:
         return None
 
     def _check_time(self) -> None:
-        """Stop a program whose time is up, unless other processes of the machine had a part of that time."""
-        most = _LONGEST_STRETCH * self._limits.seconds
-        owed = min(waited_s(self._pid) - self._extended_in_all, most - self._extended)
-        if owed < _SHORTEST_EXTENSION_S:
+        """Stop a program whose time is up.
+
+        Raises:
+            LostError: If other processes of the machine had most of that time.
+        """
+        limit = self._limits.seconds
+        if self.used_s() > limit - _SHORTEST_WAIT_S:
             self._stop(Fault.TIMEOUT)
             return
-        self._extended += owed
-        self._extended_in_all += owed
-        self.deadline = time.monotonic() + owed
+        last = self._began + MAX_STRETCH * limit
+        if time.monotonic() >= last:
+            raise LostError("the machine was overloaded")
+        self.deadline = min(self.time_of(limit), last)
 
     def _read_output(self) -> None:
         """Read standard output; a flood is cut off."""
@@ -202,8 +227,8 @@ class Process:
             if frame.kind == frames.UNCONFINED and not self._ready:
                 raise LostError(f"a process could not be confined: {_line(frame.body)}")
             if frame.kind == frames.READY and not self._ready:
-                self._ready, self._pid, self._began = True, int(frame.body), time.monotonic()
-                self.deadline = self._began + self._limits.seconds
+                self._ready, self._pid = True, int(frame.body)
+                self._begin()
                 continue
             if not self._ready or frame.token != self._token:
                 self._stop(Fault.BROKE_PROTOCOL)
@@ -240,22 +265,20 @@ class Process:
             self._received += part
 
     def _reply(self, frame: Frame) -> Reply:
-        now = time.monotonic()
         if frame.kind == frames.FAILED:
-            return Returned(None, _line(frame.body), now - self._began)
+            return Returned(None, _line(frame.body), self.used_s())
         try:
             value = decode(frame.body.decode())
             if frame.kind == frames.ASKED:
                 name, arguments = value
                 if name not in self._outside or type(arguments) is not tuple:
                     raise ValueError("not a call of an outside function")
-                self._is_asking = True
-                self._left_seconds = max(0.0, self.deadline - now)
+                self._asked_at = time.monotonic()
                 return Asked(name, arguments)
         except (ValueError, TypeError) as error:
             failure = _line(f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace"))
-            return Returned(None, failure, time.monotonic() - self._began)
-        return Returned(None if self._is_loading else value, None, time.monotonic() - self._began)
+            return Returned(None, failure, self.used_s())
+        return Returned(None if self._is_loading else value, None, self.used_s())
 
     def _stop(self, failure: Fault) -> None:
         """Kill the program because of what it did."""
@@ -269,7 +292,8 @@ class Process:
 
     def _last_reply(self, ending: Ending) -> Reply:
         """Return the reply to the request during which the process ended."""
-        seconds = time.monotonic() - self._began
+        self._count_denied(ending.denied_seconds)
+        seconds = self.used_s()
         failure = self._failure or self._uncaught or self._why(ending)
         if self._is_run:
             return Ended(self._output.decode("utf-8", "replace"), failure and str(failure), seconds)

@@ -29,6 +29,7 @@ class ProgramPool(ProcessPool[Server]):
         sandbox: `auto` for the strongest confinement that holds on this machine, or `landlock`, `seccomp`, `unsafe`.
         preload: Modules that every program finds imported, in addition to parts of the standard library.
         packages: Whether programs can import installed packages, not the standard library alone.
+        batch_timeout_s: Longest wall time of one `run` in seconds, above 0.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -43,13 +44,17 @@ class ProgramPool(ProcessPool[Server]):
         sandbox: str = "auto",
         preload: tuple[str, ...] = (),
         packages: bool = False,
+        batch_timeout_s: float = 3600.0,
     ) -> None:
         super().__init__(num_workers)
+        if not batch_timeout_s > 0:
+            raise ValueError(f"batch_timeout_s must be above 0, got {batch_timeout_s}")
         if sandbox not in WISHES:
             raise ValueError(f"sandbox must be one of {', '.join(WISHES)}, got {sandbox!r}")
         self.sandbox = sandbox
         self._preload = preload
         self._packages = packages
+        self._batch_timeout_s = batch_timeout_s
         self._preloading: dict[tuple[str, ...], ProgramPool] = {}
         self._lock = threading.Lock()
 
@@ -62,7 +67,9 @@ class ProgramPool(ProcessPool[Server]):
     def preloading(self, *modules: str) -> ProgramPool:
         """Return the pool like this one whose programs find these installed modules imported; `close` closes it too."""
         if modules not in self._preloading:
-            self._preloading[modules] = ProgramPool(self.num_workers, self.sandbox, modules, packages=True)
+            self._preloading[modules] = ProgramPool(
+                self.num_workers, self.sandbox, modules, packages=True, batch_timeout_s=self._batch_timeout_s
+            )
         return self._preloading[modules]
 
     def require(self) -> Level:
@@ -74,13 +81,17 @@ class ProgramPool(ProcessPool[Server]):
         return choose_level(self.sandbox)
 
     def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Lost]:
-        """Run judges, one per worker at once, and wait for all of them.
+        """Run judges, one per worker at once, and wait for all of them, or until the time of the batch is over.
+
+        Each judge first gets an equal part of half of that time, which its programs use also when they sleep, but not
+        while others keep them from their core. Judges that need more run again after all others.
 
         Args:
             judges: Functions that make a judge; one is called again if the machine ended a program of its judge.
 
         Returns:
-            For each its decision, or `Lost`, in the same order.
+            For each its decision, or `Lost`, in the same order. A judge without a decision at the end of the time is
+            `CutOff` if its programs have used their part, which is their own fault, and else `Lost`.
 
         Raises:
             UserError: If no confinement holds on this machine, a module cannot be preloaded, or this process cannot
@@ -92,6 +103,6 @@ class ProgramPool(ProcessPool[Server]):
         settings = ServerSettings(self.require().name, self._preload, packages)
         with self._lock:
             try:
-                return Judging(judges, settings, self._idle, self.num_workers).results()
+                return Judging(judges, settings, self._idle, self.num_workers, self._batch_timeout_s).results()
             except PreloadError as error:
                 raise UserError(f"the sandbox cannot be started: {error}; install or repair the package") from None

@@ -9,6 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
+import weakref
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -63,12 +65,14 @@ class Ending:
     Attributes:
         status: As `os.wait` returns it.
         cpu_seconds: CPU time.
+        denied_seconds: Its last `denied_s`.
         memory_bytes: Greatest resident memory.
         too_many_threads: Whether the server killed it for its threads.
     """
 
     status: int
     cpu_seconds: float
+    denied_seconds: float | None
     memory_bytes: int
     too_many_threads: bool
 
@@ -81,6 +85,7 @@ class Server:
 
     Attributes:
         control: Socket on which its reports arrive.
+        core: The one core of its processes; None where the system cannot bind them.
         alive: Numbers of the processes that have not ended.
         endings: How the others ended, until `take_ending`.
 
@@ -92,6 +97,7 @@ class Server:
         self.alive: set[int] = set()
         self._endings: dict[int, Ending | LostError] = {}
         self._count = 0
+        self.core = _free_core()
         try:
             self._lifeline = Lifeline()
         except OSError as error:
@@ -119,6 +125,7 @@ class Server:
         finally:
             theirs.close()
             self._lifeline.close_child_end()
+        _OPEN.add(self)
 
     def start(self, memory_bytes: int, cpu_seconds: int, descriptors: Sequence[int]) -> int:
         """Start a process and return its number.
@@ -132,7 +139,12 @@ class Server:
             LostError: If the server has ended.
         """
         self._count += 1
-        message = {"start": self._count, "memory_bytes": memory_bytes, "cpu_seconds": cpu_seconds}
+        message = {
+            "start": self._count,
+            "memory_bytes": memory_bytes,
+            "cpu_seconds": cpu_seconds,
+            "core": self.core,
+        }
         try:
             socket.send_fds(self.control, [json.dumps(message).encode()], descriptors)
         except OSError:
@@ -202,3 +214,21 @@ class Server:
         self._lifeline.cut()
         self.control.close()
         self._process.wait()
+        _OPEN.discard(self)
+
+
+_OPEN: weakref.WeakSet[Server] = weakref.WeakSet()
+"""The servers of this process that were not closed."""
+
+
+def _free_core() -> int | None:
+    """Return the core of this process that the fewest servers have; processes of one machine begin at different ones.
+
+    A program has one core, so that its threads take no time from programs of other workers.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cores = sorted(os.sched_getaffinity(0))
+    taken = Counter(server.core for server in _OPEN)
+    first = os.getpid() % len(cores)
+    return min(cores[first:] + cores[:first], key=lambda core: taken[core])

@@ -8,11 +8,13 @@ from typing import Generic
 
 from brorl.verification.sandbox.conversation import (
     CallFunction,
+    Ended,
     GiveValue,
     Judge,
     LoadProgram,
     Reply,
     Request,
+    Returned,
     RunProgram,
     T,
 )
@@ -29,6 +31,7 @@ class Talk(Generic[T]):
         number: Index of the judge.
         make_judge: Makes the judge.
         server: Starts its programs.
+        part_s: Time of its programs in seconds, as `Process.used_s` counts it, after which it ends without a decision.
 
     Attributes:
         number: Index of the judge.
@@ -36,7 +39,7 @@ class Talk(Generic[T]):
         decisions: The judge's decision, as the only element, once there is one.
     """
 
-    def __init__(self, number: int, make_judge: Callable[[], Judge[T]], server: Server) -> None:
+    def __init__(self, number: int, make_judge: Callable[[], Judge[T]], server: Server, part_s: float) -> None:
         self.number = number
         self.server = server
         self.decisions: list[T] = []
@@ -44,7 +47,8 @@ class Talk(Generic[T]):
         self._processes: dict[str, Process] = {}
         self._waiting: Process | None = None
         self._started = False
-        self._closed = 0.0
+        self._closed: float | None = None
+        self._left_s = part_s
 
     @property
     def process(self) -> Process | None:
@@ -54,14 +58,14 @@ class Talk(Generic[T]):
     @property
     def deadline(self) -> float:
         """Time (monotonic clock) at which `advance` has something to do in any case."""
-        if self._waiting is not None:
-            return self._waiting.deadline
-        return self._closed + KILL_SECONDS if self.decisions else 0.0
+        if self._closed is not None:
+            return self._closed + KILL_SECONDS
+        return 0.0 if self._waiting is None else min(self._waiting.deadline, self._waiting.time_of(self._left_s))
 
     @property
     def over(self) -> bool:
-        """Whether the judge has decided and all programs have ended."""
-        return bool(self.decisions) and not self.server.alive
+        """Whether the judge has decided or used its part, and all programs have ended."""
+        return self._closed is not None and not self.server.alive
 
     def advance(self) -> None:
         """Continue as far as possible without waiting.
@@ -74,9 +78,19 @@ class Talk(Generic[T]):
             self._started = True
             self._pass(None)
         while self._waiting is not None and (reply := self._waiting.advance()) is not None:
+            self._left_s -= reply.seconds if isinstance(reply, Ended | Returned) else 0.0
             self._pass(reply)
-        if self.decisions and self.server.alive and time.monotonic() >= self.deadline:
+        waiting = self._waiting
+        if waiting is not None and time.monotonic() >= waiting.time_of(self._left_s) and self.used_part:
+            self._left_s = 0.0
+            self.close()
+        if self._closed is not None and self.server.alive and time.monotonic() >= self.deadline:
             raise LostError("a worker did not respond")
+
+    @property
+    def used_part(self) -> bool:
+        """Whether its programs have used their time."""
+        return self._left_s <= (self._waiting.used_s() if self._waiting else 0.0)
 
     def _pass(self, reply: Reply | None) -> None:
         """Pass a reply to the judge, and its next request to a program."""

@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 
 from brorl.verification.sandbox.call import Result, VerifierCall
 from brorl.verification.sandbox.lifeline import Lifeline
-from brorl.verification.sandbox.machine_faults import ended_from_outside, has_ended, waited_s
+from brorl.verification.sandbox.machine_faults import MAX_STRETCH, ended_from_outside, has_ended, waited_s
 from brorl.verification.sandbox.worker import EXIT_OUT_OF_MEMORY, HEADER, MAX_REPLY_BYTES
 from brorl.verification.verifier import CRASHED, OUT_OF_MEMORY, RAISED, TIMEOUT, UNVERIFIED
 
 _LOST = f"{UNVERIFIED}: a worker was lost"
 _STARVED = f"{UNVERIFIED}: the machine was overloaded"
 _EXIT_S = 1.0  # from the end of a process's output to its exit
-_MAX_STRETCH = 10  # wall time of a call in multiples of its limit, at most, where the machine is overloaded
 # One thread each, and the same order of sets in every worker of every run: SymPy's results depend on it.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -136,7 +135,7 @@ class WorkerProcess:
     def _extend_deadline(self, timeout_s: float) -> None:
         """Move the deadline of a call by the time in which the worker has waited for a processor."""
         if self._began is not None and time.monotonic() >= self.deadline:
-            later = min(time.monotonic() + self._time_left(timeout_s), self._began + _MAX_STRETCH * timeout_s)
+            later = min(time.monotonic() + self._time_left(timeout_s), self._began + MAX_STRETCH * timeout_s)
             self.deadline = max(self.deadline, later)
 
     def _time_left(self, timeout_s: float) -> float:
@@ -151,7 +150,7 @@ class WorkerProcess:
         Before that time the limit itself was reached, even if the kernel has counted more waiting since.
         """
         assert self._began is not None
-        return time.monotonic() >= self._began + _MAX_STRETCH * timeout_s and self._time_left(timeout_s) > 0
+        return time.monotonic() >= self._began + MAX_STRETCH * timeout_s and self._time_left(timeout_s) > 0
 
     def _next_message(self) -> dict[str, Any] | None:
         if len(self._received) < HEADER.size:

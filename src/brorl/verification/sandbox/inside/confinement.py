@@ -83,17 +83,21 @@ class Confinement:
                 raise OSError("the kernel has no Landlock")
             self._ruleset = Ruleset(directories)
 
-    def enter(self, memory_bytes: int, cpu_seconds: int) -> None:
+    def enter(self, memory_bytes: int, cpu_seconds: int, core: int | None) -> None:
         """Confine this process.
 
         Args:
             memory_bytes: Address space that it can use beyond that of the server.
             cpu_seconds: CPU time after which the kernel kills it; the parent bounds the wall time.
+            core: The one core that its threads can use; None for all.
 
         Raises:
             OSError: If the kernel rejects a part.
         """
         os.setsid()
+        if core is not None:
+            with contextlib.suppress(OSError):  # it was taken from this machine's processes since
+                os.sched_setaffinity(0, {core})
         _limit(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
         if self._linux:
             _limit(resource.RLIMIT_AS, self._address_space + memory_bytes)

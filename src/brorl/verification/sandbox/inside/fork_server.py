@@ -27,6 +27,7 @@ from typing import Any
 from brorl.verification.sandbox.inside.confinement import MAX_DESCRIPTORS, MAX_THREADS, SECCOMP, Confinement
 from brorl.verification.sandbox.inside.frames import READY, UNCONFINED, Frame, write_frame
 from brorl.verification.sandbox.inside.program import serve
+from brorl.verification.sandbox.machine_faults import denied_s
 from brorl.verification.sandbox.worker import die_with_parent
 
 _PRELOADED = (
@@ -178,7 +179,7 @@ class _Server:
             for descriptor, place in zip((requests, replies, *streams), (_REQUESTS, _REPLIES, 0, 1), strict=False):
                 os.dup2(descriptor, place)
             try:
-                self._confinement.enter(message["memory_bytes"], message["cpu_seconds"])
+                self._confinement.enter(message["memory_bytes"], message["cpu_seconds"], message["core"])
             except OSError as error:
                 write_frame(_REPLIES, Frame(UNCONFINED, 0, str(error).encode()))
                 os._exit(0)
@@ -190,7 +191,10 @@ class _Server:
 
     def _reap(self) -> None:
         while self._number_of:
-            pid, status, usage = os.wait4(-1, os.WNOHANG)
+            can_look = hasattr(os, "waitid")  # the kernel forgets the counts of a process that is waited for
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if can_look else None
+            denied = denied_s(found.si_pid) if found else None
+            pid, status, usage = os.wait4(found.si_pid if found else -1, os.WNOHANG)
             if pid == 0:
                 return
             number = self._number_of.pop(pid, None)
@@ -202,6 +206,7 @@ class _Server:
                     "ended": number,
                     "status": status,
                     "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                    "denied_seconds": denied,
                     "memory_bytes": usage.ru_maxrss * 1024,
                     "too_many_threads": pid in self._too_many_threads,
                 }

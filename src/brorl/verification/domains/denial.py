@@ -1,0 +1,76 @@
+r"""Finds words around an answer that take it back: `not \boxed{4}`, `I doubt the answer is 4`, `$4$ or $5$`.
+
+In: the text before or after an answer. Out: the words, or an empty string. A denial stands in the sentence of
+the answer, with nothing but words such as `the answer is` between them. Only the 200 characters beside the answer are
+read.
+"""
+
+from __future__ import annotations
+
+import re
+
+_READ = 200
+_LONGEST_RELATION = 12
+_WORDS = 16
+_MARKS = " \t$*_:([{\\"
+_RELATION = re.compile(
+    r"(?:\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)\s?=?|(?<![a-z/<][a-z])[<>]=?|"
+    r"[\u2260\u2264\u2265\u00b1]|[=$(]\s?-)$"
+)
+# Words between a denial and the answer.
+_WORD = re.compile(r"\S+")
+_BETWEEN = frozenset(
+    _WORD.findall(
+        "the a an final correct right best true so answer option choice value number is are was be been being would "
+        "should could can might will equal equals to that it its this say says said think thinks believe claim sure "
+        "certain i we my our ="
+    )
+)
+_DENIALS = frozenset(
+    _WORD.findall(
+        "not never nor neither doubt doubtful unlikely hardly wrong incorrect false untrue worst cannot unsure whether "
+        "if unless nobody who except than maybe perhaps possibly or exclude excludes excluded excluding eliminate "
+        "eliminates eliminated eliminating reject rejects rejected rejecting"
+    )
+)
+_TWO_WORDS = re.compile(r"(?:rul(?:e|es|ed|ing) out|(?:any|every|no)thing but|least \w+)")
+_SUPPOSITION, _CONDITIONAL = frozenset({"if", "were", "had"}), frozenset({"would", "could", "might"})
+_BESIDE = r"(?:[^\S\n]|[$*_()\]},;:-]|\\[)\],;! ]|\\q?quad(?![a-z]))*"
+_AFTER = re.compile(
+    rf"{_BESIDE}(?:\\(?:text|mbox|mathrm)\s*\{{\s*)?"
+    r"(?:(?:that|this|it|which)\s+)?(?:(?:is|was|are|were|seems|looks|may|might|could|can|be)\s+)*(?:\w+ly\s+)?"
+    r"(?:(?:not|wrong|incorrect|false|untrue|nor|maybe|perhaps|possibly|alternatively|unless|"
+    r"or(?!\s+(?:so|equivalently|simply)\b))\b|"
+    r"(?:is|was|are|does|do|ca|could|wo)n['\u2019]t\b|(?:al)?though\s+it\s+(?:may|might|could)\b|"
+    r"and\s+(?=\$|\\\()|\?[\s$]*(?:no|not|wait|actually|or)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260)|"
+    r"[\s$*_)\]}.,;:!]*(?:that|this|it)\s+(?:is|was)\s+(?:not\s+(?:correct|right|the)|wrong|incorrect|false)\b",
+    re.IGNORECASE,
+)
+
+
+def denial_before(text: str) -> str:
+    """Return the words at the end of a text that deny what follows it, or name another answer beside it."""
+    line = text[-_READ:].rpartition("\n")[2].rstrip(_MARKS)
+    if not line or line[-1] in ".!?":
+        return ""
+    relation = _RELATION.search(line, max(len(line) - _LONGEST_RELATION, 0))
+    if relation:
+        return relation[0]
+    words = line.lower().rsplit(None, _WORDS)
+    at = len(words)
+    while at and ((word := words[at - 1].strip("$*_")) in _BETWEEN or len(word) == 1):
+        at -= 1
+    if at and (
+        word in _DENIALS
+        or word.endswith(("n't", "n\u2019t"))
+        or _TWO_WORDS.fullmatch(" ".join(words[max(at - 2, 0) : at]))
+        or not (_CONDITIONAL.isdisjoint(words[at:]) or _SUPPOSITION.isdisjoint(words[:at]))
+    ):
+        return " ".join(words[at - 1 :])
+    return ""
+
+
+def denial_after(text: str) -> str:
+    """Return the words at the start of a text that deny what precedes it, or name another answer beside it."""
+    found = _AFTER.match(text[:_READ])
+    return found[0] if found else ""

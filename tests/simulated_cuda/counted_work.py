@@ -1,0 +1,90 @@
+"""Counts kernels, copies and waits of the engine and the learner on the simulated device; prints them as JSON.
+
+Two runs that differ only in their number of positions or chunks give the counts of one. Two models that differ only in
+their number of layers then give those of a layer, and of everything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import simulated_device
+import torch
+from transformers import PreTrainedModel
+
+from brorl.algorithms.groups import Group
+from brorl.model.forward import TreeForward
+from brorl.model.logprobs import ModelPass
+from brorl.model.tree_batch import AttentionChoice
+from brorl.prompts.prompt import Prompt
+from brorl.rollout.native.engine import NativeEngine
+from brorl.sampling import SamplingParams
+from brorl.training.learner import LearnerSettings
+from brorl.training.tree_learner import TreeLearner
+from brorl.tree import RolloutTree
+from small_models import small_model
+
+PROMPTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+LAYERS = (1, 3)
+TOKENS = 16  # of a response of the learner
+
+
+def counted(work: Callable[[], object]) -> Counter[str]:
+    """Return how many kernels, copies and waits some work takes; the second time, when caches are filled."""
+    work()
+    simulated_device.reset()
+    work()
+    found: Counter[str] = Counter()
+    for name, times in simulated_device.counts().items():
+        found[name.partition(":")[0]] += times
+    return found
+
+
+def of_one(few: Counter[str], many: Counter[str], more: int) -> dict[str, float]:
+    """Return the counts of one of the `more` positions or chunks by which two runs differ."""
+    return {kind: (many[kind] - few[kind]) / more for kind in ("kernel", "copy", "wait")}
+
+
+def model_of(num_layers: int) -> PreTrainedModel:
+    """Return a model with a vocabulary of which nobody draws the last token."""
+    return small_model(num_hidden_layers=num_layers, vocab_size=97, dtype=torch.float32).cuda()
+
+
+def decoding(num_layers: int, num_prompts: int) -> dict[str, float]:
+    """Return the counts of a decoded position; no row moves and no prompt ends."""
+    engine = NativeEngine(model_of(num_layers), eos_token_id=1 << 20)
+
+    def sampled(tokens: int) -> Counter[str]:
+        sampling = SamplingParams(max_new_tokens=tokens)
+        return counted(lambda: engine.sample(PROMPTS[:num_prompts], 4, sampling, seed=0))
+
+    return of_one(sampled(9), sampled(14), 5)  # all within the tokens that are reserved together
+
+
+def learning(num_layers: int, attention: AttentionChoice) -> dict[str, float]:
+    """Return the counts of a chunk that goes forward and backward."""
+    first = np.arange(8)[:, None]
+    responses, logprobs = (first + np.arange(TOKENS)).tolist(), np.full((8, TOKENS), -4.0).tolist()
+    tree = RolloutTree.from_responses(PROMPTS[0], responses, logprobs)
+    correct_L = np.arange(8) % 2 == 0
+    group = Group(Prompt("p", "p", tree.prompt_ids, "", "d"), tree, correct_L, correct_L.astype(float))
+
+    def learned(num_chunks: int) -> Counter[str]:
+        nodes = TOKENS * 8 // num_chunks
+        forward = TreeForward(model_pass=ModelPass(attention))
+        learner = TreeLearner(model_of(num_layers), LearnerSettings(1e-3, max_nodes=nodes, forward=forward))
+        return counted(lambda: learner.step([group], [correct_L - 0.5], seed=0))
+
+    return of_one(learned(2), learned(8), 6)
+
+
+def main() -> None:
+    """Print the counts for each number of layers."""
+    torch.set_num_threads(1)
+    found = {f"decoding {p}": [decoding(n, p) for n in LAYERS] for p in (1, 3)}
+    kinds: tuple[AttentionChoice, ...] = ("auto", "tiled")
+    found |= {f"learning {kind}": [learning(n, kind) for n in LAYERS] for kind in kinds}
+    print(json.dumps(found))

@@ -1,0 +1,118 @@
+"""Whole runs on simulated CUDA devices: every tensor is on its device, and a run resumes on fewer devices."""
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated_device import run
+
+from run_support import SMALL, command
+
+pytestmark = [pytest.mark.slow, pytest.mark.linux]
+
+COMMAND = "import sys\nfrom brorl.cli import main\ncode = main(sys.argv[1:])\nassert code == 0, code"
+TRAIN = ("train", "quickstart", *SMALL, "--checkpoint_every=1", "--keep_checkpoints=0")
+
+
+def without_times(folder: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        for part in (record, record.get("evaluation", {})):
+            part.pop("seconds", None)
+    return records
+
+
+@pytest.fixture(scope="module")
+def on_second(device: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps on the second of two devices."""
+    folder = tmp_path_factory.mktemp("runs") / "on_second"
+    run(device, COMMAND, *TRAIN, "--steps=2", "--device=cuda:1", "--output_dir", folder, devices=2)
+    return folder
+
+
+def test_a_run_resumes_on_fewer_devices(device: Path, on_second: Path, tmp_path: Path) -> None:
+    resumed = shutil.copytree(on_second, tmp_path / "resumed")
+    run(device, COMMAND, "resume", resumed, "--steps=3", "--device=cuda")
+    whole = tmp_path / "whole"
+    run(device, COMMAND, *TRAIN, "--steps=3", "--device=auto", "--output_dir", whole)
+    assert json.loads((whole / "env.json").read_text())["cuda"] == "simulated CUDA device"
+    assert [record["step"] for record in without_times(whole)] == [0, 1, 2, 3]
+    assert without_times(resumed) == without_times(whole)
+
+
+def test_a_run_resumes_on_a_cpu(on_second: Path, tmp_path: Path) -> None:
+    resumed = shutil.copytree(on_second, tmp_path / "resumed")
+    assert command("resume", resumed, "--steps=3", "--device=cpu").code == 0
+    assert [record["step"] for record in without_times(resumed)] == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_is_evaluated(device: Path, on_second: Path, tmp_path: Path) -> None:
+    options = ("--samples=8", "--max-new-tokens=16", "--device=cuda", "--output-dir", tmp_path / "evaluation")
+    run(device, COMMAND, "eval", on_second / "checkpoints/step-000002", *options)
+
+
+VARIANTS = {
+    "bfloat16": ("--dtype=bfloat16", "--importance.correction=truncate"),
+    "adapters": ("--lora.rank=4", "--dtype=bfloat16"),
+    "reference on the host": ("--kl.coefficient=0.01", "--reference.offload=true"),
+    "flat path": ("--engine.forward=flat",),
+    "tiles": ("--engine.attention=tiled", "--engine.gradient_checkpointing=true"),
+    "systematic": ("--sampling.scheme=systematic", "--sampling.temperature=0.9", "--sampling.top_p=0.9"),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_trains(device: Path, tmp_path: Path, variant: str) -> None:
+    if variant == "adapters" and not find_spec("peft"):
+        pytest.skip("needs peft")
+    folder = tmp_path / "run"
+    run(device, COMMAND, *TRAIN, *VARIANTS[variant], "--steps=1", "--device=cuda", "--output_dir", folder)
+    assert without_times(folder)[1]["update"]["grad_norm"] > 0
+
+
+UNCOMPILED = """
+import atexit
+from torch.nn.attention.flex_attention import flex_attention
+from brorl.model import flex_attention as module, tree_batch
+made, original = [], tree_batch.FlexAttention
+module._kernel = lambda _: lambda *inputs, **options: SCALE * flex_attention(*inputs, **options)
+tree_batch.FlexAttention = lambda *arguments: (made.append(0), original(*arguments))[1]
+atexit.register(lambda: print("FlexAttention:", len(made)))
+"""
+REFUSED = "attention in chains and tiles, without FlexAttention: "
+
+
+def said_of_attention(device: Path, folder: Path, program: str = "") -> list[str]:
+    """Return the lines about FlexAttention of a run with the defaults, which must end."""
+    out = run(device, program + COMMAND, *TRAIN, "--steps=1", "--device=cuda", "--output_dir", folder)
+    assert without_times(folder)[1]["update"]["nodes_per_pass"] == 8192
+    return [line for line in out.splitlines() if "FlexAttention" in line]
+
+
+def test_a_kernel_that_does_not_compile_is_not_taken(device: Path, tmp_path: Path) -> None:
+    (line,) = said_of_attention(device, tmp_path / "run")
+    assert line.startswith(REFUSED + "FlexAttention fails with LlamaForCausalLM on this device: BackendCompilerFailed")
+
+
+def test_a_kernel_is_taken_if_it_agrees(device: Path, tmp_path: Path) -> None:
+    (agrees,) = said_of_attention(device, tmp_path / "agrees", UNCOMPILED.replace("SCALE", "1"))
+    line, differs = said_of_attention(device, tmp_path / "differs", UNCOMPILED.replace("SCALE", "1.01"))
+    assert line == REFUSED + "the log-probs of LlamaForCausalLM change with FlexAttention on this device"
+    chunks_of_check = int(differs.split()[1])
+    assert int(agrees.split()[1]) > chunks_of_check > 0
+
+
+def test_a_pass_that_does_not_fit_is_repeated_with_half_the_nodes(device: Path) -> None:
+    """Torch raises the error of a full device, which the learner must know."""
+    program = """
+import torch
+from brorl.training.chunk_size import ChunkSize
+
+size = ChunkSize(1024, print)
+size.run(lambda: torch.empty(size.value << 20, device="cuda"))
+assert size.value == 128, size.value
+"""
+    run(device, program, gib=0.5)

@@ -1,0 +1,177 @@
+"""The time of programs: one core each, what counts as their time, and the time of a batch."""
+
+import os
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from judges import LIMITS, call_judge, ended, returned, run_judge
+
+from brorl.verification.sandbox import machine_faults, process
+from brorl.verification.sandbox.conversation import CutOff, Ended, Judge, Limits, Lost, Returned
+from brorl.verification.sandbox.programs import ProgramPool
+
+pytestmark = pytest.mark.linux
+SHORT = Limits(seconds=0.3)
+ASLEEP = "import time\ntime.sleep(1000)"
+HASHING = """
+import hashlib, threading, time
+data = bytes(1 << 20)
+def spin(seconds):
+    begun = time.thread_time()
+    while time.thread_time() < begun + seconds: hashlib.sha256(data)
+def spin_all(number, seconds):
+    threads = [threading.Thread(target=spin, args=(seconds,)) for _ in range(number)]
+    for one in threads: one.start()
+    for one in threads: one.join()
+"""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProgramPool]:
+    with ProgramPool(num_workers=2) as pool:
+        yield pool
+
+
+def test_a_program_has_one_core_and_cannot_widen_it(pool: ProgramPool) -> None:
+    source = """
+import ctypes, os, threading
+def widen():
+    try: os.sched_setaffinity(0, range(os.cpu_count()))
+    except PermissionError: pass
+    mask = (1 << os.cpu_count()) - 1
+    buffer = mask.to_bytes(128, 'little')
+    for number in (203, 122):  # of x86-64 and of 64-bit ARM
+        ctypes.CDLL(None).syscall(number, 0, 128, buffer)
+    found = []
+    thread = threading.Thread(target=lambda: found.append(sorted(os.sched_getaffinity(0))))
+    thread.start(); thread.join()
+    return [sorted(os.sched_getaffinity(0)), *found]
+"""
+    (reply,) = returned(pool, source, ("widen", ()))
+    own, of_thread = reply.value  # type: ignore[misc]
+    assert own == of_thread
+    assert len(own) == 1
+    assert set(own) <= os.sched_getaffinity(0)
+
+
+def test_workers_share_the_cores_of_the_trainer_evenly() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+
+    def taken(number: int) -> list[int]:
+        with ProgramPool(number, "unsafe") as own:
+            replies = own.run([lambda: run_judge("import os\nprint(*os.sched_getaffinity(0))", limits=LIMITS)] * number)
+            assert {int(reply.stdout) for reply in replies if isinstance(reply, Ended)} <= {*cores}
+            return [server.core for server in own._idle]  # type: ignore[misc]
+
+    found = taken(2 * len(cores) + 1)
+    counts = [found.count(core) for core in cores]
+    assert max(counts) - min(counts) <= 1
+    os.sched_setaffinity(0, cores[-1:])
+    try:
+        assert taken(2) == cores[-1:] * 2
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def test_the_time_of_all_threads_counts(pool: ProgramPool) -> None:
+    """Eight threads that take 1.3 s of a core together; threads that wait for each other are not denied their core."""
+    limits = Limits(1.0)
+    reply = ended(pool, f"{HASHING}spin_all(8, 0.16)", limits=limits)
+    assert reply.failure == "timeout"
+    (call,) = returned(pool, HASHING, ("spin_all", (8, 0.16)), limits=limits)
+    assert call.failure == "timeout"
+
+
+def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Against a simulated core: each tick, one of the threads that are ready has it, or another process."""
+    counts: list[tuple[float, float]] = []
+    monkeypatch.setattr(machine_faults, "_threads", lambda _pid: iter(counts))
+    monkeypatch.setattr(machine_faults.time, "clock_gettime", lambda _clock: sum(ran for ran, _ in counts))
+    for _ in range(50):
+        num_threads = int(rng.integers(1, 6))
+        born = np.sort(rng.integers(0, 100, size=num_threads)) * (np.arange(num_threads) > 0)
+        ran, waited, denied = np.zeros(num_threads), np.zeros(num_threads), 0
+        seen: list[tuple[float, int]] = []
+        for tick in range(300):
+            ready = np.flatnonzero((born <= tick) & (rng.random(num_threads) < 0.7))
+            others = bool(rng.random() < 0.3)
+            if len(ready):
+                has_it = -1 if others else int(rng.choice(ready))
+                denied += others
+                ran[ready] += ready == has_it
+                waited[ready] += ready != has_it
+            counts[:] = [*zip(ran[born <= tick].tolist(), waited[born <= tick].tolist(), strict=True)]
+            found = machine_faults.denied_s(1)
+            assert found is not None
+            assert all(found - before <= denied - so_far for before, so_far in seen)
+            assert num_threads > 1 or found == denied
+            seen.append((found, denied))
+
+
+def test_a_program_without_its_core_is_unverified(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wall time is over, and others had the core for most of it."""
+    monkeypatch.setattr(process, "denied_s", lambda _pid: 0.97 * time.monotonic())
+    assert pool.run([lambda: run_judge(ASLEEP, limits=SHORT)]) == [Lost("the machine was overloaded")]
+    assert pool.run([lambda: call_judge(f"def f():\n  {ASLEEP.replace(chr(10), ';')}", ("f", ()), limits=SHORT)]) == [
+        Lost("the machine was overloaded")
+    ]
+
+
+def test_the_time_of_all_cases_does_not_count_waiting_for_a_core(
+    pool: ProgramPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.monotonic()
+    monkeypatch.setattr(process, "denied_s", lambda _pid: 0.9 * (time.monotonic() - began))
+    (reply,) = returned(pool, "import time\ndef f(): time.sleep(1)", ("f", ()))
+    assert reply.failure is None
+    assert reply.seconds <= 0.11 * (time.monotonic() - began)
+
+
+def test_programs_that_sleep_take_no_more_than_the_time_of_a_batch() -> None:
+    """They have used their part, and are graded; programs that need little are correct, wherever they stand."""
+    batch_s, sleepers = 8.0, 24
+    judges = [lambda: run_judge(ASLEEP, limits=LIMITS)] * sleepers
+    for place in (0, 10, len(judges) + 2):
+        judges.insert(place, lambda: run_judge("print(1)"))
+    with ProgramPool(2, batch_timeout_s=batch_s) as own:
+        ended(own, "")
+        began = time.monotonic()
+        found = own.run(judges)
+        took = time.monotonic() - began
+        assert ended(own, "print(2)").stdout == "2\n"
+    assert took < 4 * batch_s
+    assert [reply.stdout for reply in found if isinstance(reply, Ended)] == ["1\n"] * 3
+    assert sum(isinstance(reply, CutOff) for reply in found) == sleepers
+
+
+def test_cheap_programs_are_decided_first() -> None:
+    """A program that needs more than its part of the time runs again after all others."""
+    begun: list[str] = []
+
+    def judge(name: str, source: str) -> Judge[Ended]:
+        begun.append(name)
+        return (yield from run_judge(source))
+
+    slow = "import time\ntime.sleep(1.5)\nprint(1)"
+    with ProgramPool(1, batch_timeout_s=10.0) as own:
+        found = own.run([lambda: judge("slow", slow)] + [lambda: judge("cheap", "print(1)")] * 4)
+    assert begun == ["slow", *["cheap"] * 4, "slow"]
+    assert [reply.stdout for reply in found if isinstance(reply, Ended)] == ["1\n"] * 5
+
+
+def test_programs_that_never_ran_are_unverified() -> None:
+    def judge() -> Judge[Returned]:
+        time.sleep(2.0)  # the trainer is busy
+        return (yield from run_judge("print(1)"))  # type: ignore[return-value]
+
+    with ProgramPool(1, batch_timeout_s=1.0) as own:
+        found = own.run([judge, lambda: run_judge("print(1)")])
+    assert [type(one) for one in found] == [Lost, Lost]
+    assert "verification.batch_timeout_s" in found[0].reason  # type: ignore[union-attr]
+
+
+def test_the_time_of_a_batch_is_above_zero() -> None:
+    with pytest.raises(ValueError, match="batch_timeout_s must be above 0, got 0"):
+        ProgramPool(batch_timeout_s=0)

@@ -1,0 +1,78 @@
+r"""Verdicts on the cases of verdict_cases/: no wrong answer is accepted, and each right one that is rejected is listed.
+
+`pytest tests/verify/test_verdicts.py -n 0 -s` prints both rates of every kind. In a file of cases, a line with `#`
+starts a kind and one with `=` a reference; `+` is a right answer, `-` a wrong one and `~` a right one that is known to
+be rejected. `⏎` is a line end. The domain is the start of the file's name; answers in `*_boxed.cases` get a box.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.table import DOMAINS
+from brorl.verification.workers import Workers
+
+FILES = sorted(Path(__file__).with_name("verdict_cases").glob("*.cases"))
+
+
+class Case(NamedTuple):
+    kind: str
+    reference: str
+    expected: str  # + right, - wrong, ~ right and known to be rejected
+    response: str
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers() as made:
+        yield made
+
+
+def cases_of(file: Path) -> list[Case]:
+    cases, kind, reference = [], "", ""
+    for line in file.read_text("utf-8").splitlines():
+        mark, text = line[:1], line[2:].replace("⏎", "\n")
+        if mark == "#":
+            kind = text
+        elif mark == "=":
+            reference = text
+        elif mark:
+            assert mark in "+-~", f"{file.name}: {line}"
+            response = f"\\boxed{{{text}}}" if file.stem.endswith("_boxed") else text
+            cases.append(Case(kind, reference, mark, response))
+    return cases
+
+
+def print_rates(file: Path, cases: list[Case], accepted: list[bool]) -> None:
+    """Print wrong accepted and right rejected of every kind."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    for case, is_accepted in zip(cases, accepted, strict=True):
+        for kind in (case.kind, "in all"):
+            at = 0 if case.expected == "-" else 2
+            counts[kind][at] += is_accepted == (case.expected == "-")
+            counts[kind][at + 1] += 1
+    print(f"\n{file.stem:28} wrong accepted  right rejected")
+    for kind, (accepted_wrong, wrong, rejected, right) in sorted(counts.items(), key=lambda item: item[0] == "in all"):
+        print(f"{kind[:28]:28} {accepted_wrong:6} /{wrong:4}    {rejected:6} /{right:4}")
+
+
+@pytest.mark.linux
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_verdicts(file: Path, workers: Workers) -> None:
+    cases = cases_of(file)
+    domain = file.stem.partition("_")[0]
+    items = [(Prompt(str(at), "?", (1,), case.reference, domain), case.response) for at, case in enumerate(cases)]
+    verdicts = DOMAINS[domain](workers).verify_all(items)
+    print_rates(file, cases, [verdict.correct for verdict in verdicts])
+    found = [
+        f"{case.reference!r} {case.response!r}: {verdict.reason}"
+        for case, verdict in zip(cases, verdicts, strict=True)
+        if verdict.correct != (case.expected == "+")
+    ]
+    assert not found, "\n".join(found)
