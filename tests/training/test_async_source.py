@@ -36,6 +36,7 @@ def steps_of(source: Any, pool: VirtualPool, first: int, last: int, learning: Se
 learning_times = st.lists(st.floats(0.0, 60.0), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     staleness=st.integers(0, 3),
