@@ -1,4 +1,4 @@
-"""Fresh random inputs for every run, reproducible from the seed that a failing test reports."""
+"""Random inputs for every test: the same ones in each run, or new ones with BRORL_TEST_SEED=random."""
 
 import gc
 import os
@@ -19,10 +19,11 @@ from child_runs import ForkServer
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as an active environment
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and tests run in parallel; child processes inherit it
-settings.register_profile("brorl", deadline=None, print_blob=True)  # no timed assertions
+_SEED = os.environ.get("BRORL_TEST_SEED", "0")  # "random", or a number
+settings.register_profile("brorl", deadline=None, print_blob=True, derandomize=_SEED == "0")  # no timed assertions
 settings.load_profile("brorl")
-
-_SEED = int(os.environ.setdefault("BRORL_TEST_SEED", str(int.from_bytes(os.urandom(3)))))  # workers inherit it
+if _SEED == "random":
+    _SEED = os.environ["BRORL_TEST_SEED"] = str(int.from_bytes(os.urandom(3)))  # workers inherit it
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -70,6 +71,6 @@ def pytest_report_header() -> str:
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> Iterator[np.random.Generator]:
-    """A generator of its own for each test: new numbers in every run, the same ones for the same seed."""
+    """A generator of its own for each test: the same numbers for the same seed."""
     print(f"repeat with BRORL_TEST_SEED={_SEED}")
-    return np.random.default_rng([_SEED, zlib.crc32(request.node.nodeid.encode())])
+    return np.random.default_rng([int(_SEED), zlib.crc32(request.node.nodeid.encode())])

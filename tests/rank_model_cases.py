@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -22,6 +24,7 @@ from brorl.training.rank_model import load_on_first_rank
 from brorl.training.ranks import Ranks
 
 CPU = torch.device("cpu")
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,10 @@ class Loading:
 
 @dataclass(frozen=True)
 class Described:
-    """Everything about a model that a rank must have right; tensors as bytes."""
+    """Everything about a model that a rank must have right.
+
+    Tensors are bytes, but for the logits: a rank computes them with weights of another layout in memory.
+    """
 
     parameters: dict[str, tuple[Any, ...]]
     buffers: dict[str, tuple[Any, ...]]
@@ -53,7 +59,7 @@ class Described:
     modules: list[tuple[str, str, bool]]
     dropouts: list[float]
     config: dict[str, Any]
-    logits: tuple[Any, ...]
+    logits: FloatArray = field(compare=False)
 
 
 def describe(model: PreTrainedModel) -> Described:
@@ -70,7 +76,7 @@ def describe(model: PreTrainedModel) -> Described:
         [value for value in values if isinstance(value, float)]
         + [module.p for module in model.modules() if isinstance(module, nn.Dropout)],
         config,
-        _exact(_logits(model)),
+        _logits(model),
     )
 
 
@@ -83,10 +89,10 @@ def _exact(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.view(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _logits(model: PreTrainedModel) -> Tensor:
+def _logits(model: PreTrainedModel) -> FloatArray:
     with torch.no_grad():
         logits: Tensor = model(input_ids=torch.arange(12).view(2, 6) % 11, use_cache=False).logits
-    return logits
+    return logits.double().numpy()
 
 
 def loaded(ranks: Ranks, loading: Loading) -> tuple[Described, list[bool]]:

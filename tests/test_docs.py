@@ -116,18 +116,21 @@ def written(runs: list[Path]) -> dict[str, set[bool]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_key_of_the_metrics_is_documented(written: dict[str, set[bool]]) -> None:
     documented = set(first_cells("reference/metrics.md"))
     null_as_a_whole = {key for key, nulls in written.items() if nulls == {True} and f"{key}.*" in documented}
     assert set(written) - documented - null_as_a_whole == set()
 
 
+@pytest.mark.slow
 def test_every_documented_key_of_the_metrics_is_written(written: dict[str, set[bool]]) -> None:
     documented = first_cells("reference/metrics.md")
     assert len(documented) == len(set(documented))
     assert set(documented) - set(written) == set()
 
 
+@pytest.mark.slow
 def test_every_file_of_a_run_is_documented(runs: list[Path]) -> None:
     documented = first_cells("reference/run_directory.md")
     for run in runs:
@@ -220,6 +223,7 @@ def test_no_page_installs_a_release() -> None:
         assert re.findall(r"pip install[^\n]*[ '\"]brorl(?![./\w-]).*", text) == [], page
 
 
+@pytest.mark.slow
 def test_the_page_about_the_report_names_its_parts(runs: list[Path]) -> None:
     page, html = DOCS / "how-to" / "report.md", make_page([read_run(runs[0])]).html
     rows = re.findall(r"^\|([^|]*)\| ([^|]+) \|[^|]+\|$", section(page, "The charts"), re.MULTILINE)[1:]

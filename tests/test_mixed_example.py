@@ -140,6 +140,7 @@ def test_the_untrained_model_reads_every_prompt(maker: ModuleType, questions: li
     assert tokenizer.decode(tokenizer("Ünïcode {x}\n 42 ☃")["input_ids"]) == "Ünïcode {x}\n 42 ☃"
 
 
+@pytest.mark.slow
 def test_training_repeats_itself_and_lowers_the_loss(maker: ModuleType) -> None:
     tokenizer = maker.make_tokenizer(list(islice(maker.fresh_examples(1), 1_000)))
     models = [maker.make_model(tokenizer, seed=1) for _ in range(2)]

@@ -162,6 +162,7 @@ assert not said, said
 """
 
 
+@pytest.mark.slow
 def test_wandb_and_trackio_offline(tmp_path: Path, rng: np.random.Generator) -> None:
     """The steps that a resumed run repeats are not sent twice; in a subprocess: both leave threads."""
     if not (find_spec("wandb") and find_spec("trackio")):

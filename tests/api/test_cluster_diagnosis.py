@@ -21,6 +21,7 @@ def address() -> Iterator[str]:
     cluster.shutdown()
 
 
+@pytest.mark.slow
 def test_a_sound_cluster(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--cluster", address, "--folder", str(tmp_path)]) == 0
     text = capsys.readouterr().out
@@ -29,6 +30,7 @@ def test_a_sound_cluster(address: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_machine_with_another_version(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

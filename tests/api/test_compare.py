@@ -49,6 +49,7 @@ def compared(script: tuple[Path, str]) -> FinishedComparison:
     return compare(script[0], progress=False)
 
 
+@pytest.mark.slow
 def test_the_result_carries_what_was_measured(compared: FinishedComparison) -> None:
     assert [arm.num_rollouts for arm in compared.arms] == [8, 16]
     assert compared.unit == "steps"
@@ -71,6 +72,7 @@ def test_the_result_carries_what_was_measured(compared: FinishedComparison) -> N
     assert all(table.markdown() in markdown for table in compared.tables)
 
 
+@pytest.mark.slow
 def test_a_notebook_and_a_terminal_show_the_answer_and_every_table(compared: FinishedComparison) -> None:
     shown = " ".join(html.unescape(re.sub(r"<[^>]*>", "", compared._repr_html_())).split())
     for text in (compared.answer[0], *(table.title for table in compared.tables), "Basis and limits"):
@@ -78,6 +80,7 @@ def test_a_notebook_and_a_terminal_show_the_answer_and_every_table(compared: Fin
     assert compared.answer[0] in repr(compared)
 
 
+@pytest.mark.slow
 def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
     compared: FinishedComparison, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +96,7 @@ def test_the_same_call_and_the_folder_give_the_same_result_without_new_runs(
         compare(compared.path, output_dir="elsewhere")
 
 
+@pytest.mark.slow
 def test_wrong_arguments_are_errors_before_any_work(tmp_path: Path) -> None:
     for arguments, words in (
         ({"jobs": 0}, "--jobs: at least 1 is needed, not 0"),
@@ -107,5 +111,6 @@ def test_wrong_arguments_are_errors_before_any_work(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_script_is_not_run_again_by_its_runs(script: tuple[Path, str]) -> None:
     assert script[1] == "started\n2 arms\n"

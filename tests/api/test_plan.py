@@ -45,6 +45,7 @@ def without_times(value: Any) -> Any:
     return [without_times(v) for v in value] if isinstance(value, list) else value
 
 
+@pytest.mark.slow
 def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     result = brorl.plan(**PILOT, seconds_per_step=2.5, output_dir="mine", progress=False, **OVERRIDES)
     assert capsys.readouterr().out == ""
@@ -119,6 +120,7 @@ def test_an_aim_changes_the_estimator_of_the_commands() -> None:
     }
 
 
+@pytest.mark.slow
 def test_an_aim_is_planned_and_trained_with() -> None:
     result = brorl.plan(
         recipe="quickstart-16", **PILOT, seconds_per_step=2.5, aim="coverage", progress=False, **OVERRIDES

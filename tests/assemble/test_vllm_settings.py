@@ -139,6 +139,7 @@ class _Engine(NativeEngine):
         _Engine.running -= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [

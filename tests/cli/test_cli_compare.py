@@ -60,6 +60,7 @@ def refusal(*arguments: str | Path) -> str:
     return outcome.said
 
 
+@pytest.mark.slow
 def test_every_run_starts_at_the_same_place_and_gets_the_same(compared: Compared) -> None:
     runs = sorted(p.parent for p in compared.folder.glob("arms/*/*/metrics.jsonl"))
     assert [str(r.relative_to(compared.folder)) for r in runs] == [
@@ -173,6 +174,7 @@ def test_seeds_can_be_added_and_it_is_remembered(compared: Compared, tmp_path: P
     assert "is damaged" in refusal(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_run_that_collapses_ends_there_and_keeps_its_score(tmp_path: Path) -> None:
     """An entropy limit that the first steps are below for certain ends every run."""
     folder = tmp_path / "out"
@@ -190,6 +192,7 @@ def test_a_run_that_collapses_ends_there_and_keeps_its_score(tmp_path: Path) -> 
     assert "runs are complete already" in command("compare", folder).said
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_an_arm(compared: Compared, tmp_path: Path) -> None:
     """The other arm is evaluated where the run was, and gets as much."""
     run = compared.folder / "arms/N=8/seed-1"

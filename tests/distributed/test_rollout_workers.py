@@ -87,6 +87,7 @@ def random_weights(seed: int) -> list[tuple[str, Tensor]]:
     return list(small_model(seed=seed, dtype=torch.float64, scale=0.4).named_parameters())
 
 
+@pytest.mark.slow
 def test_trees_do_not_depend_on_the_number_of_workers(rng: np.random.Generator, shared: Any) -> None:
     draw = int(rng.integers(2**30))
     prompts = [rng.integers(1, 17, rng.integers(2, 12)).tolist() for _ in range(9)]
@@ -130,6 +131,7 @@ def read_until_lost(ref: Any) -> None:
         ray.get(ref)
 
 
+@pytest.mark.slow
 def test_weights_that_are_lost_are_a_loss_of_the_learner(rng: np.random.Generator) -> None:
     """Another worker could not load them either."""
     import ray
@@ -151,6 +153,7 @@ def test_weights_that_are_lost_are_a_loss_of_the_learner(rng: np.random.Generato
         pool.close()
 
 
+@pytest.mark.slow
 def test_killed_workers_are_replaced_and_their_tasks_sampled_again(rng: np.random.Generator, shared: Any) -> None:
     pool, lines, _ = shared
     weights, tasks = random_weights(seed=int(rng.integers(2**30))), random_tasks(rng, 24)
@@ -177,6 +180,7 @@ def test_killed_workers_are_replaced_and_their_tasks_sampled_again(rng: np.rando
         all_done(pool, [pool.submit(random_tasks(rng, 1)[0])])
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator, shared: Any) -> None:
     pool, lines, hang = shared
     weights = random_weights(seed=int(rng.integers(2**30)))
@@ -196,6 +200,7 @@ def test_a_worker_that_hangs_is_replaced(rng: np.random.Generator, shared: Any) 
     assert "was lost while sampling prompt 7 with seed 11: it gave no answer for 10 seconds" in lines[0]
 
 
+@pytest.mark.slow
 def test_tasks_carry_the_version_of_their_weights(rng: np.random.Generator, shared: Any) -> None:
     from brorl.distributed.weights import RemoteWeights
 
@@ -215,6 +220,7 @@ def test_tasks_carry_the_version_of_their_weights(rng: np.random.Generator, shar
     assert found[tickets[-1][0]].version == 13
 
 
+@pytest.mark.slow
 def test_an_error_of_the_engine_reaches_the_caller_and_ends_nothing_else(rng: np.random.Generator, shared: Any) -> None:
     pool, lines, _ = shared
     lines.clear()
@@ -238,6 +244,7 @@ def test_an_error_of_the_engine_reaches_the_caller_and_ends_nothing_else(rng: np
     assert not lines
 
 
+@pytest.mark.slow
 def test_discarded_tasks_are_not_returned(rng: np.random.Generator, shared: Any) -> None:
     pool, _, _ = shared
     tasks = random_tasks(rng, 12)
@@ -249,6 +256,7 @@ def test_discarded_tasks_are_not_returned(rng: np.random.Generator, shared: Any)
     assert pool.done() == []
 
 
+@pytest.mark.slow
 def test_a_result_that_was_lost_with_its_machine_is_sampled_again(
     rng: np.random.Generator, shared: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +284,7 @@ def test_a_result_that_was_lost_with_its_machine_is_sampled_again(
     assert pool.done() == []
 
 
+@pytest.mark.slow
 def test_an_observer_can_end_a_call(rng: np.random.Generator, shared: Any) -> None:
     pool, _, hang = shared
     prompts = [rng.integers(1, 17, 5).tolist() for _ in range(4)]
@@ -306,6 +315,7 @@ def test_an_observer_can_end_a_call(rng: np.random.Generator, shared: Any) -> No
     assert last.depth == max(len(tokens) for tree in trees for tokens, _ in tree.responses())
 
 
+@pytest.mark.slow
 def test_too_many_losses_end_the_pool_with_the_last_cause() -> None:
     pool, lines = make_pool(Fatal, 1, max_restarts=1)
     try:
@@ -320,11 +330,13 @@ def test_too_many_losses_end_the_pool_with_the_last_cause() -> None:
     assert "(restart 1 of at most 1)" in line
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_built_is_an_error_at_once() -> None:
     with pytest.raises(OutOfMemoryError, match="the model does not fit"):
         make_pool(unbuildable, 2)
 
 
+@pytest.mark.slow
 def test_weights_are_equal_after_the_object_store(rng: np.random.Generator) -> None:
     from brorl.distributed.weights import RemoteWeights
 

@@ -306,6 +306,7 @@ ADAPTIVE = (
 )
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_is_bitwise_the_uninterrupted_one(tmp_path: Path) -> None:
     for seed in range(20):
         reference, settings = tmp_path / f"reference-{seed}", (*ADAPTIVE, f"--seed={seed}")

@@ -211,6 +211,7 @@ def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[Trainin
     return replace(run, algorithm=replace(run.algorithm, source=source), measurements=measurements), state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment", [None, 4])
 def test_a_killed_run_is_bitwise_the_uninterrupted_one(
     segment: int | None, tmp_path: Path, rng: np.random.Generator

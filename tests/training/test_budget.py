@@ -62,6 +62,7 @@ def test_a_run_with_a_budget_of_seconds_ends_when_its_steps_have_taken_them(tmp_
     assert {0, 1, records[-1]["step"]} == {r["step"] for r in records if "evaluation" in r}
 
 
+@pytest.mark.slow
 def test_a_budget_on_the_command_line_alone_ends_the_run(tmp_path: Path) -> None:
     """The recipe's number of steps would end it after two steps."""
     recipe = tmp_path / "recipe.yaml"

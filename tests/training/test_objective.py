@@ -269,6 +269,7 @@ PHASES = (
 )
 
 
+@pytest.mark.slow
 def test_a_killed_run_with_phases_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     child = ChildRuns(tmp_path)
     settings = (*SMALL, PHASES, "--steps=5", "--checkpoint_every=1")

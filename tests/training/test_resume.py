@@ -416,6 +416,7 @@ def prompts_of_step_1(run: Path) -> list[str]:
     return pq.read_table(run / "rollouts/step-000001.parquet")["prompt_id"].to_pylist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("checkpoint_every", "events"),
     [

@@ -69,6 +69,7 @@ def settings_of(child: ChildRuns, variant: str) -> tuple[str, ...]:
     return (*RECIPE, SOURCES.format(file=child.folder / PROMPTS), *VARIANTS[variant])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variant", "instant"), list(zip(VARIANTS, INSTANTS, strict=True)))
 def test_two_stages_killed_in_each_equal_the_uninterrupted_ones(child: ChildRuns, variant: str, instant: str) -> None:
     settings, harm = settings_of(child, variant), INSTANTS[instant]

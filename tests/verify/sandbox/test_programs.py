@@ -542,6 +542,7 @@ def test_no_program_can_pass_for_a_fault_of_the_machine(pool: ProgramPool, body:
     assert reply.failure is not None
 
 
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_trainer() -> None:
     code = f"""
 import sys
