@@ -148,9 +148,10 @@ def test_large_groups_equal_the_moments_of_a_sample_covariance(rng: np.random.Ge
     for _ in range(5):
         case = random_case(rng, skew=(0.3, 1.0))
         case.correct[:2] = [True, False]
-        q_pos = case.p[case.correct].sum()
-        h = case.p * (case.correct - q_pos)
-        x, y = case.correct - q_pos, h - case.p @ h
+        q_pos, q_neg = case.p[case.correct].sum(), case.p[~case.correct].sum()
+        x = np.where(case.correct, q_neg, -q_pos)  # 1 - q_pos has no digits left where q_pos is almost 1
+        h = case.p * x
+        y = h - case.p @ h
         mu11, mu20, mu02, mu22 = (case.p @ (x**i * y**j) for i, j in ((1, 1), (2, 0), (0, 2), (2, 2)))
         n = num_rollouts
         variance = mu22 / n - (n - 2) / (n * (n - 1)) * mu11**2 + mu20 * mu02 / (n * (n - 1))

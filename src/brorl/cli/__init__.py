@@ -11,6 +11,7 @@ import argparse
 import difflib
 import errno
 import sys
+import textwrap
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
@@ -60,8 +61,18 @@ _PATH_PROBLEMS = {
 }
 
 
+class _Help(argparse.HelpFormatter):
+    """Help whose lines break at spaces only, so that a path stays whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        return _Help(prog=self.prog)
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message} (see {self.prog} --help)")

@@ -54,7 +54,7 @@ class VerificationConfig(Section):
         3600.0,
         gt=0,
         description="time limit of all programs of responses that are verified together, in seconds; what has run for "
-        "its part of it is then counted as timed out, the rest as unverified (docs/how-to/verifiers.md)",
+        "its part of it is then counted as timed out, the rest as unverified",
     )
     memory_mib: int = Field(1024, ge=256, description="memory limit of a worker process, in MiB")
     sandbox: Literal["auto", "landlock", "seccomp", "unsafe"] = Field(
