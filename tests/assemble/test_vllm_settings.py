@@ -11,7 +11,7 @@ import torch
 from brorl.activity import Observe, unobserved
 from brorl.assemble import engine
 from brorl.assemble.engine import build_vllm_settings
-from brorl.assemble.inputs import prepare
+from brorl.assemble.inputs import input_lines, prepare
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -85,6 +85,38 @@ def test_training_that_vllm_cannot_sample_is_rejected_before_the_data_is_read(
     monkeypatch.setattr("brorl.assemble.inputs.build_questions", lambda _: pytest.fail("the data was read"))
     with pytest.raises(UserError, match=message):
         prepare(config(**settings), "quickstart")
+
+
+def test_a_learner_without_a_gpu_is_rejected_before_the_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brorl.assemble.inputs.build_questions", lambda _: pytest.fail("the data was read"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    settings = {"device": "cuda", "cluster.nodes": 1, "cluster.gpus_per_rollout_worker": 1, "engine.kind": "native"}
+    with pytest.raises(UserError, match=r"learns on CPUs; set cluster\.gpus_per_learner_rank: 1, or device: auto"):
+        prepare(config(**settings), "quickstart")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ({"device": "cuda"}, "set dtype: bfloat16 and importance.correction: truncate"),
+        (
+            {"device": "cuda", "importance.correction": "mask", "optimizer.old_logprobs": "recompute"},
+            "set dtype: bfloat16",
+        ),
+        ({"device": "cuda", "dtype": "bfloat16"}, None),
+        ({"device": "cpu"}, None),
+        ({"cluster.nodes": 1, "cluster.gpus_per_rollout_worker": 1, "device": "auto"}, None),
+    ],
+)
+def test_float32_on_a_gpu_warns_with_the_settings_of_the_tensor_cores(
+    settings: dict[str, Any], fix: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = config(**{"engine.kind": "native", **settings})
+    ready = prepare(config(**{"engine.kind": "native", "sampling.max_new_tokens": 8}), "quickstart")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    lines = [line for line in input_lines(ready, made) if "tensor cores" in line]
+    warning = f"warning: dtype = float32 leaves the tensor cores of the GPU idle; {fix}"
+    assert lines == ([] if fix is None else [warning])
 
 
 @pytest.mark.parametrize("arguments", [("train", "--steps=1"), ("eval", "quickstart", "--samples=2")])

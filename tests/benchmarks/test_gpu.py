@@ -7,20 +7,25 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 import torch
+from child import Limits
 from gpu import exactness, measure
 from gpu.bandwidth import flat_keys_read, tree_keys_read
 from gpu.exactness import Trial, engine_part, learner_part
 from gpu.learners import VARIANTS, LearnerVariant
-from gpu.models import copy_of, small_model
+from gpu.models import copy_of, small_model, speed_config, speed_model
 from gpu.parts import Check, DeviceLostError, Findings, OtherOptionsError, Part, Record, run_parts
 from gpu.references import computed_plainly, plain_logprobs
+from gpu.setting import Setting
+from gpu.speed import Speed
 from gpu.timing import Device
 
 from brorl.model.forward import TreeForward
+from brorl.rollout.vllm_process import VllmSettings
 from brorl.tree import RolloutTree
 from small_models import flattened_logprobs, random_tree, rollouts
 
@@ -248,3 +253,27 @@ def test_the_exit_code_is_that_of_the_worst_part(tmp_path: Path, monkeypatch: py
     assert code("late", lambda *_: Findings(), "--seconds", "0") == 3
     monkeypatch.setattr(Device, "is_lost", lambda _: True)
     assert code("lost", fails) == 4
+
+
+@pytest.mark.parametrize(("free", "limit"), [(None, 1 << 30), (1 << 40, 1 << 30), (1 << 28, None)])
+def test_vllm_gets_a_cache_that_fits_beside_its_weights(
+    free: int | None, limit: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM allocates its cache at the start; 96 GiB of the default do not fit on every GPU."""
+    asked: list[int] = []
+
+    def engine(settings: VllmSettings, _: tuple[int, ...]) -> NoReturn:
+        asked.append(settings.cache_bytes)
+        raise InterruptedError
+
+    monkeypatch.setattr("gpu.speed.find_spec", lambda _: True)
+    monkeypatch.setattr("brorl.rollout.vllm.VllmEngine", engine)
+    monkeypatch.setattr(Device, "free_bytes", lambda _: free)
+    setting = Setting("tiny", False, 16, 4, 8, 1 << 30, 64, 0)
+    with pytest.raises(InterruptedError):
+        Speed(setting, CPU, Limits(1, 0, 1.0), lambda: pytest.fail("no ceilings are needed")).vllm()
+    assert 0 < asked[0] == (limit or asked[0]) <= min(1 << 30, free or 1 << 30)
+    if limit is None:
+        assert free is not None
+        weights = sum(p.numel() * 2 for p in speed_model(speed_config("tiny", 24), CPU, 1.0, 0).parameters())
+        assert asked[0] == int(0.6 * (free - weights))

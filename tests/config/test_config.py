@@ -142,6 +142,7 @@ def test_settings_that_may_not_change_on_resume(name: str, value: Any) -> None:
     [
         ({"engine.clock": "cpu", "engine.threads": 1}, "set engine.clock: wall"),
         ({"device": "cpu", "cluster.gpus_per_learner_rank": 1}, "set device: auto"),
+        ({"device": "cuda"}, "gpus_per_rollout_worker = 0 samples on CPUs; set cluster.gpus_per_rollout_worker: 1"),
         ({"cluster.placement": "colocated", "cluster.gpus_per_rollout_worker": 2}, "set it to 1"),
     ],
 )

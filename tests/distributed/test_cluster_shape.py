@@ -1,19 +1,27 @@
 """The places that a cluster reserves, the check of versions, and the exchange of groups; without Ray processes."""
 
 from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("ray")
 
 from brorl.algorithms.groups import Group
-from brorl.assemble.cluster import build_cluster
+from brorl.assemble.cluster import build_cluster, place_learner, place_pool
+from brorl.assemble.inputs import RunInputs
 from brorl.config.reading import flat_settings, make_config, read_recipe
 from brorl.distributed.cluster import Cluster, ClusterShape, first_difference
+from brorl.distributed.rollout_workers import RolloutWorker
 from brorl.distributed.shipped_groups import TreeExchange
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
+from brorl.rollout.pool import SampleTask
+from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
 
@@ -54,7 +62,50 @@ def test_gpus_apart_and_colocated(rng: np.random.Generator) -> None:
     assert shared.bundles("learner") == []
     assert shared.request("rollout")["num_gpus"] + shared.request("learner")["num_gpus"] == 1
     learner_only = replace(shared, gpus_per_rollout_worker=0)
+    assert (shape.shares_gpus, shared.shares_gpus, learner_only.shares_gpus) == (False, True, False)
     assert learner_only.request("learner")["num_gpus"] == 1
+
+
+@pytest.mark.parametrize("placement", ["colocated", "apart"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM sleeps after each task, and both processes return their caches; weights travel in vLLM's format."""
+    overrides = {"nodes": 1, "gpus_per_learner_rank": 1, "gpus_per_rollout_worker": 1, "placement": placement}
+    settings = {"cluster": overrides, "engine": {"kind": "vllm"}, "dtype": dtype, "device": "cuda"}
+    config = make_config(read_recipe("quickstart"), flat_settings(settings), "quickstart")
+    cluster = build_cluster(config, print)
+    assert cluster is not None
+    made: dict[str, Any] = {}
+
+    class Pool:
+        def __init__(self, recipe: Any, *rest: Any) -> None:
+            made.update(recipe=recipe, pool=rest[-1])
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("brorl.distributed.rollout_workers.RayRolloutPool", Pool)
+    monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
+    monkeypatch.setattr("brorl.assemble.cluster.VllmEngine", lambda settings, _: settings)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    place_pool(cluster, config, 9, print)
+    place_learner(cluster, config, RunInputs("quickstart", *[None] * 6), Path(), print, print)  # type: ignore[arg-type]
+    shares = placement == "colocated"
+    assert (made["pool"], made["recipe"]().sleeps) == (shares, shares)
+    assert made["sent"] == (torch.bfloat16 if dtype == "bfloat16" else None)
+
+
+@pytest.mark.parametrize("shares_gpu", [True, False])
+def test_a_rollout_worker_returns_its_cache_after_a_task_if_it_shares_its_gpu(
+    shares_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
+    engine: Any = SimpleNamespace(stop_token_ids=(0,), version=0, sample=lambda *_: events.append("sample"))
+    worker = RolloutWorker(lambda: engine, 1, shares_gpu)
+    worker.start()
+    worker.sample(SampleTask([[1]], 1, SamplingParams(max_new_tokens=2), 0))
+    assert events == (["sample", "empty"] if shares_gpu else ["sample"])
 
 
 def test_the_first_other_version_is_named() -> None:

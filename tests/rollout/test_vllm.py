@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
+from itertools import pairwise
 from math import isnan
 from pathlib import Path
 from typing import Literal
@@ -251,6 +252,32 @@ def test_an_engine_that_sleeps_is_awake_for_its_work() -> None:
     engine.load_weights([("w", torch.ones(1))], 1)
     engine.sample([[1]], 2, SAMPLING, 0)
     assert fake.calls == ["complete", "sleep", "wake", "load", "complete", "sleep"]
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_this_process_returns_its_cache_before_an_engine_on_the_same_gpu_allocates(
+    sleeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    class Logged(Fake):
+        def _call(self, name: str) -> None:
+            events.append(name)
+            super()._call(name)
+
+    def start(_: VllmSettings) -> Fake:
+        events.append("start")
+        return Logged(deaths)
+
+    deaths = ["load"]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
+    engine = VllmEngine(replace(SETTINGS, sleeps=sleeps), (0,), start=start)
+    engine.sample([[1]], 2, SAMPLING, 0)
+    engine.load_weights([("w", torch.ones(1))], 1)
+    engine.sample([[1]], 2, SAMPLING, 0)
+    before = [previous for previous, event in pairwise(["", *events]) if event in ("start", "wake")]
+    assert before == (["empty"] * 3 if sleeps else ["", "load"])
+    assert ("empty" in events) == sleeps
 
 
 @pytest.mark.parametrize(

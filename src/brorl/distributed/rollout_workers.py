@@ -28,11 +28,13 @@ class RolloutWorker:
     Args:
         build: Makes the engine.
         threads: Threads of torch.
+        shares_gpu: Whether a learner rank uses its GPU between two calls.
     """
 
-    def __init__(self, build: Callable[[], Engine], threads: int) -> None:
+    def __init__(self, build: Callable[[], Engine], threads: int, shares_gpu: bool = False) -> None:
         self._build = build
         self._threads = threads
+        self._shares_gpu = shares_gpu
 
     def start(self) -> tuple[int, ...]:
         """Make the engine; return its stop tokens."""
@@ -49,6 +51,8 @@ class RolloutWorker:
         """Sample a task; return the version of the weights and the seconds, and the trees."""
         start = perf_counter()
         trees = self._engine.sample(task.prompts, task.num_rollouts, task.sampling, task.seed, task.first)
+        if self._shares_gpu:
+            torch.cuda.empty_cache()
         return (self._engine.version, perf_counter() - start), trees
 
 
@@ -64,6 +68,7 @@ class RayRolloutPool:
         staffing: The workers.
         threads: Threads of torch in each worker.
         say: Receives a line for each lost worker.
+        shares_gpus: Whether learner ranks use the GPUs of the workers between two calls.
 
     Raises:
         Exception: The error of `build`.
@@ -76,8 +81,9 @@ class RayRolloutPool:
         staffing: Staffing,
         threads: int = 1,
         say: Callable[[str], None] = lambda _: None,
+        shares_gpus: bool = False,
     ) -> None:
-        self._supervisor = Supervisor(partial(RolloutWorker, build, threads), staffing, say)
+        self._supervisor = Supervisor(partial(RolloutWorker, build, threads, shares_gpus), staffing, say)
         self.num_workers = staffing.number
         self.stop_token_ids: tuple[int, ...] = self._supervisor.started[0].receipt
 

@@ -17,6 +17,7 @@ from ray.exceptions import ObjectLostError
 from torch import Tensor
 
 from brorl.errors import LearnerLostError
+from brorl.model.to_device import to_host
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,19 @@ class RemoteWeights:
                 yield name, torch.from_numpy(data).view(dtype).reshape(shape)
 
 
-def stored_form(weights: Iterable[tuple[str, Tensor]]) -> list[tuple[str, torch.Size, torch.dtype, Any]]:
-    """Return the value that a `RemoteWeights` refers to; an actor that returns it leaves the weights to the caller."""
-    return [(name, tensor.shape, tensor.dtype, _bytes(tensor)) for name, tensor in weights]
+def stored_form(
+    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None
+) -> list[tuple[str, torch.Size, torch.dtype, Any]]:
+    """Return the value that a `RemoteWeights` refers to; an actor that returns it leaves the weights to the caller.
+
+    Args:
+        weights: The weights by name, on any device.
+        dtype: Number format of their floats in the store; None for their own.
+    """
+    on_host = ((name, to_host(tensor, dtype)) for name, tensor in weights)
+    return [(name, tensor.shape, tensor.dtype, _bytes(tensor)) for name, tensor in on_host]
 
 
 def _bytes(tensor: Tensor) -> Any:
     """Return the memory of a tensor as an array, which the object store neither pickles nor copies twice."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor.reshape(-1).view(torch.uint8).numpy()

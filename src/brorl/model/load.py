@@ -43,7 +43,9 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"device {name} needs CUDA, and torch finds no CUDA device; set device: cpu")
+        raise UserError(
+            f"device {name} needs CUDA, and torch finds no CUDA device; set device: cpu, or run `brorl doctor`"
+        )
     return torch.device(name)
 
 

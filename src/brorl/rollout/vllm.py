@@ -31,6 +31,7 @@ from torch import Tensor
 
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.errors import UserError
+from brorl.model.to_device import to_host
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings
 from brorl.rollout.vllm_transfer import Weights
@@ -102,7 +103,7 @@ class VllmEngine:
         self._start = start
         self._published: PublishedWeights | None = None
         self._kept: Weights | None = None
-        self._process = start(settings)
+        self._process = self._started()
         self._asleep = self._replaced = False
 
     def row_costs(self, max_rows: int, max_tokens: int) -> None:  # the protocol's arguments
@@ -203,6 +204,7 @@ class VllmEngine:
             ) from error
 
     def _once(self, work: Callable[[Process], _Result]) -> _Result:
+        self._give_way()
         if self._asleep:
             self._process.wake()
             self._asleep = False
@@ -212,13 +214,22 @@ class VllmEngine:
             self._replaced = False
         return work(self._process)
 
+    def _started(self) -> Process:
+        self._give_way()
+        return self._start(self._settings)
+
+    def _give_way(self) -> None:
+        """Return the unused memory of this process, which a learner on the GPU of the engine has left."""
+        if self._settings.sleeps:
+            torch.cuda.empty_cache()
+
     def _other_transfer(self) -> str:
         transfer = self._settings.transfer
         return "" if transfer == "host" else f", or engine.vllm.weight_transfer: host (it is {transfer})"
 
     def _replace(self) -> None:
         self._process.close()
-        self._process = self._start(self._settings)
+        self._process = self._started()
         self._asleep, self._replaced = False, True
 
 
@@ -234,10 +245,7 @@ class PublishedWeights:
     """
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-        tensors = {
-            name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None).contiguous()
-            for name, tensor in weights
-        }
+        tensors = {name: to_host(tensor, dtype) for name, tensor in weights}
         num_bytes = sum(tensor.nbytes for tensor in tensors.values())
         shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
         fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
