@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 from rich.console import Console
 
-from brorl.api.evaluate import evaluate
+from brorl.api.evaluate import _Options, _request, evaluate
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from run_support import command, save_tiny_model
@@ -106,6 +106,15 @@ def test_a_stopped_evaluation_is_continued_by_the_same_call(monkeypatch: pytest.
     assert result.path == folder
     assert (content(folder), result.prompts) == (content(Path("whole")), whole.prompts)
     assert [session["parts_before"] for session in result.sessions] == [0, 1]
+
+
+def test_an_evaluation_does_not_care_how_a_run_overlaps_its_work() -> None:
+    """`async` would need an importance correction, and `segment_tokens` would need `async`."""
+    settings = {"cluster.nodes": 1, "cluster.mode": "async", "cluster.segment_tokens": 8}
+    request = _request(_Options("quickstart", (), 8, (1,), 1.0, 1.0, None, None, 0, settings))
+    assert (request.config.cluster.nodes, request.config.cluster.mode) == (1, "sync")
+    with pytest.raises(UserError, match=r"cluster\.mode"):
+        evaluate("quickstart", progress=False, **QUICK, **{"cluster.mode": "sometimes"})
 
 
 @pytest.mark.parametrize(

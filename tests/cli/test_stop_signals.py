@@ -1,7 +1,10 @@
-"""Ctrl-C and SIGTERM stop long commands: real signals to real processes, and what is left of them."""
+"""Ctrl-C, SIGTERM and a closed terminal stop long commands: real signals, and what is left of the processes."""
 
 import os
+import pty
+import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from brorl.api.arm_runs import counted_stops
-from brorl.cli.stop_signals import sigterm_as_interrupt
+from brorl.cli.stop_signals import signals_as_interrupt
 from brorl.runs.checkpoint import last_checkpoint, read_step
 from child_runs import Child
 from run_support import SMALL, Outcome
@@ -154,6 +157,35 @@ def test_an_evaluation_keeps_its_parts(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/responses/*.tmp"))
 
 
+def test_a_run_whose_terminal_is_closed_saves_its_state(tmp_path: Path) -> None:
+    """Nothing can be written to the terminal any more, and SIGHUP comes twice: from the kernel and from a shell."""
+    run = tmp_path / "run"
+    pid, terminal = pty.fork()
+    if not pid:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        command = [sys.executable, "-m", "brorl", "train", *SMALL, "--steps=1000", f"--output_dir={run}"]
+        os.execv(sys.executable, command)
+    try:
+        deadline = time.monotonic() + WITHIN_S
+        while num_steps(run) < 2:
+            assert is_alive(pid)
+            assert time.monotonic() < deadline
+            if select.select([terminal], [], [], 0.05)[0]:
+                os.read(terminal, 1 << 16)
+        os.kill(pid, signal.SIGSTOP)  # both signals come before it can answer the first
+        os.close(terminal)
+        os.kill(pid, signal.SIGHUP)
+        os.kill(pid, signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    finally:
+        if is_alive(pid):
+            os.kill(pid, signal.SIGKILL)
+    last = last_checkpoint(run / "checkpoints")
+    assert last is not None
+    assert 2 <= read_step(last) == num_steps(run) < 1000
+    assert "stopped after step" in (run / "run.log").read_text()
+
+
 def test_a_plan_leaves_nothing(tmp_path: Path) -> None:
     with started(tmp_path, "plan", "--pilot-rollouts=4096", "--engine.threads=1", "--output-dir=out") as command:
         command.until(lambda: (tmp_path / "out").is_dir() and "pilot: " in command.said)
@@ -166,7 +198,7 @@ def test_a_plan_leaves_nothing(tmp_path: Path) -> None:
 
 def test_signals_are_what_they_were_afterwards() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+    with pytest.raises(KeyboardInterrupt), signals_as_interrupt():
         os.kill(os.getpid(), signal.SIGTERM)
     with counted_stops() as stops:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
@@ -179,7 +211,7 @@ def test_other_threads_leave_signals_alone() -> None:
     seen = []
 
     def enter() -> None:
-        with sigterm_as_interrupt(), counted_stops():
+        with signals_as_interrupt(), counted_stops():
             seen.append([signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)])
 
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,6 +20,35 @@ def test_first_signal_asks_second_raises(number: signal.Signals) -> None:
         assert stop.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def _closing_a_terminal_ends_this_program() -> Iterator[None]:
+    """Under `nohup` the tests ignore SIGHUP."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("_closing_a_terminal_ends_this_program")
+def test_a_closed_terminal_asks_once() -> None:
+    """The kernel and the shell both send the signal; the second one must not discard the step."""
+    with StopRequest() as stop:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.requested
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+@pytest.mark.usefixtures("_closing_a_terminal_ends_this_program")
+def test_a_program_under_nohup_goes_on() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert not stop.requested
 
 
 def test_signals_are_what_they_were_afterwards() -> None:

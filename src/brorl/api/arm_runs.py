@@ -29,12 +29,13 @@ from brorl.comparison.matching import TOLERANCE
 from brorl.cost import UNIT_WORDS, Budget, Cost, amount, cost_of_step
 from brorl.errors import UserError
 from brorl.format import exact, plain
+from brorl.training.stop_request import is_hangup, stop_signals
 
 _POLL_S = 0.5
 _FIRST_STEPS = 3  # whose median is the length of a step; the first one alone contains startup
 _MARGIN = 1.2  # of the budget that is recommended: steps vary
 _KILLED_BY = 3  # signals sent to the comparison
-_STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+_STOP_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 _PRELOADED = (  # in the process that all runs are forked from: a run starts at once
     "brorl.api.training_session",
     "brorl.console.progress",
@@ -208,10 +209,16 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents
         events: Receives the progress.
 
     Raises:
+    <<<<<<< HEAD
         UserError: If a run failed, or its steps are too long for its budget. The others stop after their step, and all
             of them can be continued.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state. The second one discards the steps
             in progress, the third kills the runs.
+    =======
+        UserError: If a run failed. The others stop after their step, and all of them can be continued.
+        KeyboardInterrupt: On Ctrl-C, SIGTERM or SIGHUP, once every run has saved its state. The second one discards
+            the steps in progress, the third kills the runs.
+    >>>>>>> cluster
     """
     waiting = list(runs)
     running: dict[Slot, tuple[RunProgress, ForkServerProcess]] = {}
@@ -250,16 +257,17 @@ class StopCount:
 
 @contextmanager
 def counted_stops() -> Iterator[StopCount]:
-    """Within the block, SIGINT and SIGTERM are counted and interrupt nothing. Only the main thread handles signals."""
+    """Within the block, stop signals are counted and interrupt nothing. Only the main thread handles signals."""
     stops = StopCount()
 
-    def count(_number: int, _frame: FrameType | None) -> None:
+    def count(number: int, _frame: FrameType | None) -> None:
+        is_hangup(number)
         stops.count += 1
 
     if threading.current_thread() is not threading.main_thread():
         yield stops
         return
-    before = {number: signal.signal(number, count) for number in _STOP_SIGNALS}
+    before = {number: signal.signal(number, count) for number in stop_signals()}
     try:
         yield stops
     finally:

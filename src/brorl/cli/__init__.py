@@ -1,8 +1,8 @@
 """The command line: one module per command, with its options and the call of its function.
 
 Errors that the user can fix are one line on stderr, with exit code 2 before any work and 1 for an error that stopped a
-run. Ctrl-C and SIGTERM stop every command with exit code 130. numpy, torch and transformers are imported when a command
-runs, and not for help.
+run. Ctrl-C, SIGTERM and SIGHUP stop every command with exit code 130. numpy, torch and transformers are imported when a
+command runs, and not for help.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from brorl.cli import (
 )
 from brorl.cli import eval as evaluate
 from brorl.cli.settings import unknown_option
-from brorl.cli.stop_signals import STOPPED, sigterm_as_interrupt
+from brorl.cli.stop_signals import STOPPED, signals_as_interrupt
 from brorl.errors import UserError
 
 COMMANDS = {
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Command line without the program's name; by default that of the process.
     """
     try:
-        with sigterm_as_interrupt():
+        with signals_as_interrupt():
             return _run(list(sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         print(f"brorl: {error}", file=sys.stderr)  # noqa: T201

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the signal of Slurm, Kubernetes and `kill` stops a command as Ctrl-C does.
+"""SIGTERM and SIGHUP: the signals of Slurm, Kubernetes, `kill` and a closed terminal stop a command as Ctrl-C does.
 
 A command that keeps its work catches KeyboardInterrupt, prints the kept work and the command that continues, and
 returns `STOPPED`. A training run requests its own stop (`brorl.training.stop_request`), and a comparison counts the
@@ -14,21 +14,25 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-STOPPED = 130  # exit code of a command that was stopped, by either signal
+from brorl.training.stop_request import is_hangup, stop_signals
+
+STOPPED = 130  # exit code of a command that was stopped, by any of these signals
 
 
 @contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Within the block, SIGTERM raises KeyboardInterrupt. Threads other than the main one leave signals alone."""
+def signals_as_interrupt() -> Iterator[None]:
+    """Within the block, stop signals raise KeyboardInterrupt. Threads other than the main one leave signals alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = {number: signal.signal(number, _interrupt) for number in stop_signals() if number != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    is_hangup(number)
     raise KeyboardInterrupt

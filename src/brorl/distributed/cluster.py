@@ -197,7 +197,7 @@ class Cluster:
             return
         logging.getLogger("ray").setLevel(logging.ERROR)
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns on machines with GPUs
-        with _without_sigterm():
+        with _without_stop_signals():
             if self.shape.address is None:
                 self._start_here()
             else:
@@ -268,15 +268,16 @@ class Cluster:
 
 
 @contextmanager
-def _without_sigterm() -> Iterator[None]:
-    """Start processes that SIGTERM does not end, and keep this program's handler of it, which Ray replaces.
+def _without_stop_signals() -> Iterator[None]:
+    """Start processes that SIGTERM and SIGHUP do not end; keep this program's handler of SIGTERM, which Ray replaces.
 
-    `scancel` and `timeout` send SIGTERM to all processes of a run, and the run needs them until it has saved a
-    checkpoint. They inherit the blocked signal. The kernel kills them if this program dies. Only Linux does that: on
-    other systems Ray ends them with SIGTERM, and the signal is not blocked.
+    `scancel` and `timeout` send SIGTERM to all processes of a run, a closed terminal sends SIGHUP, and the run needs
+    its processes until it has saved a checkpoint. They inherit the blocked signals. The kernel kills them if this
+    program dies. Only Linux does that: on other systems Ray ends them with SIGTERM, and no signal is blocked.
     """
     handler = signal.getsignal(signal.SIGTERM)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}) if sys.platform == "linux" else None
+    blocked = {signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked) if sys.platform == "linux" else None
     try:
         yield
     finally:

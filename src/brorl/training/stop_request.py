@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first requests a stop and is answered at once; the second discards the step.
+"""Ctrl-C, SIGTERM and SIGHUP: the first requests a stop and is answered at once; the second discards the step.
 
 A thread that the signal wakes gives the answer. Python runs a signal handler only after the current call of the main
 thread, and a backward pass is one call.
@@ -6,15 +6,48 @@ thread, and a backward pass is one call.
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that request a stop: SIGHUP is one of them unless this program ignores it (`nohup`)."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        found.append(signal.SIGHUP)
+    return found
+
+
+def is_hangup(number: int) -> bool:
+    """Return whether a signal says that the terminal is gone; then ignore it from now on, as a shell sends it again.
+
+    Only the main thread can call this.
+    """
+    if number in (signal.SIGINT, signal.SIGTERM):
+        return False
+    signal.signal(number, signal.SIG_IGN)
+    leave_terminal()
+    return True
+
+
+def leave_terminal() -> None:
+    """Write nothing more to a terminal that is gone: the error would come before the checkpoint."""
+    for descriptor in (1, 2):
+        try:
+            os.tcgetpgrp(descriptor)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, descriptor)
+                os.close(null)
 
 
 class StopNow(Exception):  # noqa: N818 (it is no error)
@@ -22,7 +55,7 @@ class StopNow(Exception):  # noqa: N818 (it is no error)
 
 
 class StopRequest:
-    """Within the block, the first SIGINT or SIGTERM sets `requested`; the second raises KeyboardInterrupt.
+    """Within the block, the first stop signal sets `requested`; the second raises KeyboardInterrupt.
 
     Outside of the main thread signals are left alone.
 
@@ -45,7 +78,7 @@ class StopRequest:
             self._writer.setblocking(False)
             self._thread = threading.Thread(target=self._answer_the_first, name="answer to Ctrl-C", daemon=True)
             self._thread.start()
-            for number in _SIGNALS:
+            for number in stop_signals():
                 self._previous[number] = signal.signal(number, self._on_signal)
             self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         return self
@@ -83,7 +116,8 @@ class StopRequest:
         if self.requested and self._discards:
             raise StopNow
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        is_hangup(number)
         if self.requested:
             raise KeyboardInterrupt
         self._discarded = self._discards
@@ -91,7 +125,8 @@ class StopRequest:
 
     def _answer_the_first(self) -> None:
         while received := self._reader.recv(1):
-            if received[0] in _SIGNALS:
+            if received[0] in self._previous:
+                leave_terminal()
                 discards = self._discards  # the main thread is in a call that began before the signal,
                 if self.requested:  # or it has continued since
                     discards = self._discarded
