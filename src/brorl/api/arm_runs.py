@@ -209,16 +209,10 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents
         events: Receives the progress.
 
     Raises:
-    <<<<<<< HEAD
         UserError: If a run failed, or its steps are too long for its budget. The others stop after their step, and all
             of them can be continued.
-        KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state. The second one discards the steps
-            in progress, the third kills the runs.
-    =======
-        UserError: If a run failed. The others stop after their step, and all of them can be continued.
         KeyboardInterrupt: On Ctrl-C, SIGTERM or SIGHUP, once every run has saved its state. The second one discards
             the steps in progress, the third kills the runs.
-    >>>>>>> cluster
     """
     waiting = list(runs)
     running: dict[Slot, tuple[RunProgress, ForkServerProcess]] = {}
