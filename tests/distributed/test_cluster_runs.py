@@ -139,6 +139,20 @@ def test_a_signal_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: P
     assert_same_run(tmp_path / "run", alone)
 
 
+def test_workers_import_no_module_of_the_current_folder(tmp_path: Path) -> None:
+    """Except the user's own verifier, which finds the modules beside it."""
+    for package in ("safetensors", "peft", "numpy"):
+        (tmp_path / f"{package}.py").write_text("raise RuntimeError('a module of the current folder')")
+    (tmp_path / "beside.py").write_text("SCORE = 0.5")
+    (tmp_path / "mine.py").write_text("import beside\n\ndef check(response, reference):\n    return beside.SCORE\n")
+    own = ("--verification.functions={countdown: mine:check}", "--dynamic_sampling.enabled=false")
+    arguments = (*SMALL, "--steps=1", *own, "--cluster.nodes=1", "--cluster.verifier_workers=1", "--output_dir=run")
+    outcome = ChildRuns(tmp_path)("train", *arguments)
+    assert outcome.code == 0, outcome.said
+    steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert steps[-1]["sampling"]["reward"] == 0.5
+
+
 @pytest.mark.usefixtures("cluster")
 def test_an_evaluation_on_a_cluster(tmp_path: Path) -> None:
     """Its counts are those of one process."""

@@ -24,7 +24,7 @@ from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from brorl.distributed.connection import QUIET, join_cluster, join_command
+from brorl.distributed.connection import connect, join_cluster, join_command
 from brorl.distributed.node_facts import PACKAGES
 from brorl.distributed.session_folder import SessionFolder, new_session_folder
 from brorl.errors import UserError
@@ -205,7 +205,7 @@ class Cluster:
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
         self._folder = new_session_folder()
         try:
-            ray.init("local", include_dashboard=False, _temp_dir=self._folder.path, **QUIET)
+            connect("local", include_dashboard=False, _temp_dir=self._folder.path)
         except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 
