@@ -9,6 +9,7 @@ from pathlib import Path
 from socket import gethostname
 from threading import Event
 from threading import enumerate as enumerate_threads
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from brorl.distributed.remote_learner import RemoteLearner
 from brorl.errors import LearnerLostError, UserError
 from brorl.training.async_source import AsyncSource
 from brorl.training.source import Batch
-from child_runs import ChildRuns, Harm
+from child_runs import Child, ChildRuns, Harm
 from run_support import SMALL, assert_same_run, command
 
 pytestmark = [
@@ -137,6 +138,48 @@ def test_a_signal_stops_a_cluster_and_leaves_no_process(alone: Path, tmp_path: P
     assert not [line for line in _command_lines() if str(tmp_path) in line or "brorl-ray-" in line]
     assert command("resume", tmp_path / "run", "--cluster.nodes=0").code == 0
     assert_same_run(tmp_path / "run", alone)
+
+
+def test_workers_import_no_module_of_the_current_folder(tmp_path: Path) -> None:
+    """Except the user's own verifier, which finds the modules beside it."""
+    for package in ("safetensors", "peft", "numpy"):
+        (tmp_path / f"{package}.py").write_text("raise RuntimeError('a module of the current folder')")
+    (tmp_path / "beside.py").write_text("SCORE = 0.5")
+    (tmp_path / "mine.py").write_text("import beside\n\ndef check(response, reference):\n    return beside.SCORE\n")
+    own = ("--verification.functions={countdown: mine:check}", "--dynamic_sampling.enabled=false")
+    arguments = (*SMALL, "--steps=1", *own, "--cluster.nodes=1", "--cluster.verifier_workers=1", "--output_dir=run")
+    outcome = ChildRuns(tmp_path)("train", *arguments)
+    assert outcome.code == 0, outcome.said
+    steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert steps[-1]["sampling"]["reward"] == 0.5
+
+
+@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
+def test_a_run_whose_ray_dies_says_how_to_continue(tmp_path: Path, victim: str) -> None:
+    """Ray ends the program from its own threads; the line comes before that."""
+    said, metrics = tmp_path / "said.txt", tmp_path / "run/metrics.jsonl"
+    run = Child(tmp_path, "train", *SMALL, "--steps=500", "--cluster.nodes=1", "--output_dir=run", log=said)
+    deadline = monotonic() + 400.0
+    while not metrics.is_file() or metrics.read_bytes().count(b"\n") < 3:
+        assert monotonic() < deadline, said.read_text()
+        sleep(0.1)
+    [process] = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if _parent(path.parent) == run.pid and victim in path.read_text().split("\0")[0]
+    ]
+    os.kill(process, signal.SIGKILL)
+    assert run.wait(400.0).code == 1
+    last = said.read_text().splitlines()[-1]
+    assert last.startswith("brorl: Ray has died: the ")
+    assert last.endswith("Continue from the last checkpoint with: brorl resume run")
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:  # it has ended
+        return 0
 
 
 @pytest.mark.usefixtures("cluster")

@@ -208,7 +208,7 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
             store.check(ready.settings)
             differences = compare_with_own(options.checkpoint, run_config, ready.settings) if run_config else []
             _announce(ready, output, [*ready.notes, *differences[:1]], say)
-            cluster = build_cluster(request.config, say, learns=False)
+            cluster = build_cluster(request.config, say, learns=False, advice="Rerun the command to continue.")
             with ExitStack() as parts:
                 if cluster is not None:
                     parts.enter_context(closing(cluster))

@@ -92,7 +92,8 @@ class TrainingSession:
         Raises:
             LearnerLostError: If it was lost more often than `cluster.max_restarts`.
         """
-        cluster, limit = build_cluster(self.config, self.screen.say), self.config.cluster.max_restarts
+        limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
+        cluster = build_cluster(self.config, self.screen.say, note=self.screen.log, advice=advice)
         with ExitStack() as parts:
             if cluster is not None:
                 parts.enter_context(closing(cluster))

@@ -43,13 +43,17 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def build_cluster(config: TrainConfig, say: Say, learns: bool = True) -> Cluster | None:
+def build_cluster(
+    config: TrainConfig, say: Say, learns: bool = True, note: Say = lambda _: None, advice: str = "Rerun the command."
+) -> Cluster | None:
     """Return the cluster of a run or an evaluation before its start; None if it has one process.
 
     Args:
         config: The settings.
         say: Receives lines for the user.
         learns: Whether there are learner ranks.
+        note: Receives the messages of Ray, for a log.
+        advice: How to continue if Ray dies, as a sentence.
 
     Raises:
         UserError: If Ray is not installed.
@@ -73,7 +77,7 @@ def build_cluster(config: TrainConfig, say: Say, learns: bool = True) -> Cluster
         in_turn=settings.mode == "sync",
         join_timeout_s=settings.join_timeout_s,
     )
-    return Cluster(shape, say)
+    return Cluster(shape, say, note, advice)
 
 
 def check_ray(config: TrainConfig) -> None:

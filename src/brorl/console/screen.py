@@ -104,6 +104,14 @@ class Screen:
         """
         self._write(text, wraps=self.console.is_terminal and not is_command)
 
+    def log(self, text: str) -> None:
+        """Write text into the log file alone.
+
+        Raises:
+            StorageError: If the log file cannot be written.
+        """
+        self._log(text)
+
     def show(self, table: Table) -> None:
         """Write an empty line and a table.
 
@@ -126,6 +134,10 @@ class Screen:
             self._last_output = monotonic()
             for part in parts:
                 self.console.print(part, soft_wrap=not wraps, markup=False, emoji=False)
+            self._log(*parts)
+
+    def _log(self, *parts: str | Text | Table) -> None:
+        with self._lock:
             if self._log_file:
                 with storage_errors(self._log_file), self._log_file.open("a", encoding="utf-8") as file:
                     log = Console(file=file, width=WIDTH, no_color=True, force_terminal=False, highlight=False)

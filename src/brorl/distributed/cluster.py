@@ -24,8 +24,9 @@ from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from brorl.distributed.connection import QUIET, join_cluster, join_command
+from brorl.distributed.connection import connect, join_cluster, join_command
 from brorl.distributed.node_facts import PACKAGES
+from brorl.distributed.ray_watch import RayWatch, end_program, needed_processes, send_messages_of_ray
 from brorl.distributed.session_folder import SessionFolder, new_session_folder
 from brorl.errors import UserError
 from brorl.format import counted
@@ -114,11 +115,21 @@ class Cluster:
     Args:
         shape: The machines and processes.
         say: Receives lines for the user.
+        note: Receives the messages of Ray, for a log.
+        advice: How to continue if Ray dies, as a sentence.
     """
 
-    def __init__(self, shape: ClusterShape, say: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        shape: ClusterShape,
+        say: Callable[[str], None] = lambda _: None,
+        note: Callable[[str], None] = lambda _: None,
+        advice: str = "Rerun the command.",
+    ) -> None:
         self.shape = shape
         self.say = say
+        self._note, self._advice = note, advice
+        self._watch: RayWatch | None = None
         self._folder: SessionFolder | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
@@ -173,6 +184,9 @@ class Cluster:
 
     def close(self) -> None:
         """End everything that this object has started."""
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
         if ray.is_initialized():
             self.release()
         if self._connected:
@@ -203,6 +217,9 @@ class Cluster:
             else:
                 join_cluster(self.shape.address)
         self._connected = True
+        send_messages_of_ray(self._note)
+        processes = needed_processes(joined=self.shape.address is not None)
+        self._watch = RayWatch(processes, lambda lost: end_program(self.say, lost, self._advice))
 
     def _start_here(self) -> None:
         """Start a cluster of this machine."""
@@ -210,7 +227,7 @@ class Cluster:
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
         self._folder = new_session_folder()
         try:
-            ray.init("local", include_dashboard=False, _temp_dir=self._folder.path, **QUIET)
+            connect("local", include_dashboard=False, _temp_dir=self._folder.path)
         except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 

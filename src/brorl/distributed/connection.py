@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+from pathlib import Path
 from typing import Any
 
 import ray
+from ray.job_config import JobConfig
 
 from brorl.errors import UserError, first_line
 
 _TIMEOUT_S = 5.0
-QUIET: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+
+
+def connect(address: str, **options: Any) -> None:
+    """Connect this program to Ray.
+
+    Args:
+        address: HOST:PORT of a cluster, `auto`, or `local` to start one.
+        options: More arguments of `ray.init`.
+    """
+    ray.init(address, log_to_driver=False, configure_logging=False, job_config=_job(), **options)
+
+
+def _job() -> JobConfig:
+    """Return a job whose workers import modules from the folders of this program's path alone."""
+    script = str(Path(sys.argv[0]).resolve().parent)
+    return _OwnPath(_py_driver_sys_path=[script] if script in sys.path else [])
+
+
+class _OwnPath(JobConfig):
+    """A job to whose path Ray adds nothing: the current folder would come before the installed packages."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True
 
 
 def join_cluster(address: str) -> None:
@@ -25,7 +50,7 @@ def join_cluster(address: str) -> None:
     """
     try:
         _check_answers(address)
-        ray.init(address=address, **QUIET)
+        connect(address)
     except ray.exceptions.AuthenticationError as error:
         raise UserError(
             f"the Ray cluster at {address} needs its token; copy ~/.ray/auth_token from its first machine to this one, "
