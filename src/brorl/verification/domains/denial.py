@@ -14,14 +14,14 @@ _LONGEST_RELATION = 12
 _WORDS = 16
 _MARKS = " \t$*_:([{\\"
 _RELATION = re.compile(
-    r"(?:\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)\s?=?|(?<![a-z/<][a-z])[<>]=?|"
+    r"(?:\\(?:neq?|not|notin|[lg]eq?(?:slant)?|[lg]t|ll|gg|pm|mp)\s?=?|(?<![a-z/<][a-z\d])(?<![-=>])[<>]=?|"
     r"[\u2260\u2264\u2265\u00b1]|[=$(]\s?-)$"
 )
 # Words between a denial and the answer.
 _WORD = re.compile(r"\S+")
 _BETWEEN = frozenset(
     _WORD.findall(
-        "the a an final correct right best true so answer option choice value number is are was be been being would "
+        "the a an final correct right best true answer option choice value number is are was be been being would "
         "should could can might will equal equals to that it its this say says said think thinks believe claim sure "
         "certain i we my our ="
     )
@@ -33,17 +33,28 @@ _DENIALS = frozenset(
         "eliminates eliminated eliminating reject rejects rejected rejecting"
     )
 )
-_TWO_WORDS = re.compile(r"(?:rul(?:e|es|ed|ing) out|(?:any|every|no)thing but|least \w+)")
+_TWO_WORDS = re.compile(r"(?:rul(?:e|es|ed|ing) out|(?:any|every|no)thing but|least (?:likely|plausible|probable))")
+# Before `is` and the answer to a question for what is not true: `the statement that is not true is B`.
+_RELATIVE = re.compile(
+    r"\b(?:that|which|what) (?:cannot|\w+n['\u2019]t|"
+    r"(?:(?:is|are|was|were|be|can|could|should|does|do) )+(?:not )?\S+)$"
+)
 _SUPPOSITION, _CONDITIONAL = frozenset({"if", "were", "had"}), frozenset({"would", "could", "might"})
+# What is said of the value, not of the answer: `which is not prime`, `not 6`, `is not the only one`.
+_OF_VALUE = (
+    r"(?!(?:\s+(?:an?|the|my|our|quite|really|actually|necessarily|always)\b)*+\s+"
+    r"(?!(?:correct|right|true|valid|answer|solution|option|choice|final|best|it|so|what|sure|certain|confident|"
+    r"possible|allowed|accept\w+)\b)(?:[a-z]{2}|[$(]*-?\d))"
+)
 _BESIDE = r"(?:[^\S\n]|[$*_()\]},;:-]|\\[)\],;! ]|\\q?quad(?![a-z]))*"
 _AFTER = re.compile(
     rf"{_BESIDE}(?:\\(?:text|mbox|mathrm)\s*\{{\s*)?"
     r"(?:(?:that|this|it|which)\s+)?(?:(?:is|was|are|were|seems|looks|may|might|could|can|be)\s+)*(?:\w+ly\s+)?"
-    r"(?:(?:not|wrong|incorrect|false|untrue|nor|maybe|perhaps|possibly|alternatively|unless|"
+    rf"(?:(?:not{_OF_VALUE}|wrong|incorrect|false|untrue|nor|maybe|perhaps|possibly|alternatively|unless|"
     r"or(?!\s+(?:so|equivalently|simply)\b))\b|"
-    r"(?:is|was|are|does|do|ca|could|wo)n['\u2019]t\b|(?:al)?though\s+it\s+(?:may|might|could)\b|"
+    rf"(?:is|was|are|does|do|ca|could|wo)n['\u2019]t\b{_OF_VALUE}|(?:al)?though\s+it\s+(?:may|might|could)\b|"
     r"and\s+(?=\$|\\\()|\?[\s$]*(?:no|not|wait|actually|or)\b|\\(?:neq?|not|pm)(?![a-zA-Z])|\u2260)|"
-    r"[\s$*_)\]}.,;:!]*(?:that|this|it)\s+(?:is|was)\s+(?:not\s+(?:correct|right|the)|wrong|incorrect|false)\b",
+    rf"[\s$*_)\]}}.,;:!]*(?:that|this|it)\s+(?:is|was)\s+(?:not{_OF_VALUE}|wrong|incorrect|false)\b",
     re.IGNORECASE,
 )
 
@@ -54,12 +65,14 @@ def denial_before(text: str) -> str:
     if not line or line[-1] in ".!?":
         return ""
     relation = _RELATION.search(line, max(len(line) - _LONGEST_RELATION, 0))
-    if relation:
+    if relation and line.strip() != ">":  # a quotation in Markdown
         return relation[0]
     words = line.lower().rsplit(None, _WORDS)
     at = len(words)
-    while at and ((word := words[at - 1].strip("$*_")) in _BETWEEN or len(word) == 1):
+    while at and ((word := words[at - 1].strip("$*_")) in _BETWEEN or (len(word) == 1 and not word.isdigit())):
         at -= 1
+    if words[at:] and words[-1] in ("is", "are") and _RELATIVE.search(" ".join(words[max(at - 6, 0) : at])):
+        return ""
     if at and (
         word in _DENIALS
         or word.endswith(("n't", "n\u2019t"))
