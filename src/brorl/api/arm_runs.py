@@ -347,11 +347,12 @@ def _check_end(run: ArmRun, code: int) -> None:
 def _check_steps(running: Sequence[RunProgress]) -> None:
     """Raise a UserError if the first steps of a run, refills included, are too long for it to end near its budget."""
     known = [p for p in running if p.first_steps and (len(p.first_steps) == _FIRST_STEPS or p.ended)]
-    if len(known) < len(running) or not known or known[0].run.budget.unit == "steps":
+    if not known or known[0].run.budget.unit == "steps":
         return
-    step, name = max((median(progress.first_steps), progress.run.arm) for progress in known)
-    unit, limit = known[0].run.budget.unit, known[0].run.budget.limit
-    if step > TOLERANCE * limit:
+    longest = max(known, key=lambda progress: median(progress.first_steps))
+    step, name = median(longest.first_steps), longest.run.arm
+    unit, limit = longest.run.budget.unit, longest.run.budget.limit
+    if step > TOLERANCE * limit and (longest.ended or len(known) == len(running)):  # the others may need even more
         raise UserError(
             f"one step of {name} takes {plain(step, 2)} {UNIT_WORDS[unit]}, more than {TOLERANCE:.0%} of the budget of "
             f"{amount(limit, unit)}, so the arms would not be matched; raise --budget to "
