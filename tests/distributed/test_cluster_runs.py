@@ -144,14 +144,14 @@ def test_workers_import_no_module_of_the_current_folder(tmp_path: Path) -> None:
     """Except the user's own verifier, which finds the modules beside it."""
     for package in ("safetensors", "peft", "numpy"):
         (tmp_path / f"{package}.py").write_text("raise RuntimeError('a module of the current folder')")
-    (tmp_path / "beside.py").write_text("SCORE = 0.5")
-    (tmp_path / "mine.py").write_text("import beside\n\ndef check(response, reference):\n    return beside.SCORE\n")
+    (tmp_path / "beside.py").write_text("VERDICT = True")
+    (tmp_path / "mine.py").write_text("import beside\n\ndef check(response, reference):\n    return beside.VERDICT\n")
     own = ("--verification.functions={countdown: mine:check}", "--dynamic_sampling.enabled=false")
     arguments = (*SMALL, "--steps=1", *own, "--cluster.nodes=1", "--cluster.verifier_workers=1", "--output_dir=run")
     outcome = ChildRuns(tmp_path)("train", *arguments)
     assert outcome.code == 0, outcome.said
     steps = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert steps[-1]["sampling"]["reward"] == 0.5
+    assert steps[-1]["sampling"]["reward"] == 1.0
 
 
 @pytest.mark.parametrize("victim", ["raylet", "gcs_server"])

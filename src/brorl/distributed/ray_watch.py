@@ -104,7 +104,7 @@ def end_program(say: Callable[[str], None], lost: str, advice: str) -> None:
 def send_messages_of_ray(note: Callable[[str], None]) -> None:
     """Pass on what Ray prints about processes that died, in place of printing it."""
 
-    def keep(data: dict[str, Any], **_: Any) -> None:
+    def keep(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001 (Ray gives it)
         for line in data["lines"]:
             note(line)
 
