@@ -1,6 +1,7 @@
 """Project files that must agree: the workflow, the citation, the changelog and the metadata of the package."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,24 @@ def test_the_workflow_runs_the_gate_on_every_supported_python(project: dict[str,
     commands = [step["run"] for step in job["steps"] if "run" in step]
     assert commands[-1] == "bash .ci/run"
     assert all((ROOT / word).is_file() for command in commands for word in command.split() if "/" in word)
+
+
+def test_the_gate_runs_the_commands_of_the_readme_in_a_fresh_clone() -> None:
+    """Also with the kernels of AVX2, and nothing else is taken for a command."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    try_it, test_it = re.findall(r"^    (python3 -m venv .*)$", readme, re.MULTILINE)
+    gate = (ROOT / ".ci/run").read_text("utf-8")
+    clone = gate.index('git clone --quiet . "$work/clone"\ncd "$work/clone"\n')
+    extracted = "".join(f"{line}\n" for line in gate[:clone].splitlines() if "readme_command" in line)
+    printed = subprocess.run(
+        ["bash", "-euc", f'python=python3\n{extracted}echo "$try"\necho "$test"'],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert printed.splitlines() == [try_it, test_it]
+    for command, name in ((try_it, "try"), (test_it, "test")):
+        run = f'bash -euo pipefail -c "${name}"'
+        again = f"ATEN_CPU_CAPABILITY=avx2 {command.rpartition(' && ')[2]}"
+        assert clone < gate.index(run) < gate.index(again)
 
 
 def test_the_citation_has_the_version_and_the_paper(project: dict[str, Any]) -> None:

@@ -127,18 +127,18 @@ def test_the_first_success_does_not_make_it_narrow() -> None:
 def test_it_contains_the_truth_as_often_as_it_says(
     a: float, b: float, num_prompts: int, k: int, rng: np.random.Generator
 ) -> None:
-    """100 evaluations of fresh prompts with 16 responses each.
+    """300 evaluations of fresh prompts with 16 responses each.
 
-    A bootstrap misses about 15 times in each setting. The level is .98 or more here, so 8 misses have a chance below 1
-    in 1,000.
+    A bootstrap misses about 45 times in each setting. The level is .98 or more here, so 23 misses have a chance of 1 in
+    ten million.
     """
     truth = 1 - np.prod([(b + i) / (a + b + i) for i in range(k)])
     missed = 0
-    for _ in range(100):
+    for _ in range(300):
         correct_P = rng.binomial(16, rng.beta(a, b, num_prompts))
         found = mean_with_interval(pass_at_k(correct_P, 16, k))
         missed += not found.low <= truth <= found.high
-    assert missed <= 7
+    assert missed <= 22
 
 
 def test_it_is_hardly_wider_than_the_normal_interval_of_many_prompts(rng: np.random.Generator) -> None:

@@ -116,7 +116,8 @@ def test_loads_with_transformers_as_the_trained_model(
         assert torch.equal(ours, theirs), name
         assert not torch.equal(ours, before), name
     ids = torch.tensor([tokenizer("1 2 -> 3:")["input_ids"]])
-    assert torch.equal(loaded.eval()(ids).logits, model.eval()(ids).logits)
+    # Two places in memory: matrix products of some processors round by the address.
+    torch.testing.assert_close(loaded.eval()(ids).logits, model.eval()(ids).logits)
     again = AutoTokenizer.from_pretrained(folder)
     assert again("1 2 -> 3:")["input_ids"] == ids[0].tolist()
     assert again.decode(ids[0]) == "1 2 -> 3:"

@@ -121,7 +121,7 @@ def test_training_rollouts_would_flatter_the_update(rng: np.random.Generator) ->
         on_held_out.append(check_on_held_out([held_out(fresh, p, q, right, 0.3)]).change - (q - p)[right].sum())
     error = np.std(on_held_out) / 20
     assert np.mean(on_training) > 5 * error
-    assert abs(np.mean(on_held_out)) < 5 * error
+    assert abs(np.mean(on_held_out)) < 6 * error  # 2e-9 for a normal mean, below 1e-7 for the t of 400 values
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 7), (7, 7), (1, 30), (13, 29), (499, 1000)])

@@ -154,8 +154,8 @@ def test_weights_are_repeated_prompts(rng: np.random.Generator) -> None:
     for row in range(3):
         repeated = np.repeat(correct, weight[row].astype(int))
         again = refit_shares(repeated, 32, np.ones((1, 60)), wanted)
-        np.testing.assert_array_equal(mixed[row], again[0][0])
-        np.testing.assert_array_equal(solved[row], again[1][0])
+        np.testing.assert_allclose(mixed[row], again[0][0], rtol=1e-12)  # products of 3 rows and of 1 round differently
+        np.testing.assert_allclose(solved[row], again[1][0], rtol=1e-12)
         fit = fit_pass_rates(repeated, 32)
         np.testing.assert_allclose(mixed[row], [fit.mixed(int(n)) for n in wanted], atol=0.25)
         np.testing.assert_allclose(solved[row], [fit.solved(int(n)) for n in wanted], atol=0.25)

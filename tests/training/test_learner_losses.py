@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binomtest
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -476,10 +477,12 @@ def test_a_chosen_subset_holds_no_truncated_response(rng: np.random.Generator) -
         sum_L[chosen] += chosen_responses.factor_L
         factor_L[chosen] = chosen_responses.factor_L
     assert (sum_L[~tree.finished] == 0).all()
-    spread_L = np.sqrt((factor_L - 1) / draws)  # of the mean of 1 / pi, drawn with probability pi
     seen_L = sum_L > 0
     assert seen_L.any()
-    assert (np.abs(sum_L / draws - 1)[seen_L] <= 5 * spread_L[seen_L] + 1e-9).all()
+    for total, factor in zip(sum_L[seen_L], factor_L[seen_L], strict=True):  # 1 / pi, drawn with probability pi
+        times = round(total / factor)
+        assert total == pytest.approx(times * factor, rel=1e-9)
+        assert binomtest(times, draws, 1 / factor).pvalue > 1e-8  # for at most 20 responses: 2 in ten million
 
 
 def test_a_batch_of_truncated_responses_alone_changes_nothing(rng: np.random.Generator) -> None:

@@ -26,8 +26,8 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
     """Make the decoder layers of a model keep only their inputs for the backward pass.
 
     The memory for activations falls from that of all layers to that of one layer and every layer's input. Each layer is
-    computed twice. Gradients are equal up to rounding, and bitwise on a CPU. Only forward passes in training mode with
-    gradients change, not sampling and evaluation.
+    computed twice. Gradients are equal up to rounding. Only forward passes in training mode with gradients change, not
+    sampling and evaluation.
 
     Args:
         model: A causal LM.

@@ -31,6 +31,7 @@ from brorl.model.lora import LoraSettings, add_adapter, continue_adapter, merged
 from brorl.model.source import ModelSource, check_weights, find_model, not_loaded, read_config
 
 _log = logging.getLogger(__name__)
+_ALIGNMENT = 64  # bytes; what torch gives new tensors on a CPU
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt")
 
 
@@ -148,6 +149,7 @@ def load_model(
         continue_adapter(model, Path(source.adapter), lora)
     elif lora:
         add_adapter(model, lora)
+    _align(model)
     return model
 
 
@@ -239,6 +241,13 @@ def _quiet_transformers() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(verbosity)
+
+
+def _align(model: PreTrainedModel) -> None:
+    """Copy weights that are read in place from a file, where matrix products round by their place in the file."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.data_ptr() % _ALIGNMENT:
+            tensor.data = tensor.data.clone()
 
 
 def _switch_dropout_off(model: PreTrainedModel) -> None:
