@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
+from brorl.errors import UserError
+from brorl.model.flex_attention import FlexAttention
+from brorl.model.hook_check import check_flex
 from brorl.model.load import load_model
 from brorl.model.lora import LoraSettings
 from brorl.model.sharding import full_tensor, shard
@@ -161,3 +165,19 @@ def failure(ranks: Ranks, loading: Loading | None) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def checked_flex(ranks: Ranks, loading: Loading, factor: int) -> str:
+    """Check FlexAttention, times a factor, on a sharded model; return the error."""
+    model, weights, _ = load_on_first_rank(ranks, lambda: (loading.load(), None))
+    shard(model, weights, CPU)
+    attend = FlexAttention.attend
+    with (
+        patch("torch.nn.attention.flex_attention._validate_device"),  # it refuses gradients on a CPU
+        patch.object(FlexAttention, "attend", lambda *args: factor * attend(*args)),
+    ):
+        try:
+            check_flex(model)
+        except UserError as error:
+            return str(error)
+    return "gradients" if any(p.grad is not None for p in model.parameters()) else ""

@@ -144,6 +144,15 @@ def test_all_ranks_end_with_the_error_of_the_first_one(
     check(processes, 3, Loading(save(tmp_path / "whole", "qwen3", rng)))  # the ranks are still in step
 
 
+def test_flex_attention_is_checked_on_shards(
+    processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
+) -> None:
+    loading = Loading(save(tmp_path, "llama", rng))
+    assert processes.run(2, rank_model_cases.checked_flex, loading, 1) == ["", ""]
+    for error in processes.run(2, rank_model_cases.checked_flex, loading, 2):
+        assert error.startswith("the log-probs of FSDPLlamaForCausalLM change with FlexAttention")
+
+
 def test_one_process_calls_the_function_of_the_first_rank() -> None:
     assert ALONE.of_first(lambda: "mine") == "mine"
     with pytest.raises(KeyError):

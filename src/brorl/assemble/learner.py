@@ -141,4 +141,6 @@ def build_rank(
     )
     settings = build_learner_settings(config, stop_token_ids, forward)
     shard(model, weights, choose_device(config.device), settings.autocast)
+    if config.engine.attention == "flex" and isinstance(forward, TreeForward):
+        check_flex(model, settings.autocast)
     return TreeLearner(model, settings, say, observe, ranks)

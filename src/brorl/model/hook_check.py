@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from brorl.errors import UserError
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import ModelPass, tree_logprobs
+from brorl.model.sharding import local_tensor
 from brorl.model.tree_attention import HooksError
 from brorl.tree import RolloutTree
 
@@ -95,15 +96,18 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
 
 
 def _logprobs_and_gradients(model: PreTrainedModel, model_pass: ModelPass) -> list[Tensor]:
-    """Return the log-probs of two trees, and the gradients of their sum for the first two trained weights.
+    """Return the log-probs of two trees, and the gradients of their sum for this rank's part of two trained weights.
 
     The first matrix of a new adapter has no gradient, because the second one is 0.
     """
     trees = _trees(model.config.get_text_config().vocab_size, _FLEX_RESPONSES)
+    trained = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
         logprob_M = torch.cat(tree_logprobs(model, trees, model_pass=model_pass))
-        weights = [p for p in model.parameters() if p.requires_grad][:2]
-        gradients = torch.autograd.grad(logprob_M.sum(), weights, materialize_grads=True)
+        logprob_M.sum().backward()  # fills `grad` of shards, too, which torch.autograd.grad does not
+    gradients = [local_tensor(torch.zeros_like(p) if p.grad is None else p.grad) for p in trained[:2]]
+    for parameter in trained:
+        parameter.grad = None
     return [logprob_M.detach(), *gradients]
 
 
