@@ -9,7 +9,16 @@ import pytest
 from judges import LIMITS, call_judge, ended, returned, run_judge
 
 from brorl.verification.sandbox import machine_faults, process
-from brorl.verification.sandbox.conversation import CutOff, Ended, Judge, Limits, Lost, Returned
+from brorl.verification.sandbox.conversation import (
+    CallFunction,
+    CutOff,
+    Ended,
+    Judge,
+    Limits,
+    LoadProgram,
+    Lost,
+    Returned,
+)
 from brorl.verification.sandbox.programs import ProgramPool
 
 pytestmark = pytest.mark.linux
@@ -127,6 +136,29 @@ def test_the_time_of_all_cases_does_not_count_waiting_for_a_core(
     (reply,) = returned(pool, "import time\ndef f(): time.sleep(1)", ("f", ()))
     assert reply.failure is None
     assert reply.seconds <= 0.11 * (time.monotonic() - began)
+
+
+@pytest.mark.parametrize("length", [1, 300_000], ids=["short", "long"])
+def test_the_work_for_others_is_no_time_of_a_program(length: int) -> None:
+    """A reply waits while the judges of other programs compare: that is no time of its program."""
+
+    def judge() -> Judge[float]:
+        yield LoadProgram(f"def f(): return 'a' * {length}", LIMITS)
+        seconds = 0.0
+        for _ in range(5):
+            reply = yield CallFunction("f", (), LIMITS)
+            assert isinstance(reply, Returned)
+            assert reply.failure is None
+            seconds += reply.seconds
+            time.sleep(0.2)
+        return seconds
+
+    with ProgramPool(6) as own:
+        own.run([lambda: run_judge("")] * 6)  # starts the servers
+        began = time.monotonic()
+        seconds = own.run([judge] * 6)
+        took = time.monotonic() - began
+    assert all(isinstance(one, float) and one < took / 2 for one in seconds), (seconds, took)
 
 
 def test_programs_that_sleep_take_no_more_than_the_time_of_a_batch() -> None:

@@ -17,7 +17,7 @@ _HEDGE = re.compile(
     r"(?<![\w\\])(?:no|not|nor|neither|never|none|nothing|nobody|cannot|can't|without|except|but|if|unless|else|"
     r"otherwise|sometimes|usually|rarely|seldom|or|and|either|versus|maybe|perhaps|possibl[ey]|probabl[ey]|presumably|apparently|supposedly|hopefully|"
     r"likely|unlikely|doubt(?:ful)?|unsure|uncertain|guess|think|believe|hardly|"
-    r"hundreds?|thousands?|millions?|billions?|trillions?|dozens?|half|nearly|almost|between|than|least|most|below|above|under|over|wrong|incorrect|false|untrue|invalid|mistaken|"
+    r"hundred(?:th)?s?|thousand(?:th)?s?|tenths?|factorial|millions?|billions?|trillions?|dozens?|half|nearly|almost|between|than|least|most|below|above|under|over|wrong|incorrect|false|untrue|invalid|mistaken|"
     r"rejected|excluded|is|are|was|were|be|isn|aren|wasn|can|could|may|might|would|should|does|don|doesn|instead|rather|"
     r"alternatively|other|another|any|anything|some|something|everything|all|both|to(?=\s*[-\\$\d{}]))(?!\w)",
     re.IGNORECASE,

@@ -56,7 +56,7 @@ class Limits:
     """Limits of one request.
 
     Attributes:
-        seconds: Wall time. Time in which the program waited for a core of a busy machine does not count, up to three
+        seconds: Wall time. Time in which the program waited for a core of a busy machine does not count, up to ten
             times the limit.
         memory_bytes: Memory of the program.
         output_bytes: Size of its output, or of the text of a returned value. A longer text is not read: reading takes

@@ -65,7 +65,8 @@ class Judging(Generic[T]):
             while (self._waiting or self._talks) and time.monotonic() < self._end_at:
                 while self._waiting and len(self._talks) < self._num_workers and self._begin(self._waiting.popleft()):
                     pass
-                for talk in self._wait():
+                talk = self._wait()
+                if talk is not None:
                     self._advance(talk)
             for talk in self._talks:
                 if talk.decisions:
@@ -111,8 +112,8 @@ class Judging(Generic[T]):
         else:
             self._results[number] = Lost(reason)
 
-    def _wait(self) -> list[Talk[T]]:
-        """Wait until a talk can continue, and return those that can."""
+    def _wait(self) -> Talk[T] | None:
+        """Wait until a talk can continue, and return the one that could do so first."""
         talk_of: dict[int, Talk[T]] = {}
         poller = select.poll()
         for talk in self._talks:
@@ -125,12 +126,15 @@ class Judging(Generic[T]):
                 poller.register(descriptor, select.POLLOUT)
                 talk_of[descriptor] = talk
         # Python handles a signal that comes just before the wait only after it: short waits keep Ctrl-C working.
-        deadline = min((talk.deadline for talk in self._talks), default=0.0)
+        deadline = min((min(talk.deadline, talk.ready_at) for talk in self._talks), default=0.0)
         deadline = min(deadline, self._end_at)
         wait_s = max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT_S))
-        found = {talk_of[descriptor].number for descriptor, _ in poller.poll(ceil(wait_s * 1000))}
+        found = [talk_of[descriptor] for descriptor, _ in poller.poll(ceil(wait_s * 1000))]
         now = time.monotonic()
-        return [talk for talk in self._talks if talk.number in found or now >= talk.deadline]
+        for talk in found:
+            talk.ready_at = min(talk.ready_at, now)
+        first = min(self._talks, key=lambda talk: min(talk.deadline, talk.ready_at), default=None)
+        return first if first is not None and min(first.deadline, first.ready_at) <= now else None
 
     def _advance(self, talk: Talk[T]) -> None:
         try:

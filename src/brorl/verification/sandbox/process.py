@@ -39,6 +39,7 @@ KILL_SECONDS = 60.0  # until a killed process must have ended
 _SHORTEST_WAIT_S = 0.01
 _LOADED_CPU_SECONDS = 3600  # of all calls of a loaded program; each has its own limit of wall time
 _FAILURE_CHARACTERS = 300
+_PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # of Linux: by default, and at most without privileges
 
 
 class Process:
@@ -85,6 +86,7 @@ class Process:
         self._pid = 0
         self._denied_before: float | None = None  # `denied_s` when the current request began
         self._denied = 0.0  # seconds of the current request without its core
+        self._late_s = 0.0
         self._send(request)
 
     def _open(self, request: RunProgram | LoadProgram) -> None:
@@ -127,6 +129,7 @@ class Process:
             raise ValueError(f"the judge requested {type(request).__name__}, but the program {state}")
         if isinstance(request, CallFunction):
             self._limits, self._is_loading = request.limits, False
+            self._widen(request.limits.output_bytes)
             self._begin()
         elif self._asked_at is not None:
             paused = time.monotonic() - self._asked_at
@@ -134,6 +137,14 @@ class Process:
             self.deadline += paused
             self._asked_at = None
         self._send(request)
+
+    def _widen(self, num_bytes: int) -> None:
+        """Let a reply of this size fit into its pipe if the system allows, so that the program need not wait for us."""
+        if sys.platform == "linux" and num_bytes > _PIPE_BYTES:
+            import fcntl
+
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._replies, fcntl.F_SETPIPE_SZ, min(num_bytes, _WIDE_PIPE_BYTES))
 
     def _begin(self) -> None:
         """Start the clock of a request."""
@@ -170,12 +181,16 @@ class Process:
             except BrokenPipeError:
                 self._unsent = b""
 
-    def advance(self) -> Reply | None:
+    def advance(self, late_s: float = 0.0) -> Reply | None:
         """Exchange what can be exchanged now, enforce the limits, and return the reply once there is one.
+
+        Args:
+            late_s: For how long something has waited here to be read, in seconds; no time of the reply.
 
         Raises:
             LostError: If the machine ended the process, or could not start it.
         """
+        self._late_s = late_s
         if self._unsent:
             self._write()
         self._ending = self._ending or self._server.take_ending(self._number)
@@ -266,19 +281,23 @@ class Process:
 
     def _reply(self, frame: Frame) -> Reply:
         if frame.kind == frames.FAILED:
-            return Returned(None, _line(frame.body), self.used_s())
+            return Returned(None, _line(frame.body), self._reply_s())
         try:
             value = decode(frame.body.decode())
             if frame.kind == frames.ASKED:
                 name, arguments = value
                 if name not in self._outside or type(arguments) is not tuple:
                     raise ValueError("not a call of an outside function")
-                self._asked_at = time.monotonic()
+                self._asked_at = time.monotonic() - self._late_s
                 return Asked(name, arguments)
         except (ValueError, TypeError) as error:
             failure = _line(f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace"))
-            return Returned(None, failure, self.used_s())
-        return Returned(None if self._is_loading else value, None, self.used_s())
+            return Returned(None, failure, self._reply_s())
+        return Returned(None if self._is_loading else value, None, self._reply_s())
+
+    def _reply_s(self) -> float:
+        """Return the time of the request that has its reply, in seconds: this process may have been late to read it."""
+        return max(0.0, self.used_s() - self._late_s)
 
     def _stop(self, failure: Fault) -> None:
         """Kill the program because of what it did."""
@@ -293,7 +312,7 @@ class Process:
     def _last_reply(self, ending: Ending) -> Reply:
         """Return the reply to the request during which the process ended."""
         self._count_denied(ending.denied_seconds)
-        seconds = self.used_s()
+        seconds = self._reply_s()
         failure = self._failure or self._uncaught or self._why(ending)
         if self._is_run:
             return Ended(self._output.decode("utf-8", "replace"), failure and str(failure), seconds)

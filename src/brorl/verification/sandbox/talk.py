@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Generic
 
 from brorl.verification.sandbox.conversation import (
@@ -37,12 +38,14 @@ class Talk(Generic[T]):
         number: Index of the judge.
         server: The server.
         decisions: The judge's decision, as the only element, once there is one.
+        ready_at: Since when (monotonic clock) something for it is known to have arrived; infinity if nothing has.
     """
 
     def __init__(self, number: int, make_judge: Callable[[], Judge[T]], server: Server, part_s: float) -> None:
         self.number = number
         self.server = server
         self.decisions: list[T] = []
+        self.ready_at = inf
         self._judge = make_judge()
         self._processes: dict[str, Process] = {}
         self._waiting: Process | None = None
@@ -77,7 +80,9 @@ class Talk(Generic[T]):
         if not self._started:
             self._started = True
             self._pass(None)
-        while self._waiting is not None and (reply := self._waiting.advance()) is not None:
+        late_s, self.ready_at = max(0.0, time.monotonic() - self.ready_at), inf
+        while self._waiting is not None and (reply := self._waiting.advance(late_s)) is not None:
+            late_s = 0.0
             self._left_s -= reply.seconds if isinstance(reply, Ended | Returned) else 0.0
             self._pass(reply)
         waiting = self._waiting
