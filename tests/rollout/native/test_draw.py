@@ -116,7 +116,7 @@ def test_no_uniform_selects_a_token_of_probability_zero(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("truncation", [{}, {"top_p": 0.8}, {"top_k": 5}])
-def test_draws_in_blocks_of_rows_are_the_same_bit_for_bit(
+def test_draws_in_blocks_of_rows_are_the_same_tokens(
     dtype: torch.dtype, truncation: dict[str, float], rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, vocabulary = 37, 300
@@ -127,9 +127,10 @@ def test_draws_in_blocks_of_rows_are_the_same_bit_for_bit(
     expected = draw_tokens(logits, row, uniform, sampling)
     for limit in (1, 5 * vocabulary, 36 * vocabulary):
         monkeypatch.setattr(draw, "LOGITS_PER_DRAW", limit)
-        assert all(
-            torch.equal(*pair) for pair in zip(draw_tokens(logits, row, uniform, sampling), expected, strict=True)
-        )
+        token, *numbers = draw_tokens(logits, row, uniform, sampling)
+        assert torch.equal(token, expected[0])  # each row's masses are computed alone
+        for got, number in zip(numbers, expected[1:], strict=True):  # logarithms of R rows can round by their place
+            torch.testing.assert_close(got, number)
 
 
 def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Generator) -> None:

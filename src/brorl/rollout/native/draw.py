@@ -128,7 +128,7 @@ def draw_tokens(
     Returns:
         Token ids [K], their log-probs [K] in nats at the sampling temperature (at 1 if it is 0), before truncation, and
         the float64 probabilities [K] that they were drawn with: after truncation, and 1 at temperature 0. Rows are
-        computed in blocks, which bounds the memory and changes no number.
+        computed in blocks, which bounds the memory and changes no token.
     """
     num_rows, vocabulary = logits_RV.shape
     size = max(1, LOGITS_PER_DRAW // vocabulary)
