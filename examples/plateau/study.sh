@@ -21,9 +21,9 @@ case $task in # the arm of `plateau` with the higher plateau (A is 1e-4, B is 3e
   *) echo "unknown task: $task (three or four)" >&2 && exit 2 ;;
 esac
 if [ -n "${REHEARSE:-}" ]; then
-  numbers=(16 64 512) prompts=(16 8 4) tuning=6000 marks=2000,4000,6000 seeds=2 every=5 try_seconds=2 warm_steps=100
+  numbers=(16 64 512) prompts=(16 8 4) tuning=6000 marks=2000,4000,6000 seeds=2 every=5 try_seconds=8 warm_steps=100
   plateau=6000 plateau_marks=2000,4000,6000 knee_step=5 plateau_step=10 knee_seconds=12 plateau_seconds=12
-  all=(--evaluation.num_prompts 16) few=(--prompts_per_step 8)
+  all=(--evaluation.num_prompts 16 --engine.clock cpu) few=(--prompts_per_step 8)  # a busy machine makes no step longer
 fi
 checkpoints=$out/n16/arms/$arm/seed-0/checkpoints
 

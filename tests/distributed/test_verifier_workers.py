@@ -1,6 +1,7 @@
 """Verifier workers on Ray give the verdicts of local verification, whatever happens to the workers."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -132,7 +133,7 @@ def test_batches_of_lost_workers_are_verified_again(rng: np.random.Generator, sh
     assert [verdict.correct for verdict in verdicts] == [len(text) % 2 == 0 for _, text in items]
     assert [verdict.extracted for verdict in verdicts] == [text for _, text in items]
     (line,) = lines
-    assert "verifier worker " in line
+    assert re.search(r"verifier worker \d \(.+ at \d+\.\d+\.\d+\.\d+, process \d+\) was lost", line)
     assert f"while verifying 3 responses to prompt {question.id!r}" in line
 
 

@@ -24,9 +24,9 @@ from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from brorl.distributed.connection import connect, join_cluster, join_command
+from brorl.distributed.connection import connect, join_cluster, join_command, send_messages_of_ray
+from brorl.distributed.last_words import LastWords
 from brorl.distributed.node_facts import PACKAGES
-from brorl.distributed.ray_watch import RayWatch, end_program, needed_processes, send_messages_of_ray
 from brorl.distributed.session_folder import SessionFolder, new_session_folder
 from brorl.errors import UserError
 from brorl.format import counted
@@ -129,7 +129,7 @@ class Cluster:
         self.shape = shape
         self.say = say
         self._note, self._advice = note, advice
-        self._watch: RayWatch | None = None
+        self._last_words: LastWords | None = None
         self._folder: SessionFolder | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
@@ -184,9 +184,6 @@ class Cluster:
 
     def close(self) -> None:
         """End everything that this object has started."""
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
         if ray.is_initialized():
             self.release()
         if self._connected:
@@ -195,6 +192,9 @@ class Cluster:
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
+        if self._last_words is not None:
+            self._last_words.withdraw()
+            self._last_words = None
 
     @property
     def num_machines(self) -> int:
@@ -218,8 +218,10 @@ class Cluster:
                 join_cluster(self.shape.address)
         self._connected = True
         send_messages_of_ray(self._note)
-        processes = needed_processes(joined=self.shape.address is not None)
-        self._watch = RayWatch(processes, lambda lost: end_program(self.say, lost, self._advice))
+        self._last_words = LastWords(
+            "brorl: the command was killed, or Ray ended it because one of Ray's own processes died (raylet or "
+            f"gcs_server; the machine may have run out of memory). {self._advice}"
+        )
 
     def _start_here(self) -> None:
         """Start a cluster of this machine."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray.job_config import JobConfig
 
 from brorl.errors import UserError, first_line
@@ -24,6 +26,16 @@ def connect(address: str, **options: Any) -> None:
         options: More arguments of `ray.init`.
     """
     ray.init(address, log_to_driver=False, configure_logging=False, job_config=_job(), **options)
+
+
+def send_messages_of_ray(note: Callable[[str], None]) -> None:
+    """Pass on what Ray prints about processes that died, in place of printing it."""
+
+    def keep(data: dict[str, Any], ignore_prefix: bool) -> None:  # noqa: ARG001 (Ray gives it)
+        for line in data["lines"]:
+            note(line)
+
+    worker.print_to_stdstream = keep
 
 
 def _job() -> JobConfig:

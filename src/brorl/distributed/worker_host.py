@@ -12,12 +12,14 @@ import socket
 import traceback
 from typing import Any, NamedTuple
 
+import ray
+
 
 class Started(NamedTuple):
     """The receipt of a start.
 
     Attributes:
-        host: Name of the machine.
+        host: Name and address of the machine.
         pid: The process id there.
         receipt: The return value of the worker's `start`.
     """
@@ -47,7 +49,8 @@ class WorkerHost:
         """
         try:
             self._worker = pickle.loads(make)()
-            return Started(socket.gethostname(), os.getpid(), self._worker.start()), None
+            machine = f"{socket.gethostname()} at {ray.util.get_node_ip_address()}"
+            return Started(machine, os.getpid(), self._worker.start()), None
         except Exception as error:
             return _raised(error), None
 
