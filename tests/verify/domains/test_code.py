@@ -441,7 +441,7 @@ class TestCache:
         items = list(zip([question, question, question, other], texts, strict=True))
         verdicts = verifier.verify_all(items)
         assert [verdict.correct for verdict in verdicts] == [True, True, True, False]
-        assert [verdict.seconds > 0 for verdict in verdicts] == [True, False, True, True]
+        assert verdicts[1].seconds == 0.0  # the others may have 0, too, if they only waited for their core
         assert pool.num_judges == before + 3
         again = verifier.verify_all(items[2:])  # the first pair has been pushed out
         assert [(v.correct, v.reason, v.extracted) for v in again] == [
