@@ -40,7 +40,7 @@ PUZZLES = {
     "quickstart": ["--evaluation.every=8"],  # 3,889 training prompts, pass@1 0.09, pass@256 0.98
     # 22,194 training prompts, pass@1 0.02, pass@256 0.25
     "hard": ["--evaluation.every=2", "--data.sources={task: countdown, max_number: 25}"],
-    "few": ["--evaluation.every=8", "--data.held_out_share=0.97"],  # the quickstart's, but 163 training prompts
+    "few": ["--evaluation.every=8", "--data.held_out_fraction=0.97"],  # the quickstart's, but 163 training prompts
 }
 COMMON = [
     "--prompts_per_step=16",
@@ -94,7 +94,7 @@ def at_marks(records: list[dict[str, Any]]) -> dict[str, list[float]]:
     found["steps"] = np.interp(MARKS, samples, [r["step"] for r in records]).tolist()
     found["prompts"] = groups.tolist()
     found["mixed groups"] = mixed.tolist()
-    found["mixed share"] = (mixed / groups).tolist()
+    found["mixed fraction"] = (mixed / groups).tolist()
     found["with a success"] = ((mixed + total("sampling", "groups_all_correct")) / groups).tolist()
     found["mean N"] = (MARKS / groups).tolist()
     found["extended"] = (np.array(total("sampling", "groups_widened")) / groups).tolist()
@@ -111,7 +111,7 @@ def interval(differences: np.ndarray) -> str:
 def table(results: dict[str, dict[str, list[dict[str, list[float]]]]]) -> str:
     lines = []
     for puzzles, arms in results.items():
-        shown = [*(f"pass@{k}" for k in KS), "mixed share", "with a success", "mean N", "extended"]
+        shown = [*(f"pass@{k}" for k in KS), "mixed fraction", "with a success", "mean N", "extended"]
         shown += ["extended, then mixed", "mixed groups", "steps"]
         lines += [
             f"\n### {puzzles}\n",

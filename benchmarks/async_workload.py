@@ -9,7 +9,7 @@ it), and `--task-s` for its start. A segment starts a task again, and so pays `-
 update takes `--learn-s`. Publishing weights takes no time. The arm `sync` waits for all prompts of a step before it
 learns, and samples nothing meanwhile.
 
-Printed for each arm, as means over seeds with 95% t-intervals: seconds per step, share of the workers' time in use,
+Printed for each arm, as means over seeds with 95% t-intervals: seconds per step, fraction of the workers' time in use,
 staleness, stragglers (late), and pass@1 on held-out prompts: at the last step of all arms, at the largest number of
 samples that all arms reached, and at the time at which the first arm was done. The differences to `sync` are paired by
 seed.
@@ -150,8 +150,8 @@ def at(points: Sequence[Point], quantity: str, value: float) -> float:
     """Interpolate pass@1 where a quantity (seconds, samples) has a value."""
     values = [getattr(point, quantity) for point in points]
     right = min(max(bisect_right(values, value), 1), len(values) - 1)
-    share = min((value - values[right - 1]) / (values[right] - values[right - 1]), 1.0)
-    return points[right - 1].pass_at_1 + share * (points[right].pass_at_1 - points[right - 1].pass_at_1)
+    fraction = min((value - values[right - 1]) / (values[right] - values[right - 1]), 1.0)
+    return points[right - 1].pass_at_1 + fraction * (points[right].pass_at_1 - points[right - 1].pass_at_1)
 
 
 def interval(values: Sequence[float], digits: int = 3) -> str:

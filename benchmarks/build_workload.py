@@ -234,8 +234,8 @@ def _of_checkpoint(spec: Spec) -> Workload:
     prompts = prompts[: spec.num_prompts]
     trial = _sample(model, [p["token_ids"] for p in prompts], 64, max_new_tokens, eos)
     rows = zip(prompts, trial.response_ids, strict=True)
-    shares = [_share_correct(tokenizer, prompt, responses, eos) for prompt, responses in rows]
-    listed = ", ".join(f"{share:.2f}" for share in shares[:32])
+    fractions = [_accuracy(tokenizer, prompt, responses, eos) for prompt, responses in rows]
+    listed = ", ".join(f"{fraction:.2f}" for fraction in fractions[:32])
     print(f"  share correct on the (first) prompts: {listed}", file=sys.stderr)
     task = Task("countdown", prompts, max_new_tokens, fixed_length=False)
     return _write_model(spec, model, tokenizer, task, trial, head_scale=1.0)
@@ -252,7 +252,7 @@ def _puzzles(tokenizer: Any, spec: Spec) -> tuple[int, list[dict[str, Any]]]:
     (puzzle,) = config.data.sources
     targets = range(puzzle.min_target, puzzle.max_target + 1)
     puzzles = countdown_puzzles(puzzle.num_numbers, puzzle.max_number, targets)
-    train = split_countdown(puzzles, config.data.held_out_share, config.data.split_seed).train
+    train = split_countdown(puzzles, config.data.held_out_fraction, config.data.split_seed).train
     prompts = render(countdown_questions(train), PromptFormat(chat="never"), tokenizer)
     taken = PromptStream(prompts, spec.seed).take(min(len(prompts), 16 * spec.num_prompts))
     fields = ("id", "text", "token_ids", "reference")
@@ -278,8 +278,8 @@ def _balanced(
     others: list[tuple[float, dict[str, Any]]] = []
     for candidate in candidates:
         trial = _sample(model, [candidate["token_ids"]], 64, max_new_tokens, eos, seed=1)
-        share = _share_correct(tokenizer, candidate, trial.response_ids[0], eos)
-        (kept if 1 / 8 <= share <= 7 / 8 else others).append((share, candidate))
+        fraction = _accuracy(tokenizer, candidate, trial.response_ids[0], eos)
+        (kept if 1 / 8 <= fraction <= 7 / 8 else others).append((fraction, candidate))
         if len(kept) == num_prompts:
             break
     others.sort(key=lambda entry: abs(entry[0] - 0.5))
@@ -287,7 +287,7 @@ def _balanced(
     return [prompt for _, prompt in kept]
 
 
-def _share_correct(
+def _accuracy(
     tokenizer: Any,
     entry: dict[str, Any],
     responses: list[list[int]],

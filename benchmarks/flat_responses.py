@@ -1,4 +1,4 @@
-"""Responses that a peer sampled one by one: their work, and the share that a tree would compute.
+"""Responses that a peer sampled one by one: their work, and the fraction that a tree would compute.
 
 In: token ids. Out: counts, and the `Run` of a peer that only samples. Plain Python, because peers have separate
 environments.

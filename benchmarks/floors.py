@@ -16,7 +16,7 @@ FLOORS: dict[tuple[str, Quantity], float] = {
 }
 PEERS: dict[Quantity, tuple[Peer, ...]] = {"generation": ("transformers",), "step": ("trl", "trl-checkpointing")}
 NUM_ROLLOUTS = 512
-MEMORY_SHARE = 0.5
+MEMORY_FRACTION = 0.5
 STEP_GROWTH = 3.0
 
 
@@ -50,9 +50,9 @@ def _memory(group: Group, workload: Workload) -> list[list[str]]:
     """Compare the memory above the loaded model with TRL, without and with gradient checkpointing."""
     rows = []
     for peer, ours, other in _pairs(group, workload, "step"):
-        share = ours.above_baseline_bytes / max(1, other.above_baseline_bytes)
-        what = f"{group.title}: step memory above the model, share of {peer}'s"
-        rows.append([what, f"at most {MEMORY_SHARE:g}", f"{share:.2f}", _verdict(share <= MEMORY_SHARE)])
+        fraction = ours.above_baseline_bytes / max(1, other.above_baseline_bytes)
+        what = f"{group.title}: step memory above the model, fraction of {peer}'s"
+        rows.append([what, f"at most {MEMORY_FRACTION:g}", f"{fraction:.2f}", _verdict(fraction <= MEMORY_FRACTION)])
     return rows
 
 

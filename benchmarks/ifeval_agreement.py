@@ -8,8 +8,8 @@ sentences, and langdetect:
     /tmp/ifeval/bin/python -c "import nltk; nltk.download('punkt_tab')"
     PYTHONPATH=src /tmp/ifeval/bin/python benchmarks/ifeval_agreement.py --pairs 3000
 
-It prints one line per kind: the pairs of a text and an instruction, the share that follows, the share on which both
-agree, and up to two texts on which they differ.
+It prints one line per kind: the pairs of a text and an instruction, the fraction that follows, the fraction on which
+both agree, and up to two texts on which they differ.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from brorl.prompts.instructions import Instruction, Instructions
-from brorl.verification.domains.instructions.obedient import obedient_response
+from brorl.verification.domains.instructions.obedient import compliant_response
 from brorl.verification.domains.instructions.table import CHECKS
 
 TEXT = (
@@ -115,7 +115,7 @@ def response_to(instruction: Instruction, rng: random.Random) -> str:
     draw = rng.random()
     if draw < 0.4:
         return text_of(rng)
-    near = obedient_response(Instructions((instruction,)))
+    near = compliant_response(Instructions((instruction,)))
     if draw < 0.7:
         return near
     place = rng.randint(0, len(near))

@@ -52,19 +52,19 @@ class Beta:
 class Spikes:
     """Pass rates with a few values."""
 
-    share_of_rate: tuple[tuple[float, float], ...]
+    fraction_of_rate: tuple[tuple[float, float], ...]
 
     def draw(self, rng: np.random.Generator, size: int) -> FloatArray:
         """Draw pass rates of some prompts."""
-        rates, shares = zip(*self.share_of_rate, strict=True)
-        return rng.choice(rates, size, p=shares)
+        rates, fractions = zip(*self.fraction_of_rate, strict=True)
+        return rng.choice(rates, size, p=fractions)
 
     def pass_at(self, k: int) -> float:
         """Return the mean of pass@k over all prompts."""
-        return sum(share * (1 - (1 - rate) ** k) for rate, share in self.share_of_rate)
+        return sum(fraction * (1 - (1 - rate) ** k) for rate, fraction in self.fraction_of_rate)
 
     def __str__(self) -> str:
-        return ", ".join(f"{share:.0%} at {rate:g}" for rate, share in self.share_of_rate)
+        return ", ".join(f"{fraction:.0%} at {rate:g}" for rate, fraction in self.fraction_of_rate)
 
 
 PRIORS = (
@@ -85,8 +85,8 @@ def package(value_P: FloatArray) -> Ends:
 def bootstrap(value_P: FloatArray) -> Ends:
     """The former interval: a percentile bootstrap, or the limits of Wilks where no two values differ by 0.05."""
     if np.ptp(value_P) < 0.05:
-        share = 0.025 ** (1 / value_P.size)
-        return value_P.min() * share, 1 - (1 - value_P.max()) * share
+        fraction = 0.025 ** (1 / value_P.size)
+        return value_P.min() * fraction, 1 - (1 - value_P.max()) * fraction
     low, high = np.quantile(_resamples(value_P.size) @ value_P, [0.025, 0.975])
     return low, high
 
@@ -120,7 +120,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Result:
-    """Of one method: shares of intervals above and below the truth, and the mean width."""
+    """Of one method: fractions of intervals above and below the truth, and the mean width."""
 
     above: float
     below: float
@@ -128,7 +128,7 @@ class Result:
 
     @property
     def coverage(self) -> float:
-        """Share of intervals that contain the truth."""
+        """Fraction of intervals that contain the truth."""
         return 1 - self.above - self.below
 
 

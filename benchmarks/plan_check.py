@@ -33,7 +33,7 @@ FRESH_SEED = 987_654
 
 
 def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
-    """Train in this process and return seconds, memory and shares of its metrics."""
+    """Train in this process and return seconds, memory and fractions of its metrics."""
     from brorl.assemble.run import build_run
     from brorl.config.reading import make_config, read_recipe
     from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
@@ -67,7 +67,7 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
 
 
 def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
-    """Sample fresh prompts and return the share of mixed groups and the unique tokens of a group."""
+    """Sample fresh prompts and return the fraction of mixed groups and the unique tokens of a group."""
     from brorl.assemble.run import build_pilot
     from brorl.config.reading import make_config, read_recipe
     from brorl.planning.pilot import sample

@@ -32,7 +32,7 @@ from brorl.assemble.inputs import prepare
 from brorl.assemble.run import build_model
 from brorl.config.reading import make_config, read_recipe
 from brorl.distributed.rollout_workers import RayRolloutPool
-from brorl.distributed.supervisor import Staffing
+from brorl.distributed.supervisor import WorkerPoolConfig
 from brorl.model.forward import choose_forward
 from brorl.rollout.engine import Engine
 from brorl.rollout.pooled_engine import PooledEngine
@@ -102,8 +102,8 @@ def quickstart_engine() -> Engine:
 
 def pool_of(number: int) -> RayRolloutPool:
     """Start rollout workers."""
-    staffing = Staffing("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=0)
-    return RayRolloutPool(quickstart_engine, staffing, threads=1, say=lambda line: print(line, file=sys.stderr))
+    pool_config = WorkerPoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=0)
+    return RayRolloutPool(quickstart_engine, pool_config, threads=1, say=lambda line: print(line, file=sys.stderr))
 
 
 def measure(samplers: dict[str, Sample], rounds: int) -> dict[str, list[Timing]]:

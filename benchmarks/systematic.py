@@ -43,7 +43,7 @@ QUANTITIES = {
     "unsampled response mass": "unsampled",
     "distinct correct responses": "distinct_correct",
     "unique tokens": "unique_tokens",
-    "mixed share": "informative",
+    "mixed fraction": "informative",
     "variance of the group's mean reward": "reward_variance",
     "variance of the gradient, within": "gradient_variance",
 }

@@ -63,7 +63,7 @@ def _description(workload: Workload) -> str:
 
 
 def _generation_table(results: Results, group: Group) -> str:
-    """Seconds to sample N responses of each prompt, arithmetic as a share of the matmul peak, and memory."""
+    """Seconds to sample N responses of each prompt, arithmetic as a fraction of the matmul peak, and memory."""
     header = ["tokens", "N", "sampling: ours, s"]
     header += [f"{NAMES[peer]}, s" for peer in SAMPLERS[1:]] + [f"times {NAMES[peer]}" for peer in SAMPLERS[1:]]
     header += ["nats/token", "distinct", "% of peak: ours", *(NAMES[peer] for peer in SAMPLERS[1:])]
@@ -75,7 +75,7 @@ def _generation_table(results: Results, group: Group) -> str:
         row += [_ratio(peer, ours) for peer in peers]
         row += [
             _nats(ours),
-            _share(ours),
+            _fraction(ours),
             *(_of_peak(results, workload, cell, "generation") for cell in (ours, *peers)),
         ]
         row += [_megabytes(ours), _megabytes(peers[0])]
@@ -84,7 +84,7 @@ def _generation_table(results: Results, group: Group) -> str:
 
 
 def _step_table(results: Results, group: Group) -> str:
-    """Seconds that a whole training step and its parts take, arithmetic as a share of the matmul peak, and memory."""
+    """Seconds of a whole training step and of its parts, arithmetic as a fraction of the matmul peak, and memory."""
     header = ["tokens", "N", "step: ours, s", "TRL, s", "times TRL", "sampling, s", "verifying, s", "learning, s"]
     header += ["distinct", "% of peak: sampling", "learning", "MB: ours", "TRL"]
     rows = []
@@ -92,7 +92,7 @@ def _step_table(results: Results, group: Group) -> str:
         ours, trl = (group.cell(workload, "step", peer, n) for peer in ("ours", "trl"))
         row = [*_key(workload, n), _seconds(ours), _seconds(trl), _ratio(trl, ours)]
         row += [_part(ours, name) for name in ("generation", "verification", "training")]
-        row += [_share(ours), *(_of_peak(results, workload, ours, part) for part in ("generation", "training"))]
+        row += [_fraction(ours), *(_of_peak(results, workload, ours, part) for part in ("generation", "training"))]
         row += [_megabytes(ours), _megabytes(trl)]
         rows.append(row)
     return _table(header, rows)
@@ -105,13 +105,13 @@ def _notes(group: Group, quantity: Quantity, num_runs: int) -> str:
     few = [f"{_label(e.workload, e.cell)}: {len(e.cell.runs)}" for e in cells if len(e.cell.runs) < num_runs]
     if few:
         lines.append(f"Fewer than {num_runs} runs: {'; '.join(few)}.")
-    shares = [
+    fractions = [
         f"{_label(e.workload, e.cell)}: {e.cell.unique_fraction:.3f}"
         for e in cells
         if e.cell.job.peer != "ours" and e.cell.unique_fraction is not None
     ]
-    if shares:
-        lines.append(f"Distinct share of what the others sampled: {'; '.join(shares)}.")
+    if fractions:
+        lines.append(f"Distinct fraction of what the others sampled: {'; '.join(fractions)}.")
     saving = [
         f"{_label(e.workload, e.cell)}: {e.cell.seconds:.3g} s, {_megabytes(e.cell)} MB"
         for e in cells
@@ -147,9 +147,9 @@ def _part(cell: Cell | None, name: str) -> str:
     return ABSENT if seconds is None else f"{seconds:.3g}"
 
 
-def _share(cell: Cell | None) -> str:
-    share = cell.unique_fraction if cell else None
-    return ABSENT if share is None else f"{share:.3f}"
+def _fraction(cell: Cell | None) -> str:
+    fraction = cell.unique_fraction if cell else None
+    return ABSENT if fraction is None else f"{fraction:.3f}"
 
 
 def _nats(cell: Cell | None) -> str:

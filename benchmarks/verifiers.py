@@ -293,14 +293,14 @@ def fuzz(count: int, num_workers: int, seed: int) -> int:
     print(f"seed {seed}\n\n| domain | responses | problems | s |\n| --- | --- | --- | --- |")
     with Workers(WorkerPool(num_workers), ProgramPool(num_workers)) as workers:
         for name in domains():
-            share, wrong, started = count // len(domains()), 0, time.perf_counter()
-            for start in range(0, share, PART):
-                items = mutations(seeds_of(name), min(PART, share - start), random)
+            fraction, wrong, started = count // len(domains()), 0, time.perf_counter()
+            for start in range(0, fraction, PART):
+                items = mutations(seeds_of(name), min(PART, fraction - start), random)
                 here = problems(lambda name=name: DOMAINS[name](workers), items, random)
                 wrong += len(here)
                 for problem in here:
                     print(f"{name}: {problem}", file=sys.stderr, flush=True)
-            print(f"| {name} | {share:,} | {wrong} | {time.perf_counter() - started:,.0f} |", flush=True)
+            print(f"| {name} | {fraction:,} | {wrong} | {time.perf_counter() - started:,.0f} |", flush=True)
             found += wrong
     return found
 

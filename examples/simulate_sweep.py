@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def raised(settings: SimulationSettings) -> float:
-    """Return the share of correct tokens whose probability the exact gradient (N infinite) raises at step 0."""
+    """Return the fraction of correct tokens whose probability the exact gradient (N infinite) raises at step 0."""
     logit_V = initial_logits(settings)
     p_V = np.exp(logit_V - logit_V.max())
     p_V /= p_V.sum()
@@ -105,7 +105,11 @@ def ends(settings: SimulationSettings, rollouts: tuple[int, ...] | list[int]) ->
         if not cells:
             cells.append(f"{result.correct_mass[0]:.4f}")
         drop = result.worst_drop[-1]
-        cells += [f"{result.correct_mass[-1]:.4f}", f"{result.share_improved[-1]:.1%}", f"{drop:.1e}" if drop else "0"]
+        cells += [
+            f"{result.correct_mass[-1]:.4f}",
+            f"{result.fraction_improved[-1]:.1%}",
+            f"{drop:.1e}" if drop else "0",
+        ]
     return " | ".join(cells) + " |"
 
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from brorl.algorithms import outcome_weights
-from brorl.theory.difficulty import BIN_EDGES, gradient_share, prompt_share, rate_cells
+from brorl.theory.difficulty import BIN_EDGES, gradient_fraction, prompt_fraction, rate_cells
 from brorl.theory.outcome_weights import gradient_coefficient
 from brorl.theory.pass_rates import PassRates
 
@@ -38,7 +38,7 @@ def main() -> None:
     rows = figure.subplots(2, 2, sharey="row", height_ratios=(1.25, 1))
     for column, num_rollouts in enumerate(NUMBERS):
         draw_coefficients(rows[0, column], num_rollouts)
-        draw_shares(rows[1, column], num_rollouts)
+        draw_fractions(rows[1, column], num_rollouts)
     rows[0, 0].set_ylabel("weight of a prompt: coef(N, p)")
     rows[1, 0].set_ylabel("share")
     handles, labels = rows[1, 0].get_legend_handles_labels()
@@ -87,13 +87,13 @@ def draw_coefficients(axis: Axes, num_rollouts: int) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def draw_shares(axis: Axes, num_rollouts: int) -> None:
-    """Draw the share of prompts and of each estimator's gradient by difficulty, as stacked bars."""
+def draw_fractions(axis: Axes, num_rollouts: int) -> None:
+    """Draw the fraction of prompts and of each estimator's gradient by difficulty, as stacked bars."""
     rate_G, share_G = rate_cells(PASS_RATES)
     solvable_G = np.where((rate_G > 0) & (rate_G < 1), share_G, 0.0)
-    bars = {"prompts*": prompt_share(rate_G, solvable_G)}
+    bars = {"prompts*": prompt_fraction(rate_G, solvable_G)}
     for name, weight_C in weights(num_rollouts).items():
-        bars[name] = gradient_share(gradient_coefficient(weight_C, rate_G), rate_G, share_G)
+        bars[name] = gradient_fraction(gradient_coefficient(weight_C, rate_G), rate_G, share_G)
     slots = ["prompts*", *ESTIMATORS]
     edges = ["0", *(f"1/{1 / e:.0f}" for e in BIN_EDGES[:-1]), "3/4", "1"]
     for index, color in enumerate(BIN_COLORS):

@@ -64,7 +64,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(vocab_size: int, hidden_size: int, num_layers: int) -> LlamaForCausalLM:
-    """Return an untrained model with 4 heads that share 2 key-value heads."""
+    """Return an untrained model with 4 heads that fraction 2 key-value heads."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -238,13 +238,13 @@ def parse_arguments() -> argparse.Namespace:
     add("--steps", type=int, default=3500, help="gradient steps")
     add("--batch-size", type=int, default=64, help="expressions per step")
     add("--learning-rate", type=float, default=4e-3, help="peak; falls by a cosine to a twentieth")
-    add("--wrong-targets", type=float, default=0.7, help="share of examples with a random target")
+    add("--wrong-targets", type=float, default=0.7, help="fraction of examples with a random target")
     add("--hidden-size", type=int, default=64)
     add("--num-layers", type=int, default=3)
     add("--num-numbers", type=int, nargs="+", default=[3], help="numbers in a puzzle; several for a mixture")
     add("--max-number", type=int, default=12, help="largest number")
     add("--max-target", type=int, default=99, help="largest target; the smallest is 1")
-    add("--held-out-fraction", type=float, default=0.2, help="share of multisets of numbers")
+    add("--held-out-fraction", type=float, default=0.2, help="fraction of multisets of numbers")
     add("--split-seed", type=int, default=0)
     add("--device", default="cpu", help="training device; affects the last bits of the weights")
     add("--num-threads", type=int, default=1, help="threads; affects the last bits of the weights")

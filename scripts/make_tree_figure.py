@@ -1,6 +1,7 @@
 """Draw docs/figures/tree.png: rollouts of one puzzle as a tree, sampled from the shipped model or a checkpoint.
 
-In: a model. Out: the figure. A box is a node; its height is its count, its color the share of correct rollouts below.
+In: a model. Out: the figure. A box is a node; its height is its count, its color the fraction of correct rollouts
+below.
 
     python scripts/make_tree_figure.py [--model RUN/checkpoints/step-000150]
 """
@@ -67,8 +68,8 @@ def draw(tree: RolloutTree, prompt: Prompt, tokenizer: PreTrainedTokenizerBase) 
     for node, (parent, count) in enumerate(zip(tree.parent.tolist(), tree.count.tolist(), strict=True)):
         low, column = used[parent], depth[parent] + 1
         used[parent], used[node], depth[node] = low + count, low, column
-        share = correct[node] / count
-        box = Rectangle((column, low), 1, count, facecolor=COLORS(share), edgecolor="white", linewidth=0.6)
+        fraction = correct[node] / count
+        box = Rectangle((column, low), 1, count, facecolor=COLORS(fraction), edgecolor="white", linewidth=0.6)
         axes.add_patch(box)
         if count >= MIN_LABEL:
             text = tokenizer.decode([int(tree.token[node])]).strip()
@@ -79,7 +80,7 @@ def draw(tree: RolloutTree, prompt: Prompt, tokenizer: PreTrainedTokenizerBase) 
     axes.set_title(
         f"{tree.num_rollouts} rollouts: {tree.num_sampled_tokens:,} sampled tokens, {tree.num_unique_tokens} computed; "
         f"{tree.leaf.size} distinct responses.\n"
-        "Height: rollouts through a node. Color: share of correct rollouts below it.",
+        "Height: rollouts through a node. Color: fraction of correct rollouts below it.",
         fontsize=9, loc="left",
     )  # fmt: skip
     figure.savefig(FIGURE, dpi=130)

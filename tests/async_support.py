@@ -38,7 +38,7 @@ class WordyEngine:
     A log-prob is minus the version of the weights, so the trees show which weights sampled each token.
     """
 
-    mixed_share: float = 1.0
+    mixed_fraction: float = 1.0
     longest: int = 40
     version: int = 0
     stop_token_ids: tuple[int, ...] = (END,)
@@ -57,7 +57,7 @@ class WordyEngine:
         for place, (prompt, number) in enumerate(zip(prompts, rollouts_P, strict=True)):
             draws = np.random.default_rng([seed, first + place])
             self.sampled.append((tuple(prompt), self.version))
-            mixed = draws.random() < self.mixed_share
+            mixed = draws.random() < self.mixed_fraction
             responses = []
             for i in range(number):
                 begin = [] if prompt[-1] in (MORE, RIGHT, WRONG) else [RIGHT if mixed and i % 2 else WRONG]

@@ -86,8 +86,8 @@ def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str
     collected = Collected(groups=stored.groups, verdicts=stored.verdicts, rounds=1)
     collected.mixed = sum(0 < g.num_correct < g.tree.num_rollouts for g in stored.groups)
     names = (
-        "loss", "grad_norm", "clip_share", "old_policy_kl", "entropy", "learning_rate", "clip_low_share",
-        "clip_high_share", "reference_kl", "masked_share",
+        "loss", "grad_norm", "clip_fraction", "old_policy_kl", "entropy", "learning_rate", "clip_low_fraction",
+        "clip_high_fraction", "reference_kl", "masked_fraction",
     )  # fmt: skip
     phases = ("generation", "verification", "training", "diagnostics", "storing")
     seconds = {phase: float(rng.random()) for phase in phases}
@@ -139,7 +139,7 @@ def evaluation(rng: np.random.Generator, num_samples: int = 8, ks: Sequence[int]
         pass_at[str(k)] = {"value": value, "low": value * 0.9, "high": value + (1 - value) * 0.1}
     return {
         "pass_at": pass_at, "num_prompts": 12, "num_samples": num_samples, "solved": int((num_correct > 0).sum()),
-        "truncated_share": 0.0, "verifier_timeouts": 0, "verifier_failures": 0, "unique_tokens": 50,
+        "truncation_rate": 0.0, "verifier_timeouts": 0, "verifier_failures": 0, "unique_tokens": 50,
         "sampled_tokens": 100, "seconds": 1.0, "by_source": {},
         "prompts": {"num_correct": num_correct.tolist(), "sampled_tokens": [9] * 12},
     }  # fmt: skip
@@ -180,9 +180,9 @@ def make_run(
             directory.write_rollouts(step, stored.groups, stored.verdicts, stored.texts)
             kept[step] = stored
     records[2]["reference_reset"] = "2 steps since the last reset"
-    records[3]["certificate"] = {
-        "change": 0.01, "change_low": -0.01, "change_high": 0.03, "share_improved": 0.7, "share_improved_low": 0.6,
-        "share_improved_high": 0.8, "worst_drop": -0.1, "num_correct": 5,
+    records[3]["held_out_check"] = {
+        "change": 0.01, "change_low": -0.01, "change_high": 0.03, "fraction_improved": 0.7, "fraction_improved_low":
+        0.6, "fraction_improved_high": 0.8, "worst_drop": -0.1, "num_correct": 5,
     }  # fmt: skip
     records[-1] |= {
         "evaluation": evaluation(rng),

@@ -98,10 +98,10 @@ def train(ranks: Ranks, case: Case) -> Result:
 def steps(learner: TreeLearner, case: Case, first: int = 0) -> list[Update]:
     updates = []
     for seed, (groups, advantages) in enumerate(case.steps[first:], first):
-        penalised = learner.penalised(groups)
-        shift = [after.reward_L - before.reward_L for before, after in zip(groups, penalised, strict=True)]
+        apply_kl_penalty = learner.apply_kl_penalty(groups)
+        shift = [after.reward_L - before.reward_L for before, after in zip(groups, apply_kl_penalty, strict=True)]
         used = [a + s for a, s in zip(advantages, shift, strict=True)]
-        updates.append(learner.step(penalised, used, seed=seed))
+        updates.append(learner.step(apply_kl_penalty, used, seed=seed))
     return updates
 
 

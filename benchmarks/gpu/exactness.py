@@ -54,7 +54,7 @@ class Bounds(NamedTuple):
         gradient: Of the largest relative error of a parameter's gradient.
         update: Of the relative error of the changed weights. AdamW divides each gradient by its size, so rounding
             decides the direction where a gradient is nearly 0.
-        other_responses: Of the share of responses that another batch samples differently, because a uniform number
+        other_responses: Of the fraction of responses that another batch samples differently, because a uniform number
             falls between two roundings of a cumulative probability.
     """
 
@@ -166,12 +166,12 @@ def engine_part(kind: str, precision: Precision, device: Device, trial: Trial) -
     }
     for name, engine in engines.items():
         others = engine.sample(trial.prompts, trial.num_rollouts, sampling, trial.seed)
-        share = _share_of_other_responses(trees, others)
+        fraction = _fraction_of_other_responses(trees, others)
         if precision == "bfloat16":
-            facts[f"other responses, {name}"] = share
+            facts[f"other responses, {name}"] = fraction
         else:
             bounds = _STATE_SPACE_BOUNDS if state_space else BOUNDS[precision]
-            checks.append(Check(f"other responses, {name}", share, bounds.other_responses))
+            checks.append(Check(f"other responses, {name}", fraction, bounds.other_responses))
     checks += _greedy(sampler, reference, trial, precision, plain[0], flat=state_space)
     return Findings(checks, facts)
 
@@ -293,8 +293,8 @@ def checks_in_bfloat16(name: str, errors: Errors, plain: Errors) -> list[Check]:
     ]
 
 
-def _share_of_other_responses(trees: Sequence[RolloutTree], others: Sequence[RolloutTree]) -> float:
-    """Return the share of rollouts whose responses the other trees do not have as often."""
+def _fraction_of_other_responses(trees: Sequence[RolloutTree], others: Sequence[RolloutTree]) -> float:
+    """Return the fraction of rollouts whose responses the other trees do not have as often."""
     different = sum(
         sum(max(0, count - dict(other.responses()).get(tokens, 0)) for tokens, count in tree.responses())
         for tree, other in zip(trees, others, strict=True)

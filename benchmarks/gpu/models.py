@@ -51,7 +51,7 @@ def small_model(kind: str, seed: int) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.dim() == 1:  # initialised with ones or zeros, which hide errors
+            if parameter.dim() == 1:  # initialized with ones or zeros, which hide errors
                 parameter.add_(0.1 * torch.randn_like(parameter))
         head = model.get_output_embeddings()
         if head.weight is model.get_input_embeddings().weight:

@@ -40,7 +40,7 @@ from brorl.tree import RolloutTree
 
 _TRIAL_TOKENS = 128
 _TRIAL_RESPONSES = 8
-_CACHE_SHARE = 0.6  # of the free memory; `generate` copies a layer's cache in every step
+_CACHE_FRACTION = 0.6  # of the free memory; `generate` copies a layer's cache in every step
 
 
 class Speed:
@@ -190,7 +190,7 @@ class Speed:
             "nodes": tree.num_unique_tokens,
             "nodes_per_s": tree.num_unique_tokens / cell.seconds,
             "flops_per_s": gflops * 1e9,
-            "matmul_share": gflops * 1e9 / self._ceilings().matmul_flops_per_s,
+            "matmul_fraction": gflops * 1e9 / self._ceilings().matmul_flops_per_s,
             "peak_bytes": cell.above_baseline_bytes,
             "predicted_bytes": predicted,
         }
@@ -247,7 +247,7 @@ class Speed:
         """Return N, halved until the cache of `generate` fits into the memory."""
         free, num_rollouts = self._device.free_bytes(), self.setting.num_rollouts
         row_bytes = (self.setting.prompt_tokens + self.setting.max_new_tokens) * kv_bytes(sampler)
-        while free is not None and num_rollouts > 1 and num_rollouts * row_bytes > _CACHE_SHARE * free:
+        while free is not None and num_rollouts > 1 and num_rollouts * row_bytes > _CACHE_FRACTION * free:
             num_rollouts //= 2
         return num_rollouts
 
@@ -255,7 +255,7 @@ class Speed:
         """Return the bytes of vLLM's cache, which it allocates in advance, beside what other engines have left."""
         self._device.bytes_in_use()  # returns the reserve of this process
         free, limit = self._device.free_bytes(), self.setting.memory_bytes
-        return limit if free is None else min(limit, int(_CACHE_SHARE * (free - _weight_bytes(sampler))))
+        return limit if free is None else min(limit, int(_CACHE_FRACTION * (free - _weight_bytes(sampler))))
 
     def _cell(self, peer: Peer, runs: list[Run], num_rollouts: int, before: int) -> Cell:
         quantity: Quantity = "step" if "training" in runs[0].parts else "generation"
@@ -282,11 +282,11 @@ class Speed:
             "tokens_wanted": self.setting.max_new_tokens,
             "rollouts": cell.job.num_rollouts,
             "rollouts_wanted": self.setting.num_rollouts,
-            "unique_share": cell.unique_fraction,
+            "unique_fraction": cell.unique_fraction,
             "nats_per_token": cell.fact("nats_per_token"),
             "bytes_per_s": bytes_per_s,
-            "bandwidth_share": bytes_per_s / ceilings.copy_bytes_per_s,
-            "matmul_share": gflops * 1e9 / ceilings.matmul_flops_per_s,
+            "bandwidth_fraction": bytes_per_s / ceilings.copy_bytes_per_s,
+            "matmul_fraction": gflops * 1e9 / ceilings.matmul_flops_per_s,
             "peak_bytes": cell.above_baseline_bytes,
         }
         return self._described(facts)

@@ -26,7 +26,7 @@ def markdown(record: Record) -> str:
 
 
 def _sampling_row(name: str, facts: dict[str, Any]) -> list[str]:
-    distinct, nats = facts["unique_share"], facts["nats_per_token"]
+    distinct, nats = facts["unique_fraction"], facts["nats_per_token"]
     return [
         name,
         _of(facts, "tokens"),
@@ -35,8 +35,8 @@ def _sampling_row(name: str, facts: dict[str, Any]) -> list[str]:
         "" if distinct is None else f"{distinct:.3f}",
         f"{facts['rollouts_per_s']:.4g}",
         str(len(facts["seconds"])),
-        f"{100 * facts['bandwidth_share']:.2g}%",
-        f"{100 * facts['matmul_share']:.2g}%",
+        f"{100 * facts['bandwidth_fraction']:.2g}%",
+        f"{100 * facts['matmul_fraction']:.2g}%",
         _memory(facts),
     ]
 
@@ -50,7 +50,7 @@ def _learning_row(name: str, facts: dict[str, Any]) -> list[str]:
         f"{facts['step_s']:.3g}",
         str(len(facts["seconds"])),
         f"{facts['nodes_per_s']:,.0f}",
-        f"{100 * facts['matmul_share']:.2g}%",
+        f"{100 * facts['matmul_fraction']:.2g}%",
         _memory(facts),
     ]
 

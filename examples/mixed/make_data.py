@@ -210,7 +210,7 @@ def draw_rows(domain: str, seed: int) -> Iterator[Row]:
 
 
 def same_words(domain: str, row: Row) -> str:
-    """Return what two rows that ask the same share: the text, and the options in any order."""
+    """Return what two rows that ask the same fraction: the text, and the options in any order."""
     options = sorted(value for column, value in row.items() if "Answer" in column)
     return "\n".join((row[ROWS[domain][0]], *options))
 

@@ -4,8 +4,8 @@
 
 writes a Hugging Face folder: a Llama of 0.7 million parameters and a byte-level tokenizer made for it. It learns from
 fresh rows, none of which is in the committed files. In most steps all responses are right. In the last ones only a
-share is (`RIGHT`), so the model writes wrong responses as well, and reinforcement learning has room in each domain. The
-same seed and steps give the same weights on the same machine.
+fraction is (`RIGHT`), so the model writes wrong responses as well, and reinforcement learning has room in each domain.
+The same seed and steps give the same weights on the same machine.
 """
 
 import argparse
@@ -30,8 +30,8 @@ from brorl.prompts.layouts.science import GPQA
 
 END, PAD = SPECIAL = ("<|end|>", "<|pad|>")
 BATCH = 64
-RIGHT = {"math": 0.4, "code": 0.35, "science": 0.45, "ifeval": 0.4}  # share of right responses in the last steps
-LAST = 0.2  # share of these steps
+RIGHT = {"math": 0.4, "code": 0.35, "science": 0.45, "ifeval": 0.4}  # fraction of right responses in the last steps
+LAST = 0.2  # fraction of these steps
 IGNORED = -100  # label of tokens that are not part of the response
 
 Example = tuple[str, str]  # a prompt and a response
@@ -120,7 +120,7 @@ def text_of(domain: str, row: Row) -> str:
 def fresh_examples(seed: int, num_right: int = 0) -> Iterator[Example]:
     """Yield prompts and responses of all domains in turn, without end; none asks what a row of the files asks.
 
-    The first `num_right` responses are right, then the shares of `RIGHT`.
+    The first `num_right` responses are right, then the fractions of `RIGHT`.
     """
     rng = Random(1_000_000 + seed)
     streams = {domain: make_data.draw_rows(domain, 1_000_000 + seed) for domain in RESPONSES}

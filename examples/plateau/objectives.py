@@ -36,13 +36,13 @@ def arm(n: int, prompts: int, rate: float, advantage: Settings | None = None, **
     return settings if advantage is None else settings | {f"advantage.{key}": value for key, value in advantage.items()}
 
 
-def two(share: float, advantage: Settings, rate: float) -> Settings:
-    """Return phases: MaxRL until a share of the budget, then another objective with its own learning rate."""
+def two(fraction: float, advantage: Settings, rate: float) -> Settings:
+    """Return phases: MaxRL until a fraction of the budget, then another objective with its own learning rate."""
     sharpen = {"name": "sharpen", "advantage": advantage, "learning_rate": rate}
-    return {"phases": [{"name": "broaden", "until": share, "advantage": MAXRL}, sharpen]}
+    return {"phases": [{"name": "broaden", "until": fraction, "advantage": MAXRL}, sharpen]}
 
 
-SUB = {"optimizer.responses_per_verdict": 16}  # learning is most of the cost of N = 512 where responses differ
+SUB = {"optimizer.max_responses_per_outcome": 16}  # learning is most of the cost of N = 512 where responses differ
 TRIES: dict[str, dict[str, dict[str, tuple[float, Settings]]]] = {  # by task, start and name: seconds, settings
     "three": {
         "500": {

@@ -48,9 +48,9 @@ def tuning_table(comparison: Comparison) -> Table:
 
 
 def mixed_groups(arm: Arm) -> str:
-    """Share of the groups of all runs that had correct and incorrect rollouts."""
-    share = training_efficiency(arm).mixed_share
-    return "-" if share is None else f"{share.mean:.0%}"
+    """Fraction of the groups of all runs that had correct and incorrect rollouts."""
+    fraction = training_efficiency(arm).mixed_fraction
+    return "-" if fraction is None else f"{fraction.mean:.0%}"
 
 
 def way_table(arm: Arm) -> Table:
@@ -64,7 +64,7 @@ def way_table(arm: Arm) -> Table:
             samples += record["sampling"]["samples"]
         if "evaluation" in record:
             scores = (f"{value['value']:.3f}" for value in record["evaluation"]["pass_at"].values())
-            rows.append((str(record["step"]), short(samples), *scores, *shares(window)))
+            rows.append((str(record["step"]), short(samples), *scores, *fractions(window)))
             window = []
     columns = (
         "step",
@@ -81,13 +81,13 @@ def way_table(arm: Arm) -> Table:
     )
 
 
-def shares(window: list[Record]) -> tuple[str, str, str]:
-    """Shares of the groups that were mixed, of those with only correct rollouts, and of correct rollouts."""
+def fractions(window: list[Record]) -> tuple[str, str, str]:
+    """Fractions of the groups that were mixed, of those with only correct rollouts, and of correct rollouts."""
     if not window:
         return "", "", ""
     groups, drawn = (sum(s[key] for s in window) for key in ("groups", "samples"))
     mixed, solved = (sum(s[key] for s in window) / groups for key in ("groups_mixed", "groups_all_correct"))
-    correct = sum(s["share_correct"] * s["samples"] for s in window) / drawn
+    correct = sum(s["accuracy"] * s["samples"] for s in window) / drawn
     return f"{mixed:.0%}", f"{solved:.0%}", f"{correct:.3f}"
 
 
@@ -127,12 +127,12 @@ def costs_table(comparison: Comparison, point: str) -> Table:
 
 
 def training_success(arm: Arm) -> str:
-    """Share of correct rollouts on training prompts, before any group is dropped, in the last tenth of the steps."""
+    """Fraction of correct rollouts on training prompts, before any group is dropped, in the last tenth of the steps."""
     correct = drawn = 0.0
     for run in arm.runs:
         steps = [r["sampling"] for r in RunDirectory(Path(run.path)).read_metrics() if "sampling" in r]
         for sampling in steps[-max(1, len(steps) // 10) :]:
-            correct += sampling["share_correct"] * sampling["samples"]
+            correct += sampling["accuracy"] * sampling["samples"]
             drawn += sampling["samples"]
     return f"{correct / drawn:.3f}"
 

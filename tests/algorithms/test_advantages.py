@@ -40,12 +40,12 @@ def std(values: Sequence[float]) -> float:
 
 
 def loop_reinforce(groups: Sequence[Group], per_token: bool) -> list[dict[int, float]]:
-    centred = []
+    centered = []
     for group in groups:
         baseline = mean([reward for _, reward, _ in repeated(group)])
-        centred.append([(leaf, reward - baseline, length) for leaf, reward, length in repeated(group)])
-    batch = [a for rows in centred for _, a, length in rows for _ in range(length if per_token else 1)]
-    return [{leaf: (a - mean(batch)) / (std(batch) + 1e-8) for leaf, a, _ in rows} for rows in centred]
+        centered.append([(leaf, reward - baseline, length) for leaf, reward, length in repeated(group)])
+    batch = [a for rows in centered for _, a, length in rows for _ in range(length if per_token else 1)]
+    return [{leaf: (a - mean(batch)) / (std(batch) + 1e-8) for leaf, a, _ in rows} for rows in centered]
 
 
 def loop_grpo(groups: Sequence[Group]) -> list[dict[int, float]]:

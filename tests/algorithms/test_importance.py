@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from brorl.algorithms.importance import ImportanceCorrection, importance_factors, masked_share, mismatch
+from brorl.algorithms.importance import ImportanceCorrection, importance_factors, masked_fraction, mismatch
 from brorl.tree import RolloutTree
 from small_models import random_tree, rollouts
 
@@ -42,9 +42,9 @@ def test_factors_equal_a_loop_over_rollouts(mode: str, rng: np.random.Generator)
             }[mode]
             assert factors.node_M[node] * factors.response_L[leaf] == pytest.approx(expected, rel=1e-12)
             masked += expected == 0
-    share = masked_share([tree], [old_M], ImportanceCorrection(mode, low, high))
-    assert share == pytest.approx(masked / tree.num_sampled_tokens, abs=1e-12)
-    assert (share > 0) == (mode in ("mask", "sequence_mask"))
+    fraction = masked_fraction([tree], [old_M], ImportanceCorrection(mode, low, high))
+    assert fraction == pytest.approx(masked / tree.num_sampled_tokens, abs=1e-12)
+    assert (fraction > 0) == (mode in ("mask", "sequence_mask"))
     assert 0 < whole < tree.num_rollouts
 
 

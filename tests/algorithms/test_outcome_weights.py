@@ -131,6 +131,6 @@ def test_the_weight_comes_from_verdicts_and_the_direction_from_rewards(rng: np.r
     reward_L = rng.normal(size=tree.num_responses)
     [advantage_L] = outcome_weighted([Group(PROMPT, tree, correct_L, reward_L)], outcome_weights.maxrl)
     rows = [(c, r) for c, r, n in zip(correct_L, reward_L, tree.leaf_count, strict=True) for _ in range(n)]
-    share = sum(c for c, _ in rows) / len(rows)
+    fraction = sum(c for c, _ in rows) / len(rows)
     mean = sum(r for _, r in rows) / len(rows)
-    np.testing.assert_allclose(advantage_L, [(r - mean) / share for r in reward_L], rtol=1e-10)
+    np.testing.assert_allclose(advantage_L, [(r - mean) / fraction for r in reward_L], rtol=1e-10)

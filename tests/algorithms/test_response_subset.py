@@ -61,22 +61,22 @@ def test_every_entry_is_chosen_with_exactly_its_probability(rng: np.random.Gener
     for wanted in (1, 3, 7):
         for _ in range(20):
             pi_L = inclusion_probabilities(random_weights(rng, 15), wanted)
-            share, total = np.zeros(15), 0.0
+            fraction, total = np.zeros(15), 0.0
             for offset, length in intervals(pi_L):
                 chosen = choose(pi_L, Given(offset))
                 assert abs(chosen.size - pi_L.sum()) < 1
                 assert (np.diff(chosen) > 0).all()
-                share[chosen] += length
+                fraction[chosen] += length
                 total += length
             assert total == pytest.approx(1, abs=1e-11)
-            np.testing.assert_allclose(share, pi_L, rtol=1e-9, atol=1e-11)
+            np.testing.assert_allclose(fraction, pi_L, rtol=1e-9, atol=1e-11)
 
 
 def test_empirical_inclusion_frequencies_with_a_real_generator() -> None:
     generator = np.random.default_rng(7)
     pi_L = inclusion_probabilities(random_weights(generator, 30), 6)
-    share = sum(np.bincount(choose(pi_L, generator), minlength=30) for _ in range(20_000)) / 20_000
-    assert (np.abs(share - pi_L) <= 5 * np.sqrt(pi_L * (1 - pi_L) / 20_000)).all()
+    fraction = sum(np.bincount(choose(pi_L, generator), minlength=30) for _ in range(20_000)) / 20_000
+    assert (np.abs(fraction - pi_L) <= 5 * np.sqrt(pi_L * (1 - pi_L) / 20_000)).all()
 
 
 def all_choices(

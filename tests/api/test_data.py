@@ -51,7 +51,7 @@ def recipe(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyP
                 {"path": write(tmp_path / "own.jsonl", own), "domain_column": "kind", "weight": 3},
                 {"path": write(tmp_path / "public.jsonl", public), "layout": "deepscaler", "weight": 1},
             ],
-            "held_out_share": 0.25,
+            "held_out_fraction": 0.25,
         },
         "prompt": {"template": "{prompt}", "domain_templates": {"math": "{prompt} Box it."}},
         "verification": {"functions": {"rules": "own_rules.py:check"}},
@@ -79,7 +79,7 @@ def test_counts_and_lengths_against_plain_loops(recipe: dict[str, Any]) -> None:
     assert (public.kind, public.num_rows, public.num_repeated) == ("deepscaler", 42, 2)
     assert public.dropped == {"no answer": 10}
     assert public.num_train + public.num_held_out == 30
-    assert (own.share, public.share) == (0.75, 0.25)
+    assert (own.fraction, public.fraction) == (0.75, 0.25)
     assert result.unit == "tokens"
     assert [prompt.id.partition(":")[0] for prompt in result.prompts] == ["own"] * 4 + ["public"] * 3
     assert all(prompt.text.endswith(" Box it.") == (prompt.domain == "math") for prompt in result.prompts)
@@ -88,10 +88,10 @@ def test_counts_and_lengths_against_plain_loops(recipe: dict[str, Any]) -> None:
 def test_shares_of_domains_add_up(recipe: dict[str, Any]) -> None:
     result = data(recipe)
     (table,) = (table for table in result.tables if table.title == "domains")
-    shares = {row[0]: float(row[2].rstrip("%")) / 100 for row in table.rows}
+    fractions = {row[0]: float(row[2].rstrip("%")) / 100 for row in table.rows}
     own = result.sources[0]
-    assert shares["rules"] == pytest.approx(0.75 * own.domains["rules"] / own.num_train, abs=6e-4)
-    assert sum(shares.values()) == pytest.approx(1, abs=2e-3)
+    assert fractions["rules"] == pytest.approx(0.75 * own.domains["rules"] / own.num_train, abs=6e-4)
+    assert sum(fractions.values()) == pytest.approx(1, abs=2e-3)
 
 
 def test_without_a_tokenizer_lengths_are_in_characters(recipe: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ def test_long_prompts_are_counted(recipe: dict[str, Any]) -> None:
 
 def test_a_prompt_is_shown_with_its_control_characters_written_out(recipe: dict[str, Any], tmp_path: Path) -> None:
     rows = [{"prompt": "\x1b[2J 数学 \u202e" + "y" * 3000, "answer": "7" * 300}, {"prompt": "b", "answer": "2"}]
-    recipe["data"] = {"sources": write(tmp_path / "odd.jsonl", rows), "held_out_share": 0.0}
+    recipe["data"] = {"sources": write(tmp_path / "odd.jsonl", rows), "held_out_fraction": 0.0}
     recipe["evaluation"]["num_prompts"] = 0
     text = printed(data({**recipe, "model": "missing/", "prompt": {}, "verification": {}}, show=2))
     assert "\x1b" not in text
@@ -159,7 +159,7 @@ def rows_of(domain: str, number: int, bad: int) -> list[dict[str, Any]]:
 def bare(model: str, source: str, domain: str, **overrides: Any) -> dict[str, Any]:
     return {
         "model": model,
-        "data": {"sources": {"path": source, "domain": domain}, "held_out_share": 0.3},
+        "data": {"sources": {"path": source, "domain": domain}, "held_out_fraction": 0.3},
         "sampling": {"max_new_tokens": 8},
         "evaluation": {"num_prompts": 100},
         **overrides,
@@ -176,7 +176,7 @@ def test_a_malformed_reference_is_the_error_of_training(
     bad = int(rng.integers(1, number + 1))
     wrong = bare(recipe["model"], write(tmp_path / "rows.jsonl", rows_of(domain, number, bad)), domain)
     if few:
-        wrong["data"]["held_out_share"] = 0.0
+        wrong["data"]["held_out_fraction"] = 0.0
     Path("mine.yaml").write_text(json.dumps(wrong))
     said = command("data", "mine.yaml").err
     assert f"question rows:{bad} ({tmp_path / 'rows.jsonl'} line {bad}) has the reference answer" in said
@@ -185,7 +185,7 @@ def test_a_malformed_reference_is_the_error_of_training(
 
 def test_nothing_left_to_evaluate_on_is_the_error_of_training(recipe: dict[str, Any], tmp_path: Path) -> None:
     few = bare(recipe["model"], write(tmp_path / "rows.jsonl", rows_of("math", 3, bad=0)), "math")
-    few["data"]["held_out_share"] = 0.0
+    few["data"]["held_out_fraction"] = 0.0
     with pytest.raises(UserError, match="there is no held-out question for evaluation"):
         data(few)
 
@@ -204,7 +204,7 @@ def test_prompts_that_training_rejects_are_counted(
     texts = [f"Row {i}{'é' * bool(is_odd)}" for i, is_odd in enumerate(odd)] + ["x" * long, "y" * 30]
     path = write(tmp_path / "rows.jsonl", [{"prompt": text, "answer": "7"} for text in texts])
     settings = bare(recipe["model"], path, "math", evaluation={"num_prompts": 0})
-    settings["data"]["held_out_share"] = 0.0
+    settings["data"]["held_out_fraction"] = 0.0
     found = data(settings, show=0)
     rejected = sum("é" in text or len(text) + 8 > 256 for text in texts)
     assert (found.problem is not None) == bool(rejected)
@@ -225,7 +225,7 @@ def test_prompts_that_are_all_too_long_are_the_error_of_training(
         texts = [f"{part[0]}{i}" + "x" * (most if part == long_part else 0) for i in range(count)]
         write(tmp_path / f"{part}.jsonl", [{"prompt": text, "answer": "7"} for text in texts])
     settings = bare(recipe["model"], str(tmp_path / "training.jsonl"), "math")
-    settings["data"] |= {"held_out_share": 0.0, "max_prompt_tokens": most}
+    settings["data"] |= {"held_out_fraction": 0.0, "max_prompt_tokens": most}
     settings["evaluation"] = {"num_prompts": 100, "sources": str(tmp_path / "held-out.jsonl")}
     Path("mine.yaml").write_text(json.dumps(settings))
     found = data("mine.yaml", progress=False)

@@ -69,8 +69,8 @@ def test_verdicts_and_agreement_against_plain_counting(suffix: str, key: str, rn
     assert found.both_incorrect == pairs.count((False, False))
     assert found.only_stored == pairs.count((True, False))
     assert found.only_new == pairs.count((False, True))
-    assert found.share == pytest.approx(np.mean([stored == now for stored, now in pairs]))
-    assert result.agrees == (found.share == 1)
+    assert found.fraction == pytest.approx(np.mean([stored == now for stored, now in pairs]))
+    assert result.agrees == (found.fraction == 1)
     assert [one.response.place for one in result.disagreements] == [
         one.response.place for one, (stored, now) in zip(result.rescored, pairs, strict=True) if stored != now
     ]
@@ -113,7 +113,7 @@ def test_rollouts_and_evaluations_of_a_run_reach_their_verdicts_again() -> None:
     ]
     assert now == [(row["correct"], row["score"], row["extracted"], row["reason"]) for row in table]
     compared = sum(row["reason"] != "truncated" for row in table)
-    assert (result.agreement.share, result.agreement.number) == (1.0, compared)
+    assert (result.agreement.fraction, result.agreement.number) == (1.0, compared)
     for stored in "run/rollouts", "run/evaluations/step-000001.parquet":
         again = command("verify", stored, "--data=run", "--require-agreement")
         assert (again.code, again.err) == (0, ""), again

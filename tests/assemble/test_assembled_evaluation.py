@@ -82,10 +82,10 @@ def test_what_a_run_says_of_other_domains_is_no_mistake_here() -> None:
 
 
 def test_truncated_responses_are_verified_where_the_run_rewards_them() -> None:
-    for share in (0.0, 0.5):
-        ready = prepare_evaluation(request(**{"rewards.stop_properly": share}))
+    for fraction in (0.0, 0.5):
+        ready = prepare_evaluation(request(**{"rewards.stop_properly": fraction}))
         evaluated, _ = load_evaluated_model(ready)
-        assert evaluated.accept_truncated == ready.settings["accept_truncated"] == (share > 0)
+        assert evaluated.accept_truncated == ready.settings["accept_truncated"] == (fraction > 0)
 
 
 def test_an_evaluation_skips_no_prompts() -> None:

@@ -88,7 +88,7 @@ def test_an_error_names_its_source() -> None:
     recipe = {
         "data.sources": [{"gym": "gcd", "num_questions": 3}, {"gym": "mazz"}],
         "evaluation.sources": {"gym": "gcd", "config": {"min_number": 1}},
-        "data.held_out_share": 0.0,
+        "data.held_out_fraction": 0.0,
         "verification.workers": 1,
     }
     with pytest.raises(UserError, match=r"^data.sources\[1\].gym: 'mazz' is .* did you mean maze"):
@@ -124,7 +124,7 @@ def test_an_error_names_its_source() -> None:
         (["chain_sum"], {"chain_sum": {"allow_negation": 1}}, 9, "must be true or false"),
         (["basic_arithmetic"], {"basic_arithmetic": {"whitespace": "two"}}, 9, "one of no_space, single, random"),
         (["xylophones"], {}, 9, "gym: 'xylophones' is not .*; docs/reference/gym.md lists the 105 names"),
-        (["maze"], {"maze": {"colour": 1}}, 9, "config: maze has no setting 'colour' .*; docs/reference/gym.md lists"),
+        (["maze"], {"maze": {"color": 1}}, 9, "config: maze has no setting 'color' .*; docs/reference/gym.md lists"),
         (["maze", "gcd"], {"mase": {}}, 9, "'mase' is not a data set of this source; did you mean maze"),
         (["acre"], {}, 4_901, "first_index: acre has 5,000 entries, and index 5,000 is beyond .* at most 99"),
         (["gcd", "acre"], {}, 9_802, "acre has 5,000 entries, and index 5,000 is beyond"),
@@ -171,7 +171,7 @@ def test_questions_take_turns_are_distinct_and_held_out() -> None:
     before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     recipe = {
         "data.sources": {"gym": ["leg_counting", "tower_of_hanoi"], "num_questions": 60, "name": "both"},
-        "data.held_out_share": 0.25,
+        "data.held_out_fraction": 0.25,
         "evaluation.sources": {"gym": "leg_counting", "first_index": 25, "num_questions": 10},
         "verification.workers": 1,
     }
@@ -196,7 +196,7 @@ def test_check_shows_questions_and_tries_the_verifier(tmp_path: Path, monkeypatc
     monkeypatch.setenv("COLUMNS", "200")
     model = save_tiny_model(tmp_path / "tiny", characters="".join(map(chr, range(32, 127))) + "\n", max_positions=1024)
     outcome = command(
-        "check", "--data.sources={gym: gcd, num_questions: 30}", "--data.held_out_share=0.3", "--no-timing",
+        "check", "--data.sources={gym: gcd, num_questions: 30}", "--data.held_out_fraction=0.3", "--no-timing",
         "--sampling.max_new_tokens=8", "--verification.workers=1", f"--model={model}",
     )  # fmt: skip
     assert (outcome.code, outcome.err) == (0, ""), outcome

@@ -72,24 +72,24 @@ def groups() -> list[Group]:
 
 def test_each_estimator_is_the_one_that_was_asked_for(tiny: Path) -> None:
     """By hand: the group means are 1/2 and 1/4."""
-    centred = np.array([0.5, 0.5, -0.5, -0.5, 0.75, -0.25, -0.25, -0.25])
+    centered = np.array([0.5, 0.5, -0.5, -0.5, 0.75, -0.25, -0.25, -0.25])
     lengths = np.array([2, 2, 1, 1, 3, 1, 1, 1])
-    by_token = np.repeat(centred, lengths)
+    by_token = np.repeat(centered, lengths)
     expected = {
         ("grpo", "trajectories"): [1.0, -1.0, 0.75 / np.sqrt(3 / 16), -0.25 / np.sqrt(3 / 16)],
         ("rloo", "trajectories"): [1 - 1 / 3, 0 - 2 / 3, 1.0, -1 / 3],
-        ("reinforce_pp_baseline", "trajectories"): (np.array([0.5, -0.5, 0.75, -0.25]) - centred.mean())
-        / centred.std(),
+        ("reinforce_pp_baseline", "trajectories"): (np.array([0.5, -0.5, 0.75, -0.25]) - centered.mean())
+        / centered.std(),
         ("reinforce_pp_baseline", "tokens"): (np.array([0.5, -0.5, 0.75, -0.25]) - by_token.mean()) / by_token.std(),
     }
     for (estimator, over), values in expected.items():
-        settings = {"advantage.estimator": estimator, "advantage.normalise_over": over}
+        settings = {"advantage.estimator": estimator, "advantage.normalize_over": over}
         advantages = build_advantages(config(tiny, **settings).advantage, seed=0)(groups())
         assert np.concatenate(advantages) == pytest.approx(values, abs=1e-5), (estimator, over)
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"estimator": "grpo"}, {"estimator": "rloo", "batch_scale": True}, {"normalise_over": "tokens"}]
+    "settings", [{}, {"estimator": "grpo"}, {"estimator": "rloo", "batch_scale": True}, {"normalize_over": "tokens"}]
 )
 def test_rarity_weighs_before_the_batch_statistics(tiny: Path, settings: dict[str, Any]) -> None:
     """By a loop over rollouts: 6 with 4 responses, of which one is frequent; alpha = 1 and no clip within reach."""
@@ -103,7 +103,7 @@ def test_rarity_weighs_before_the_batch_statistics(tiny: Path, settings: dict[st
     scale = {"grpo": 1 / np.sqrt(4 / 6 * 2 / 6), "rloo": 6 / 5}.get(settings.get("estimator", ""), 1.0)
     plain = {5: 2 / 6, 7: 2 / 6, 6: -4 / 6, 8: -4 / 6}
     value = np.array([scale * weights[r[0]] * plain[r[0]] for r in responses])
-    batch = np.repeat(value, [len(r) if "normalise_over" in settings else 1 for r in responses])
+    batch = np.repeat(value, [len(r) if "normalize_over" in settings else 1 for r in responses])
     if settings.get("estimator") != "grpo":
         value = (value - batch.mean()) / batch.std()
     expected = {r[0]: v for r, v in zip(responses, value, strict=True)}
@@ -168,7 +168,7 @@ def test_learner_gets_every_setting(tiny: Path) -> None:
         "optimizer.weight_decay": 0.01,
         "optimizer.max_grad_norm": 0.5,
         "optimizer.warmup_updates": 6,
-        "optimizer.responses_per_verdict": 7,
+        "optimizer.max_responses_per_outcome": 7,
         "engine.nodes_per_pass": 99,
     }
     settings = build_learner_settings(config(tiny, **given), (0,), TreeForward())
@@ -182,7 +182,7 @@ def test_learner_gets_every_setting(tiny: Path) -> None:
     assert settings.next_token == NextToken(0.7, 2, (0,))
     assert settings.betas == (0.8, 0.85)
     assert (settings.weight_decay, settings.max_grad_norm, settings.warmup_updates) == (0.01, 0.5, 6)
-    assert (settings.responses_per_verdict, settings.max_nodes) == (7, 99)
+    assert (settings.max_responses_per_outcome, settings.max_nodes) == (7, 99)
     assert (settings.recompute_old_logprobs, settings.autocast) == (False, False)
     assert build_learner_settings(
         config(tiny, **{"optimizer.old_logprobs": "recompute"}), (0,), TreeForward()
@@ -417,7 +417,7 @@ def test_lines_about_removed_data_have_the_right_plural(tiny: Path, tmp_path: Pa
         rows = [json.dumps({"prompt": text, "answer": "7"}) for text in texts]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
     settings = {
-        "data.sources": {"path": str(tmp_path / "train.jsonl")}, "data.held_out_share": 0.0,
+        "data.sources": {"path": str(tmp_path / "train.jsonl")}, "data.held_out_fraction": 0.0,
         "data.max_prompt_tokens": 3, "evaluation.sources": {"path": str(tmp_path / "held_out.jsonl")},
         "prompts_per_step": number + 1, "optimizer.mini_batches": 1,
     }  # fmt: skip
@@ -450,7 +450,7 @@ def test_the_level_of_the_sandbox_is_printed_if_code_runs(tiny: Path, tmp_path: 
     rows = [{"prompt": f"{i}+{i}", "answer": calls} for i in range(20)]
     (tmp_path / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"path": str(tmp_path / "code.jsonl"), "domain": "code"}
-    settings = {"data.sources": source, "data.held_out_share": 0.5, "verification.sandbox": level}
+    settings = {"data.sources": source, "data.held_out_fraction": 0.5, "verification.sandbox": level}
     for run, expected in ((settings, [level]), ({}, [])):
         checked = config(tiny, **run)
         lines = [line for line in input_lines(prepare(checked, str(tiny)), checked) if "sandbox" in line]
@@ -484,7 +484,7 @@ def test_a_question_like_a_skipped_one_is_not_trained_on(tiny: Path, tmp_path: P
     for name, part in (("train", rows), ("held_out", rows[:8])):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     settings = {
-        "data.sources": {"path": str(tmp_path / "train.jsonl")}, "data.held_out_share": 0.0,
+        "data.sources": {"path": str(tmp_path / "train.jsonl")}, "data.held_out_fraction": 0.0,
         "evaluation.sources": {"path": str(tmp_path / "held_out.jsonl")}, "evaluation.num_prompts": 3,
         "evaluation.skip_prompts": 5,
     }  # fmt: skip
@@ -494,8 +494,8 @@ def test_a_question_like_a_skipped_one_is_not_trained_on(tiny: Path, tmp_path: P
 
 
 def test_nothing_held_out(tiny: Path, tmp_path: Path) -> None:
-    message = message_of(tiny, tmp_path, **{"data.held_out_share": 0.0})
-    assert "data.held_out_share" in message
+    message = message_of(tiny, tmp_path, **{"data.held_out_fraction": 0.0})
+    assert "data.held_out_fraction" in message
     assert "evaluation.num_prompts: 0" in message
 
 

@@ -74,7 +74,7 @@ def test_the_script_measures_every_kind_of_part_and_continues(
         assert bool(part["checks"]) == name.startswith("exactness")
     for facts in (parts[f"speed: tiny low 16, {name}"]["facts"] for name in ("native", "learner tree")):
         assert facts["predicted_bytes"] > 0
-        assert facts["matmul_share"] > 0
+        assert facts["matmul_fraction"] > 0
     tables = (tmp_path / "tables.md").read_text()
     assert tables.count("speed: tiny low 16") == 3 + len(learners) - len(skipped)
 

@@ -90,4 +90,4 @@ def test_floors_are_met_or_not(rng: np.random.Generator) -> None:
     text = markdown(Results(entries, 50.0), num_runs=5)
     met = "yes" if ratio >= 6 else "NO"
     assert f"| low: step, times trl | at least 6 | {ratio:.2f} | {met} |" in text
-    assert "| low: step memory above the model, share of trl's | at most 0.5 | 1.00 | NO |" in text
+    assert "| low: step memory above the model, fraction of trl's | at most 0.5 | 1.00 | NO |" in text

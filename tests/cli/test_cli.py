@@ -145,7 +145,7 @@ def test_help_of_the_program_names_the_commands() -> None:
         (["train", "--model=./none"], "./none does not exist"),
         (["train", "--model=."], "no config.json"),
         (["train", "--sampling.max_new_tokens=10000"], "lower sampling.max_new_tokens"),
-        (["train", "--data.held_out_share=0"], "there is no held-out question"),
+        (["train", "--data.held_out_fraction=0"], "there is no held-out question"),
         (["train", "--data.max_prompt_tokens=3"], "of countdown has more than data.max_prompt_tokens = 3"),
         (
             ["train", "--data.sources=[{task: countdown, name: one}, {task: countdown, num_numbers: 2, name: one}]"],
@@ -330,7 +330,7 @@ def test_a_row_that_is_no_puzzle_is_named_before_the_model_is_loaded() -> None:
     Path("rows.jsonl").write_text(
         '{"prompt": "1 2 -> 3:", "answer": "1 2 -> 3"}\n{"prompt": "1 3 -> 4:", "answer": "4"}\n'
     )
-    message = refusal("train", "--data.sources={path: rows.jsonl, domain: countdown}", "--data.held_out_share=0.5")
+    message = refusal("train", "--data.sources={path: rows.jsonl, domain: countdown}", "--data.held_out_fraction=0.5")
     assert "question rows:2" in message
     assert "which is not a countdown puzzle" in message
 
@@ -338,7 +338,7 @@ def test_a_row_that_is_no_puzzle_is_named_before_the_model_is_loaded() -> None:
 def test_reference_answers_that_nothing_can_equal_are_named_before_the_model_is_loaded() -> None:
     rows = [{"prompt": f"{i} -> {i}:", "answer": str(i)} for i in range(8)]
     Path("rows.jsonl").write_text("\n".join(json.dumps(r) for r in [*rows, {"prompt": "9 -> 9:", "answer": "   \\\\"}]))
-    message = refusal("train", "--data.sources=rows.jsonl", "--data.held_out_share=0.5")
+    message = refusal("train", "--data.sources=rows.jsonl", "--data.held_out_fraction=0.5")
     assert "rows.jsonl line 9) has the reference answer" in message
     assert "verification.functions" in message
 

@@ -74,7 +74,7 @@ def test_sources_are_shown_one_by_one(tmp_path: Path) -> None:
     for name, factor in (("easy", 1), ("hard", 100)):
         rows = [{"prompt": f"{i * factor} + 1?", "answer": str(i * factor + 1)} for i in range(1, 9)]
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ("--data.sources=[easy.jsonl, hard.jsonl]", "--data.held_out_share=0.3", "--sampling.max_new_tokens=8")
+    options = ("--data.sources=[easy.jsonl, hard.jsonl]", "--data.held_out_fraction=0.3", "--sampling.max_new_tokens=8")
     outcome = command("check", *options, f"--model={model}", "--prompt.system_prompt=Be brief.", "--no-timing")
     assert outcome.code == 0, outcome
     for name in ("easy", "hard"):
@@ -151,7 +151,7 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     assert forecast.seconds["training"] == pytest.approx(cost["training"] * nodes, rel=1e-6)
     assert forecast.seconds["storing"] == pytest.approx(cost["storing"] * responses, rel=1e-6)
     assert forecast.most_seconds == forecast.seconds["total"]  # nothing was cut short of the limit
-    assert (forecast.kept_share, forecast.num_prompts) == (None, 8)
+    assert (forecast.kept_fraction, forecast.num_prompts) == (None, 8)
     assert forecast.num_rollouts == sum(tree.num_rollouts for one in sampled[1:] for tree in trees_of(one))
 
     monkeypatch.setattr(step_forecast, "MOST_TOKENS", 3)
@@ -169,9 +169,9 @@ def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
     config = config_of("--rollouts_per_prompt=16", "--prompts_per_step=8")
     parts = build_pilot_parts(config, prepare(config, config.model), build_sampling(config))
     forecast = step_forecast.forecast_step(parts, 16, tmp_path)
-    assert forecast.kept_share is not None
-    assert 0.2 < forecast.kept_share < 1
-    assert mean_rounds(forecast.kept_share, 8) >= 1
+    assert forecast.kept_fraction is not None
+    assert 0.2 < forecast.kept_fraction < 1
+    assert mean_rounds(forecast.kept_fraction, 8) >= 1
 
 
 SUM = 'def add(a, b):\n    """Add."""\n'
@@ -190,7 +190,7 @@ def test_stored_solutions_are_tried_on_the_tests(tmp_path: Path, rng: np.random.
     wrong = 1 + bodies.index("    return a\n")
     Path("he.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source, cases = "--data.sources={path: he.jsonl, layout: humaneval}", {"inputs": ["2\n"], "outputs": ["2\n"]}
-    options = (f"--model={model}", "--no-timing", "--data.held_out_share=0", "--evaluation.num_prompts=0")
+    options = (f"--model={model}", "--no-timing", "--data.held_out_fraction=0", "--evaluation.num_prompts=0")
     outcome = command("check", source, *options)
     assert outcome.code == 0, outcome
     assert "stored solutions of 4 questions: 3 accepted" in outcome.out

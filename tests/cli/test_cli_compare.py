@@ -178,7 +178,7 @@ def test_seeds_can_be_added_and_it_is_remembered(compared: Compared, tmp_path: P
 def test_a_run_that_collapses_ends_there_and_keeps_its_score(tmp_path: Path) -> None:
     """An entropy limit that the first steps are below for certain ends every run."""
     folder = tmp_path / "out"
-    stop = ("--collapse.stop=true", "--collapse.entropy_share=0.99")
+    stop = ("--collapse.stop=true", "--collapse.entropy_fraction=0.99")
     outcome = command("compare", "quickstart", *SWEEP, "--budget=100000", "--seeds=1", *TINY, *stop,
                       "--output-dir", folder)  # fmt: skip
     assert outcome.code == 0, outcome.err
@@ -317,7 +317,7 @@ def test_a_cluster_without_ray_is_refused_before_any_run(tmp_path: Path, monkeyp
 
 def test_the_memory_of_a_cluster_is_not_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brorl.assemble.comparison.available_bytes", lambda _: 1)
-    settings = {"data.sources": {"task": "countdown", "num_numbers": 3, "max_number": 7}, "data.held_out_share": 0.2}
+    settings = {"data.sources": {"task": "countdown", "num_numbers": 3, "max_number": 7}, "data.held_out_fraction": 0.2}
     arms = sweep_arms("quickstart", settings | {"cluster.nodes": 1}, {"rollouts_per_prompt": [4, 8]})
     check_arms(arms, "steps", 2, seeds=1, jobs=1)
     with pytest.raises(UserError, match="of memory, and 0 MiB are available"):
@@ -332,7 +332,8 @@ def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:
             "evaluation.num_samples is 256 for N=512 and 8 for N=16",
         ),
         (
-            "data: {split_seed: 5, held_out_share: 0.2, sources: [{task: countdown, num_numbers: 3, max_number: 12}]}\n"
+            "data: {split_seed: 5, held_out_fraction: 0.2, "
+            "sources: [{task: countdown, num_numbers: 3, max_number: 12}]}\n"
             "evaluation: {num_prompts: 192, ks: [1, 16, 256]}\nsampling: {max_new_tokens: 12}",
             "holds out other prompts than N=512",
         ),
@@ -498,7 +499,7 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     assert (progress.spent.samples, progress.ended) == (0, False)
     (tmp_path / "metrics.jsonl").write_text(f"{line}\n{line}\n{line[:9]}")
     progress.update()
-    assert (progress.spent.samples, progress.ended, progress.share) == (120, True, 1.0)
+    assert (progress.spent.samples, progress.ended, progress.fraction) == (120, True, 1.0)
 
 
 def test_refills_that_make_steps_too_long_are_refused_after_a_few_steps(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
 def test_one_question_is_trained_on_and_not_evaluated() -> None:
     assert command("init", write("one.jsonl", [{"prompt": "1 + 1?", "answer": 2}])).code == 0
     config = make_config(parse_yaml(Path("mine.yaml").read_text(), "mine.yaml"), {}, "mine.yaml")
-    assert (config.evaluation.num_prompts, config.data.held_out_share) == (0, 0)
+    assert (config.evaluation.num_prompts, config.data.held_out_fraction) == (0, 0)
 
 
 HUMAN_EVAL = {

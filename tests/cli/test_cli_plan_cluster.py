@@ -65,8 +65,12 @@ def test_a_recipe_by_name_and_settings(tmp_path: Path) -> None:
     record = planned()
     assert record["shape"]["layers"] == 1
     assert record["engine"] == "native"
-    assert (record["work"]["prompts"], record["work"]["distinct_share"], record["work"]["mean_length"]) == (8, 0.1, 10)
-    assert record["work"]["origins"]["distinct_share"] == "given"
+    assert (record["work"]["prompts"], record["work"]["distinct_fraction"], record["work"]["mean_length"]) == (
+        8,
+        0.1,
+        10,
+    )
+    assert record["work"]["origins"]["distinct_fraction"] == "given"
     assert record["simulation"]["parts"] == 2
 
 
@@ -80,9 +84,9 @@ def test_a_run_gives_its_measurements() -> None:
         for k in ("unique_tokens", "sampled_tokens", "samples", "groups_mixed", "groups")
     }
     work = planned()["work"]
-    assert work["distinct_share"] == pytest.approx(sums["unique_tokens"] / sums["sampled_tokens"])
+    assert work["distinct_fraction"] == pytest.approx(sums["unique_tokens"] / sums["sampled_tokens"])
     assert work["mean_length"] == pytest.approx(sums["sampled_tokens"] / sums["samples"])
-    assert work["kept_share"] == pytest.approx(sums["groups_mixed"] / sums["groups"])
+    assert work["kept_fraction"] == pytest.approx(sums["groups_mixed"] / sums["groups"])
     assert set(work["origins"].values()) == {"assumed", "measured here"}  # prompts are not in the metrics
 
 

@@ -15,7 +15,7 @@ from brorl.theory.simulator import SimulationSettings, simulate
 from run_support import command
 
 TINY = ("--vocabulary-size=60", "--num_correct=9", "--steps=12", "--record-every=5")
-QUANTITIES = ("correct_mass", "share_improved", "worst_drop")
+QUANTITIES = ("correct_mass", "fraction_improved", "worst_drop")
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     model = save_tiny_model(tmp_path / "model", characters="".join(map(chr, range(32, 127))))
     return [
-        f"--model={model}", "--data.sources=[{path: rows.jsonl, layout: ifeval}]", "--data.held_out_share=0.25",
+        f"--model={model}", "--data.sources=[{path: rows.jsonl, layout: ifeval}]", "--data.held_out_fraction=0.25",
         "--rollouts_per_prompt=2", "--prompts_per_step=2", "--optimizer.mini_batches=1", "--steps=1",
         "--sampling.max_new_tokens=4", "--evaluation.num_prompts=1", "--evaluation.num_samples=2",
         "--evaluation.ks=[1]", "--dynamic_sampling.enabled=false", "--engine.threads=1", "--report=false",

@@ -54,7 +54,7 @@ def synthetic(
         unit: What the budget counts.
         eval_points: Amounts at which runs are evaluated; the last is the budget.
         lift: By arm's index, what is added to the logit of every pass rate at all evaluation points.
-        overshoot: By arm's index, how much its runs spend beyond each evaluation point, as a share of it.
+        overshoot: By arm's index, how much its runs spend beyond each evaluation point, as a fraction of it.
         ended_early: By (arm's index, run's index), the number of evaluation points after which it collapsed.
         names: What the arms are called.
     """

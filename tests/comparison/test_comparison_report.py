@@ -88,9 +88,9 @@ class TestTables:
     def test_use_of_samples(self, comparison: Comparison) -> None:
         for row, arm in zip(use_table(results_of(comparison)).rows, comparison.arms, strict=True):
             runs = arm.runs
-            shares = [run.groups_mixed / run.groups for run in runs]
+            fractions = [run.groups_mixed / run.groups for run in runs]
             generated = [run.cost.samples / run.phase_seconds["generation"] for run in runs]
-            assert row[:2] == (arm.name, f"{100 * sum(shares) / 3:.1f}%")
+            assert row[:2] == (arm.name, f"{100 * sum(fractions) / 3:.1f}%")
             assert row[2] == short(sum(run.cost.samples / run.cost.seconds for run in runs) / 3)
             assert row[3] == short(sum(generated) / 3)
             assert row[4] == short(sum(run.cost.unique_tokens / run.cost.seconds for run in runs) / 3)
@@ -533,7 +533,7 @@ class TestAnswer:
     ])  # fmt: skip
     @pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 512)])
     def test_a_run_that_was_disturbed_is_told(
-        self, rng: np.random.Generator, share: float, unit: Unit, told: bool, numbers: tuple[int, ...]
+        self, rng: np.random.Generator, fraction: float, unit: Unit, told: bool, numbers: tuple[int, ...]
     ) -> None:
         eval_points = (400.0, 800.0) if unit == "seconds" else (4e6, 8e6)
         comparison = synthetic(rng, numbers=numbers, num_seeds=5, unit=unit, eval_points=eval_points)
@@ -541,7 +541,7 @@ class TestAnswer:
         *others, run = sorted(arm.runs, key=lambda run: run.seed == 3)
         steps = sorted(other.cost.steps for other in others)
         last = run.scores[-1]
-        cost = replace(last.cost, steps=int(share * steps[1]))
+        cost = replace(last.cost, steps=int(fraction * steps[1]))
         slow = replace(run, scores=(*run.scores[:-1], replace(last, cost=cost)), cost=cost, path="arms/some/seed-3")
         arms = (comparison.arms[0], replace(arm, runs=(*others, slow)), *comparison.arms[2:])
         lines = [w for w in sentences(replace(comparison, arms=arms)) if "busy with something else" in w]

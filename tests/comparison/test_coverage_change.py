@@ -95,6 +95,6 @@ def test_prompts_that_one_arm_solves_and_the_other_does_not(rng: np.random.Gener
         assert found.both == sum(2 * min(a, b) > seeds for a, b in zip(*solved, strict=True))
         assert found.neither == sum(2 * max(a, b) < seeds for a, b in zip(*solved, strict=True))
         scores = [np.stack([pass_at_k(run[1], 4, 4) for run in arm]) for arm in counts]
-        of_share = paired_difference(*scores, seeds_paired=True).difference
-        expected = [40 * of_share.value, 40 * of_share.low, 40 * of_share.high]
+        of_fraction = paired_difference(*scores, seeds_paired=True).difference
+        expected = [40 * of_fraction.value, 40 * of_fraction.low, 40 * of_fraction.high]
         assert [found.expected.value, found.expected.low, found.expected.high] == pytest.approx(expected, abs=1e-12)

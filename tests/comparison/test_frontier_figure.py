@@ -69,13 +69,13 @@ def test_panels_draw_scores_the_best_and_how_sure_it_is(rng: np.random.Generator
             for x, y in scatter.get_offsets()
         }
         for point in told.points:
-            assert point.best_share is not None
+            assert point.best_fraction is not None
             assert point.num_rollouts is not None
             bubble = bubbles.get((point.eval_point, float(np.log2(point.num_rollouts))))
-            if point.best_share < 0.02:
+            if point.best_fraction < 0.02:
                 assert bubble is None
             else:
-                assert bubble == (pytest.approx(330 * point.best_share), colors[point.arm])
+                assert bubble == (pytest.approx(330 * point.best_fraction), colors[point.arm])
 
 
 def test_a_shown_lead_is_filled() -> None:

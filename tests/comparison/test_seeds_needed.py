@@ -39,8 +39,8 @@ def spread(size: int, variance: float, rng: np.random.Generator) -> FloatArray:
 def test_seeds_are_the_first_of_a_loop(rng: np.random.Generator, num_arms: int) -> None:
     for _ in range(10):
         half_width, num_prompts = rng.uniform(0.01, 0.05), int(rng.integers(20, 400))
-        share = rng.uniform(0.05, 0.49)  # of the squared half-width that the prompts take
-        of_prompt = share * half_width**2 / squared(1.0, num_prompts)
+        fraction = rng.uniform(0.05, 0.49)  # of the squared half-width that the prompts take
+        of_prompt = fraction * half_width**2 / squared(1.0, num_prompts)
         of_seed = [float(v) * half_width**2 for v in rng.uniform(0.05, 1.0, num_arms)]
         found = seeds_needed(parts(of_prompt, num_prompts, of_seed, int(rng.integers(2, 6))), half_width)
         expected = 2

@@ -86,7 +86,7 @@ def test_rates_are_ratios_of_each_run(rng: np.random.Generator) -> None:
             ("generated_per_s", samples / generation),
             ("sampled_tokens_per_s", sampled / seconds),
             ("unique_tokens_per_s", unique / seconds),
-            ("mixed_share", mixed / groups),
+            ("mixed_fraction", mixed / groups),
             ("tokens_per_unique", sampled / unique),
         ):
             expected.setdefault(name, []).append(value)

@@ -13,11 +13,11 @@ from brorl.cost import Cost
 from brorl.errors import UserError
 
 
-def random_comparison(rng: np.random.Generator, share: float) -> Comparison:
+def random_comparison(rng: np.random.Generator, fraction: float) -> Comparison:
     """Two arms of two runs with three evaluations of 12 prompts, some with unverified responses."""
 
     def score() -> Score:
-        lost = rng.integers(1, 3, 12) * (rng.random(12) < share)
+        lost = rng.integers(1, 3, 12) * (rng.random(12) < fraction)
         made = Score(Cost(), rng.integers(0, 9, 12), rng.integers(1, 99, 12), 0.0)
         return Score(made.cost, made.num_correct_P, made.sampled_tokens_P, 0.0, lost if lost.any() else None)
 

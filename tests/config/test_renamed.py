@@ -65,22 +65,22 @@ def test_the_average_of_a_run_with_a_fixed_number_has_no_effect(capsys: pytest.C
 def test_a_run_of_an_earlier_version_has_not_changed() -> None:
     config = make_config({}, {"adaptive.enabled": True, "rollouts_per_prompt": 24}, "test")
     before = fixed_settings(config)
-    before["diagnostics.certificate_every"] = before.pop("diagnostics.held_out_check_every")
+    before["diagnostics.held_out_check_every"] = before.pop("diagnostics.held_out_check_every")
     del before["adaptive.enabled"]
     before |= {"rollouts_per_prompt": "adaptive", "adaptive.samples_per_prompt": 24}
     assert first_change(before, config) is None
-    change = first_change(before | {"diagnostics.certificate_every": 3}, config)
+    change = first_change(before | {"diagnostics.held_out_check_every": 3}, config)
     assert change is not None
     assert (change.name, change.before) == ("diagnostics.held_out_check_every", 3)
 
 
 def test_old_options_are_read_and_not_shown() -> None:
     outcome = command(
-        "check", "--no-timing", "--diagnostics.certificate_every=5", "--rollouts-per-prompt=adaptive",
+        "check", "--no-timing", "--diagnostics.held_out_check_every=5", "--rollouts-per-prompt=adaptive",
         "--adaptive.samples-per-prompt=40",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert "brorl: diagnostics.certificate_every is now" in outcome.err
+    assert "brorl: diagnostics.held_out_check_every is now" in outcome.err
     assert "rollouts_per_prompt: 40\n" in outcome.err
     shown = command("train", "--help").out
     assert "diagnostics.held_out_check_every" in shown

@@ -224,7 +224,7 @@ def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytes
 def covered(
     informative: dict[int, float] | None, unsampled: dict[int, float] | None, q_pos: float | None, groups: int = 4
 ) -> Any:
-    pooled = {"informative_share_at": informative, "unsampled_correct_at": unsampled, "q_pos": q_pos}
+    pooled = {"informative_fraction_at": informative, "unsampled_correct_at": unsampled, "q_pos": q_pos}
     return {"step": 1, "sampling": {"groups": groups}, "coverage": {"pooled": pooled}}
 
 
@@ -259,10 +259,10 @@ def test_coverage_table_without_an_estimate() -> None:
 
 
 def checked(change: float, half: float, risen: int, correct: int, drop: float | None) -> dict[str, Any]:
-    share = risen / correct if correct else None
-    return {"step": 1, "sampling": {}, "certificate": {
+    fraction = risen / correct if correct else None
+    return {"step": 1, "sampling": {}, "held_out_check": {
         "change": change, "change_low": change - half, "change_high": change + half, "num_correct": correct,
-        "share_improved": share, "worst_drop": drop,
+        "fraction_improved": fraction, "worst_drop": drop,
     }}  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def test_held_out_checks_are_pooled() -> None:
     assert "was 0.5" in line
     assert "mass" not in held_out_check_lines(records[2:])[0]
     assert "no sampled response dropped" in held_out_check_lines([checked(0.1, 0.01, 3, 3, 0.0)])[0]
-    assert held_out_check_lines([{"step": 1, "sampling": {}, "certificate": {"change": None}}]) == []
+    assert held_out_check_lines([{"step": 1, "sampling": {}, "held_out_check": {"change": None}}]) == []
 
 
 def test_unusual_events_of_a_step_have_notes() -> None:
@@ -320,8 +320,8 @@ def test_tables_fit_80_columns(records: list[dict[str, Any]]) -> None:
     """Of a long run with several sources, whose numbers are large."""
     big = {"samples": 10**9, "sampled_tokens": 10**12, "unique_tokens": 10**11, "distinct_responses": 10**8,
            "samples_dropped": 5 * 10**8, "unique_tokens_dropped": 10**10}  # fmt: skip
-    shares = dict.fromkeys((16, 64, 256, 512), 0.123)
-    pooled = {"informative_share_at": shares, "unsampled_correct_at": {**shares, 2048: 0.1}, "q_pos": 0.9}
+    fractions = dict.fromkeys((16, 64, 256, 512), 0.123)
+    pooled = {"informative_fraction_at": fractions, "unsampled_correct_at": {**fractions, 2048: 0.1}, "q_pos": 0.9}
     for record in records:
         if "sampling" in record:
             record["sampling"] |= big

@@ -26,13 +26,13 @@ def test_what_stays_is_in_the_log_without_control_characters(
     with Screen("brorl 1.2.3") as screen:
         screen.observe(Phase("loading", "model"))
         screen.log_to(log)
-        screen.say(Text("in colour", style="bold red"))
+        screen.say(Text("in color", style="bold red"))
         table = Table("a", "b")
         table.add_row("[bold]1[/bold]", "2" * 150)
         screen.show(table)
     assert "\x1b" in capsys.readouterr().out
     text = log.read_text()
-    assert text.startswith("in colour\n")
+    assert text.startswith("in color\n")
     assert not CONTROL.search(text)
     assert max(map(len, text.splitlines())) <= WIDTH
 

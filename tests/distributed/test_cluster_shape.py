@@ -89,8 +89,8 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     place_pool(cluster, config, 9, print)
     place_learner(cluster, config, RunInputs("quickstart", *[None] * 6), Path(), print, print)  # type: ignore[arg-type]
-    shares = placement == "colocated"
-    assert (made["pool"], made["recipe"]().sleeps) == (shares, shares)
+    fractions = placement == "colocated"
+    assert (made["pool"], made["recipe"]().sleeps) == (fractions, fractions)
     assert made["sent"] == (torch.bfloat16 if dtype == "bfloat16" else None)
 
 
@@ -127,8 +127,8 @@ def test_a_tree_is_sent_once(rng: np.random.Generator) -> None:
     received = rank.unpack(first)
     assert len(first.new_trees) == 2
     assert all(ours.tree is theirs.tree for ours, theirs in zip(received, groups, strict=False))
-    penalised = [replace(group, reward_L=group.reward_L - 0.5) for group in received]
-    reply = rank.pack(penalised)
+    apply_kl_penalty = [replace(group, reward_L=group.reward_L - 0.5) for group in received]
+    reply = rank.pack(apply_kl_penalty)
     assert reply.new_trees == {}
     back = driver.unpack(reply)
     again = driver.pack([*reversed(back), groups[2]])

@@ -37,11 +37,11 @@ def make_pool(
     build: Callable[[], Engine], number: int, timeout_s: float = 600.0, max_restarts: int = 50
 ) -> tuple[Any, list[str]]:
     from brorl.distributed.rollout_workers import RayRolloutPool
-    from brorl.distributed.supervisor import Staffing
+    from brorl.distributed.supervisor import WorkerPoolConfig
 
     lines: list[str] = []
-    staffing = Staffing("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s, max_restarts)
-    return RayRolloutPool(build, staffing, say=lines.append), lines
+    pool_config = WorkerPoolConfig("rollout worker", number, lambda _: {"num_cpus": 1}, timeout_s, max_restarts)
+    return RayRolloutPool(build, pool_config, say=lines.append), lines
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -63,12 +63,14 @@ def failing() -> Mapping[str, Verifier]:
 
 
 def make_workers(build: Any = build_verifiers, number: int = 2, batch_size: int = 3) -> tuple[Any, list[str]]:
-    from brorl.distributed.supervisor import Staffing
+    from brorl.distributed.supervisor import WorkerPoolConfig
     from brorl.distributed.verifier_workers import VerifierWorkers
 
     lines: list[str] = []
-    staffing = Staffing("verifier worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=50)
-    return VerifierWorkers(build, staffing, batch_size, lines.append), lines
+    pool_config = WorkerPoolConfig(
+        "verifier worker", number, lambda _: {"num_cpus": 1}, timeout_s=600.0, max_restarts=50
+    )
+    return VerifierWorkers(build, pool_config, batch_size, lines.append), lines
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -73,17 +73,17 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_correct_response() -> None:
     result = benchmark.record(benchmark.answer(FixedEngine()))
     assert list(result["pass_at"]) == [1, 2, 3, 6]
     for k, estimate in result["pass_at"].items():
-        shares = []
+        fractions = []
         for verdicts in CORRECT:
             subsets = [any(chosen) for chosen in combinations(verdicts, k)]
-            shares.append(sum(subsets) / len(subsets))
-        assert estimate["value"] == pytest.approx(sum(shares) / 3)
+            fractions.append(sum(subsets) / len(subsets))
+        assert estimate["value"] == pytest.approx(sum(fractions) / 3)
         assert estimate["low"] <= estimate["value"] <= estimate["high"]
     assert result["pass_at"][1]["value"] == pytest.approx((2 / 6 + 0 + 4 / 6) / 3)
     assert result["num_prompts"] == 3
     assert result["num_samples"] == 6
     assert result["solved"] == 2
-    assert result["truncated_share"] == pytest.approx(2 / 18)
+    assert result["truncation_rate"] == pytest.approx(2 / 18)
     assert result["sampled_tokens"] == sum(len(r) for rollouts in ROLLOUTS for r in rollouts)
     distinct_prefixes = [{tuple(r[:i]) for r in rollouts for i in range(1, len(r) + 1)} for rollouts in ROLLOUTS]
     assert result["unique_tokens"] == sum(map(len, distinct_prefixes))
@@ -162,21 +162,21 @@ def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_ot
         ]
         num_lost = [6 - len(one) for one in left]
         assert benchmark.num_unverified(answers) == sum(num_lost)
-        shares = {
+        fractions = {
             k: [np.mean([any(s) for s in combinations(one, k)]) for one in left if len(one) >= k] for k in (1, 2, 4)
         }
         result = benchmark.record(answers)
-        if not all(shares.values()):
+        if not all(fractions.values()):
             assert result is None
             continue
         assert result is not None
         assert result["num_samples"] == 6
-        for k, found in shares.items():
+        for k, found in fractions.items():
             assert result["pass_at"][k]["value"] == pytest.approx(np.mean(found))
         if sum(num_lost):
             assert result["num_unverified"] == sum(num_lost)
             assert result["prompts"]["num_unverified"] == num_lost
-            assert result["left_out"] == {k: 3 - len(found) for k, found in shares.items() if len(found) < 3}
+            assert result["left_out"] == {k: 3 - len(found) for k, found in fractions.items() if len(found) < 3}
         else:
             assert "num_unverified" not in result
             assert "num_unverified" not in result["prompts"]
@@ -184,7 +184,7 @@ def test_pass_at_k_without_unverified_responses_is_that_of_the_subsets_of_the_ot
         own = [[left[0], left[2]], [left[1]]]
         for name, group in zip(("set 0", "set 1"), own, strict=True):
             if all(any(len(one) >= k for one in group) for k in (1, 2, 4)):
-                shares_of = [np.mean([any(s) for s in combinations(one, 2)]) for one in group if len(one) >= 2]
-                assert result["by_source"][name][2]["value"] == pytest.approx(np.mean(shares_of))
+                fractions_of = [np.mean([any(s) for s in combinations(one, 2)]) for one in group if len(one) >= 2]
+                assert result["by_source"][name][2]["value"] == pytest.approx(np.mean(fractions_of))
             else:
                 assert name not in result["by_source"]

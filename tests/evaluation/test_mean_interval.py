@@ -34,7 +34,7 @@ def test_of_prompts_that_are_solved_or_not_it_is_the_exact_interval(solved: int,
 def test_the_interval_of_prompts_that_agree_misses_in_at_most_5_percent(
     num_prompts: int, rng: np.random.Generator
 ) -> None:
-    """Enumerated for the worst case: a share of prompts, of which none was drawn, has the value 0 or 1."""
+    """Enumerated for the worst case: a fraction of prompts, of which none was drawn, has the value 0 or 1."""
     seen = rng.uniform(0, 1)
     found = mean_with_interval(np.full(num_prompts, seen))
     assert found.value == pytest.approx(seen)
@@ -51,7 +51,7 @@ def chance_of_at_most(mean: float, values: list[float]) -> float:
     """P(weighted mean <= mean) for uniform weights on the simplex, in rational numbers.
 
     The volume that a half-space cuts from a simplex, as a divided difference of a truncated power of its distinct
-    corners. Source: Lasserre, arXiv 1412.3980; Curry and Schoenberg, J. Analyse Math. 17 (1966).
+    corners. Source: Lasserre, arXiv 1412.3980; Curry and Schoenberg, J. Analyze Math. 17 (1966).
     """
     exact, at = [Fraction(value) for value in values], Fraction(mean)
     above = sum(
@@ -81,7 +81,7 @@ def test_its_ends_are_quantiles_of_the_weighted_mean(num_prompts: int, rng: np.r
 def test_values_that_many_prompts_share(
     zeros_halves_ones: tuple[int, int, int], fixed: float | None, rng: np.random.Generator
 ) -> None:
-    """The weight of the value between is a beta number, and so is the share of the ones in what it leaves."""
+    """The weight of the value between is a beta number, and so is the fraction of the ones in what it leaves."""
     zeros, between, ones = zeros_halves_ones
     x = fixed or rng.uniform(0.1, 0.9)
     found = mean_with_interval(np.repeat([0.0, x, 1.0], zeros_halves_ones))

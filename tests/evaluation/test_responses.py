@@ -105,7 +105,7 @@ def test_results_are_those_of_plain_loops_over_what_is_stored(tmp_path: Path) ->
         ]  # 3 draws without replacement
         assert found.pass_at[3].value == pytest.approx(1 - np.mean(misses))
         assert found.tokens_per_response == pytest.approx(np.mean([len(row["token_ids"]) for row in rollouts]))
-        assert found.truncated_share == pytest.approx(np.mean([not row["finished"] for row in rollouts]))
+        assert found.truncation_rate == pytest.approx(np.mean([not row["finished"] for row in rollouts]))
         prefixes = {
             (row["prompt_id"], *row["token_ids"][:i]) for row in rollouts for i in range(1, len(row["token_ids"]) + 1)
         }

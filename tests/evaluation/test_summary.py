@@ -48,13 +48,13 @@ def test_every_number_by_data_set_domain_and_over_all_prompts(rng: np.random.Gen
         assert summary.seconds == seconds
         assert (summary.num_prompts, summary.num_samples) == (len(rows), N)
         for k in (1, 2, 5):
-            shares = []
+            fractions = []
             for row in rows:
                 outcomes = [i < row.num_correct for i in range(N)]
                 subsets = [any(chosen) for chosen in combinations(outcomes, k)]
-                shares.append(sum(subsets) / len(subsets))
-            assert summary.pass_at[k].value == pytest.approx(sum(shares) / len(shares))
-            alone = mean_with_interval(np.array(shares))
+                fractions.append(sum(subsets) / len(subsets))
+            assert summary.pass_at[k].value == pytest.approx(sum(fractions) / len(fractions))
+            alone = mean_with_interval(np.array(fractions))
             assert (summary.pass_at[k].low, summary.pass_at[k].high) == pytest.approx((alone.low, alone.high))
         total = dict.fromkeys(("solved", "tokens", "unique", "cut", "timeouts", "failures", "distinct"), 0)
         for row in rows:
@@ -67,7 +67,7 @@ def test_every_number_by_data_set_domain_and_over_all_prompts(rng: np.random.Gen
             total["distinct"] += row.num_distinct
         assert summary.solved == total["solved"]
         assert summary.tokens_per_response == pytest.approx(total["tokens"] / (N * len(rows)))
-        assert summary.truncated_share == pytest.approx(total["cut"] / (N * len(rows)))
+        assert summary.truncation_rate == pytest.approx(total["cut"] / (N * len(rows)))
         assert (summary.sampled_tokens, summary.unique_tokens) == (total["tokens"], total["unique"])
         assert (summary.verifier_timeouts, summary.verifier_failures) == (total["timeouts"], total["failures"])
         assert summary.num_distinct == total["distinct"]

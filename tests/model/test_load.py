@@ -174,7 +174,7 @@ def change_config(folder: Path, **changes: object) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quantization_config": {"quant_method": "gptq"}}, r"quantised \(gptq\), and quantised weights cannot be"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\), and quantized weights cannot be"),
         (
             {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}},
             r"needs its own code \(trust_remote_code",

@@ -220,18 +220,18 @@ def test_missing_peft_is_named_before_weights_are_read(base: Path, monkeypatch: 
 
 
 def trained_losses(model: PreTrainedModel, settings: LearnerSettings) -> list[float]:
-    """Sample with the model itself and raise the probability of one token; return its share, step by step."""
+    """Sample with the model itself and raise the probability of one token; return its fraction, step by step."""
     engine = NativeEngine(model, 1)
     learner = TreeLearner(model, settings)
-    shares = []
+    fractions = []
     for step in range(6):
         (tree,) = engine.sample([(3, 4, 5)], 64, SamplingParams(max_new_tokens=3), seed=step)
         wanted = np.array([(np.array(tokens) == 7).mean() for tokens, _ in tree.responses()])
-        shares.append(float((wanted * tree.leaf_count).sum() / tree.num_rollouts))
+        fractions.append(float((wanted * tree.leaf_count).sum() / tree.num_rollouts))
         group = Group(Prompt("id", "text", (3, 4, 5), "", "domain"), tree, wanted > 0, wanted)
-        learner.step([group], [wanted - shares[-1]], seed=0)
+        learner.step([group], [wanted - fractions[-1]], seed=0)
         engine.load_weights(learner.weights(), version=step + 1)
-    return shares
+    return fractions
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -242,8 +242,8 @@ def test_a_bfloat16_base_is_sampled_and_trained_through_adapters_alone(architect
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     dtypes = {p.requires_grad: p.dtype for p in model.parameters()}
     assert dtypes == {True: torch.float32, False: torch.bfloat16}
-    shares = trained_losses(model, LearnerSettings(learning_rate=3e-2, recompute_old_logprobs=True))
-    assert np.mean(shares[-2:]) > shares[0] + 0.2
+    fractions = trained_losses(model, LearnerSettings(learning_rate=3e-2, recompute_old_logprobs=True))
+    assert np.mean(fractions[-2:]) > fractions[0] + 0.2
     assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
 
 

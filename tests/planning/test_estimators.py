@@ -44,7 +44,7 @@ def test_shares_and_reach_of_maxrl_are_integrals(rng: np.random.Generator) -> No
         found = guide.at(num_rollouts)["maxrl"]
         rare = integral(rates, num_rollouts - 1, 0, 1 / 16)
         assert found.rare == pytest.approx(rare / integral(rates, num_rollouts - 1, 0, 1), rel=5e-3)
-        assert found.rare == pytest.approx(sum(found.shares[:3]))
+        assert found.rare == pytest.approx(sum(found.fractions[:3]))
         assert found.reach == pytest.approx(rare / integral(rates, 2047, 0, 1 / 16), rel=5e-3)
 
 
@@ -52,7 +52,7 @@ def test_only_the_weights_that_see_rarity_change_with_n(rng: np.random.Generator
     guide = EstimatorGuide.of(plan_for(some_rates(rng)))
     small, large = guide.at(32), guide.at(2048)
     for name in ("reinforce_pp_baseline", "pass_at_k"):
-        assert small[name].shares == pytest.approx(large[name].shares, rel=1e-6)
+        assert small[name].fractions == pytest.approx(large[name].fractions, rel=1e-6)
     assert small["reinforce_pp_baseline"].noise == pytest.approx(1)
     for name in ("grpo", "maxrl"):
         assert small[name].rare < large[name].rare

@@ -247,7 +247,7 @@ def test_what_is_measured(measured: tuple) -> None:
     summary = found.summary
     assert summary.num_prompts == 10
     assert summary.num_rollouts == 8
-    assert summary.share_correct == found.counts.correct_P.mean() / 8
+    assert summary.accuracy == found.counts.correct_P.mean() / 8
     assert 0 < summary.entropy < np.log(5)
     assert 1 <= summary.mean_length <= LENGTH
     assert found.counts.length_P.mean() == pytest.approx(summary.mean_length)
@@ -311,14 +311,14 @@ def test_timed_steps_are_no_larger_than_the_pilot() -> None:
 
 def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     """The real Collector on an engine whose groups are mixed by the toss of a coin."""
-    share, per_step, steps = 0.35, 6, 300
+    fraction, per_step, steps = 0.35, 6, 300
 
     class Coins:
         rounds, version = 0, 0
 
         def sample(self, asked: Sequence[Sequence[int]], *_: object) -> list[RolloutTree]:
             self.rounds += 1
-            return [RolloutTree.from_responses(p, [[2 if rng.random() < share else 1], [1]]) for p in asked]
+            return [RolloutTree.from_responses(p, [[2 if rng.random() < fraction else 1], [1]]) for p in asked]
 
     engine = Coins()
     parts = make_parts(small_model(vocab_size=4), reference="2")
@@ -333,8 +333,8 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
         rounds.append(engine.rounds - before)
         sampled += len(collected.groups)
     error = np.std(rounds) / np.sqrt(steps) + np.std(rounds) / np.sqrt(64 * 24)
-    assert abs(np.mean(rounds) - mean_rounds(share, per_step)) < 5 * error
-    assert sampled / steps == pytest.approx(per_step / share, rel=0.15)
+    assert abs(np.mean(rounds) - mean_rounds(fraction, per_step)) < 5 * error
+    assert sampled / steps == pytest.approx(per_step / fraction, rel=0.15)
 
 
 def test_nodes_of_a_limited_number_of_responses(rng: np.random.Generator) -> None:
@@ -344,7 +344,7 @@ def test_nodes_of_a_limited_number_of_responses(rng: np.random.Generator) -> Non
     wanted = np.array([8, 40, 400])
     growth = [tree_growth(g.tree, wanted, LENGTH) for g in groups]
     products = gradient_products(deepcopy(parts.model), groups, parts, rng)
-    few = replace(parts, learner_settings=replace(SETTINGS, responses_per_verdict=2))
+    few = replace(parts, learner_settings=replace(SETTINGS, max_responses_per_outcome=2))
     counts = PilotCounts.of(few, groups, growth, wanted, products)
     assert (counts.trained_PJ <= counts.nodes_PJ).all()
     assert (counts.trained_PJ <= 4 * LENGTH + 1e-9).all()

@@ -24,12 +24,12 @@ from brorl.planning.report import (
     aim_table,
     budget_table,
     difficulty_table,
+    fraction_table,
     interval,
     noise,
     pilot_line,
     plan_record,
     rare_table,
-    share_table,
     step_table,
 )
 from brorl.planning.step_cost import AffineCost, StepCost, StepTiming, Work
@@ -40,16 +40,16 @@ SETTINGS = StepSettings(num_rollouts=64, prompts_per_step=16, mini_batches=4, dy
 
 
 def row(num_rollouts: int, prompts: int, to_best: float) -> PlanRow:
-    share = 1 - 1 / num_rollouts**0.5
+    fraction = 1 - 1 / num_rollouts**0.5
     phases = {"generation": 0.1, "verification": 0.02, "training": 0.2, "storing": 0.01, "diagnostics": 0.0}
     seconds = {n: s * num_rollouts**0.3 for n, s in phases.items()}
     return PlanRow(
         num_rollouts=num_rollouts,
         extrapolated=num_rollouts > 32,
-        mixed=Estimate(share, share - 0.05, share + 0.02),
-        solved=Estimate(share + 0.01, share - 0.04, share + 0.03),
+        mixed=Estimate(fraction, fraction - 0.05, fraction + 0.02),
+        solved=Estimate(fraction + 0.01, fraction - 0.04, fraction + 0.03),
         unique_tokens=Estimate(10 * num_rollouts**0.5, 9 * num_rollouts**0.5, 11 * num_rollouts**0.5),
-        unique_share=1.2 / num_rollouts**0.5,
+        unique_fraction=1.2 / num_rollouts**0.5,
         trained_nodes=11 * num_rollouts**0.5,
         seconds={**seconds, "total": sum(seconds.values())},
         noise=Estimate(3.0, 2.0, inf),
@@ -98,14 +98,14 @@ def shown(renderable: object, width: int = 80) -> str:
 
 
 def test_tables_fit_into_80_columns() -> None:
-    shares, steps, budget = (shown(table(report())) for table in (share_table, step_table, budget_table))
-    for text in (shares, steps, budget):
+    fractions, steps, budget = (shown(table(report())) for table in (fraction_table, step_table, budget_table))
+    for text in (fractions, steps, budget):
         assert "…" not in text
-    assert "256*" in shares
-    assert "64*" in shares
-    assert "16*" not in shares
-    assert "beyond the pilot's 32 rollouts" in shares
-    assert "0.94 [0.89, 0.96]" in shares
+    assert "256*" in fractions
+    assert "64*" in fractions
+    assert "16*" not in fractions
+    assert "beyond the pilot's 32 rollouts" in fractions
+    assert "0.94 [0.89, 0.96]" in fractions
     assert "3.0 GiB" in steps
     assert "unknown" in steps
     assert "3 [2, no end]" in steps
@@ -133,7 +133,7 @@ def test_sentences_say_what_the_numbers_say() -> None:
     assert "1.04 times the gradient noise of the recipe's N = 64 with 20 prompts" in lines[0]
     assert "cannot distinguish N = 64 and 256" in lines[1]
     assert "taken as 8%" in lines[1]
-    assert "From N = 256, 4 times the rollouts raise the share of mixed groups from 0.94 to 0.97" in lines[2]
+    assert "From N = 256, 4 times the rollouts raise the fraction of mixed groups from 0.94 to 0.97" in lines[2]
     assert "--pilot-prompts 32" in lines[3]
     assert "not the final performance" in lines[4]
     assert "docs/explanation/theory.md" in lines[4]
@@ -184,7 +184,7 @@ def test_tables_of_the_estimators_fit_into_80_columns() -> None:
     at = full.guide.at(256)
     assert f"{at['maxrl'].rare:.0%}, {at['maxrl'].noise:.2f}" in rare
     assert "needs N > 16" in rare
-    assert f"{at['grpo'].shares[3]:.0%}" in next(line for line in difficulty.splitlines() if "grpo" in line)
+    assert f"{at['grpo'].fractions[3]:.0%}" in next(line for line in difficulty.splitlines() if "grpo" in line)
     assert "coverage" in aims
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from brorl.planning.gradient_noise import GradientProducts
-from brorl.planning.pilot_counts import PilotCounts, expect, share_estimates
+from brorl.planning.pilot_counts import PilotCounts, expect, fraction_estimates
 from brorl.planning.recommendation import StepSettings, _Steps, compare, make_plan, prompts_that_fit
 from brorl.planning.step_cost import AffineCost, StepCost, mean_rounds
 from brorl.theory.pass_rates import (
@@ -87,12 +87,12 @@ def test_averages_by_loops(rng: np.random.Generator) -> None:
                 assert found.tokens[b, j] == pytest.approx(n * sum(w * counts.length_P) / 40)
                 if n <= N:
                     assert found.mixed[b, j] == pytest.approx(kept / 40)
-    for found, measured, share in (
+    for found, measured, fraction in (
         (point.mixed, mixed_in_subset, fit.mixed),
         (point.solved, solved_in_subset, fit.solved),
     ):
         rest = 1 - measured(counts.correct_P, N, N).mean()  # of which the fit leaves a part at 256
-        assert found[0, 3] == pytest.approx(1 - rest * (1 - share(256)) / (1 - share(N)))
+        assert found[0, 3] == pytest.approx(1 - rest * (1 - fraction(256)) / (1 - fraction(N)))
 
 
 def test_shares_never_fall_with_n(rng: np.random.Generator) -> None:
@@ -113,7 +113,7 @@ def test_shares_never_fall_with_n(rng: np.random.Generator) -> None:
 
 
 def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
-    """Nominal 95%; in simulations 86% to 99%, the least where the share is near 1 (docs/explanation/planning.md).
+    """Nominal 95%; in simulations 86% to 99%, the least where the fraction is near 1 (docs/explanation/planning.md).
 
     Here a bound that luck cannot break.
     """
@@ -126,16 +126,16 @@ def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
         counts = replace(counts, correct_P=rng.binomial(N, rate))
         weight = rng.multinomial(48, np.full(48, 1 / 48), 60).astype(float)
         fit = fit_pass_rates(counts.correct_P, N)
-        estimates = share_estimates(counts, expect(counts, fit), expect(counts, fit, weight))
-        for row, (found, share) in enumerate(zip(estimates, (truth.mixed, truth.solved), strict=True)):
-            covered[row] += [e.low <= share(int(n)) <= e.high for e, n in zip(found, WANTED, strict=True)]
+        estimates = fraction_estimates(counts, expect(counts, fit), expect(counts, fit, weight))
+        for row, (found, fraction) in enumerate(zip(estimates, (truth.mixed, truth.solved), strict=True)):
+            covered[row] += [e.low <= fraction(int(n)) <= e.high for e, n in zip(found, WANTED, strict=True)]
     assert (covered >= 0.5 * repeats).all(), covered
 
 
 def test_beyond_the_pilot_intervals_hold_every_reading(rng: np.random.Generator) -> None:
     counts = replace(pilot(rng), correct_P=np.array([0] * 15 + [1, 2, 3, 5, 8] * 5))
     fit = fit_pass_rates(counts.correct_P, N)
-    mixed, _ = share_estimates(counts, expect(counts, fit), expect(counts, fit, np.ones((2, 40))))
+    mixed, _ = fraction_estimates(counts, expect(counts, fit), expect(counts, fit, np.ones((2, 40))))
     readings = shares_of_any_shape(counts.correct_P, N, WANTED)[0]
     assert mixed[3].low <= readings[3] <= mixed[3].high
     assert mixed[3].low <= 25 / 40  # prompts without a success never have one
@@ -221,13 +221,13 @@ def test_a_row_by_its_formulas(rng: np.random.Generator) -> None:
     assert plan.recipe == 1
     moments = plan.moments
     for row in plan.rows:
-        share = row.mixed.value
-        groups = 8 / share
-        generation = 0.01 * mean_rounds(round(share, 3), 8) + groups * row.unique_tokens.value * 1e-3
+        fraction = row.mixed.value
+        groups = 8 / fraction
+        generation = 0.01 * mean_rounds(round(fraction, 3), 8) + groups * row.unique_tokens.value * 1e-3
         generation += groups * row.num_rollouts * counts.length_P.mean() * 1e-5
         assert row.seconds["generation"] == pytest.approx(generation)
         assert row.seconds["training"] == pytest.approx(8 * (row.trained_nodes * 2e-3 + 1e-3))
-        total = share * (moments.prompt_squared + moments.within / row.num_rollouts)
+        total = fraction * (moments.prompt_squared + moments.within / row.num_rollouts)
         noise = (total - moments.mean_squared) / moments.mean_squared
         assert row.noise.value == pytest.approx(float(noise) / 8)
         assert row.noise.low <= row.noise.value <= row.noise.high

@@ -62,6 +62,6 @@ def test_rounds_of_refill() -> None:
     assert mean_rounds(0.5, 16) > mean_rounds(0.9, 16) > 1.2
     # One prompt at a time and nothing to carry: the rounds until the first success.
     assert mean_rounds(0.25, 1) == pytest.approx(4.0, rel=0.25)
-    for share in (0.0, 1.5):
+    for fraction in (0.0, 1.5):
         with pytest.raises(ValueError, match="must lie in"):
-            mean_rounds(share, 4)
+            mean_rounds(fraction, 4)

@@ -111,9 +111,9 @@ class TestSplit:
 
     def test_fraction_is_met_over_multisets(self) -> None:
         multisets = list(combinations_with_replacement(range(1, 31), 3))
-        share = np.mean([numbers_are_held_out(numbers, 0.2, seed=5) for numbers in multisets])
+        fraction = np.mean([numbers_are_held_out(numbers, 0.2, seed=5) for numbers in multisets])
         # 4960 draws at 0.2 have a standard deviation of 0.0057.
-        assert abs(share - 0.2) < 0.025
+        assert abs(fraction - 0.2) < 0.025
 
     def test_side_does_not_depend_on_order_targets_or_other_puzzles(self) -> None:
         held_out = {p.numbers for p in split_countdown(self.PUZZLES, 0.3, 1).held_out}

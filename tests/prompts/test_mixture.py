@@ -29,30 +29,30 @@ def streams(count: int, size: int = 3, seed: int = 0) -> list[PromptStream]:
 @settings(max_examples=60)
 def test_every_prefix_has_each_share_to_within_one(weights: list[float], n: int) -> None:
     total = sum(Fraction(str(weight)) for weight in weights)
-    shares = [Fraction(str(weight)) / total for weight in weights]
+    fractions = [Fraction(str(weight)) / total for weight in weights]
     had = [0] * len(weights)
     for turn, prompt in enumerate(PromptMixture(streams(len(weights)), weights).take(n), 1):
         had[int(prompt.source)] += 1
-        assert all(abs(count - turn * share) < 1 for count, share in zip(had, shares, strict=True))
+        assert all(abs(count - turn * fraction) < 1 for count, fraction in zip(had, fractions, strict=True))
 
 
 def test_shares_hold_where_the_largest_lag_would_not_keep_them() -> None:
     """Largest lag first leaves sources behind by more than one prompt here; found by search."""
     weights = [1.0] * 29 + [16.4, 19.1, 22.7, 25.9]
     total = sum(Fraction(str(weight)) for weight in weights)
-    shares = [Fraction(str(weight)) / total for weight in weights]
+    fractions = [Fraction(str(weight)) / total for weight in weights]
 
     def worst(order: list[int]) -> Fraction:
         had, found = [0] * len(weights), Fraction(0)
         for turn, source in enumerate(order, 1):
             had[source] += 1
-            found = max(found, *(abs(c - turn * share) for c, share in zip(had, shares, strict=True)))
+            found = max(found, *(abs(c - turn * fraction) for c, fraction in zip(had, fractions, strict=True)))
         return found
 
     greedy: list[int] = []
     for turn in range(1, 151):
         counts = Counter(greedy)
-        greedy.append(max(range(len(weights)), key=lambda i, turn=turn, c=counts: turn * shares[i] - c[i]))
+        greedy.append(max(range(len(weights)), key=lambda i, turn=turn, c=counts: turn * fractions[i] - c[i]))
     assert worst(greedy) > 1
     assert worst([int(p.source) for p in PromptMixture(streams(len(weights)), weights).take(150)]) < 1
 
@@ -115,7 +115,7 @@ def test_refuses_states_of_other_data() -> None:
         "put the data back as it was, or start a new run"
     )
     assert "from or to a single source" in refusal(PromptMixture(streams(1), [1]), streams(1)[0].state_dict())
-    PromptMixture(streams(2), [10, 20]).load_state_dict(state)  # the same shares
+    PromptMixture(streams(2), [10, 20]).load_state_dict(state)  # the same fractions
 
 
 @pytest.mark.parametrize("weight", [0, 0.0, -1, nan, inf])

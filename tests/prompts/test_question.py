@@ -29,8 +29,8 @@ def test_share_is_met() -> None:
 
 @given(st.floats(0, 1), st.integers(0, 2**63))
 @settings(max_examples=20)
-def test_every_question_is_on_one_side_in_order(share: float, seed: int) -> None:
-    train, held_out = split_held_out(QUESTIONS, share, seed)
+def test_every_question_is_on_one_side_in_order(fraction: float, seed: int) -> None:
+    train, held_out = split_held_out(QUESTIONS, fraction, seed)
     assert train == [q for q in QUESTIONS if q not in set(held_out)]
     assert sorted([*train, *held_out], key=QUESTIONS.index) == QUESTIONS
 
@@ -64,7 +64,7 @@ def test_white_space_and_system_messages_do_not_move_a_question() -> None:
 
 
 def test_a_larger_share_holds_out_the_same_questions_first() -> None:
-    less, more = (split_held_out(QUESTIONS, share, 4).held_out for share in (0.2, 0.6))
+    less, more = (split_held_out(QUESTIONS, fraction, 4).held_out for fraction in (0.2, 0.6))
     assert more[: len(less)] == less
     assert len(less) < len(more)
 
@@ -99,9 +99,9 @@ def test_the_side_is_the_documented_hash_in_another_process_too() -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_refuses_a_share_outside_of_0_to_1(share: float) -> None:
-    with pytest.raises(ValueError, match="held_out_share must be 0 to 1"):
-        split_held_out(QUESTIONS, share, 0)
+def test_refuses_a_share_outside_of_0_to_1(fraction: float) -> None:
+    with pytest.raises(ValueError, match="held_out_fraction must be 0 to 1"):
+        split_held_out(QUESTIONS, fraction, 0)
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def test_lines_hold_the_numbers_of_the_metrics(made: tuple[RunRecord, Records]) 
     charts = charts_of(run)
     steps = [(at, r) for at, r in enumerate(records) if "sampling" in r]
     update = {"entropy": ["entropy"], "kl": ["reference_kl", "old_policy_kl"], "gradient": ["grad_norm"]}
-    update |= {"clip": ["clip_high_share", "clip_low_share"]}
-    sampled = {"reward": ["reward"], "length": ["mean_length"], "truncated": ["share_truncated"]}
+    update |= {"clip": ["clip_high_fraction", "clip_low_fraction"]}
+    sampled = {"reward": ["reward"], "length": ["mean_length"], "truncated": ["truncation_rate"]}
     for section, names in (("update", update), ("sampling", sampled)):
         for name, keys in names.items():
             traces = [t for t in charts[name].traces if "mean of" not in t["name"]]
@@ -97,7 +97,7 @@ def test_points_with_intervals(made: tuple[RunRecord, Records]) -> None:
     charts = charts_of(run)
     for name, rows in (
         ("pass1", [(i, r["evaluation"]["pass_at"]["1"]) for i, r in enumerate(records) if "evaluation" in r]),
-        ("certificate", [(3, {k: records[3]["certificate"][f"change{k}"] for k in ("", "_low", "_high")})]),
+        ("held_out_check", [(3, {k: records[3]["held_out_check"][f"change{k}"] for k in ("", "_low", "_high")})]),
     ):
         (trace,) = charts[name].traces
         value, low, high = ("value", "low", "high") if name == "pass1" else ("", "_low", "_high")
@@ -141,7 +141,7 @@ def test_held_out_prompts_before_and_after(made: tuple[RunRecord, Records]) -> N
 def test_shares_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> None:
     records = [step_record(rng, s, random_step(rng, int(rng.integers(2, 6)), 20)) for s in range(1, 31)]
     charts = charts_of(run_of(records))
-    for chart, name in (("informative-n", "informative_share_at"), ("unsampled-n", "unsampled_correct_at")):
+    for chart, name in (("informative-n", "informative_fraction_at"), ("unsampled-n", "unsampled_correct_at")):
         last = [r for r in records if r["coverage"]["pooled"][name]][-25:]
         (trace,) = charts[chart].traces
         assert {16, 20} <= set(trace["x"])
@@ -149,7 +149,7 @@ def test_shares_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> None:
             values = [v for r in last for v in [r["coverage"]["pooled"][name][str(n)]] * r["sampling"]["groups"]]
             assert y == pytest.approx(np.mean(values), rel=1e-12)
     smaller = {t["name"]: t for t in charts["informative"].traces}
-    assert smaller["N = 16"]["y"] == [r["coverage"]["pooled"]["informative_share_at"]["16"] for r in records]
+    assert smaller["N = 16"]["y"] == [r["coverage"]["pooled"]["informative_fraction_at"]["16"] for r in records]
 
 
 def test_the_bold_reward_is_the_moving_mean(rng: np.random.Generator) -> None:
@@ -190,7 +190,7 @@ def test_several_runs_overlay_and_differ(tmp_path: Path, rng: np.random.Generato
     assert set(differing_settings(runs)) == expected
     charts = charts_of(*runs)
     assert [t["meta"]["run"] for t in charts["entropy"].traces] == [0, 1]
-    assert len({t["meta"]["colour"] for t in charts["entropy"].traces}) == 2
+    assert len({t["meta"]["color"] for t in charts["entropy"].traces}) == 2
     bars = charts["seconds"].traces
     for trace in bars:
         means = [np.mean([r["seconds"][trace["name"]] for r in run.steps]) for run in runs]

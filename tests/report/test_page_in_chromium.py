@@ -215,8 +215,8 @@ def check_prompts(browser: Chromium, stored: dict[int, Stored]) -> None:
         meters = f"{rows}.map((r) => r.querySelector('.meter').textContent)"
         browser.wait_for(f"JSON.stringify({meters}.sort()) === JSON.stringify({expected!r})")
     browser.choose("browser-order", "descending")
-    shares = [int(m.partition("/")[0]) for m in browser.value(meters)]
-    assert shares == sorted(shares, reverse=True)
+    fractions = [int(m.partition("/")[0]) for m in browser.value(meters)]
+    assert fractions == sorted(fractions, reverse=True)
     browser.choose("browser-order", "sampled")
     assert browser.value(f"{rows}.map((r) => r.id)") == [f"prompt-{i}" for i in range(5)]
     browser.value("document.getElementById('prompts').focus()")

@@ -17,7 +17,7 @@ from made_up_runs import evaluation, fruitless_record, make_run, random_step, st
 
 Records = list[dict[str, Any]]
 COVERAGE = {"informative-n", "unsampled", "unsampled-n"}
-CERTIFICATE = {"certificate", "improved"}
+HELD_OUT_CHECK = {"held_out_check", "improved"}
 UPDATE = {"entropy", "kl", "clip", "gradient"}
 
 
@@ -48,7 +48,7 @@ def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Gen
     run = run_of([{"step": 0, "evaluation": evaluation(rng)}, fruitless_record(rng, 1)], **settings)
     why = "No update was made: no group was mixed (correct and incorrect rollouts). No rollout was correct."
     empty = reasons(run)
-    assert {name for name, text in empty.items() if text == why} == COVERAGE | CERTIFICATE | UPDATE
+    assert {name for name, text in empty.items() if text == why} == COVERAGE | HELD_OUT_CHECK | UPDATE
     assert empty["held-out"] == "There is one evaluation so far; a change needs two."
     assert "pass1" not in empty
     assert "reward" not in empty
@@ -78,7 +78,7 @@ def test_a_run_that_has_just_begun(rng: np.random.Generator) -> None:
     empty = reasons(run_of([{"step": 0, "evaluation": evaluation(rng)}]))
     assert empty.pop("held-out") == "There is one evaluation so far; a change needs two."
     assert set(empty.values()) == {"No step is complete yet."}
-    assert COVERAGE | CERTIFICATE | UPDATE | {"reward", "informative", "sharing", "seconds", "lost"} <= set(empty)
+    assert COVERAGE | HELD_OUT_CHECK | UPDATE | {"reward", "informative", "sharing", "seconds", "lost"} <= set(empty)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("sampling.top_p", "0.95"), ("sampling.top_k", "20")])
@@ -88,19 +88,19 @@ def test_hidden_probabilities_are_the_reason_only_if_they_are_hidden(
     records = complete_steps(rng, 2)
     for record in records:
         del record["coverage"]
-    off = {"sampling.top_p": "1.0", "sampling.top_k": "0", "diagnostics.certificate_every": "1"}
+    off = {"sampling.top_p": "1.0", "sampling.top_k": "0", "diagnostics.held_out_check_every": "1"}
     empty = reasons(run_of(records, **{**off, setting: value}))
     hidden = f"Not measured: with {setting} = {value} the probability of a response is not known."
-    assert {name for name, text in empty.items() if text == hidden} == COVERAGE | CERTIFICATE
+    assert {name for name, text in empty.items() if text == hidden} == COVERAGE | HELD_OUT_CHECK
     empty = reasons(run_of(records, **off))
     assert {empty[name] for name in COVERAGE} == {"The metrics hold no coverage."}
-    assert {empty[name] for name in CERTIFICATE} == {"The metrics hold no check of an update."}
+    assert {empty[name] for name in HELD_OUT_CHECK} == {"The metrics hold no check of an update."}
 
 
 def test_what_cannot_be_estimated(rng: np.random.Generator) -> None:
     records = complete_steps(rng, 2)
     for record in records:
-        record["coverage"]["pooled"] |= {"unsampled_correct_at": None, "informative_share_at": None}
+        record["coverage"]["pooled"] |= {"unsampled_correct_at": None, "informative_fraction_at": None}
         record["coverage"]["pooled"]["groups_all_unique"] = 0
     empty = reasons(run_of(records, **{"sampling.scheme": "systematic"}))
     assert "(sampling.scheme)" in empty["informative-n"]
@@ -123,13 +123,13 @@ def test_why_no_update_was_checked(rng: np.random.Generator) -> None:
     later = "The first check is due at step 25 (diagnostics.held_out_check_every), and the run is at step 3."
     for value, said in (("0", off), ("25", later), ("2", "The metrics hold no check of an update.")):
         empty = reasons(run_of(records, **{every: value}))
-        assert empty["certificate"] == empty["improved"] == said
-    earlier = reasons(run_of(records, **{"diagnostics.certificate_every": "0"}))
-    assert earlier["certificate"] == "No update was checked (diagnostics.certificate_every: 0)."
-    certificate = {"change": 0.1, "change_low": 0.0, "change_high": 0.2, "share_improved": None, "num_correct": 0}
-    records[1]["certificate"] = certificate
+        assert empty["held_out_check"] == empty["improved"] == said
+    earlier = reasons(run_of(records, **{"diagnostics.held_out_check_every": "0"}))
+    assert earlier["held_out_check"] == "No update was checked (diagnostics.held_out_check_every: 0)."
+    held_out_check = {"change": 0.1, "change_low": 0.0, "change_high": 0.2, "fraction_improved": None, "num_correct": 0}
+    records[1]["held_out_check"] = held_out_check
     empty = reasons(run_of(records, **{every: "2"}))
-    assert "certificate" not in empty
+    assert "held_out_check" not in empty
     assert empty["improved"] == "The fresh rollouts of the 1 checked updates held no correct response."
 
 

@@ -27,7 +27,7 @@ from brorl.reporting.simulation import (
 from brorl.theory.simulator import SimulationResult, SimulationSettings, simulate
 
 NAMES = ["simulation.csv", "simulation.json", "simulation.png"]
-QUANTITIES = ("correct_mass", "share_improved", "worst_drop")
+QUANTITIES = ("correct_mass", "fraction_improved", "worst_drop")
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_table_shows_start_and_end_on_a_narrow_console(results: list[SimulationR
     assert "…" not in text
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()[:1].isdigit()}
     assert list(rows) == ["3", "50", "1,200"]
-    mass, improved = curves(results, "correct_mass"), curves(results, "share_improved")
+    mass, improved = curves(results, "correct_mass"), curves(results, "fraction_improved")
     for row, at in zip(rows.values(), mass, strict=True):
         ends = [f"{mass[at].mean[-1]:.4f}", "±", f"{mass[at].spread[-1]:.0e}"]
         change = f"{mass[at].mean[-1] - mass[at].mean[0]:+.4f}"

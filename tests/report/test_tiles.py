@@ -41,13 +41,13 @@ def steps(rng: np.random.Generator, number: int) -> Records:
 def evaluated(counts: list[int], num_samples: int, rng: np.random.Generator, ks: tuple[int, ...] = (1, 2)) -> Any:
     made = evaluation(rng, num_samples, ks)
     for k in ks:
-        value = np.mean([hit_share(c, num_samples, k) for c in counts])
+        value = np.mean([hit_rate(c, num_samples, k) for c in counts])
         made["pass_at"][str(k)] = {"value": float(value), "low": float(value) / 2, "high": float(value + 1) / 2}
     return made | {"num_prompts": len(counts), "prompts": {"num_correct": counts}}
 
 
-def hit_share(num_correct: int, num_samples: int, k: int) -> float:
-    """The share of draws of k responses that hold a correct one, by listing them."""
+def hit_rate(num_correct: int, num_samples: int, k: int) -> float:
+    """The fraction of draws of k responses that hold a correct one, by listing them."""
     return float(np.mean([min(draw) < num_correct for draw in combinations(range(num_samples), k)]))
 
 
@@ -61,7 +61,7 @@ def test_what_rose_and_fell_is_told_by_an_interval_over_prompts(rng: np.random.G
         records = [{"step": 0, "evaluation": first}, *steps(rng, 3), {"step": 4, "update": {}, "evaluation": last}]
         for change in score_changes(run_of(records)):
             difference = [
-                hit_share(b, n, change.k) - hit_share(a, n, change.k) for a, b in zip(before, after, strict=True)
+                hit_rate(b, n, change.k) - hit_rate(a, n, change.k) for a, b in zip(before, after, strict=True)
             ]
             mean, error = np.mean(difference), stats.sem(difference)
             low, high = stats.t.interval(0.95, prompts - 1, mean, error)

@@ -142,7 +142,7 @@ def test_the_more_promising_outcome_goes_first() -> None:
 
 
 def test_rounds_make_as_many_groups_mixed_as_the_chances_say(rng: Rng) -> None:
-    """Realised minus foretold is a martingale: its variance is the sum of the variances of the single outcomes."""
+    """Realized minus foretold is a martingale: its variance is the sum of the variances of the single outcomes."""
     prior, groups, maximum = PassRates(0.4, 2.0, 0.2, 0.1), 4000, 64
     p = draw_pass_rates(prior, groups, rng)
     n_G = np.full(groups, 4)
@@ -164,8 +164,8 @@ def test_rounds_make_as_many_groups_mixed_as_the_chances_say(rng: Rng) -> None:
     assert abs(realised - foretold) < 6 * np.sqrt(variance)
 
 
-def penalised_likelihood(prior: PassRates, n: int, k_G: np.ndarray) -> float:
-    """What the fit maximises, from integrals: likelihood, Dirichlet(2, 2, 5) on weights in their log-odds' scale."""
+def penalized_likelihood(prior: PassRates, n: int, k_G: np.ndarray) -> float:
+    """What the fit maximizes, from integrals: likelihood, Dirichlet(2, 2, 5) on weights in their log-odds' scale."""
     slab = 1 - prior.never - prior.always
     fitted = sum(np.log(moment(prior, int(k), n - int(k))) for k in k_G)
     weak = np.log(prior.never) + np.log(prior.always) + 4 * np.log(slab)
@@ -177,12 +177,12 @@ def test_fit_maximises_the_penalised_likelihood(rng: Rng) -> None:
         n, truth = 6, random_prior(rng)
         k_G = rng.binomial(n, draw_pass_rates(truth, groups, rng))
         fit = fit_prior(n, k_G.tolist())
-        best = penalised_likelihood(fit, n, k_G)
+        best = penalized_likelihood(fit, n, k_G)
         for _ in range(60):
             a, b = np.array([fit.a, fit.b]) * np.exp(rng.normal(0, 0.1, 2))
             odds = np.array([fit.never, fit.always, fit.between]) * np.exp(rng.normal(0, 0.1, 3))
             never, always, _ = odds / odds.sum()
-            assert penalised_likelihood(PassRates(a, b, never, always), n, k_G) <= best + 1e-5
+            assert penalized_likelihood(PassRates(a, b, never, always), n, k_G) <= best + 1e-5
 
 
 def test_fit_of_many_pilots_tells_the_truth(rng: Rng) -> None:

@@ -45,18 +45,18 @@ def test_masses_are_those_of_the_sampled_responses(rng: np.random.Generator) -> 
     found = measure_coverage(tree, correct(tree, verdicts))
 
     right, wrong = [mass[r] for r in seen if verdicts[r]], [mass[r] for r in seen if not verdicts[r]]
-    share = sum(verdicts[r] for r in drawn) / 20
+    fraction = sum(verdicts[r] for r in drawn) / 20
     assert found.p_pos == pytest.approx(sum(right), rel=1e-12, abs=1e-15)
     assert found.p_neg == pytest.approx(sum(wrong), rel=1e-12, abs=1e-15)
     assert found.unsampled == pytest.approx(sum(m for r, m in mass.items() if r not in seen), abs=1e-12)
     assert found.a_2 == pytest.approx(sum(m**2 for m in right), rel=1e-12, abs=1e-15)
     assert found.b_2 == pytest.approx(sum(m**2 for m in wrong), rel=1e-12, abs=1e-15)
-    rewards = [(float(verdicts[r]) - share) * mass[r] for r in seen]
+    rewards = [(float(verdicts[r]) - fraction) * mass[r] for r in seen]
     assert found.s_r == pytest.approx(sum(rewards), abs=1e-14)
     tokens = [lp for r in drawn for lp in model.logprobs(r)]
     assert found.entropy == pytest.approx(-np.mean(tokens), rel=1e-12)
-    assert (found.num_rollouts, found.num_correct, found.num_distinct) == (20, round(20 * share), len(seen))
-    assert found.duplicate_share == pytest.approx(1 - len(seen) / 20)
+    assert (found.num_rollouts, found.num_correct, found.num_distinct) == (20, round(20 * fraction), len(seen))
+    assert found.duplicate_rate == pytest.approx(1 - len(seen) / 20)
     assert found.all_unique == (len(seen) == 20)
     np.testing.assert_allclose(response_masses(tree), [mass[r] for r, _ in tree.responses()], rtol=1e-12)
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.integrate import quad
 
-from brorl.theory.difficulty import BIN_EDGES, gradient_share, gradient_weight, prompt_share, rate_cells
+from brorl.theory.difficulty import BIN_EDGES, gradient_fraction, gradient_weight, prompt_fraction, rate_cells
 from brorl.theory.pass_rates import PassRates
 
 ENDS = (0.0, *BIN_EDGES, 1.0)
@@ -31,7 +31,7 @@ def test_cells_hold_the_distribution(rng: np.random.Generator) -> None:
         inside = rates.between * np.diff(stats.beta.cdf(ENDS, rates.a, rates.b))
         inside[0] += rates.never
         inside[-1] += rates.always
-        np.testing.assert_allclose(prompt_share(rate_G, share_G), inside, atol=1e-12)
+        np.testing.assert_allclose(prompt_fraction(rate_G, share_G), inside, atol=1e-12)
 
 
 def test_gradient_shares_are_integrals(rng: np.random.Generator) -> None:
@@ -47,7 +47,7 @@ def test_gradient_shares_are_integrals(rng: np.random.Generator) -> None:
 
     ends = np.clip(np.log(np.maximum(ENDS, 1e-12)) - np.log(np.maximum(1 - np.array(ENDS), 1e-12)), -27, 27)
     amount = np.array([quad(weighted, low, high, limit=300)[0] for low, high in pairwise(ends)])
-    found = gradient_share(coefficient_G, rate_G, share_G)
+    found = gradient_fraction(coefficient_G, rate_G, share_G)
     np.testing.assert_allclose(found, amount / amount.sum(), rtol=5e-3, atol=1e-6)
 
 
@@ -60,10 +60,10 @@ def test_shares_of_single_prompts(rng: np.random.Generator) -> None:
             sum(w for w, p in zip(weight, rate_P, strict=True) if low <= p < high or p == high == 1) / sum(weight)
             for low, high in pairwise(ENDS)
         ]
-        np.testing.assert_allclose(gradient_share(coefficient_EP, rate_P, share_P)[row], expected, rtol=1e-10)
+        np.testing.assert_allclose(gradient_fraction(coefficient_EP, rate_P, share_P)[row], expected, rtol=1e-10)
     np.testing.assert_allclose(gradient_weight([2.0, 3.0], [0.5, 1.0]), [0.5, 0.0])
 
 
 def test_prompts_without_a_gradient_are_refused() -> None:
     with pytest.raises(ValueError, match="no gradient"):
-        gradient_share([1.0, 1.0], [0.0, 1.0], [0.5, 0.5])
+        gradient_fraction([1.0, 1.0], [0.0, 1.0], [0.5, 0.5])

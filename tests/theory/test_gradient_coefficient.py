@@ -77,9 +77,9 @@ def softmax_parts(logits_V: np.ndarray, right: int) -> tuple[float, np.ndarray, 
     prob_V = np.exp(logits_V) / np.exp(logits_V).sum()
     traces = []
     for members in (slice(None, right), slice(right, None)):
-        share = prob_V[members] / prob_V[members].sum()
+        fraction = prob_V[members] / prob_V[members].sum()
         score = np.eye(logits_V.size)[members] - prob_V
-        traces.append(float(share @ (score**2).sum(1) - ((share @ score) ** 2).sum()))
+        traces.append(float(fraction @ (score**2).sum(1) - ((fraction @ score) ** 2).sum()))
     return p(logits_V), gradient, *traces
 
 

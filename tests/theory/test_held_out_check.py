@@ -21,7 +21,7 @@ def updated(rng: np.random.Generator, model: ExactModel, size: float) -> ExactMo
 
 
 def exact(rng: np.random.Generator, vocabulary: int, length: int, size: float):
-    """Probabilities of all responses before and after an update that leans towards correct ones, and their verdicts."""
+    """Probabilities of all responses before and after an update that leans toward correct ones, and their verdicts."""
     old = ExactModel.random(rng, vocabulary, length)
     new = updated(rng, old, size)
     p = np.array([mass for _, mass in old.responses()])
@@ -66,35 +66,35 @@ def test_it_equals_plain_loops_over_the_rollouts(rng: np.random.Generator) -> No
     assert found.change == pytest.approx(change, abs=1e-13)
     assert found.change_high - found.change == pytest.approx(1.959963985 * error, rel=1e-8)
     assert found.change - found.change_low == pytest.approx(1.959963985 * error, rel=1e-8)
-    assert found.share_improved == pytest.approx(np.mean(risen))
+    assert found.fraction_improved == pytest.approx(np.mean(risen))
     assert (found.worst_drop, found.worst_log_ratio) == (
         pytest.approx(min(0, *drops, 0), abs=1e-15),
         pytest.approx(min(logs)),
     )
     assert (found.num_prompts, found.num_rollouts, found.num_correct) == (5, len(weights), len(risen))
-    assert found.effective_share == pytest.approx(sum(weights) ** 2 / (len(weights) * sum(w**2 for w in weights)))
+    assert found.effective_fraction == pytest.approx(sum(weights) ** 2 / (len(weights) * sum(w**2 for w in weights)))
 
 
 def hits(rng: np.random.Generator, models: list, rollouts: int, draws: int) -> tuple[float, float]:
-    """How often the intervals of the change and of the share improved hold the truth, over draws from some prompts."""
+    """How often the intervals of the change and of the fraction improved hold the truth, over draws of prompts."""
     change = np.mean([(q - p)[right].sum() for p, q, right in models])
-    share = sum(p[right & (q > p)].sum() for p, q, right in models) / sum(p[right].sum() for p, _, right in models)
+    fraction = sum(p[right & (q > p)].sum() for p, q, right in models) / sum(p[right].sum() for p, _, right in models)
     counts = [rng.multinomial(rollouts, p, size=draws) for p, _, _ in models]
     found = [
         check_on_held_out([held_out(c[i], *m, 0.3) for c, m in zip(counts, models, strict=True)]) for i in range(draws)
     ]
     return (
         float(np.mean([f.change_low <= change <= f.change_high for f in found])),
-        float(np.mean([f.share_improved_low <= share <= f.share_improved_high for f in found])),
+        float(np.mean([f.fraction_improved_low <= fraction <= f.fraction_improved_high for f in found])),
     )
 
 
 def test_intervals_over_many_prompts_hold_the_truth_as_often_as_they_say(rng: np.random.Generator) -> None:
     models = [exact(rng, vocabulary=5, length=2, size=0.3) for _ in range(48)]
-    change, share = hits(rng, models, rollouts=8, draws=500)
+    change, fraction = hits(rng, models, rollouts=8, draws=500)
     five_sigma = 5 * np.sqrt(0.05 * 0.95 / 500)
     assert 0.91 - five_sigma <= change <= 0.99 + five_sigma
-    assert share >= 0.95 - five_sigma
+    assert fraction >= 0.95 - five_sigma
 
 
 def test_intervals_of_one_prompt_hold_the_truth_nearly_as_often_in_the_mean(rng: np.random.Generator) -> None:
@@ -134,8 +134,8 @@ def test_without_a_correct_rollout_nothing_is_said_about_correct_mass(rng: np.ra
     p, q, right = exact(rng, vocabulary=3, length=2, size=0.3)
     count = np.where(right, 0, 2)
     found = check_on_held_out([held_out(count, p, q, right, 0.0)])
-    assert (found.share_improved, found.worst_drop, found.worst_log_ratio) == (None, None, None)
-    assert (found.share_improved_low, found.share_improved_high) == (0, 1)
+    assert (found.fraction_improved, found.worst_drop, found.worst_log_ratio) == (None, None, None)
+    assert (found.fraction_improved_low, found.fraction_improved_high) == (0, 1)
     assert found.change == 0
 
 
@@ -151,6 +151,6 @@ def test_a_weight_beyond_the_floats_leaves_no_estimate_and_no_nan() -> None:
     old, new = np.full(4, -9000.0), np.array([-8000.0, -9000.0, -9500.0, -9100.0])
     found = check_on_held_out([HeldOut(np.ones(4, np.int64), np.array([True, False, False, True]), old, new, 0.5)])
     assert (found.change, found.change_low, found.change_high) == (None, None, None)
-    assert found.share_improved == 0.5
-    assert found.effective_share == pytest.approx(1 / 4)
+    assert found.fraction_improved == 0.5
+    assert found.effective_fraction == pytest.approx(1 / 4)
     assert found.worst_log_ratio == -100

@@ -1,4 +1,4 @@
-"""Pass rates: fits against likelihoods and integrals, counts against enumeration, the published shares."""
+"""Pass rates: fits against likelihoods and integrals, counts against enumeration, the published fractions."""
 
 from itertools import combinations
 
@@ -13,7 +13,7 @@ from brorl.theory.pass_rates import (
     fit_pass_rates,
     fit_without_spikes,
     mixed_in_subset,
-    refit_shares,
+    refit_fractions,
     shares_of_any_shape,
     solved_in_subset,
 )
@@ -92,11 +92,11 @@ def test_the_published_shares_need_a_spike() -> None:
     for logit in np.linspace(-7, 7, 57):
         mean = 1 / (1 + np.exp(-logit))
 
-        def share(log_size: float, n: int = 16, mean: float = mean) -> float:
+        def fraction(log_size: float, n: int = 16, mean: float = mean) -> float:
             return PassRates(mean * np.exp(log_size), (1 - mean) * np.exp(log_size)).mixed(n)
 
-        if share(-6) < 0.41 < share(6):
-            found.append(share(brentq(lambda s, share=share: share(s) - 0.41, -6, 6), 512))
+        if fraction(-6) < 0.41 < fraction(6):
+            found.append(fraction(brentq(lambda s, fraction=fraction: fraction(s) - 0.41, -6, 6), 512))
     assert len(found) > 20
     assert min(found) == pytest.approx(0.659, abs=0.002)
 
@@ -134,7 +134,7 @@ def test_a_prompts_chance_after_its_pilot_is_bayes(rng: np.random.Generator) -> 
 
 
 def test_the_distribution_of_any_shape_follows_rates_that_no_beta_does(rng: np.random.Generator) -> None:
-    """Two pass rates far apart: at N between and beyond n the shares are those of the two."""
+    """Two pass rates far apart: at N between and beyond n the fractions are those of the two."""
     rates = np.array([0.04, 0.6])
     correct = rng.binomial(64, rates[rng.integers(0, 2, 20_000)])
     wanted = np.array([16, 64, 128, 1024])
@@ -150,10 +150,10 @@ def test_weights_are_repeated_prompts(rng: np.random.Generator) -> None:
     correct = draw(rng, PassRates(0.5, 1.5, 0.2, 0.05), 60, 32)
     weight = rng.multinomial(60, np.full(60, 1 / 60), 3).astype(float)
     wanted = np.array([64, 512])
-    mixed, solved = refit_shares(correct, 32, weight, wanted)
+    mixed, solved = refit_fractions(correct, 32, weight, wanted)
     for row in range(3):
         repeated = np.repeat(correct, weight[row].astype(int))
-        again = refit_shares(repeated, 32, np.ones((1, 60)), wanted)
+        again = refit_fractions(repeated, 32, np.ones((1, 60)), wanted)
         np.testing.assert_allclose(mixed[row], again[0][0], rtol=1e-12)  # products of 3 rows and of 1 round differently
         np.testing.assert_allclose(solved[row], again[1][0], rtol=1e-12)
         fit = fit_pass_rates(repeated, 32)

@@ -159,10 +159,10 @@ def test_a_run_is_that_of_plain_loops_and_torch(rng: np.random.Generator, change
         optimizer.zero_grad()
         loss(logits, np.repeat(tokens, counts).tolist(), settings).backward()
         optimizer.step()
-    ours = np.stack([result.step, result.correct_mass, result.share_improved, result.worst_drop], axis=1)
+    ours = np.stack([result.step, result.correct_mass, result.fraction_improved, result.worst_drop], axis=1)
     np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-12)
     assert result.settings == settings
-    assert 0 < result.share_improved[-1] < 1
+    assert 0 < result.fraction_improved[-1] < 1
     assert result.worst_drop[-1] < 0
 
 
@@ -317,7 +317,7 @@ def test_seeds_reproduce_bitwise_and_records_do_not_disturb(rng: np.random.Gener
     first, again, other = simulate(settings), simulate(settings), simulate(replace(settings, seed=settings.seed + 1))
     sparse = simulate(replace(settings, record_every=11))
     assert sparse.step.tolist() == [0, 11, 22, 30]
-    for name in ("correct_mass", "share_improved", "worst_drop"):
+    for name in ("correct_mass", "fraction_improved", "worst_drop"):
         values = getattr(first, name)
         assert values.tobytes() == getattr(again, name).tobytes()
         assert values[sparse.step].tobytes() == getattr(sparse, name).tobytes()
@@ -338,9 +338,9 @@ def test_order_of_figure_3_on_a_twentieth_of_the_vocabulary(rng: np.random.Gener
         start = many.correct_mass[0]
         assert few.correct_mass[-1] < start - 0.008
         assert start + 0.001 < some.correct_mass[-1] < many.correct_mass[-1] - 0.008
-        shares = [r.share_improved[-1] for r in (few, some, many)]
-        assert all(a + 0.1 < b for a, b in pairwise(shares))
-        assert shares[-1] == 1
+        fractions = [r.fraction_improved[-1] for r in (few, some, many)]
+        assert all(a + 0.1 < b for a, b in pairwise(fractions))
+        assert fractions[-1] == 1
         assert few.worst_drop[-1] < 0
         assert some.worst_drop[-1] < 0
         assert many.worst_drop[-1] == 0

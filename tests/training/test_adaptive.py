@@ -234,14 +234,14 @@ def test_share_of_correct_rollouts_is_biased_as_documented(rng: Rng) -> None:
     engine = CoinEngine([0.03] * 600)
     one = collector(engine, mean=32, maximum=32, per_step=600, dynamic_sampling=False, seed=int(rng.integers(2**32)))
     _, _, collected = collect(one, 1)
-    shares = [g.num_correct / g.tree.num_rollouts for g in collected.groups]
+    fractions = [g.num_correct / g.tree.num_rollouts for g in collected.groups]
     expected = p * (1 + sum((1 - p) ** n for n in doublings) / 2)
     # Second moment: a block of m rollouts that ends at N = n + m (the pilot: n = 0), if nothing came before.
     second = sum(
         (1 - p) ** n * (m * p * (1 - p) + (m * p) ** 2) / (n + m) ** 2 for n, m in ((0, 4), (4, 4), (8, 8), (16, 16))
     )
     sigma = np.sqrt((second - expected**2) / 600)
-    assert abs(np.mean(shares) - expected) < 6 * sigma
+    assert abs(np.mean(fractions) - expected) < 6 * sigma
     assert expected - p > 8 * sigma  # a fixed N would fail this test
 
 

@@ -52,7 +52,7 @@ class FirstToken:
 
 @pytest.mark.parametrize("segment", [None, 2])
 def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) -> None:
-    """Two workers sample while the learner learns: the share of the right first token rises."""
+    """Two workers sample while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)
     settings = LearnerSettings(
         learning_rate=3e-3, recompute_old_logprobs=True, importance=ImportanceCorrection("truncate", high=5.0)
@@ -70,7 +70,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
         segment_tokens=segment,
         background=True,
     )
-    shares, mismatch = [], []
+    fractions, mismatch = [], []
     try:
         source.publish(learner.weights(), 0)
         for step in range(1, 31):
@@ -78,7 +78,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
             assert all(0 <= step - 1 - group.version <= 1 for group in batch.groups)
             update = learner.step(batch.groups, rloo(batch.groups), step)
             source.publish(learner.weights(), step)
-            shares.append(sum(g.num_correct for g in batch.groups) / (3 * 32))
+            fractions.append(sum(g.num_correct for g in batch.groups) / (3 * 32))
             mismatch.append(update.mismatch_mean)
         (tree,) = source.sampler.sample([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0)
         own = NativeEngine(model, EOS).sample([(1, 5)], 16, SamplingParams(max_new_tokens=1), 0)
@@ -86,8 +86,8 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
     finally:
         source.close()
         pool.close()
-    assert np.mean(shares[:3]) < 0.4
-    assert np.mean(shares[-3:]) > 0.7
+    assert np.mean(fractions[:3]) < 0.4
+    assert np.mean(fractions[-3:]) > 0.7
     assert all(m is not None and abs(m - 1) < 0.5 for m in mismatch)
 
 

@@ -62,7 +62,7 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
 
     The source passes over only late prompts of the stream.
     """
-    engine = WordyEngine(mixed_share=mixed, longest=12)
+    engine = WordyEngine(mixed_fraction=mixed, longest=12)
     source, pool = virtual_source(
         engine, workers=workers, per_step=per_step, staleness=staleness, stragglers=stragglers, segment_tokens=segment,
         seed=seed, max_tries=1000,
@@ -117,11 +117,11 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
 @settings(max_examples=20)
 def test_without_staleness_the_groups_are_those_of_the_collector(learning: list[float], mixed: bool, seed: int) -> None:
     """The same prompts, trees and order in every step, where the collector carries no surplus."""
-    share = 1.0 if mixed else 0.5
+    fraction = 1.0 if mixed else 0.5
     source, pool = virtual_source(
-        WordyEngine(share), staleness=0, dynamic_sampling=mixed, seed=seed, segment_tokens=None
+        WordyEngine(fraction), staleness=0, dynamic_sampling=mixed, seed=seed, segment_tokens=None
     )
-    engine = WordyEngine(share)
+    engine = WordyEngine(fraction)
     collector = Collector(
         engine, PromptStream(prompts_of(11), 0), grader(), SamplingParams(max_new_tokens=64), N, 3, mixed, 20, seed
     )
@@ -276,7 +276,7 @@ def test_learning_overlaps_with_sampling() -> None:
 
 
 def test_prompts_with_one_outcome_are_replaced_while_others_are_still_sampled() -> None:
-    engine = WordyEngine(mixed_share=0.3)
+    engine = WordyEngine(mixed_fraction=0.3)
     source, pool = virtual_source(engine, max_tries=1000)
     source.publish([], 0)
     batches = steps_of(source, pool, 1, 15, [5.0])
@@ -291,7 +291,7 @@ def test_prompts_with_one_outcome_are_replaced_while_others_are_still_sampled() 
 def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
     class OneMixed(WordyEngine):
         def sample(self, *arguments: Any) -> list[RolloutTree]:
-            self.mixed_share = float(not self.sampled)
+            self.mixed_fraction = float(not self.sampled)
             return super().sample(*arguments)
 
     source, _ = virtual_source(OneMixed(), max_tries=2)
@@ -324,7 +324,7 @@ def test_a_state_continues_exactly(segment: int | None, rng: np.random.Generator
 
     def fresh() -> tuple[Any, VirtualPool]:
         return virtual_source(
-            WordyEngine(mixed_share=0.6), staleness=2, segment_tokens=segment, max_tries=1000, workers=4
+            WordyEngine(mixed_fraction=0.6), staleness=2, segment_tokens=segment, max_tries=1000, workers=4
         )
 
     def train(again: bool) -> list[tuple[list[RolloutTree], dict[str, Any]]]:
@@ -404,7 +404,7 @@ def test_a_step_that_needs_no_new_samples_has_the_outcomes_of_its_groups() -> No
     summary = again.sampled.summary()
     assert summary["samples"] == 0
     correct = sum(int(g.tree.leaf_count[g.correct_L].sum()) for g in first.groups)
-    assert summary["share_correct"] == summary["reward"] == correct / (3 * N) > 0
+    assert summary["accuracy"] == summary["reward"] == correct / (3 * N) > 0
 
 
 def test_steps_follow_the_weights() -> None:

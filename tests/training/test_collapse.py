@@ -50,7 +50,7 @@ def test_signs_are_those_of_medians_read_from_scratch(rng: np.random.Generator) 
     for _ in range(30):
         entropies = (np.exp(rng.normal(0, 1.2, 60))).tolist()
         kls = [None if rng.random() < 0.1 else float(x) for x in np.exp(rng.normal(-0.3, 0.8, 60))]
-        limits = CollapseLimits(entropy_share=0.5, reference_kl=1.0, window=int(rng.integers(1, 6)))
+        limits = CollapseLimits(entropy_fraction=0.5, reference_kl=1.0, window=int(rng.integers(1, 6)))
         holds: dict[str, list[bool]] = {"entropy": [False], "reference_kl": [False]}
         for n in range(1, 61):
             w = limits.window
@@ -132,7 +132,7 @@ def test_the_file_of_a_run_says_the_same_as_its_memory(rng: np.random.Generator)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"entropy_share": 1.0}, r"collapse\.entropy_share must be at least 0 and below 1, got 1\.0"),
+        ({"entropy_fraction": 1.0}, r"collapse\.entropy_fraction must be at least 0 and below 1, got 1\.0"),
         ({"reference_kl": 0.0}, r"collapse\.reference_kl must be a finite number above 0"),
         ({"window": 0}, r"collapse\.window must be at least 1, got 0"),
         ({"patience": 0}, r"collapse\.patience must be at least 1, got 0"),

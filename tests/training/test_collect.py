@@ -172,7 +172,7 @@ def test_surplus_that_fills_a_step_samples_nothing() -> None:
     summary = collected.summary()
     assert summary["samples"] == summary["sampled_tokens"] == 0
     rollouts = sum(g.tree.num_rollouts for g in groups)
-    assert summary["share_correct"] == sum(g.num_correct for g in groups) / rollouts > 0
+    assert summary["accuracy"] == sum(g.num_correct for g in groups) / rollouts > 0
 
 
 def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() -> None:
@@ -268,8 +268,8 @@ def test_summary_counts_rollouts_not_responses() -> None:
         "distinct_responses": 1 + 1 + 2 + 2,
         "mean_length": pytest.approx(sum(length for length, _ in rollouts) / 24),
         "reward": pytest.approx(13 / 24),
-        "share_correct": pytest.approx(13 / 24),
-        "share_truncated": 0.0,
+        "accuracy": pytest.approx(13 / 24),
+        "truncation_rate": 0.0,
         "responses_truncated": 0,
         "verifier_timeouts": 0,
         "verifier_cut_offs": 0,

@@ -13,7 +13,7 @@ from small_models import random_tree
 
 
 def best_largest(cost: np.ndarray, num_ranks: int) -> float:
-    """The largest share of the best of all contiguous cuts."""
+    """The largest fraction of the best of all contiguous cuts."""
     cuts = combinations_with_replacement(range(cost.size + 1), num_ranks - 1)
     ends = ([0, *cut, cost.size] for cut in cuts)
     return min(max(cost[a:b].sum() for a, b in pairwise(e)) for e in ends)

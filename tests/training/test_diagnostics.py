@@ -95,7 +95,7 @@ def test_pooled_numbers_are_means_over_the_prompts(rng: np.random.Generator) -> 
     record = coverage_record(groups, "iid", fixed_size=True)
     measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
     pooled, prompts = record["pooled"], record["prompts"]
-    names = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy", "duplicate_share")
+    names = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy", "duplicate_rate")
     for name in (*names, "q_pos", "unsampled_correct", "u_pos_2", "u_neg_2"):
         assert pooled[name] == pytest.approx(np.mean([getattr(m, name) for m in measured]), rel=1e-12), name
     for name in (*names[:-1], "q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "num_rollouts", "num_distinct"):
@@ -131,14 +131,14 @@ def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
 ) -> None:
     monkeypatch.setattr(diagnostics_module, "OTHER_N", (2, 3, 5, 64))
     groups = groups_of(rng, [7, 7, 7])
-    found = coverage_record(groups, "iid", fixed_size=True)["pooled"]["informative_share_at"]
+    found = coverage_record(groups, "iid", fixed_size=True)["pooled"]["informative_fraction_at"]
     assert list(found) == [2, 3, 5, 7]
-    for n, share in found.items():
+    for n, fraction in found.items():
         each = []
         for group in groups:
             outcomes = np.repeat(group.correct_L, group.tree.leaf_count)
             each += [0 < sum(subset) < n for subset in combinations(outcomes.tolist(), n)]
-        assert share == pytest.approx(np.mean(each), abs=1e-12)
+        assert fraction == pytest.approx(np.mean(each), abs=1e-12)
 
 
 def test_positions_where_fresh_rollouts_leave_are_binned_by_powers_of_two(rng: np.random.Generator) -> None:
@@ -171,7 +171,7 @@ def test_where_all_responses_are_unique_nothing_is_estimated(rng: np.random.Gene
 def test_where_n_depended_on_outcomes_only_what_is_exact_is_reported(rng: np.random.Generator) -> None:
     record = coverage_record(groups_of(rng, [30, 40]), "iid", fixed_size=False)
     names = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "coupling", "unsampled_correct_at")
-    assert [record["pooled"][n] for n in (*names, "informative_share_at")] == [None] * 7
+    assert [record["pooled"][n] for n in (*names, "informative_fraction_at")] == [None] * 7
     assert not set(names[:-1]) & set(record["prompts"])
     assert record["prompts"]["unsampled_correct_at"] is None
     assert record["pooled"]["unsampled"] > 0
@@ -184,7 +184,7 @@ def test_systematic_rollouts_have_inclusion_probabilities_of_their_own(rng: np.r
     assert pooled["unsampled_correct"] == pytest.approx(np.mean([m.unsampled_correct for m in measured]))
     each = [unsampled_correct_at(g.tree, g.correct_L, [16], "systematic")[0] for g in groups]
     assert pooled["unsampled_correct_at"][16] == pytest.approx(np.mean(each))
-    assert pooled["informative_share_at"] is None
+    assert pooled["informative_fraction_at"] is None
 
 
 # --- certificate ------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_certificate_equals_plain_transformers_before_and_after_the_update(
     before = logprobs()
     measure.learner.step(groups, [rng.normal(size=g.tree.num_responses) for g in groups], seed=0)
     after = logprobs()
-    found = measure.record(groups, groups, held_out)["certificate"]
+    found = measure.record(groups, groups, held_out)["held_out_check"]
 
     means = []
     for seen, group, old, new in zip(groups, held_out, before, after, strict=True):
@@ -268,9 +268,9 @@ def test_training_is_the_same_bit_by_bit_whether_it_is_certified_or_not(tmp_path
         )
         assert outcome.code == 0, outcome.err
         records = metrics_without_times(path)
-        assert [r["step"] for r in records if "certificate" in r] == ([1, 2, 3] if every else [])
+        assert [r["step"] for r in records if "held_out_check" in r] == ([1, 2, 3] if every else [])
         assert all("coverage" in r for r in records[1:])
-        runs.append([{k: v for k, v in r.items() if k != "certificate"} for r in records])
+        runs.append([{k: v for k, v in r.items() if k != "held_out_check"} for r in records])
         runs.append((path / "checkpoints" / "step-000003" / "model.safetensors").read_bytes())
     assert runs[0] == runs[2]
     assert runs[1] == runs[3]

@@ -50,7 +50,7 @@ def sampled_batch(model: PreTrainedModel, rng: np.random.Generator, num_groups: 
 def plain_update(
     model: PreTrainedModel, optimizer: torch.optim.AdamW, batch: Batch, max_grad_norm: float, weight_of_batch: float = 1
 ) -> tuple[float, float, float, float]:
-    """One update on all rollouts, row by row; returns loss, gradient norm, clip share and mean old - new log-prob."""
+    """One update on all rollouts, row by row; returns loss, gradient norm, clip fraction, mean old - new log-prob."""
     groups, advantages = batch
     flat = flattened_logprobs(model, [g.tree for g in groups], SETTINGS.next_token.temperature)
     gain, clipped, weight, log_ratio, num_tokens = torch.zeros((), dtype=torch.float64), 0.0, 0.0, 0.0, 0
@@ -98,12 +98,12 @@ def test_one_update_equals_adamw_on_the_flattened_batch(
     settings = replace(SETTINGS, max_grad_norm=max_grad_norm, weight_decay=0.1)
     batch = sampled_batch(model, rng)
     update = TreeLearner(model, settings).step(*batch, seed=0)
-    loss, norm, clip_share, kl = plain_update(plain, plain_adamw(plain, settings), batch, max_grad_norm)
+    loss, norm, clip_fraction, kl = plain_update(plain, plain_adamw(plain, settings), batch, max_grad_norm)
     assert_same_weights(model, plain, start, 1e-7)
     assert update.loss == pytest.approx(loss, rel=1e-9)
     assert update.grad_norm == pytest.approx(norm, rel=1e-9)
-    assert update.clip_share == pytest.approx(clip_share, rel=1e-9)
-    assert 0.05 < clip_share < 0.8
+    assert update.clip_fraction == pytest.approx(clip_fraction, rel=1e-9)
+    assert 0.05 < clip_fraction < 0.8
     assert update.old_policy_kl == pytest.approx(kl, rel=1e-9)
     assert update.trained_nodes == sum(g.tree.num_unique_tokens for g in batch[0])
     tokens = [lp for g in batch[0] for _, path in rollouts(g.tree) for lp in g.tree.logprob[path]]
@@ -137,7 +137,7 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
             chosen = [groups[i] for i in places], [advantages[i] for i in places]
             means.append(plain_update(plain, optimizer, chosen, 1.0, len(part) / (7 / 3)))  # all groups weigh the same
         expected = np.mean(means, axis=0)
-        got = [update.loss, update.grad_norm, update.clip_share, update.old_policy_kl]
+        got = [update.loss, update.grad_norm, update.clip_fraction, update.old_policy_kl]
         np.testing.assert_allclose(got, expected, rtol=1e-6)
         assert update.learning_rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-15)
     assert_same_weights(model, plain, start, 1e-5)  # rounding of tiny gradients grows in Adam's quotient
@@ -240,13 +240,13 @@ def test_old_log_probs_can_be_recomputed_instead_of_taken_from_the_engine(rng: n
     for batch, recompute in ((groups, False), (groups, True), (wrong, True)):
         learner = TreeLearner(deepcopy(model), replace(SETTINGS, recompute_old_logprobs=recompute))
         update = learner.step(batch, advantages, seed=0)
-        assert update.clip_share == 0  # the ratio is 1 everywhere
+        assert update.clip_fraction == 0  # the ratio is 1 everywhere
         assert update.old_policy_kl == pytest.approx(0, abs=1e-12)
         changes.append(learner.model)
     for other in changes[1:]:
         assert_same_weights(other, changes[0], model, 1e-6)
     off_policy = TreeLearner(deepcopy(model), SETTINGS).step(wrong, advantages, seed=0)
-    assert off_policy.clip_share > 0.3
+    assert off_policy.clip_fraction > 0.3
 
 
 def test_responses_per_verdict_trains_fewer_nodes_and_all_of_them_when_they_fit(rng: np.random.Generator) -> None:
@@ -255,7 +255,7 @@ def test_responses_per_verdict_trains_fewer_nodes_and_all_of_them_when_they_fit(
     trees = [replace(t, logprob=np.full(t.num_unique_tokens, -1.0)) for t in trees]
     batch = [group_of(t, rng) for t in trees], [rng.normal(size=t.num_responses) for t in trees]
     few, all_of_them, full = (
-        TreeLearner(deepcopy(model), replace(SETTINGS, responses_per_verdict=k)) for k in (3, 1000, 0)
+        TreeLearner(deepcopy(model), replace(SETTINGS, max_responses_per_outcome=k)) for k in (3, 1000, 0)
     )
     nodes = few.step(*batch, seed=0).trained_nodes
     assert nodes <= sum(2 * 4 * int(t.length.max()) for t in trees)
@@ -274,7 +274,7 @@ def test_chosen_responses_carry_their_factors_and_the_token_mean_stays_that_of_a
     forced[chosen] = advantages[0][chosen] * factor_K
     monkeypatch.setattr(mini_batch_module, "choose_responses", lambda *_: (chosen, factor_K))
     plain = deepcopy(model)
-    settings = replace(SETTINGS, responses_per_verdict=1, max_grad_norm=1e9)
+    settings = replace(SETTINGS, max_responses_per_outcome=1, max_grad_norm=1e9)
     update = TreeLearner(model, settings).step(groups, advantages, seed=0)
     loss, norm, *_ = plain_update(plain, plain_adamw(plain, settings), (groups, [forced]), 1e9)
     assert update.loss == pytest.approx(loss, rel=1e-9)
@@ -286,7 +286,7 @@ def test_responses_per_verdict_with_a_group_whose_advantages_are_all_zero(rng: n
     model = small_model(seed=1)
     groups, advantages = sampled_batch(model, rng, num_groups=2)
     advantages[0][:] = 0.0
-    full, subset = (TreeLearner(deepcopy(model), replace(SETTINGS, responses_per_verdict=k)) for k in (0, 1000))
+    full, subset = (TreeLearner(deepcopy(model), replace(SETTINGS, max_responses_per_outcome=k)) for k in (0, 1000))
     expected, got = full.step(groups, advantages, seed=0), subset.step(groups, advantages, seed=0)
     assert got.loss == pytest.approx(expected.loss, rel=1e-12)
     assert_same_weights(subset.model, full.model, model, 1e-9)

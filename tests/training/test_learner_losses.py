@@ -71,10 +71,10 @@ def add_row(
 ) -> None:
     """Add the policy term of a row, token by token."""
     low, high = 1 - loss.clip_low, 1 + loss.clip_high
-    share = 1 / new_T.numel() if loss.aggregation == "sequence_mean" else 1.0
+    fraction = 1 / new_T.numel() if loss.aggregation == "sequence_mean" else 1.0
     sequence_ratio = torch.exp((new_T - old_T).mean())
     for new, old, factor in zip(new_T, old_T, factor_T, strict=True):
-        weight = share * float(factor)
+        weight = fraction * float(factor)
         ratio = sequence_ratio if loss.kind == "gspo" else torch.exp(new - old)
         bounded = ratio.clamp(low, high)
         if loss.kind == "cispo":
@@ -92,11 +92,13 @@ def add_row(
         tally.high += weight * abs(advantage) * is_high
 
 
-def add_kl(tally: Tally, new_T: Tensor, reference_T: Tensor, penalty: KLPenalty, share: float, factor: float) -> None:
+def add_kl(
+    tally: Tally, new_T: Tensor, reference_T: Tensor, penalty: KLPenalty, fraction: float, factor: float
+) -> None:
     for x in new_T - reference_T:
         x = x.clamp(-penalty.clamp, penalty.clamp)
         kl = {"k1": x, "k2": x**2 / 2, "k3": torch.exp(-x) - 1 + x}[penalty.estimator]
-        tally.kl_loss = tally.kl_loss + share * factor * kl
+        tally.kl_loss = tally.kl_loss + fraction * factor * kl
         tally.kl += factor * kl.item()
 
 
@@ -120,8 +122,8 @@ def flat(
             token_factors = row_factors(ratio_T, settings.importance)
             add_row(tally, new[p][i], old[p][i], float(advantage_L[leaf]) * factor, token_factors, loss)
             if penalty and reference:
-                share = 1 / path.size if loss.aggregation == "sequence_mean" else 1.0
-                add_kl(tally, new[p][i], reference[p][i], penalty, share, factor)
+                fraction = 1 / path.size if loss.aggregation == "sequence_mean" else 1.0
+                add_kl(tally, new[p][i], reference[p][i], penalty, fraction, factor)
             tally.masked += int((token_factors == 0).sum())
             tally.ratios += ratio_T.tolist()
             tally.tokens, tally.rows = tally.tokens + path.size, tally.rows + 1
@@ -133,16 +135,16 @@ def flat(
         total = policy + penalty.coefficient * tally.kl_loss / denominator[loss.aggregation]
     told = {
         "loss": policy.item(),
-        "clip_low_share": tally.low / max(tally.weight, 1e-30),
-        "clip_high_share": tally.high / max(tally.weight, 1e-30),
-        "clip_share": (tally.low + tally.high + tally.beyond) / max(tally.weight, 1e-30),
+        "clip_low_fraction": tally.low / max(tally.weight, 1e-30),
+        "clip_high_fraction": tally.high / max(tally.weight, 1e-30),
+        "clip_fraction": (tally.low + tally.high + tally.beyond) / max(tally.weight, 1e-30),
     }
     if settings.recompute_old_logprobs:
         told |= {
             "mismatch_mean": float(np.mean(tally.ratios)),
             "mismatch_max": max(tally.ratios),
             "mismatch_kl": float(np.mean([w - 1 - math.log(w) for w in tally.ratios])),
-            "masked_share": tally.masked / tally.tokens,
+            "masked_fraction": tally.masked / tally.tokens,
         }
     return total, told | ({"reference_kl": tally.kl / factor_sum} if penalty else {})
 
@@ -221,7 +223,7 @@ def test_each_loss_and_aggregation_off_policy(kind: str, aggregation: str, rng: 
     model = small_model(seed=int(rng.integers(1 << 30)))
     settings = replace(SETTINGS, loss=loss_of(kind, aggregation))
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
-    assert update.clip_low_share > 0 < update.clip_high_share
+    assert update.clip_low_fraction > 0 < update.clip_high_fraction
     assert update.mismatch_kl is update.mismatch_mean is update.reference_kl is None
 
 
@@ -247,7 +249,7 @@ def test_each_importance_correction(mode: str, kind: str, aggregation: str, rng:
         recompute_old_logprobs=True,
     )
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
-    assert (update.masked_share > 0) == (mode in ("mask", "sequence_mask"))
+    assert (update.masked_fraction > 0) == (mode in ("mask", "sequence_mask"))
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -290,15 +292,15 @@ def test_kl_in_the_reward(estimator: str, recompute: bool, rng: np.random.Genera
     old = detached(rows_of(model, trees)) if recompute else sampler_rows(trees)
     reference = detached(rows_of(start, trees))
 
-    penalised = learner.penalised(groups)
-    for p, (before, after) in enumerate(zip(groups, penalised, strict=True)):
+    apply_kl_penalty = learner.apply_kl_penalty(groups)
+    for p, (before, after) in enumerate(zip(groups, apply_kl_penalty, strict=True)):
         for i, (leaf, _) in enumerate(rollouts(before.tree)):
             row = Tally()
             add_kl(row, old[p][i], reference[p][i], penalty, 1.0, 1.0)
             assert after.reward_L[leaf] == pytest.approx(before.reward_L[leaf] - 0.7 * row.kl, rel=1e-9, abs=1e-12)
         assert (after.correct_L == before.correct_L).all()
-    assert_step_equals_rows(learner, settings, (penalised, advantages), start)
-    again = [replace(g, tree=replace(g.tree)) for g in groups]  # trees that `penalised` has not seen
+    assert_step_equals_rows(learner, settings, (apply_kl_penalty, advantages), start)
+    again = [replace(g, tree=replace(g.tree)) for g in groups]  # trees that `penalized` has not seen
     assert_step_equals_rows(learner, settings, (again, advantages), start)
 
 
@@ -310,11 +312,11 @@ def test_a_step_after_penalised_takes_no_pass_more_than_it_needs(placement: str,
     passes = []
     original = learner._scores.of_own
     learner._scores.of_own = lambda trees: passes.append(len(trees)) or original(trees)  # type: ignore[method-assign]
-    penalised = learner.penalised(groups)
-    assert (penalised == groups) == (placement == "loss")
-    learner.step(penalised, advantages, seed=0)
+    apply_kl_penalty = learner.apply_kl_penalty(groups)
+    assert (apply_kl_penalty == groups) == (placement == "loss")
+    learner.step(apply_kl_penalty, advantages, seed=0)
     assert passes == [2, 2]  # the old policy and the reference, once each
-    learner.step(penalised, advantages, seed=0)  # the weights have changed: what was computed holds no longer
+    learner.step(apply_kl_penalty, advantages, seed=0)  # the weights have changed: what was computed holds no longer
     assert passes == [2, 2, 2, 2]
 
 
@@ -326,7 +328,7 @@ def test_chosen_responses_carry_their_factors_into_the_penalty(
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
     settings = replace(
-        SETTINGS, kl=KLPenalty(0.7, "k2", placement), responses_per_verdict=1, loss=loss_of("ppo", "sequence_mean")
+        SETTINGS, kl=KLPenalty(0.7, "k2", placement), max_responses_per_outcome=1, loss=loss_of("ppo", "sequence_mean")
     )  # type: ignore[arg-type]
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -335,7 +337,7 @@ def test_chosen_responses_carry_their_factors_into_the_penalty(
     monkeypatch.setattr(mini_batch_module, "choose_responses", lambda *_: (chosen, factor_K))
     factor_L = np.zeros(groups[0].tree.num_responses)
     factor_L[chosen] = factor_K
-    assert_step_equals_rows(learner, settings, (learner.penalised(groups), advantages), start, [factor_L])
+    assert_step_equals_rows(learner, settings, (learner.apply_kl_penalty(groups), advantages), start, [factor_L])
 
 
 def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> None:
@@ -369,7 +371,7 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
         losses.append(told)
     update = learner.step(groups, advantages, seed=5)
     assert_same_gradients(gradients(model), gradients(plain), tolerance=1e-6)  # Adam's quotient makes rounding grow
-    for name in ("loss", "reference_kl", "clip_low_share", "clip_high_share"):
+    for name in ("loss", "reference_kl", "clip_low_fraction", "clip_high_fraction"):
         assert getattr(update, name) == pytest.approx(np.mean([told[name] for told in losses]), rel=1e-6), name
     assert abs(update.old_policy_kl) > 1e-9  # 0 in the first mini-batch
 
@@ -389,7 +391,7 @@ def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
     first, waiting = sampled(model, rng, num_groups=1), sampled(model, rng, num_groups=1)
     old_waiting = detached(rows_of(model, [g.tree for g in waiting[0]]))
     carried = learner.with_old_logprobs(waiting[0])
-    learner.step(learner.penalised(first[0]), first[1], seed=0)
+    learner.step(learner.apply_kl_penalty(first[0]), first[1], seed=0)
 
     fresh = sampled(model, rng, num_groups=1)
     plain = deepcopy(model)
@@ -398,7 +400,10 @@ def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
     new = rows_of(plain, trees)
     old = [*old_waiting, detached(rows_of(plain, trees[1:]))[0]]
     reference = detached(rows_of(start, trees))
-    groups, advantages = learner.penalised([*learner.with_old_logprobs(carried), *fresh[0]]), [*waiting[1], *fresh[1]]
+    groups, advantages = (
+        learner.apply_kl_penalty([*learner.with_old_logprobs(carried), *fresh[0]]),
+        [*waiting[1], *fresh[1]],
+    )
     for p, (before, after) in enumerate(zip([*waiting[0], *fresh[0]], groups, strict=True)):
         for i, (leaf, _) in enumerate(rollouts(before.tree)):
             row = Tally()
@@ -413,7 +418,7 @@ def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
     for name in told:
         expected = of_fresh if name.startswith("mismatch") else told
         assert getattr(update, name) == pytest.approx(expected[name], rel=1e-9, abs=1e-12), name
-    assert update.clip_share > 0  # all of it from the group that waited: the other's ratios are 1
+    assert update.clip_fraction > 0  # all of it from the group that waited: the other's ratios are 1
 
 
 def test_groups_that_wait_stay_as_they_are_where_the_engine_gives_old_log_probs(rng: np.random.Generator) -> None:
@@ -435,7 +440,7 @@ def test_dual_clip(rng: np.random.Generator) -> None:
     loss = replace(loss_of("ppo", "token_mean"), dual_clip=1.3)
     settings = replace(SETTINGS, loss=loss)
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
-    assert update.clip_share > update.clip_low_share + update.clip_high_share + 1e-6
+    assert update.clip_fraction > update.clip_low_fraction + update.clip_high_fraction + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -459,7 +464,9 @@ def test_truncated_responses_can_be_left_out_of_the_loss(
         groups, advantages = sampled(model, rng, num_groups=3)
         if all(0 < g.tree.finished.sum() < g.tree.num_responses for g in groups):
             break
-    update = assert_step_equals_rows(learner, settings, (learner.penalised(groups), advantages), start if kl else None)
+    update = assert_step_equals_rows(
+        learner, settings, (learner.apply_kl_penalty(groups), advantages), start if kl else None
+    )
     kept = [g.tree.select(np.flatnonzero(g.tree.finished))[0] for g in groups]
     assert update.trained_nodes == sum(t.num_unique_tokens for t in kept)
 

@@ -104,9 +104,9 @@ def test_sampling_numbers_are_those_of_the_rollouts(run: Run) -> None:
         assert sampling["unique_tokens"] == len(prefixes) < sampling["sampled_tokens"]
         assert sampling["distinct_responses"] == len({(id(tree), tokens) for tree, tokens, _ in rollouts})
         assert sampling["mean_length"] == pytest.approx(sampling["sampled_tokens"] / len(rollouts))
-        assert sampling["share_truncated"] == pytest.approx(np.mean([not done for *_, done in rollouts]))
+        assert sampling["truncation_rate"] == pytest.approx(np.mean([not done for *_, done in rollouts]))
         assert sampling["groups_mixed"] + sampling["groups_all_correct"] <= sampling["groups"]
-        assert sampling["reward"] == pytest.approx(sampling["share_correct"])
+        assert sampling["reward"] == pytest.approx(sampling["accuracy"])
         assert 0 < sampling["reward"] < 1
 
 
@@ -137,7 +137,7 @@ def test_updates_are_finite_and_change_the_weights(run: Run) -> None:
             len(known) == len(record["update"]) - 5
         )  # there is no reference and no entropy bonus, and old log-probs are the engine's
     rates = [record["update"]["learning_rate"] for record in run.records[1:]]  # 2 updates a step, 5 of warm-up
-    assert rates == pytest.approx([3e-4 * share for share in (2 / 5, 4 / 5, 1, 1, 1)])
+    assert rates == pytest.approx([3e-4 * fraction for fraction in (2 / 5, 4 / 5, 1, 1, 1)])
     weights = [load_file(run.path / f"checkpoints/step-00000{s}/model.safetensors") for s in (3, 5)]
     assert all(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 

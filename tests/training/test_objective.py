@@ -37,10 +37,10 @@ def evaluation(step: int, coverage: float) -> dict[str, Any]:
     return {"step": step, "evaluation": {"pass_at": {"1": {"value": 1 - coverage}, "16": {"value": coverage}}}}
 
 
-def names(objective: Objective, shares: Sequence[float]) -> list[str]:
+def names(objective: Objective, fractions: Sequence[float]) -> list[str]:
     found = []
-    for share in shares:
-        objective.begin_step(share)
+    for fraction in fractions:
+        objective.begin_step(fraction)
         found.append(objective.phase.name)
     return found
 
@@ -67,8 +67,8 @@ def test_a_step_can_pass_over_a_phase_and_phases_never_return() -> None:
 
 def test_progress_runs_from_the_begin_of_a_phase_to_its_end() -> None:
     objective = Objective([phase("a", 0.5), phase("b")])
-    for share, progress in ((0, 0), (0.25, 0.5), (0.6, 0.0), (0.8, 0.5), (1.0, 1.0)):
-        objective.begin_step(share)
+    for fraction, progress in ((0, 0), (0.25, 0.5), (0.6, 0.0), (0.8, 0.5), (1.0, 1.0)):
+        objective.begin_step(fraction)
         assert objective.progress == pytest.approx(progress)
 
 
@@ -115,8 +115,8 @@ def objective_of(**settings: Any) -> Objective:
 def test_an_annealed_order_goes_from_maxrl_to_rloo() -> None:
     objective = objective_of(advantage={"estimator": "maxrl", "final_order": 1})
     groups = [group(c) for c in (1, 5, 20)]
-    for share, order in ((0.0, N - 1), (0.5, round((N - 1) ** 0.5)), (1.0, 1)):
-        objective.begin_step(share)
+    for fraction, order in ((0.0, N - 1), (0.5, round((N - 1) ** 0.5)), (1.0, 1)):
+        objective.begin_step(fraction)
         for g, advantage_L in zip(groups, objective.estimate_advantages(groups), strict=True):
             c = g.num_correct
             expected = outcome_weights.maxrl(N, c, order) * (g.reward_L - c / N)
@@ -142,9 +142,9 @@ def test_the_share_spent_is_the_larger_of_steps_and_budget(rng: np.random.Genera
         schedule = build_schedule(
             make_config({"steps": steps, "budget": {"unit": "seconds", "limit": limit}}, {}, "test")
         )
-        assert schedule.share_spent(done, Cost(seconds=spent)) == pytest.approx(max(done / steps, spent / limit))
+        assert schedule.fraction_spent(done, Cost(seconds=spent)) == pytest.approx(max(done / steps, spent / limit))
     alone = build_schedule(make_config({"budget": {"unit": "samples", "limit": 200}}, {}, "test"))
-    assert alone.share_spent(3, Cost(samples=50)) == pytest.approx(0.25)
+    assert alone.fraction_spent(3, Cost(samples=50)) == pytest.approx(0.25)
 
 
 def test_a_comparison_keeps_the_evaluations_that_a_phase_waits_for(tmp_path: Path) -> None:
@@ -176,11 +176,11 @@ def test_each_phase_has_its_estimator_and_its_learning_rate() -> None:
         ],
     )
     one = group(2)
-    for share, weight, factor in ((0.0, N / 2, 1.0), (0.5, outcome_weights.grpo(N, 2), 0.5)):
-        objective.begin_step(share)
+    for fraction, weight, factor in ((0.0, N / 2, 1.0), (0.5, outcome_weights.grpo(N, 2), 0.5)):
+        objective.begin_step(fraction)
         [advantage_L] = objective.estimate_advantages([one])
         np.testing.assert_allclose(advantage_L, weight * (one.reward_L - 2 / N), rtol=1e-6)
-        assert objective.rate_factor == pytest.approx(factor)
+        assert objective.lr_scale == pytest.approx(factor)
 
 
 def test_a_larger_budget_keeps_the_phase_and_progress_within_bounds() -> None:
@@ -189,8 +189,13 @@ def test_a_larger_budget_keeps_the_phase_and_progress_within_bounds() -> None:
     line = {"step": 1, **objective.record()}
     again = Objective([phase("a", 0.5), phase("b")])
     again.recall([line])
-    for share, progress in ((0.3, 0.0), (0.6, 0.0), (0.8, 0.5), (1.0, 1.0)):  # the share falls as the budget grows
-        again.begin_step(share)
+    for fraction, progress in (
+        (0.3, 0.0),
+        (0.6, 0.0),
+        (0.8, 0.5),
+        (1.0, 1.0),
+    ):  # the fraction falls as the budget grows
+        again.begin_step(fraction)
         assert again.phase.name == "b"
         assert again.progress == pytest.approx(progress)
 
@@ -218,8 +223,8 @@ def test_every_phase_counts_its_own_classes() -> None:
     classes = np.array([0, 0, 1, 2])  # the first two responses are one answer
     mixed = Group(PROMPT, tree, correct_L, correct_L.astype(float), class_L=classes)
     weights = []
-    for share in (0.0, 0.5):
-        objective.begin_step(share)
+    for fraction in (0.0, 0.5):
+        objective.begin_step(fraction)
         [advantage_L] = objective.estimate_advantages([mixed])
         weights.append(advantage_L[:3] / advantage_L[:3].mean())
     assert weights[0] == pytest.approx([1, 1, 1])  # two classes of two rollouts each

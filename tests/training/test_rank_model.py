@@ -1,4 +1,4 @@
-"""A model that rank 0 reads alone: the same on every rank, in the memory of a share (2 and 3 ranks, gloo)."""
+"""A model that rank 0 reads alone: the same on every rank, in the memory of a fraction (2 and 3 ranks, gloo)."""
 
 import os
 import socket

@@ -43,7 +43,7 @@ VARIANTS = {
         "--loss.clip_high=4e-4",
         "--loss.aggregation=constant",
         "--importance.correction=sequence_mask",
-        "--optimizer.responses_per_verdict=2",
+        "--optimizer.max_responses_per_outcome=2",
         "--kl.placement=reward",
         "--lora.rank=2",
         "--optimizer.learning_rate=1e-2",
@@ -102,7 +102,7 @@ def check_that_every_part_was_at_work(run: Path) -> None:
     assert all(r["update"]["mismatch_max"] >= 1 for r in records[1:])
     assert {s for r in records[1:] for s in r["sampling"].get("by_source", {})} == {"countdown", "mine"}
     assert set(records[0]["evaluation"]["by_source"]) == {"countdown", "mine"}
-    rewards = [r["sampling"]["reward"] - r["sampling"]["share_correct"] for r in records[1:]]
+    rewards = [r["sampling"]["reward"] - r["sampling"]["accuracy"] for r in records[1:]]
     assert any(abs(difference) > 1e-6 for difference in rewards)  # shaped
     best = best_checkpoint(run / "checkpoints")
     assert best is not None

@@ -67,10 +67,10 @@ class Preference:
         self, prompts: Sequence[Sequence[int]], num_rollouts: int, sampling: SamplingParams, seed: int
     ) -> list[RolloutTree]:
         assert sampling.max_new_tokens == 2
-        draws, share = np.random.default_rng(seed), float(torch.sigmoid(self.log_odds))
-        correct_P = draws.binomial(num_rollouts, share, len(prompts))
+        draws, fraction = np.random.default_rng(seed), float(torch.sigmoid(self.log_odds))
+        correct_P = draws.binomial(num_rollouts, fraction, len(prompts))
         lines = [[RIGHT, END]] * num_rollouts + [[WRONG, END]] * num_rollouts
-        logprobs = {RIGHT: np.log(share), WRONG: np.log1p(-share)}
+        logprobs = {RIGHT: np.log(fraction), WRONG: np.log1p(-fraction)}
         return [
             RolloutTree.from_responses(p, rows, [[logprobs[r[0]], 0.0] for r in rows])
             for p, c in zip(prompts, correct_P, strict=True)
@@ -92,12 +92,12 @@ class PreferenceLearner:
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         return list(groups)
 
-    def penalised(self, groups: Sequence[Group]) -> list[Group]:
+    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
         return list(groups)
 
-    def step(self, groups: Sequence[Group], advantages: Sequence[Any], seed: int, rate_factor: float = 1.0) -> Update:
+    def step(self, groups: Sequence[Group], advantages: Sequence[Any], seed: int, lr_scale: float = 1.0) -> Update:
         assert seed >= 0
-        assert rate_factor == 1
+        assert lr_scale == 1
         self.trained.append(list(groups))
         gain = sum(float(g.tree.leaf_count @ (a * g.correct_L)) for g, a in zip(groups, advantages, strict=True))
         self.log_odds = self.log_odds + 0.01 * gain

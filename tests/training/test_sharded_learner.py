@@ -108,7 +108,7 @@ LOSSES = {
     "kl in the reward": {"kl": KLPenalty(0.7, "k1", "reward")},
     "kl in the reward, recomputed": {"kl": KLPenalty(0.7, "k2", "reward"), "recompute_old_logprobs": True},
     "mini-batches": {"mini_batches": 3, "warmup_updates": 4, "weight_decay": 0.1},
-    "few responses": {"responses_per_verdict": 2},
+    "few responses": {"max_responses_per_outcome": 2},
     "flat": {"forward": FLAT},
     "flat gspo": {"forward": FLAT, "loss": PolicyLossSettings("gspo", 0.01, 0.01), "kl": KLPenalty(0.7, "k2")},
 }
@@ -134,7 +134,7 @@ def test_every_importance_correction_is_that_of_one_process(
     )
     expected = check(processes, 3, case_of(rng, settings, "even"))
     assert expected.updates[0].mismatch_mean is not None
-    assert (expected.updates[0].masked_share > 0) == (mode != "truncate")
+    assert (expected.updates[0].masked_fraction > 0) == (mode != "truncate")
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])

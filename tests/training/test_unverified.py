@@ -92,9 +92,9 @@ def random_trees(rng: np.random.Generator, number: int) -> list[RolloutTree]:
     return [with_logprobs(random_tree(rng, num_rollouts=14, max_length=5)) for _ in range(number)]
 
 
-def lost_texts(rng: np.random.Generator, trees: Sequence[RolloutTree], share: float = 0.3) -> set[str]:
+def lost_texts(rng: np.random.Generator, trees: Sequence[RolloutTree], fraction: float = 0.3) -> set[str]:
     texts = sorted({decode(r) for tree in trees for r, _ in rollouts_of(tree)})
-    return {text for text in texts if rng.random() < share}
+    return {text for text in texts if rng.random() < fraction}
 
 
 def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> None:
@@ -189,7 +189,7 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     model = small_model(seed=int(rng.integers(1 << 30)))
     settings = LearnerSettings(
         learning_rate=1e-3, loss=PolicyLossSettings("ppo", 0.2, 0.28), next_token=NextToken(0.9), max_nodes=20,
-        responses_per_verdict=subset,
+        max_responses_per_outcome=subset,
     )  # fmt: skip
     estimate = build_advantages(config, seed=0)
     models = []
@@ -333,13 +333,13 @@ def check_against_draws(collected: Collected, engine: CoinEngine, lost: set[int]
     mixed = [p for p, rs in alive.items() if 0 < sum(n % 2 for n, _ in rs) < len(rs)]
     assert summary["groups_mixed"] == len(mixed)
     assert summary["groups_all_correct"] == sum(all(n % 2 for n, _ in rs) for rs in alive.values())
-    assert summary["share_correct"] == summary["reward"] == pytest.approx(sum(odd) / max(len(odd), 1))
+    assert summary["accuracy"] == summary["reward"] == pytest.approx(sum(odd) / max(len(odd), 1))
     dropped = [rs for p, rs in alive.items() if p not in mixed]
     assert summary["samples_dropped"] == (0 if collected.keeps_all else sum(map(len, dropped)))
     for name, one in summary.get("by_source", {}).items():
         rows = [rs for p, rs in alive.items() if f"s{p % 2}" == name]
         assert one["groups"] == len(rows)
-        assert one["share_correct"] == pytest.approx(np.mean([n % 2 for rs in rows for n, _ in rs]))
+        assert one["accuracy"] == pytest.approx(np.mean([n % 2 for rs in rows for n, _ in rs]))
     groups, verdicts_GL = collected.with_unverified()
     assert len(groups) == len(draws)
     for group, verdicts in zip(groups, verdicts_GL, strict=True):

@@ -60,9 +60,7 @@ def test_a_run_leaves_out_and_shows_the_responses_that_end_their_worker(
         sampling = record["sampling"]
         assert sampling["samples"] == 16 * len(groups)
         assert sampling.get("samples_unverified", 0) == lost
-        assert sampling["share_correct"] == pytest.approx(
-            sum(g.num_correct for g in groups) / (sampling["samples"] - lost)
-        )
+        assert sampling["accuracy"] == pytest.approx(sum(g.num_correct for g in groups) / (sampling["samples"] - lost))
         complete = [g.prompt_id for g in groups if g.num_verified == 16]
         assert record["coverage"]["prompts"]["id"] == complete
         lost_in_all += lost
@@ -82,8 +80,8 @@ def test_a_run_leaves_out_and_shows_the_responses_that_end_their_worker(
         assert evaluation["prompts"].get("num_unverified", [0] * 6) == [4 - n for n in verified]
         enough = [1 - 0.0**g.num_correct for g, n in zip(groups, verified, strict=True) if n >= 4]
         assert evaluation["pass_at"]["4"]["value"] == pytest.approx(np.mean(enough))
-        shares = [g.num_correct / n for g, n in zip(groups, verified, strict=True) if n]
-        assert evaluation["pass_at"]["1"]["value"] == pytest.approx(np.mean(shares))
+        fractions = [g.num_correct / n for g, n in zip(groups, verified, strict=True) if n]
+        assert evaluation["pass_at"]["1"]["value"] == pytest.approx(np.mean(fractions))
 
 
 def test_a_broken_machine_ends_the_run_and_a_resume_continues_it(

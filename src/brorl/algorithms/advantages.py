@@ -21,20 +21,20 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import OutcomeWeight
 
 FloatArray = NDArray[np.float64]
-NormaliseOver = Literal["trajectories", "tokens"]
+NormalizeOver = Literal["trajectories", "tokens"]
 EstimateAdvantages = Callable[[Sequence[Group]], list[FloatArray]]
 """From a batch to the advantage of each distinct response, shape [L], for each group."""
 _SMALL = 1e-8
 
 
-def reinforce_pp_baseline(groups: Sequence[Group], normalise_over: NormaliseOver = "trajectories") -> list[FloatArray]:
-    """REINFORCE++-baseline: reward minus the group's mean, then normalised over the whole batch.
+def reinforce_pp_baseline(groups: Sequence[Group], normalize_over: NormalizeOver = "trajectories") -> list[FloatArray]:
+    """REINFORCE++-baseline: reward minus the group's mean, then normalized over the whole batch.
 
         a_i = x_i - mean(x),   A_i = (a_i - mean_batch(a)) / (std_batch(a) + 1e-8)
 
     Args:
         groups: The batch.
-        normalise_over: Whether a rollout enters the batch statistics once ("trajectories", as BroRL states it) or
+        normalize_over: Whether a rollout enters the batch statistics once ("trajectories", as BroRL states it) or
             once for each of its tokens ("tokens", as public implementations do).
 
     Returns:
@@ -42,7 +42,7 @@ def reinforce_pp_baseline(groups: Sequence[Group], normalise_over: NormaliseOver
 
     Source: REINFORCE++ (arXiv 2501.03262, its baseline variant); BroRL (arXiv 2510.01180), section 4.
     """
-    return batch_normalised(groups, [_centred(group) for group in groups], normalise_over)
+    return batch_normalized(groups, [_centered(group) for group in groups], normalize_over)
 
 
 def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[FloatArray]:
@@ -61,23 +61,23 @@ def outcome_weighted(groups: Sequence[Group], weight: OutcomeWeight) -> list[Flo
     Returns:
         For each group the advantage of each distinct response, shape [L].
     """
-    return [_centred(group) * weight(group.tree.num_rollouts, group.num_correct) for group in groups]
+    return [_centered(group) * weight(group.tree.num_rollouts, group.num_correct) for group in groups]
 
 
-def batch_normalised(
-    groups: Sequence[Group], advantages: Sequence[FloatArray], normalise_over: NormaliseOver = "trajectories"
+def batch_normalized(
+    groups: Sequence[Group], advantages: Sequence[FloatArray], normalize_over: NormalizeOver = "trajectories"
 ) -> list[FloatArray]:
     """Subtract the batch's mean from all advantages, and divide by the batch's standard deviation plus 1e-8.
 
     Args:
         groups: The batch.
         advantages: For each group the advantage of each distinct response, shape [L].
-        normalise_over: The unit of the batch statistics; see `reinforce_pp_baseline`.
+        normalize_over: The unit of the batch statistics; see `reinforce_pp_baseline`.
 
     Returns:
         The normalized advantages, in the same shapes.
     """
-    weights = [_batch_weights(group, normalise_over) for group in groups]
+    weights = [_batch_weights(group, normalize_over) for group in groups]
     value, weight = np.concatenate(advantages), np.concatenate(weights).astype(np.float64)
     mean = np.average(value, weights=weight)
     std = np.sqrt(np.average((value - mean) ** 2, weights=weight))
@@ -97,8 +97,8 @@ def grpo(groups: Sequence[Group]) -> list[FloatArray]:
     """
     advantages = []
     for group in groups:
-        centred = _centred(group)
-        advantages.append(centred / (np.sqrt(_mean(centred**2, group)) + _SMALL))
+        centered = _centered(group)
+        advantages.append(centered / (np.sqrt(_mean(centered**2, group)) + _SMALL))
     return advantages
 
 
@@ -116,18 +116,18 @@ def rloo(groups: Sequence[Group]) -> list[FloatArray]:
     return outcome_weighted(groups, outcome_weights.rloo)
 
 
-def _batch_weights(group: Group, normalise_over: NormaliseOver) -> NDArray[np.int64]:
+def _batch_weights(group: Group, normalize_over: NormalizeOver) -> NDArray[np.int64]:
     """Return the weight of each distinct response in the batch statistics, shape [L]."""
-    match normalise_over:
+    match normalize_over:
         case "trajectories":
             return group.tree.leaf_count
         case "tokens":
             return group.tree.leaf_count * group.tree.length
         case _:
-            assert_never(normalise_over)
+            assert_never(normalize_over)
 
 
-def _centred(group: Group) -> FloatArray:
+def _centered(group: Group) -> FloatArray:
     """Reward minus the group's mean, shape [L]."""
     return group.reward_L - _mean(group.reward_L, group)
 

@@ -183,10 +183,10 @@ def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -
     return MismatchSums.of(trees, old_logprobs).mean()
 
 
-def masked_share(
+def masked_fraction(
     trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray], correction: ImportanceCorrection
 ) -> float:
-    """Return the share of the sampled tokens whose weight a mask set to 0.
+    """Return the fraction of the sampled tokens whose weight a mask set to 0.
 
     Args:
         trees: Trees, with the sampler's log-probs unless the correction is "none".
@@ -203,7 +203,7 @@ def masked_share(
 def kept_tokens(
     trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray], correction: ImportanceCorrection
 ) -> float:
-    """Return the number of sampled tokens that no mask sets to 0; see `masked_share`."""
+    """Return the number of sampled tokens that no mask sets to 0; see `masked_fraction`."""
     if correction.mode in ("none", "truncate"):
         return float(sum(t.num_sampled_tokens for t in trees))
     kept = 0.0

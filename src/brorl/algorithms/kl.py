@@ -88,7 +88,7 @@ def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEs
             assert_never(estimator)
 
 
-def penalised_group(
+def penalized_group(
     group: Group,
     logprob_M: NDArray[np.float64],
     reference_logprob_M: NDArray[np.float64],

@@ -88,8 +88,8 @@ def pass_at_k(num_rollouts: int, num_correct: int, k: int) -> float:
     """
     if not 1 <= k < num_rollouts:
         raise ValueError(f"the gradient of pass@{k} needs more than {k} rollouts per prompt, got {num_rollouts}")
-    share = comb(max(num_rollouts - 1 - num_correct, 0), k - 1) / comb(num_rollouts - 2, k - 1)
-    return k * num_rollouts / (num_rollouts - 1) * share
+    fraction = comb(max(num_rollouts - 1 - num_correct, 0), k - 1) / comb(num_rollouts - 2, k - 1)
+    return k * num_rollouts / (num_rollouts - 1) * fraction
 
 
 def maxrl(num_rollouts: int, num_correct: int, order: int | None = None) -> float:

@@ -130,7 +130,7 @@ class RewardShaping:
         cosine_length: The cosine length reward; None for none.
         overlong: The soft overlong punishment; None for none.
         domain_weights: Weight of each domain's rewards, positive; domains that are not named have weight 1. With
-            advantages that are normalised within each group (GRPO) they have no effect.
+            advantages that are normalized within each group (GRPO) they have no effect.
         format_reward: Added to the reward of a response of the wanted format, at least 0 and below 1.
 
     Raises:

@@ -102,8 +102,8 @@ class RunProgress:
     _file: int = 0
 
     @property
-    def share(self) -> float:
-        """Share of the budget that is spent, at most 1."""
+    def fraction(self) -> float:
+        """Fraction of the budget that is spent, at most 1."""
         budget = self.run.budget
         return 1.0 if self.ended else min(self.spent.of(budget.unit) / budget.limit, 1.0)
 

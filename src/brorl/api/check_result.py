@@ -200,8 +200,8 @@ def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
         f"estimated from {forecast.num_rollouts:,} rollouts in steps of up to {forecast.num_prompts} prompts, timed in "
         f"{forecast.measured_seconds:.1f} s, extrapolated to {rollouts} rollouts x {config.prompts_per_step} prompts"
     )
-    if forecast.kept_share is not None:
-        lines[-1] += f"; the expected share of mixed groups is {forecast.kept_share:.0%}"
+    if forecast.kept_fraction is not None:
+        lines[-1] += f"; the expected fraction of mixed groups is {forecast.kept_fraction:.0%}"
     elif config.dynamic_sampling.enabled:
         lines.append(
             "warning: none of the measured groups is mixed (correct and incorrect rollouts); without mixed groups a "

@@ -35,7 +35,7 @@ class ClusterQuestion:
         cluster: `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`.
         engine: `native` or `vllm`; None for the recipe's `engine.kind`.
         response_tokens: Mean tokens of a response; None for that of the run, or half of the length limit.
-        distinct_share: Distinct tokens over sampled tokens; None for that of the run, or a formula.
+        distinct_fraction: Distinct tokens over sampled tokens; None for that of the run, or a formula.
         model_shape: Sizes of the model in place of its config: `parameters`, `layers`, `hidden`, `kv_heads`,
             `vocabulary`, and more.
         group_parts: Parts of a group that may run on different rollout workers, >= 1.
@@ -44,7 +44,7 @@ class ClusterQuestion:
     cluster: str
     engine: Engine | None = None
     response_tokens: float | None = None
-    distinct_share: float | None = None
+    distinct_fraction: float | None = None
     model_shape: Mapping[str, float] | None = None
     group_parts: int = 1
 
@@ -116,7 +116,7 @@ def plan_cluster(
     Args:
         question: The cluster, and values in place of assumptions.
         source: A recipe (a built-in name or a YAML file), a model, a run, or a checkpoint in a run. A run also gives
-            its measured lengths and shares.
+            its measured lengths and fractions.
         recipe: The recipe; None is `source`, the config of its run, or else `brorl`, the paper's step.
         output_dir: Folder of the files; an earlier plan in it is replaced.
         progress: Print the output of the command.
@@ -137,7 +137,7 @@ def plan_cluster(
         from brorl.planning.cluster.cluster_plan import make_cluster_plan
         from brorl.planning.cluster.scaling import ScalingSettings
 
-        given = Given(question.engine, question.response_tokens, question.distinct_share)
+        given = Given(question.engine, question.response_tokens, question.distinct_fraction)
         shape = build_shape(config.model, question.model_shape)
         job = build_job(config, cluster.gpu, given, shape, _metrics(run))
         folder = Path(output_dir).expanduser()

@@ -86,10 +86,10 @@ class ComparisonView:
 
     def runs_progressed(self, running: Sequence[RunProgress]) -> None:
         """Show the runs in progress: on a terminal always, elsewhere after some time without output."""
-        self._in_progress = sum(progress.share for progress in running)
+        self._in_progress = sum(progress.fraction for progress in running)
         left = self._seconds_left(self._num_done - len(self.complete) + self._in_progress)
-        shares = ", ".join(f"{p.run.arm} seed {p.run.seed} {p.share:.0%}" for p in running)
-        line = f"{shares}{'' if not left else f'; about {duration(left)} left'}"
+        fractions = ", ".join(f"{p.run.arm} seed {p.run.seed} {p.fraction:.0%}" for p in running)
+        line = f"{fractions}{'' if not left else f'; about {duration(left)} left'}"
         self._status.update(Text(line))
         if not self._console.is_terminal and running and perf_counter() - self._last_output >= self._quiet_s:
             self._print(line)
@@ -131,6 +131,6 @@ class ComparisonView:
         self._console.print(line, soft_wrap=True, markup=False)
 
     def _seconds_left(self, done: float) -> float | None:
-        """Estimate the remaining time from the share of this call's work that is done."""
+        """Estimate the remaining time from the fraction of this call's work that is done."""
         whole = self._num_runs - len(self.complete)
         return (perf_counter() - self._started) * (whole - done) / done if done > 0.02 else None

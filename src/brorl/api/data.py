@@ -98,7 +98,7 @@ def _of_file(message: str, file: str) -> str:
 
 def _recipe_of(file: str) -> dict[str, Any]:
     """Return a recipe with the questions of a file and no evaluation, so that no question is held out."""
-    return {"data": {"sources": [file], "held_out_share": 0.0}, "evaluation": {"num_prompts": 0}}
+    return {"data": {"sources": [file], "held_out_fraction": 0.0}, "evaluation": {"num_prompts": 0}}
 
 
 def _hint(file: str) -> str:

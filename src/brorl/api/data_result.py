@@ -87,7 +87,7 @@ class SourceSummary:
             lengths are in characters.
         domains: Training questions by domain; those held out if it is only evaluated on. Prompts that are too long do
             not count.
-        share: Share of the training prompts, 0 to 1.
+        share: Fraction of the training prompts, 0 to 1.
         lengths: Lengths of the prompts to train on, those that are too long included; to evaluate on if there are no
             others.
     """
@@ -102,7 +102,7 @@ class SourceSummary:
     num_evaluated_on: int
     num_too_long: int
     domains: Mapping[str, int]
-    share: float
+    fraction: float
     lengths: Lengths
 
 
@@ -152,7 +152,7 @@ class DataResult:
             for reason, count in sorted(one.dropped.items(), key=lambda item: (-item[1], item[0]))
         )
         tables = [self._counts(), self._lengths()]
-        if any(one.share for one in self.sources):
+        if any(one.fraction for one in self.sources):
             tables.append(self._domains())
         if dropped:
             tables.append(Table("dropped rows", ("source", "reason", "rows"), dropped, words=frozenset({0, 1})))
@@ -191,7 +191,8 @@ class DataResult:
     def _lengths(self) -> Table:
         rows = tuple(
             (
-                one.name, f"{one.share:.1%}" if one.share else "-", f"{one.lengths.median:,g}", f"{one.lengths.p95:,}",
+                one.name, f"{one.fraction:.1%}" if one.fraction else "-", f"{one.lengths.median:,g}",
+                f"{one.lengths.p95:,}",
                 f"{one.lengths.longest:,}", f"{one.num_too_long:,}",
             )
             for one in self.sources
@@ -200,14 +201,14 @@ class DataResult:
         return Table(f"training prompts, lengths in {self.unit}", columns, rows)
 
     def _domains(self) -> Table:
-        trained = [one for one in self.sources if one.share]
+        trained = [one for one in self.sources if one.fraction]
         counts: Counter[str] = Counter()
-        shares: defaultdict[str, float] = defaultdict(float)
+        fractions: defaultdict[str, float] = defaultdict(float)
         for one in trained:
             for domain, count in one.domains.items():
                 counts[domain] += count
-                shares[domain] += one.share * count / one.num_train
-        rows = tuple((domain, f"{count:,}", f"{shares[domain]:.1%}") for domain, count in counts.items())
+                fractions[domain] += one.fraction * count / one.num_train
+        rows = tuple((domain, f"{count:,}", f"{fractions[domain]:.1%}") for domain, count in counts.items())
         return Table("domains", ("domain", "training", "share"), rows)
 
 
@@ -266,7 +267,7 @@ def describe_data(config: TrainConfig, show: int, with_model: bool = True, obser
     return DataResult(tuple(summaries), tuple(shown), "tokens" if model else "characters", tuple(notes), problem)
 
 
-def _summary(source: SourceQuestions, kind: str, share: float, train: _Shown, held_out: _Shown) -> SourceSummary:
+def _summary(source: SourceQuestions, kind: str, fraction: float, train: _Shown, held_out: _Shown) -> SourceSummary:
     lengths = [prompt.length for prompt in train.prompts or held_out.prompts]
     return SourceSummary(
         name=source.name,
@@ -279,7 +280,7 @@ def _summary(source: SourceQuestions, kind: str, share: float, train: _Shown, he
         num_evaluated_on=source.asked,
         num_too_long=train.num_too_long + held_out.num_too_long,
         domains=Counter(prompt.domain for prompt in (train.kept if source.train else held_out.kept)),
-        share=share if train.kept else 0.0,
+        fraction=fraction if train.kept else 0.0,
         lengths=_lengths_of(lengths),
     )
 

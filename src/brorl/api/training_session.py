@@ -212,6 +212,6 @@ class TrainingSession:
         """Return responses of the last step, if none was correct."""
         if self.config.store_rollouts_every:
             return unsolved_examples(self.directory.path, last["step"])
-        if last["sampling"]["share_correct"]:
+        if last["sampling"]["accuracy"]:
             return []
         return ["store_rollouts_every: 1 stores the rollouts, and `brorl samples` shows them"]

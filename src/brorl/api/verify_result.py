@@ -133,7 +133,7 @@ class VerifyResult:
             lines.append(f"warning: {number} could not be verified because of the machine")
         if self.agreement.number:
             number = counted(self.agreement.number, "stored verdict")
-            lines.append(f"agreement with {number}: {self.agreement.share:.2%}")
+            lines.append(f"agreement with {number}: {self.agreement.fraction:.2%}")
         distinct = {(one.question.id, one.response.text): one for one in self.rescored}
         rate = f", {len(distinct) / self.seconds:,.0f} per second" if self.seconds > 0 else ""
         lines.append(f"{counted(len(distinct), 'distinct response')} in {self.seconds:.2f} s{rate}")
@@ -153,7 +153,7 @@ class VerifyResult:
         return Group(*parts)
 
     def __repr__(self) -> str:
-        agreement = f", {self.agreement.share:.2%} as stored" if self.agreement.number else ""
+        agreement = f", {self.agreement.fraction:.2%} as stored" if self.agreement.number else ""
         correct = sum(one.verdict.correct for one in self.rescored)
         responses = counted(len(self.rescored), "response")
         return f"VerifyResult({self.path!r}: {correct:,} of {responses} correct{agreement})"

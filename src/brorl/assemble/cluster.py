@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from brorl.distributed.cluster import Cluster
     from brorl.distributed.learner_rank import RankPlace
     from brorl.distributed.rollout_workers import RayRolloutPool
-    from brorl.distributed.supervisor import Staffing
+    from brorl.distributed.supervisor import WorkerPoolConfig
 
 Say = Callable[[str], None]
 
@@ -114,7 +114,7 @@ def place_pool(cluster: Cluster, config: TrainConfig, context: int, say: Say) ->
 
     settings, shares_gpus = config.cluster, cluster.shape.shares_gpus
     recipe = _EngineRecipe(_on(config, "cuda" if settings.gpus_per_rollout_worker else "cpu"), context, shares_gpus)
-    pool = RayRolloutPool(recipe, _staffing(cluster, config, "rollout"), settings.cpus_per_worker, say, shares_gpus)
+    pool = RayRolloutPool(recipe, _pool_config(cluster, config, "rollout"), settings.cpus_per_worker, say, shares_gpus)
     cluster.on_release(pool.close)
     return pool
 
@@ -135,17 +135,17 @@ def place_verifiers(
     from brorl.distributed.verifier_workers import RemoteVerifier, VerifierWorkers
 
     recipe = _VerifierRecipe(config, tuple(verifiers), Path.cwd())
-    workers = VerifierWorkers(recipe, _staffing(cluster, config, "verifier"), say=say)
+    workers = VerifierWorkers(recipe, _pool_config(cluster, config, "verifier"), say=say)
     cluster.on_release(workers.close)
     return {domain: RemoteVerifier(local, domain, workers) for domain, local in verifiers.items()}
 
 
-def _staffing(cluster: Cluster, config: TrainConfig, kind: Literal["rollout", "verifier"]) -> Staffing:
+def _pool_config(cluster: Cluster, config: TrainConfig, kind: Literal["rollout", "verifier"]) -> WorkerPoolConfig:
     """Return the number, the places and the limits of the workers of a kind."""
-    from brorl.distributed.supervisor import Staffing
+    from brorl.distributed.supervisor import WorkerPoolConfig
 
     settings = config.cluster
-    return Staffing(
+    return WorkerPoolConfig(
         kind=f"{kind} worker",
         number=settings.rollout_workers if kind == "rollout" else settings.verifier_workers,
         options=partial(cluster.options, kind),

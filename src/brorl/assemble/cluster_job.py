@@ -20,13 +20,13 @@ from brorl.planning.cluster.gpus import Gpu
 from brorl.planning.cluster.model_shape import EXAMPLE, PUBLISHED, ModelShape
 from brorl.planning.cluster.response_lengths import ResponseLengths
 from brorl.planning.cluster.sharded_learner import LearnerSettings
-from brorl.planning.cluster.step_work import StepWork, distinct_share
+from brorl.planning.cluster.step_work import StepWork, distinct_fraction
 from brorl.planning.cluster.unit_costs import Engine, Origin, UnitCosts
 
 _DOMAINS = ("code", "countdown", "gym", "ifeval", "math", "science")
 _PROMPT_TOKENS = 512.0
-_MEAN_SHARE = 0.5  # of the length limit
-_KEPT_SHARE = 0.62  # the paper's, at N = 512
+_MEAN_FRACTION = 0.5  # of the length limit
+_KEPT_FRACTION = 0.62  # the paper's, at N = 512
 _LAST_STEPS = 20  # of a run
 
 
@@ -37,12 +37,12 @@ class Given:
     Attributes:
         engine: The engine that samples; None for `engine.kind`.
         mean_length: Tokens of a response.
-        distinct_share: Distinct tokens over sampled tokens.
+        distinct_fraction: Distinct tokens over sampled tokens.
     """
 
     engine: Engine | None = None
     mean_length: float | None = None
-    distinct_share: float | None = None
+    distinct_fraction: float | None = None
 
 
 def build_job(
@@ -67,7 +67,7 @@ def build_job(
     return Job(
         model=shape,
         work=build_work(config, given, metrics),
-        costs=UnitCosts.of(gpu, engine, _domain_shares(config), workers / gpus if workers else None),
+        costs=UnitCosts.of(gpu, engine, _domain_fractions(config), workers / gpus if workers else None),
         engine=engine,
         learner=LearnerSettings(
             reference=config.kl.coefficient > 0 and not config.reference.offload,
@@ -110,19 +110,19 @@ def build_work(config: TrainConfig, given: Given, metrics: Sequence[Mapping[str,
     """
     limit = float(config.sampling.max_new_tokens)
     measured = _measured(metrics)
-    mean, mean_origin = _first(given.mean_length, measured.get("mean_length"), _MEAN_SHARE * limit)
+    mean, mean_origin = _first(given.mean_length, measured.get("mean_length"), _MEAN_FRACTION * limit)
     if not 1 <= mean <= 0.999 * limit and mean != limit:
         raise UserError(
             f"--response-tokens must lie between 1 and sampling.max_new_tokens = {limit:,.0f}, not {mean:g}"
         )
-    share, share_origin = _first(
-        given.distinct_share, measured.get("distinct_share"), distinct_share(config.rollouts_per_prompt, mean)
+    fraction, fraction_origin = _first(
+        given.distinct_fraction, measured.get("distinct_fraction"), distinct_fraction(config.rollouts_per_prompt, mean)
     )
-    if not 0 < share <= 1:
-        raise UserError(f"--distinct-share must lie in (0, 1], not {share:g}")
-    assumed_kept = _KEPT_SHARE if config.dynamic_sampling.enabled else 1.0
-    kept, kept_origin = _first(None, measured.get("kept_share"), assumed_kept)
-    responses, response_origin = _first(None, measured.get("response_share"), 1.0)
+    if not 0 < fraction <= 1:
+        raise UserError(f"--distinct-share must lie in (0, 1], not {fraction:g}")
+    assumed_kept = _KEPT_FRACTION if config.dynamic_sampling.enabled else 1.0
+    kept, kept_origin = _first(None, measured.get("kept_fraction"), assumed_kept)
+    responses, response_origin = _first(None, measured.get("response_fraction"), 1.0)
     prompt_limit = float(config.data.max_prompt_tokens or _PROMPT_TOKENS)
     passes = 3 + config.engine.gradient_checkpointing + (config.kl.coefficient > 0)
     recomputes = config.optimizer.old_logprobs == "recompute" or config.dtype == "bfloat16"
@@ -131,17 +131,17 @@ def build_work(config: TrainConfig, given: Given, metrics: Sequence[Mapping[str,
         rollouts=config.rollouts_per_prompt,
         prompt_tokens=min(_PROMPT_TOKENS, prompt_limit),
         lengths=ResponseLengths(mean, limit) if mean < limit else ResponseLengths(mean, limit, 0.0),
-        distinct_share=share,
-        response_share=responses,
-        kept_share=kept if config.dynamic_sampling.enabled else 1.0,
+        distinct_fraction=fraction,
+        response_fraction=responses,
+        kept_fraction=kept if config.dynamic_sampling.enabled else 1.0,
         mini_batches=config.optimizer.mini_batches,
         passes=passes + recomputes,
         origins={
             "prompt_tokens": "assumed",
             "mean_length": mean_origin,
-            "distinct_share": share_origin,
-            "response_share": response_origin,
-            "kept_share": "published" if kept_origin == "assumed" and kept == _KEPT_SHARE else kept_origin,
+            "distinct_fraction": fraction_origin,
+            "response_fraction": response_origin,
+            "kept_fraction": "published" if kept_origin == "assumed" and kept == _KEPT_FRACTION else kept_origin,
         },
     )
 
@@ -164,16 +164,16 @@ def _measured(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
     ratios = {
         "mean_length": (total("sampled_tokens"), total("samples")),
-        "distinct_share": (total("unique_tokens"), total("sampled_tokens")),
-        "response_share": (total("distinct_responses"), total("samples")),
-        "kept_share": (total("groups_mixed"), total("groups")),
+        "distinct_fraction": (total("unique_tokens"), total("sampled_tokens")),
+        "response_fraction": (total("distinct_responses"), total("samples")),
+        "kept_fraction": (total("groups_mixed"), total("groups")),
     }
     return {name: a / b for name, (a, b) in ratios.items() if a > 0 and b > 0 and isfinite(a / b)}
 
 
-def _domain_shares(config: TrainConfig) -> dict[str, float]:
+def _domain_fractions(config: TrainConfig) -> dict[str, float]:
     """Return the weights of the training prompts by domain."""
-    shares: dict[str, float] = {}
+    fractions: dict[str, float] = {}
     for source in config.data.sources:
         if isinstance(source, CountdownConfig):
             domain = "countdown"
@@ -181,5 +181,5 @@ def _domain_shares(config: TrainConfig) -> dict[str, float]:
             domain = source.label if source.label in _DOMAINS else source.domain
         else:
             domain = "gym"
-        shares[domain] = shares.get(domain, 0.0) + source.weight
-    return shares
+        fractions[domain] = fractions.get(domain, 0.0) + source.weight
+    return fractions

@@ -245,7 +245,7 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
         if asked != held_out[0]:
             raise UserError(
                 f"{plan.full_name} holds out other prompts than {plans[0].full_name}, so their scores cannot be "
-                "compared; give both the same data, data.held_out_share, data.split_seed and prompt settings"
+                "compared; give both the same data, data.held_out_fraction, data.split_seed and prompt settings"
             )
     device = choose_device(plans[0].config.device)
     available = available_bytes(device)

@@ -34,7 +34,7 @@ class SourceQuestions:
 
     Attributes:
         name: Its name.
-        weight: Its share of the training prompts, relative to other sources; 0 if it is only evaluated on.
+        weight: Its fraction of the training prompts, relative to other sources; 0 if it is only evaluated on.
         train: Questions to train on.
         held_out: Questions to evaluate on, in a seeded order; at most `evaluation.num_prompts`.
         num_held_out: Number of questions held out, evaluated on or not.
@@ -96,7 +96,7 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
     build_format(config)  # its errors come before files are read
     sources = [_split(source, config) for source in config.data.sources]
     if _last_evaluated(config):
-        sources += [_questions(only, config, held_out_share=1.0) for only in config.evaluation.sources]
+        sources += [_questions(only, config, held_out_fraction=1.0) for only in config.evaluation.sources]
     names = [source.name for source in sources]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
@@ -123,13 +123,14 @@ def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None
         skip = config.evaluation.skip_prompts
         lower = f", lower evaluation.skip_prompts = {skip}" if skip else ""
         raise UserError(
-            "there is no held-out question for evaluation; raise data.held_out_share, set evaluation.sources"
+            "there is no held-out question for evaluation; raise data.held_out_fraction, set evaluation.sources"
             f"{lower}, or set evaluation.num_prompts: 0"
         )
     for source in sources:
         if not source.train and source.weight:
             raise UserError(
-                f"data.sources: {source.name} has no question left for training; lower data.held_out_share, or add rows"
+                f"data.sources: {source.name} has no question left for training; "
+                "lower data.held_out_fraction, or add rows"
             )
 
 
@@ -246,7 +247,7 @@ def _split(source: CountdownConfig | GymConfig | FileConfig, config: TrainConfig
         case CountdownConfig():
             targets = range(source.min_target, source.max_target + 1)
             puzzles = countdown_puzzles(source.num_numbers, source.max_number, targets)
-            train, held_out = split_countdown(puzzles, data.held_out_share, data.split_seed)
+            train, held_out = split_countdown(puzzles, data.held_out_fraction, data.split_seed)
             questions = countdown_questions(held_out, source.label)
             return SourceQuestions(
                 source.label,
@@ -256,15 +257,15 @@ def _split(source: CountdownConfig | GymConfig | FileConfig, config: TrainConfig
                 len(questions),
             )
         case GymConfig() | FileConfig():
-            return replace(_questions(source, config, data.held_out_share), weight=source.weight)
+            return replace(_questions(source, config, data.held_out_fraction), weight=source.weight)
         case _:
             assert_never(source)
 
 
-def _questions(source: FileConfig | GymConfig, config: TrainConfig, held_out_share: float) -> SourceQuestions:
+def _questions(source: FileConfig | GymConfig, config: TrainConfig, held_out_fraction: float) -> SourceQuestions:
     """Read a source that is evaluated on alone, with weight 0, unless the caller gives it one."""
     reading = read_rows_of(source, config)
-    train, held_out = split_held_out(reading.questions, held_out_share, config.data.split_seed)
+    train, held_out = split_held_out(reading.questions, held_out_fraction, config.data.split_seed)
     return SourceQuestions(
         source.label,
         0.0,

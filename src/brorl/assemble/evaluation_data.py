@@ -190,7 +190,7 @@ def _public_set(name: str, origin: str, reading: SourceReading, request: Request
 def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
     """Return the questions that the run held out, and those of its evaluation sources."""
     config = request.config
-    if not request.belongs_to_run or not (config.data.held_out_share or config.evaluation.sources):
+    if not request.belongs_to_run or not (config.data.held_out_fraction or config.evaluation.sources):
         raise UserError(
             f"{config.model} is not from a run with held-out questions; choose the data to evaluate on: --data "
             f"{' | '.join(NAMES)} | FILE | HUB_ID | countdown"

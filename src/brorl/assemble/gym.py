@@ -100,11 +100,11 @@ def _rows(
     configs: dict[str, dict[str, Any]] = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
         names = _checked_names(pool, given, configs, first, number)
-        shares = [len(range(place, number, len(names))) for place in range(len(names))]
+        fractions = [len(range(place, number, len(names))) for place in range(len(names))]
         parts = [
-            (name, start, min(_ENTRIES_PER_CALL, share - start))
-            for name, share in zip(names, shares, strict=True)
-            for start in range(0, share, _ENTRIES_PER_CALL)
+            (name, start, min(_ENTRIES_PER_CALL, fraction - start))
+            for name, fraction in zip(names, fractions, strict=True)
+            for start in range(0, fraction, _ENTRIES_PER_CALL)
         ]
         calls = [
             VerifierCall(_GENERATE, (name, configs.get(name, {}), seed, first + start, size))
@@ -120,7 +120,7 @@ def _rows(
                 )
             for turn, row in enumerate(result.value, start):
                 rows_of[turn, name] = (name, first + turn, *row)
-    return tuple(rows_of[turn, name] for turn in range(shares[0]) for name in names if (turn, name) in rows_of)
+    return tuple(rows_of[turn, name] for turn in range(fractions[0]) for name in names if (turn, name) in rows_of)
 
 
 def _checked_names(

@@ -36,7 +36,7 @@ def _objective_phase(phase: PhaseConfig, learning_rate: float, num_rollouts: int
         estimator_at=lambda progress: build_advantages(settings_at(progress), seed),
         until=phase.until,
         patience=phase.until_coverage_stalls,
-        rate_factor=1.0 if phase.learning_rate is None else phase.learning_rate / learning_rate,
+        lr_scale=1.0 if phase.learning_rate is None else phase.learning_rate / learning_rate,
     )
 
 
@@ -96,7 +96,7 @@ def build_advantages(config: AdvantageConfig, seed: int) -> EstimateAdvantages:
         estimate = _by_rarity(estimate, config, seed)
     if not config.batch_scale and config.estimator != "reinforce_pp_baseline":
         return estimate
-    return lambda groups: advantages.batch_normalised(groups, estimate(groups), config.normalise_over)
+    return lambda groups: advantages.batch_normalized(groups, estimate(groups), config.normalize_over)
 
 
 def _estimator(config: AdvantageConfig) -> EstimateAdvantages:

@@ -161,7 +161,7 @@ def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...],
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         warmup_updates=optimizer.warmup_updates,
-        responses_per_verdict=optimizer.responses_per_verdict,
+        max_responses_per_outcome=optimizer.max_responses_per_outcome,
         recompute_old_logprobs=config.recompute_old_logprobs,
         max_nodes=config.engine.nodes_per_pass,
         autocast=autocasts(config),
@@ -194,7 +194,7 @@ def build_schedule(config: TrainConfig) -> Schedule:
 def build_collapse_limits(config: TrainConfig) -> CollapseLimits:
     """Return when the model counts as collapsing."""
     collapse = config.collapse
-    return CollapseLimits(collapse.entropy_share, collapse.reference_kl, patience=collapse.patience)
+    return CollapseLimits(collapse.entropy_fraction, collapse.reference_kl, patience=collapse.patience)
 
 
 def build_lora(config: TrainConfig) -> LoraSettings | None:

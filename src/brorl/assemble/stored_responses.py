@@ -59,7 +59,7 @@ def _all(config: TrainConfig) -> tuple[TrainConfig, list[Question]]:
     evaluation = {"num_prompts": _NO_LIMIT if config.evaluation.sources else 0, "skip_prompts": 0}
     everything = config.model_copy(
         update={
-            "data": config.data.model_copy(update={"held_out_share": 0.0}),
+            "data": config.data.model_copy(update={"held_out_fraction": 0.0}),
             "evaluation": config.evaluation.model_copy(update=evaluation),
         }
     )

@@ -42,8 +42,8 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Worker
     Raises:
         UserError: If a domain has no verifier, a function cannot be loaded, or a setting names another domain.
     """
-    functions, with_shares = config.verification.functions, config.rewards.partial_credit
-    verifiers = make_verifiers(domains, functions, workers, config.needs_answers, with_shares)
+    functions, with_fractions = config.verification.functions, config.rewards.partial_credit
+    verifiers = make_verifiers(domains, functions, workers, config.needs_answers, with_fractions)
     for setting, named in (
         ("rewards.domain_weights", config.rewards.domain_weights),
         ("verification.functions", config.verification.functions),

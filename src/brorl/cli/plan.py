@@ -12,7 +12,7 @@ from brorl.errors import UserError
 from brorl.runs import RUNS
 
 _MEASURING = ("pilot_prompts", "pilot_rollouts", "rollouts", "seconds_per_step", "aim")
-_CLUSTER = ("engine", "response_tokens", "distinct_share", "model_shape", "group_parts")
+_CLUSTER = ("engine", "response_tokens", "distinct_fraction", "model_shape", "group_parts")
 _ARGUMENTS = ("recipe", *_MEASURING, "output_dir")
 
 

@@ -155,7 +155,7 @@ def _simulate_all(experiments: Sequence[SimulationSettings], console: Console) -
             results.append(result)
             line = (
                 f"N = {settings.rollouts:,}, seed {settings.seed}: correct mass {result.correct_mass[0]:.4f} -> "
-                f"{result.correct_mass[-1]:.4f}, {result.share_improved[-1]:.1%} of the correct tokens improved "
+                f"{result.correct_mass[-1]:.4f}, {result.fraction_improved[-1]:.1%} of the correct tokens improved "
                 f"({perf_counter() - started:.1f} s, {len(results)} of {len(experiments)})"
             )
             console.print(line, soft_wrap=True, markup=False)

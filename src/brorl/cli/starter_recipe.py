@@ -19,7 +19,7 @@ from brorl.verification.domains.table import DOMAINS
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 FUNCTION_FILE = "my_checks.py"
 _HELD_OUT = 64  # questions, if there are enough
-_SHARES = (0.2, 0.3, 0.4, 0.5)  # held-out shares to try for small files
+_FRACTIONS = (0.2, 0.3, 0.4, 0.5)  # held-out fractions to try for small files
 _COLUMN = 44  # of the comments
 
 
@@ -36,7 +36,7 @@ class Starter:
         max_prompt_tokens: Length limit of a prompt; None if the positions of the model are unknown.
         num_questions: Questions in the data.
         num_held_out: Number of held-out questions; 0 switches evaluation off.
-        held_out_share: The share that holds out this number.
+        held_out_fraction: The share that holds out this number.
     """
 
     model: str
@@ -47,7 +47,7 @@ class Starter:
     max_prompt_tokens: int | None
     num_questions: int
     num_held_out: int
-    held_out_share: float
+    held_out_fraction: float
 
     @property
     def needs_verifier(self) -> bool:
@@ -70,9 +70,9 @@ def make_starter(
     puzzles, names_box = guess.domain == COUNTDOWN_DOMAIN, all("boxed" in question.asked for question in questions)
     response = 16 if puzzles else 512 if guess.domain == "code" else 256
     response = response if positions is None else max(1, min(response, positions // 2))
-    wanted = round(max(0.02, min(_HELD_OUT / len(questions), _SHARES[0])), 2)
-    sizes = ((share, len(split_held_out(questions, share, 0).held_out)) for share in (wanted, *_SHARES))
-    share, num_held_out = next(((s, n) for s, n in sizes if 0 < n < len(questions)), (0.0, 0))
+    wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
+    sizes = ((fraction, len(split_held_out(questions, fraction, 0).held_out)) for fraction in (wanted, *_FRACTIONS))
+    fraction, num_held_out = next(((s, n) for s, n in sizes if 0 < n < len(questions)), (0.0, 0))
     return Starter(
         model=model or ("quickstart" if puzzles else _MODEL),
         path=path,
@@ -82,7 +82,7 @@ def make_starter(
         max_prompt_tokens=None if positions is None else positions - response,
         num_questions=len(questions),
         num_held_out=num_held_out,
-        held_out_share=share,
+        held_out_fraction=fraction,
     )
 
 
@@ -119,7 +119,7 @@ checkpoint_every: 10  # a stopped run resumes from the last checkpoint: brorl re
 data:
   sources:
     - path: {_quoted(starter.path)}  # relative to the folder in which brorl is started{columns}
-  held_out_share: {starter.held_out_share:g}  # {split}{lengths}
+  held_out_fraction: {starter.held_out_fraction:g}  # {split}{lengths}
 prompt:
   template: {_quoted(starter.template)}  # text around each question, {{prompt}}
   chat: auto  # use the model's chat template if it has one

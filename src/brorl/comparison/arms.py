@@ -46,18 +46,18 @@ class Score:
         cost: Cost of the run up to the evaluation.
         num_correct_P: Correct responses among the n responses to each prompt, shape [P].
         sampled_tokens_P: Tokens of the n responses to each prompt, shape [P].
-        truncated_share: Share of all responses that were truncated.
+        truncation_rate: Fraction of all responses that were truncated.
         num_unverified_P: Responses to each prompt that could not be verified, shape [P]; None if all were verified.
     """
 
     cost: Cost
     num_correct_P: IntArray
     sampled_tokens_P: IntArray
-    truncated_share: float
+    truncation_rate: float
     num_unverified_P: IntArray | None = None
 
     def of_prompts(self, index_P: IntArray) -> Score:
-        """Return the evaluation of some prompts, all of whose responses were verified; the truncated share stays."""
+        """Return the evaluation of some prompts, all of whose responses were verified; the truncated fraction stays."""
         correct_P, tokens_P = self.num_correct_P[index_P], self.sampled_tokens_P[index_P]
         return replace(self, num_correct_P=correct_P, sampled_tokens_P=tokens_P, num_unverified_P=None)
 

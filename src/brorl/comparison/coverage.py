@@ -80,7 +80,7 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
 
     Gains and losses by chance: if a prompt's pass rate had not changed, its c correct responses of both evaluations
     would fall on either with equal probability, and all of them on one evaluation of n with the probability
-    C(2n - c, n) / C(2n, n). Evaluations that share random numbers differ less, so this is rather too many.
+    C(2n - c, n) / C(2n, n). Evaluations that fraction random numbers differ less, so this is rather too many.
 
     Args:
         comparison: The comparison.
@@ -147,9 +147,9 @@ def _total(value_SP: NDArray[Any]) -> Spread:
     return Spread.of([float(total) for total in value_SP.sum(1)])
 
 
-def _in_prompts(share: Estimate, comparison: Comparison) -> Estimate:
+def _in_prompts(fraction: Estimate, comparison: Comparison) -> Estimate:
     number = len(comparison.prompts)
-    return Estimate(share.value * number, share.low * number, share.high * number)
+    return Estimate(fraction.value * number, fraction.low * number, fraction.high * number)
 
 
 def _ids(comparison: Comparison, chosen_P: NDArray[np.bool_]) -> tuple[str, ...]:

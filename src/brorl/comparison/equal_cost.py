@@ -97,11 +97,11 @@ def scores_at_cost(
     """
     rows = []
     for run in sorted(arm.runs, key=lambda run: run.seed):
-        before, after, share = _around(run, unit, amount)
-        if 0 < share < 1 and after.cost.of(unit) > _FARTHEST * before.cost.of(unit):
+        before, after, fraction = _around(run, unit, amount)
+        if 0 < fraction < 1 and after.cost.of(unit) > _FARTHEST * before.cost.of(unit):
             return None
         ends = [measure.of(score.num_correct_P, comparison.num_samples) for score in (before, after)]
-        rows.append((1 - share) * ends[0] + share * ends[1])
+        rows.append((1 - fraction) * ends[0] + fraction * ends[1])
     return np.stack(rows)
 
 
@@ -111,5 +111,5 @@ def _around(run: RunScores, unit: Unit, amount: float) -> tuple[Score, Score, fl
     after = next((i for i, cost in enumerate(costs) if cost >= amount), len(costs) - 1)
     before = max(after - 1, 0)
     width = costs[after] - costs[before]
-    share = min((amount - costs[before]) / width, 1.0) if width > 0 else 1.0
-    return run.scores[before], run.scores[after], share
+    fraction = min((amount - costs[before]) / width, 1.0) if width > 0 else 1.0
+    return run.scores[before], run.scores[after], fraction

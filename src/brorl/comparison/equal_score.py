@@ -204,5 +204,5 @@ def _at(score_T: FloatArray, value_T: FloatArray, level: float) -> float:
     after = int(np.argmax(score_T >= level))
     if after == 0:
         return float(value_T[0])
-    share = (level - score_T[after - 1]) / (score_T[after] - score_T[after - 1])
-    return float(value_T[after - 1] + share * (value_T[after] - value_T[after - 1]))
+    fraction = (level - score_T[after - 1]) / (score_T[after] - score_T[after - 1])
+    return float(value_T[after - 1] + fraction * (value_T[after] - value_T[after - 1]))

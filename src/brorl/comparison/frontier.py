@@ -34,9 +34,9 @@ class FrontierPoint:
         arm: Its name.
         num_rollouts: Its N; None if it is adaptive.
         score: Its score with a 95% interval over prompts and seeds.
-        best_share: Share of bootstrap resamples over prompts and seeds in which it is the best of the matched arms;
-            None if it is not matched. It shows how firm the order is; `BestArm.lead_shown` states whether a lead is
-            shown.
+        best_fraction: Fraction of bootstrap resamples over prompts and seeds in which it is the best of the matched
+            arms; None if it is not matched. It shows how firm the order is; `BestArm.lead_shown` states whether a lead
+            is shown.
         why_left_out: Why the arm is not compared here (a run overshot the evaluation point); None if it is.
     """
 
@@ -44,7 +44,7 @@ class FrontierPoint:
     arm: str
     num_rollouts: int | None
     score: Estimate
-    best_share: float | None
+    best_fraction: float | None
     why_left_out: str | None
 
 
@@ -56,7 +56,7 @@ class BestArm:
         eval_point: The budget.
         arm: Name of the arm with the highest score.
         num_rollouts: Its N; None if it is adaptive.
-        best_share: Share of bootstrap resamples in which it is the best.
+        best_fraction: Fraction of bootstrap resamples in which it is the best.
         second: Name of the next.
         lead: Its score less the second's, with a 95% interval.
         lead_shown: Whether that interval lies above 0.
@@ -65,7 +65,7 @@ class BestArm:
     eval_point: float
     arm: str
     num_rollouts: int | None
-    best_share: float
+    best_fraction: float
     second: str
     lead: Estimate
     lead_shown: bool
@@ -151,7 +151,7 @@ class _Scores:
         drawn_BAM: The means in B resamples, shape [B, A, M].
         left_out_AM: Why an arm is not compared at an evaluation point; None if it is.
         matched_AM: Whether it is compared, shape [A, M].
-        best_share_AM: Share of resamples in which it is the best of those compared, ties split, shape [A, M].
+        best_share_AM: Fraction of resamples in which it is the best of those compared, ties split, shape [A, M].
     """
 
     score_AM: list[list[FloatArray]]
@@ -198,7 +198,7 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1, seed: int = 0) -
                 arm=arm.name,
                 num_rollouts=arm.num_rollouts,
                 score=mean_over_runs(scores.score_AM[a][m]),
-                best_share=float(scores.best_share_AM[a, m]) if scores.matched_AM[a, m] else None,
+                best_fraction=float(scores.best_share_AM[a, m]) if scores.matched_AM[a, m] else None,
                 why_left_out=scores.left_out_AM[a][m],
             )
             for m, point in enumerate(points)
@@ -244,8 +244,8 @@ def _best_arm(arms: Sequence[Arm], eval_point: float, scores: _Scores, m: int) -
     arm, other = arms[first], arms[second]
     pair = scores.score_AM[second][m], scores.score_AM[first][m]
     lead = difference_interval(*pair, seeds_paired=have_same_seeds(other, arm))
-    share, shown = float(scores.best_share_AM[first, m]), conclusion_of(lead) == "B leads"
-    return BestArm(eval_point, arm.name, arm.num_rollouts, share, other.name, lead, shown)
+    fraction, shown = float(scores.best_share_AM[first, m]), conclusion_of(lead) == "B leads"
+    return BestArm(eval_point, arm.name, arm.num_rollouts, fraction, other.name, lead, shown)
 
 
 def _leading_ranges(best: Sequence[BestArm]) -> tuple[LeadingRange, ...]:

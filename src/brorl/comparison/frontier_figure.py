@@ -38,8 +38,8 @@ from brorl.comparison.scores import start_scores
 from brorl.comparison.sweep_text import sweep_answer
 from brorl.cost import short_amount
 
-_LARGEST_BUBBLE = 330.0  # area in square points of a share of 1
-_LEAST_SHARE = 0.02  # of resamples, for a bubble to be drawn
+_LARGEST_BUBBLE = 330.0  # area in square points of a fraction of 1
+_LEAST_FRACTION = 0.02  # of resamples, for a bubble to be drawn
 
 
 def draw_frontier(comparison: Comparison, path: Path) -> None:
@@ -119,15 +119,15 @@ def _draw_arm(axis: Axes, points: Sequence[FrontierPoint], color: str, *, adapti
 
 
 def _draw_best(axis: Axes, frontier: Frontier, results: ComparisonResults, *, first: bool) -> None:
-    """Draw the share of resamples in which each arm is best at each budget, the best arm, and the sigmoid."""
+    """Draw the fraction of resamples in which each arm is best at each budget, the best arm, and the sigmoid."""
     comparison = results.comparison
     colors = arm_colors(comparison)
     places, names = rows_of(comparison)
     compared = {b.eval_point for b in frontier.best}
     for point in frontier.points:
-        if point.eval_point in compared and point.best_share is not None and point.best_share >= _LEAST_SHARE:
+        if point.eval_point in compared and point.best_fraction is not None and point.best_fraction >= _LEAST_FRACTION:
             axis.scatter(
-                point.eval_point, places[point.arm], s=_LARGEST_BUBBLE * point.best_share, color=colors[point.arm],
+                point.eval_point, places[point.arm], s=_LARGEST_BUBBLE * point.best_fraction, color=colors[point.arm],
                 alpha=0.85, linewidth=0, zorder=3,
             )  # fmt: skip
     axis.plot(
@@ -195,7 +195,9 @@ def _legend(results: ComparisonResults) -> list[Line2D]:
         Line2D(
             [], [], **dot, markersize=8, markerfacecolor="white", markeredgewidth=1.8, label="its lead is not shown"
         ),
-        Line2D([], [], **dot, markersize=11, alpha=0.85, label="below: area = share of resamples in which it is best"),
+        Line2D(
+            [], [], **dot, markersize=11, alpha=0.85, label="below: area = fraction of resamples in which it is best"
+        ),
     ]
     if any(point.why_left_out for frontier in results.frontiers for point in frontier.points):
         handles.append(

@@ -13,7 +13,7 @@ from brorl.comparison.arms import Arm, RunScores
 from brorl.comparison.scores import score_at
 from brorl.cost import Cost, Unit, amount
 
-TOLERANCE = 0.05  # a run is matched if it spent at most this share more than the evaluation point
+TOLERANCE = 0.05  # a run is matched if it spent at most this fraction more than the evaluation point
 
 
 @dataclass(frozen=True)

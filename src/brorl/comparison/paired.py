@@ -10,10 +10,10 @@ prompts) / S,
     half-width^2 = t(P - 1)^2 v_P + t(S - 1)^2 v_S,    t(d) the 97.5% quantile of Student's t with d degrees of freedom.
 
 At another level L, t(d) is the quantile at 1 - (1 - L) / 2. For normal effects of prompts, seeds, and both together
-this covers at least L whatever the shares of the variances: the mean has at most the variance E v_P + E v_S (the joint
-effect counts twice), and for weights w_i that add to 1 the probability of Z^2 <= sum w_i t_i^2 chi_i^2 / d_i is concave
-in the weights, so it is at least the mean of the probabilities of each part alone, L (Banerjee 1961, for the two-means
-problem). If runs of the arms are not paired, the v_S of the two arms are separate parts.
+this covers at least L whatever the fractions of the variances: the mean has at most the variance E v_P + E v_S (the
+joint effect counts twice), and for weights w_i that add to 1 the probability of Z^2 <= sum w_i t_i^2 chi_i^2 / d_i is
+concave in the weights, so it is at least the mean of the probabilities of each part alone, L (Banerjee 1961, for the
+two-means problem). If runs of the arms are not paired, the v_S of the two arms are separate parts.
 
 Why no narrower interval. In 2,000 simulated comparisons of two arms that do not differ (200 prompts, 16 samples; every
 prompt's logit is moved by each arm with a standard deviation of 0.3 and by each run with 0.2; every run moves all
@@ -217,14 +217,14 @@ def resamples(
         num_resamples: Number of resamples in all.
 
     Yields:
-        Some of the resamples: the share of each prompt, shape [B, P], and for each arm the share of each run, shape
-        [B, S].
+        Some of the resamples: the fraction of each prompt, shape [B, P], and for each arm the fraction of each run,
+        shape [B, S].
     """
     most = max(1, _MAX_WEIGHTS // num_prompts)
     for done in range(0, num_resamples, most):
         size = min(most, num_resamples - done)
-        prompts_BP = _shares(num_prompts, size, generator)
-        drawn = {runs: _shares(len(runs), size, generator) for runs in dict.fromkeys(runs_of_arm)}
+        prompts_BP = _fractions(num_prompts, size, generator)
+        drawn = {runs: _fractions(len(runs), size, generator) for runs in dict.fromkeys(runs_of_arm)}
         yield prompts_BP, [drawn[runs] for runs in runs_of_arm]
 
 
@@ -269,8 +269,8 @@ def _t_test(value: float, part: VariancePart) -> TTest:
     return TTest(t, part.degrees, float(stdtr(part.degrees, -t)), min(1.0, 2 * float(stdtr(part.degrees, -abs(t)))))
 
 
-def _shares(size: int, num_resamples: int, generator: np.random.Generator) -> FloatArray:
-    """Return the share of draws of each item in each resample, shape [B, size]."""
+def _fractions(size: int, num_resamples: int, generator: np.random.Generator) -> FloatArray:
+    """Return the fraction of draws of each item in each resample, shape [B, size]."""
     drawn_BK = generator.integers(size, size=(num_resamples, size)) + size * np.arange(num_resamples)[:, None]
     return np.bincount(drawn_BK.ravel(), minlength=num_resamples * size).reshape(num_resamples, size) / size
 

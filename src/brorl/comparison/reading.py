@@ -169,7 +169,7 @@ def _score(path: Path, cost: Cost, evaluation: Mapping[str, Any]) -> Score:
         raise UserError(f"{path} was made by an earlier version, which stored no results by prompt; train it again")
     correct, tokens = (np.array(evaluation["prompts"][name], np.int64) for name in ("num_correct", "sampled_tokens"))
     lost = evaluation["prompts"].get("num_unverified")
-    return Score(cost, correct, tokens, evaluation["truncated_share"], None if lost is None else np.array(lost))
+    return Score(cost, correct, tokens, evaluation["truncation_rate"], None if lost is None else np.array(lost))
 
 
 def _phase_seconds(steps: Sequence[Record]) -> dict[str, float]:

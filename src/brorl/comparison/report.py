@@ -32,7 +32,7 @@ _KEYS = {  # of fields whose name in `comparison.json` is an older one
     "first_point": "first_mark",
     "last_point": "last_mark",
     "leading_ranges": "reigns",
-    "mixed_share": "informative_share",
+    "mixed_fraction": "informative_fraction",
 }
 
 
@@ -134,7 +134,7 @@ def _run(run: RunScores, results: ComparisonResults) -> dict[str, Any]:
     evaluations = [
         {
             "cost": score.cost,
-            "truncated_share": score.truncated_share,
+            "truncation_rate": score.truncation_rate,
             "tokens_per_response": score.sampled_tokens_P.mean() / num_samples,
             "pass_at": {k: pass_at_k(score.num_correct_P, num_samples, k).mean() for k in results.ks},
         }

@@ -126,7 +126,7 @@ class ComparisonResults:
         equal_score: Coverage of the arms where each had the same pass@1; None if too few rose above the start, or
             pass@1 is the only measure.
         efficiency: Scores per token of the start and the arms, at the budget.
-        training: Throughput and mixed share of the arms.
+        training: Throughput and mixed fraction of the arms.
         coverage: Prompts gained and lost since the start, by arm.
         tasks: Scores by task; empty if there is one.
         pair: The difference of two arms; None if there are more.

@@ -71,7 +71,7 @@ def sweep_answer(results: ComparisonResults) -> str:
         return f"{start}: it won{one}, its lead over {best.second} is shown ({lead})."
     return (
         f"{start}, but it did not win: its lead over {best.second} is not shown ({lead}; best in "
-        f"{best.best_share:.0%} of bootstrap resamples)."
+        f"{best.best_fraction:.0%} of bootstrap resamples)."
     )
 
 

@@ -102,14 +102,14 @@ def use_table(results: ComparisonResults) -> Table:
     rows = tuple(
         (
             t.arm,
-            "-" if t.mixed_share is None else f"{t.mixed_share.mean:.1%}",
+            "-" if t.mixed_fraction is None else f"{t.mixed_fraction.mean:.1%}",
             *map(rate, (t.samples_per_s, t.generated_per_s, t.unique_tokens_per_s)),
             "-" if t.tokens_per_unique is None else f"{t.tokens_per_unique.mean:,.2f}",
         )
         for t in results.training
     )
     notes = (
-        "Mixed groups: share of the sampled groups with correct and incorrect rollouts; dynamic sampling keeps these. "
+        "Mixed groups: fraction of sampled groups with correct and incorrect rollouts; dynamic sampling keeps these. "
         "Samples/s: per second of the run; generated/s: per second of generation alone. Means over whole runs.",
     )
     return Table("Use of the samples in training", columns, rows, notes)
@@ -293,7 +293,7 @@ def best_table(frontier: Frontier, results: ComparisonResults) -> Table:
             short_amount(b.eval_point, unit),
             b.arm,
             interval(frontier.at(b.eval_point)[b.arm].score),
-            f"{b.best_share:.0%}",
+            f"{b.best_fraction:.0%}",
             b.second,
             signed(b.lead),
         )

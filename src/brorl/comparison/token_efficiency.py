@@ -45,7 +45,7 @@ class TokenEfficiency:
 
 @dataclass(frozen=True)
 class TrainingEfficiency:
-    """Throughput and mixed share of an arm's whole runs; None if no run has the numbers.
+    """Throughput and mixed fraction of an arm's whole runs; None if no run has the numbers.
 
     Attributes:
         arm: The arm's name.
@@ -53,7 +53,7 @@ class TrainingEfficiency:
         generated_per_s: Rollouts sampled per second of generation alone (the paper's generation throughput).
         sampled_tokens_per_s: Tokens sampled per second of the run.
         unique_tokens_per_s: Tokens computed per second of the run.
-        mixed_share: Share of mixed groups among the sampled groups (the paper's dynamic-sampling pass rate).
+        mixed_fraction: Fraction of mixed groups among the sampled groups (the paper's dynamic-sampling pass rate).
         tokens_per_unique: Sampled tokens per computed token.
     """
 
@@ -62,7 +62,7 @@ class TrainingEfficiency:
     generated_per_s: Spread | None
     sampled_tokens_per_s: Spread | None
     unique_tokens_per_s: Spread | None
-    mixed_share: Spread | None
+    mixed_fraction: Spread | None
     tokens_per_unique: Spread | None
 
 
@@ -86,7 +86,7 @@ def start_efficiency(comparison: Comparison) -> tuple[TokenEfficiency, ...]:
 
 
 def training_efficiency(arm: Arm) -> TrainingEfficiency:
-    """Return the throughput and the mixed share of an arm's runs, from their starts to their ends."""
+    """Return the throughput and the mixed fraction of an arm's runs, from their starts to their ends."""
     runs = arm.runs
     return TrainingEfficiency(
         arm=arm.name,
@@ -94,7 +94,7 @@ def training_efficiency(arm: Arm) -> TrainingEfficiency:
         generated_per_s=_ratio([(r.cost.samples, r.phase_seconds.get("generation", 0.0)) for r in runs]),
         sampled_tokens_per_s=_ratio([(r.cost.sampled_tokens, r.cost.seconds) for r in runs]),
         unique_tokens_per_s=_ratio([(r.cost.unique_tokens, r.cost.seconds) for r in runs]),
-        mixed_share=_ratio([(r.groups_mixed, r.groups) for r in runs]),
+        mixed_fraction=_ratio([(r.groups_mixed, r.groups) for r in runs]),
         tokens_per_unique=_ratio([(r.cost.sampled_tokens, r.cost.unique_tokens) for r in runs]),
     )
 

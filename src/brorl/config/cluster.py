@@ -89,7 +89,7 @@ class ClusterConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _colocated_shares(self) -> Self:
+    def _colocated_fractions(self) -> Self:
         if self.placement == "colocated" and self.gpus_per_rollout_worker > 1:
             raise ValueError(
                 "cluster.placement = colocated puts a rollout worker on the GPU of a learner rank, and "

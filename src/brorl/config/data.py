@@ -19,7 +19,7 @@ class DataConfig(Section):
         (CountdownConfig(),), min_length=1, description="training data: files, Hugging Face data sets, "
         "Reasoning Gym or built-in puzzles; one, or a list with weights (docs/how-to/data.md)",
     )  # fmt: skip
-    held_out_share: float = Field(0.1, ge=0, lt=1, description="share of the prompts held out for evaluation")
+    held_out_fraction: float = Field(0.1, ge=0, lt=1, description="fraction of the prompts held out for evaluation")
     split_seed: int = Field(0, ge=0, lt=2**63, description="random seed of the held-out split")
     max_prompt_tokens: int = Field(0, ge=0, description="drop prompts with more tokens than this; 0 keeps all")
 

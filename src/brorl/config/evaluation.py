@@ -72,8 +72,11 @@ class BudgetConfig(Section):
 class CollapseConfig(Section):
     """Warnings of a collapse of the model; `training/collapse.py` explains the numbers."""
 
-    entropy_share: float = Field(
-        0.1, ge=0, lt=1, description="warn when the entropy is below this share of its first values; 0 switches it off"
+    entropy_fraction: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="warn when the entropy is below this fraction of its first values; 0 switches it off",
     )
     reference_kl: float | None = Field(
         1.0, gt=0, description="warn when the KL from the reference exceeds this, in nats per token; null for never"

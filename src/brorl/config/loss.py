@@ -17,7 +17,7 @@ class AdvantageConfig(Section):
         description="reward minus group mean, normalized over the batch (as in the paper) | GRPO | RLOO | MaxRL, times "
         "1/mean | for pass@k | times about 1/mean^alpha",
     )
-    normalise_over: Literal["trajectories", "tokens"] = Field(
+    normalize_over: Literal["trajectories", "tokens"] = Field(
         "trajectories", description="unit of the batch statistics of reinforce_pp_baseline and of batch_scale"
     )
     order: int | None = Field(
@@ -74,9 +74,9 @@ class AdvantageConfig(Section):
     @model_validator(mode="after")
     def _tokens_need_batch_statistics(self) -> Self:
         has_statistics = self.estimator == "reinforce_pp_baseline" or self.batch_scale
-        if self.normalise_over == "tokens" and not has_statistics:
+        if self.normalize_over == "tokens" and not has_statistics:
             raise ValueError(
-                "advantage.normalise_over = tokens works only with batch statistics, not with "
+                "advantage.normalize_over = tokens works only with batch statistics, not with "
                 f"advantage.estimator = {self.estimator}; remove it, or set advantage.batch_scale: true"
             )
         return self

@@ -28,7 +28,7 @@ class OptimizerConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
     max_grad_norm: float = Field(1.0, gt=0, description="clip the gradient to this norm")
     warmup_updates: int = Field(0, ge=0, description="updates of linear learning-rate warmup")
-    responses_per_verdict: int = Field(
+    max_responses_per_outcome: int = Field(
         0, ge=0, description="train on at most this many correct and this many incorrect distinct responses per group, "
         "weighted to stay unbiased; 0 for all",
     )  # fmt: skip

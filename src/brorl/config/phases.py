@@ -12,7 +12,9 @@ class PhaseConfig(Section):
     """A part of a run with its own advantages and learning rate."""
 
     name: str = Field(min_length=1, description="name of the phase in the console and the report")
-    until: float = Field(1.0, gt=0, le=1, description="share of the budget at which the phase ends; 1 for the last one")
+    until: float = Field(
+        1.0, gt=0, le=1, description="fraction of the budget at which the phase ends; 1 for the last one"
+    )
     until_coverage_stalls: int | None = Field(
         None, ge=1, description="end the phase after this many evaluations without a new best pass@k of the largest k"
     )

@@ -21,7 +21,7 @@ from brorl.runs.run_directory import Record
 
 _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
-_UNVERIFIED_SHARE = 0.01  # of a step's rollouts; above it a step is worth a warning
+_UNVERIFIED_FRACTION = 0.01  # of a step's rollouts; above it a step is worth a warning
 _STEPS_PER_WARNING = 10
 
 
@@ -39,7 +39,7 @@ class TrainingProgress:
         self._step_lines = StepLines(screen.console.width)
         self._start: float | None = None
         self._spent = Cost()
-        self._share_at_start = 0.0
+        self._fraction_at_start = 0.0
         self._carried = 0
         self._num_lines = 0
         self._warned_at: int | None = None
@@ -60,7 +60,7 @@ class TrainingProgress:
         """Write the line of a step or of an evaluation, and notes on anything unusual in it."""
         self._spent += cost_of_step(record)
         if self._start is None:
-            self._start, self._share_at_start = perf_counter(), self._share_done()
+            self._start, self._fraction_at_start = perf_counter(), self._fraction_done()
         if "update" in record:
             if begins := record.get("objective", {}).get("begins"):
                 self._screen.say(Text(f"begins: {begins}", style="bold"))
@@ -112,16 +112,16 @@ class TrainingProgress:
         self._warned_at = step
         return found
 
-    def _share_done(self) -> float:
+    def _fraction_done(self) -> float:
         of_budget = self._spent.of(self._budget.unit) / self._budget.limit
         return of_budget if self._steps is None else max(self._spent.steps / self._steps, of_budget)
 
     def _time_left(self) -> str:
         assert self._start is not None
-        share = self._share_done()
-        if share <= self._share_at_start:
+        fraction = self._fraction_done()
+        if fraction <= self._fraction_at_start:
             return ""
-        return duration((perf_counter() - self._start) / (share - self._share_at_start) * max(1 - share, 0.0))
+        return duration((perf_counter() - self._start) / (fraction - self._fraction_at_start) * max(1 - fraction, 0.0))
 
 
 def notes(record: Record) -> list[str]:
@@ -151,7 +151,7 @@ def unverified_note(record: Record) -> str | None:
     """Return a warning if more than 1% of a step's rollouts could not be verified because of the machine."""
     sampling = record.get("sampling", {})
     lost, rollouts = sampling.get("samples_unverified", 0), sampling.get("samples", 0)
-    if lost <= _UNVERIFIED_SHARE * rollouts:
+    if lost <= _UNVERIFIED_FRACTION * rollouts:
         return None
     return (
         f"warning: {lost:,} of {rollouts:,} rollouts could not be verified because of the machine (most often: "

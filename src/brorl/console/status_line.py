@@ -1,7 +1,7 @@
 """The status line: the current work, its progress and the time left.
 
 In: activities. Out: one line of text, and the answer to a stop request. A time estimate comes from an earlier step or
-evaluation, or from the finished share of the rollouts; without these the line has none.
+evaluation, or from the finished fraction of the rollouts; without these the line has none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PHASE_NAMES = {  # the names in the metrics, and those that users read
 }
 _REMAINING = {"training": ("storing", "diagnostics"), "storing": ("diagnostics",)}  # phases of the step that follow
 _RECENT_STEPS = 5
-_MIN_SHARE = 0.05  # of the rollouts; a smaller finished share does not predict the time of the rest
+_MIN_FRACTION = 0.05  # of the rollouts; a smaller finished share does not predict the time of the rest
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,11 @@ class StatusLine:
         """Estimate the time until the end of the step or evaluation; None without an estimate."""
         if now.phase.name == "evaluating":
             elapsed = time - now.phase_start
-            share = now.decoding.finished / now.decoding.rollouts if now.decoding else 0.0
+            fraction = now.decoding.finished / now.decoding.rollouts if now.decoding else 0.0
             if "evaluating" in self._phase_seconds:
                 left = self._phase_seconds["evaluating"] - elapsed
             else:
-                left = elapsed / share - elapsed if share >= _MIN_SHARE else 0.0
+                left = elapsed / fraction - elapsed if fraction >= _MIN_FRACTION else 0.0
         elif now.step is None or not self._step_seconds or now.phase.name in ("saving", "writing"):
             return None
         else:

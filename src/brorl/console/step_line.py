@@ -32,7 +32,7 @@ _COLUMNS = (
     _Column("held-out pass@1", 18, 3, style="bold green"),
     _Column("groups", 17, 2, "groups: prompts in the update"),
     _Column("sampled", 7, 6, "sampled: prompts sampled"),
-    _Column("computed", 8, 7, "computed: share of sampled tokens"),
+    _Column("computed", 8, 7, "computed: fraction of sampled tokens"),
     _Column("rollouts/s", 10, 8),
     _Column("time", 6, 4),
     _Column("sample/verify/learn", 19, 9),

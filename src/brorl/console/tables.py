@@ -56,7 +56,7 @@ def outcome_table(records: Sequence[Record]) -> Table:
 
 
 def coverage_table(records: Sequence[Record]) -> Table:
-    """Return the mixed share and the coverage of the last steps at other N, from the rollouts of the run.
+    """Return the mixed fraction and the coverage of the last steps at other N, from the rollouts of the run.
 
     The table has no rows if no step has an estimate.
     """
@@ -64,9 +64,9 @@ def coverage_table(records: Sequence[Record]) -> Table:
     pooled = [r["coverage"]["pooled"] for r in steps]
     table = _table(f"Other numbers of rollouts per prompt (last {len(steps)} steps)")
     mixed = [
-        (r["sampling"]["groups"], p["informative_share_at"])
+        (r["sampling"]["groups"], p["informative_fraction_at"])
         for r, p in zip(steps, pooled, strict=True)
-        if p["informative_share_at"]
+        if p["informative_fraction_at"]
     ]
     if not mixed:
         return table
@@ -78,8 +78,8 @@ def coverage_table(records: Sequence[Record]) -> Table:
     for n in columns:
         table.add_column(f"{n}*" if n > own else str(n), justify="right", style="bold" if n == own else None)
     groups = sum(size for size, _ in mixed)
-    shares = [sum(size * _at(at, n) for size, at in mixed) / groups for n in columns if n <= own]
-    table.add_row("mixed groups", *map(_percent, shares))
+    fractions = [sum(size * _at(at, n) for size, at in mixed) / groups for n in columns if n <= own]
+    table.add_row("mixed groups", *map(_percent, fractions))
     notes = ["mixed groups: groups with correct and incorrect rollouts"]
     if covered:
         mass = sum(p["q_pos"] for p in covered)
@@ -91,7 +91,7 @@ def coverage_table(records: Sequence[Record]) -> Table:
     elif any(p["unsampled_correct_at"] for p in pooled):
         notes.append("no correct response was sampled in these steps")
     else:
-        notes.append("all responses were unique; the share of unsampled responses cannot be estimated")
+        notes.append("all responses were unique; the fraction of unsampled responses cannot be estimated")
     table.caption = "\n".join(notes)
     return table
 
@@ -136,7 +136,7 @@ def cost_table(records: Sequence[Record]) -> Table:
 
 def held_out_check_lines(records: Sequence[Record]) -> list[str]:
     """Return the mean effect of the checked updates on the probability of correct responses; no line without one."""
-    checks = [r["certificate"] for r in records if r.get("certificate", {}).get("change") is not None]
+    checks = [r["held_out_check"] for r in records if r.get("held_out_check", {}).get("change") is not None]
     if not checks:
         return []
     steps = sum("sampling" in r for r in records)
@@ -149,7 +149,7 @@ def held_out_check_lines(records: Sequence[Record]) -> list[str]:
     with_correct = [c for c in checks if c["num_correct"]]
     if with_correct:
         correct = sum(c["num_correct"] for c in with_correct)
-        risen = sum(c["share_improved"] * c["num_correct"] for c in with_correct)
+        risen = sum(c["fraction_improved"] * c["num_correct"] for c in with_correct)
         drop = min(c["worst_drop"] for c in with_correct)
         largest = f"the largest drop of one response was {-drop:.2g}" if drop < 0 else "no sampled response dropped"
         line += f"; {risen / correct:.0%} of the correct mass rose; {largest}"

@@ -14,7 +14,7 @@ from brorl.distributed.node_facts import NodeFacts
 from brorl.format import counted, memory_size
 
 LARGEST_OFFSET_S = 1.0
-LEAST_FREE_SHARE = 0.9
+LEAST_FREE_FRACTION = 0.9
 _LIBRARIES = {"CUDA": "a build of torch for CUDA {}", "NCCL": "the build of torch with NCCL {}"}
 
 
@@ -114,7 +114,7 @@ def _of_gpus(facts: ClusterFacts) -> Iterator[Fault]:
         yield Fault(f"the GPUs differ: {', '.join(sorted(kinds))}", "use GPUs of one kind: the slowest sets the pace")
     for node in facts.nodes:
         for number, gpu in enumerate(node.gpus):
-            if gpu.free_bytes < LEAST_FREE_SHARE * gpu.total_bytes:
+            if gpu.free_bytes < LEAST_FREE_FRACTION * gpu.total_bytes:
                 yield Fault(
                     f"GPU {number} of {node.address} has {memory_size(gpu.free_bytes)} of "
                     f"{memory_size(gpu.total_bytes)} free",

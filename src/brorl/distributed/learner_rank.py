@@ -1,4 +1,4 @@
-"""A learner rank: an actor that holds a learner, or one share of it, and makes calls on it.
+"""A learner rank: an actor that holds a learner, or one fraction of it, and makes calls on it.
 
 In: a function that makes the learner of a rank, and calls. Out: the results of rank 0. Between two results rank 0
 reports its activities and its lines for the user.
@@ -125,7 +125,7 @@ class LearnerRank:
         result = getattr(self._learner, method)(*found)
         if self._rank:
             result = None
-        elif method in ("penalised", "with_old_logprobs"):
+        elif method in ("penalized", "with_old_logprobs"):
             result = self._exchange.pack(result)
         if method == "step":
             self._exchange.clear()

@@ -100,15 +100,15 @@ class RemoteLearner:
         """Return groups that wait for a later step with their old log-probs; see `Learner`."""
         return self._exchange.unpack(self._call("with_old_logprobs", self._exchange.pack(groups))) if groups else []
 
-    def penalised(self, groups: Sequence[Group]) -> list[Group]:
+    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
         """Subtract the KL penalty from the rewards, if the penalty is placed there; see `Learner`."""
-        return self._exchange.unpack(self._call("penalised", self._exchange.pack(groups)))
+        return self._exchange.unpack(self._call("penalized", self._exchange.pack(groups)))
 
     def step(
-        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, rate_factor: float = 1.0
+        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, lr_scale: float = 1.0
     ) -> Update:
         """Make the updates of one step; see `Learner`."""
-        update: Update = self._call("step", self._exchange.pack(groups), list(advantages), seed, rate_factor)
+        update: Update = self._call("step", self._exchange.pack(groups), list(advantages), seed, lr_scale)
         self._exchange.clear()
         return update
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from brorl.distributed.job import Job
-from brorl.distributed.supervisor import Staffing, Supervisor
+from brorl.distributed.supervisor import Supervisor, WorkerPoolConfig
 from brorl.distributed.weights import RemoteWeights
 from brorl.rollout.engine import Engine
 from brorl.rollout.pool import SampledTask, SampleTask
@@ -78,13 +78,13 @@ class RayRolloutPool:
     def __init__(
         self,
         build: Callable[[], Engine],
-        staffing: Staffing,
+        pool_config: WorkerPoolConfig,
         threads: int = 1,
         say: Callable[[str], None] = lambda _: None,
         shares_gpus: bool = False,
     ) -> None:
-        self._supervisor = Supervisor(partial(RolloutWorker, build, threads, shares_gpus), staffing, say)
-        self.num_workers = staffing.number
+        self._supervisor = Supervisor(partial(RolloutWorker, build, threads, shares_gpus), pool_config, say)
+        self.num_workers = pool_config.number
         self.stop_token_ids: tuple[int, ...] = self._supervisor.started[0].receipt
 
     @property

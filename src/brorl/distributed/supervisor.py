@@ -32,7 +32,7 @@ _POLL_S = 0.2  # Python handles a signal that comes just before a wait only afte
 
 
 @dataclass(frozen=True)
-class Staffing:
+class WorkerPoolConfig:
     """How many workers there are, where they run, and what they may cost.
 
     Attributes:
@@ -98,10 +98,10 @@ class Supervisor:
     """
 
     def __init__(
-        self, make: Callable[[], object], staffing: Staffing, say: Callable[[str], None] = lambda _: None
+        self, make: Callable[[], object], pool_config: WorkerPoolConfig, say: Callable[[str], None] = lambda _: None
     ) -> None:
         self._make = cloudpickle.dumps(make)  # workers unpickle it in `start`, where an error keeps its type
-        self._staffing = staffing
+        self._pool_config = pool_config
         self._say = say
         self._open: set[int] = set()  # tickets whose results the caller waits for
         self._next_ticket = 0
@@ -117,7 +117,7 @@ class Supervisor:
         self._preparation: tuple[int, Job | None] = (0, None)
         self._restarts = 0
         self._workers: list[_Worker] = []
-        self._thread = threading.Thread(target=self._run, name=f"{staffing.kind}s", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{pool_config.kind}s", daemon=True)
         self._thread.start()
         try:
             while not self._all_started.wait(_POLL_S):
@@ -233,7 +233,7 @@ class Supervisor:
 
     def _run(self) -> None:
         try:
-            self._workers = [self._start(place) for place in range(self._staffing.number)]
+            self._workers = [self._start(place) for place in range(self._pool_config.number)]
             while self._failure is None:
                 self._handle_next()
                 self._replace_stalled()
@@ -274,7 +274,7 @@ class Supervisor:
         self._waiting = deque(ticket for ticket in self._waiting if ticket in self._jobs)
 
     def _start(self, place: int) -> _Worker:
-        options = {**self._staffing.options(place), "max_restarts": 0, "max_task_retries": 0}
+        options = {**self._pool_config.options(place), "max_restarts": 0, "max_task_retries": 0}
         worker = _Worker(place, _Host.options(**options).remote())
         self._await(
             worker, worker.actor.start.options(num_returns=2).remote(self._make)[0], partial(self._end_start, worker)
@@ -350,7 +350,7 @@ class Supervisor:
                 self._lose(worker, f"it gave no answer for {self._timeout_s(worker):g} seconds")
 
     def _timeout_s(self, worker: _Worker) -> float:
-        return self._staffing.start_timeout_s if worker.started is None else self._staffing.timeout_s
+        return self._pool_config.start_timeout_s if worker.started is None else self._pool_config.timeout_s
 
     def _lose(self, worker: _Worker, reason: str) -> None:
         """Kill a worker, start another one in its place, and put back its job."""
@@ -359,7 +359,7 @@ class Supervisor:
         process = "" if worker.started is None else f" ({worker.started.host}, process {worker.started.pid})"
         job = None if worker.ticket is None else self._jobs.get(worker.ticket)
         work = "" if job is None else f" while {job.title}"
-        lost = f"{self._staffing.kind} {worker.place + 1}{process} was lost{work}: {reason}"
+        lost = f"{self._pool_config.kind} {worker.place + 1}{process} was lost{work}: {reason}"
         if self._count_loss(lost, "it is replaced" + ("" if job is None else ", and its work is repeated")):
             if worker.ticket is not None:
                 self._put_back(worker.ticket, reason)
@@ -367,7 +367,7 @@ class Supervisor:
 
     def _count_loss(self, lost: str, remedy: str) -> bool:
         """Report a loss and return True, or end the work of all workers if there have been too many."""
-        limit = self._staffing.max_restarts
+        limit = self._pool_config.max_restarts
         if self._restarts == limit:
             self._failure = WorkersLostError(
                 f"{lost}; cluster.max_restarts = {limit} allows no more losses; fix the cause, or raise "

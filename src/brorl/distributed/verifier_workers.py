@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from brorl.distributed.job import Job
-from brorl.distributed.supervisor import Staffing, Supervisor
+from brorl.distributed.supervisor import Supervisor, WorkerPoolConfig
 from brorl.format import counted
 from brorl.prompts.prompt import Prompt
 from brorl.verification.verifier import TrialResponses, Verdict, Verifier, unverified_verdict
@@ -57,14 +57,14 @@ class VerifierWorkers:
     def __init__(
         self,
         build: Callable[[], Mapping[str, Verifier]],
-        staffing: Staffing,
+        pool_config: WorkerPoolConfig,
         batch_size: int = 64,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
         self._batch_size = batch_size
-        self._supervisor = Supervisor(partial(VerifierWorker, build), staffing, say)
+        self._supervisor = Supervisor(partial(VerifierWorker, build), pool_config, say)
 
     @property
     def processes(self) -> list[tuple[str, int]]:

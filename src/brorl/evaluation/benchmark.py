@@ -17,7 +17,7 @@ from brorl.verification.grade import grade, num_unverified
 from brorl.verification.verifier import Verdict, Verifier
 
 _RECORDED = (
-    "pass_at", "num_prompts", "num_samples", "solved", "truncated_share", "verifier_timeouts", "verifier_failures",
+    "pass_at", "num_prompts", "num_samples", "solved", "truncation_rate", "verifier_timeouts", "verifier_failures",
     "unique_tokens", "sampled_tokens", "seconds",
 )  # fmt: skip
 

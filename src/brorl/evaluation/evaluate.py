@@ -85,7 +85,7 @@ class EvaluationProgress:
         data_set: Data set of the batch.
         evaluated: Evaluated prompts of this data set.
         num_prompts: All prompts of this data set.
-        pass_at_1: Mean share of correct responses over the evaluated prompts, 0 to 1.
+        pass_at_1: Mean fraction of correct responses over the evaluated prompts, 0 to 1.
         tokens_per_second: Sampled tokens of the batch per second.
         seconds_left: Time left for all data sets, estimated from the prompts that this process evaluated.
     """
@@ -107,9 +107,9 @@ class EvaluationProgress:
 
 
 def _pass_at_1(results: Sequence[PromptResult]) -> float:
-    """Return the mean share of correct responses over the prompts with verified responses; 0 without any."""
-    shares = [result.num_correct / result.num_verified for result in results if result.num_verified]
-    return sum(shares) / max(len(shares), 1)
+    """Return the mean fraction of correct responses over the prompts with verified responses; 0 without any."""
+    fractions = [result.num_correct / result.num_verified for result in results if result.num_verified]
+    return sum(fractions) / max(len(fractions), 1)
 
 
 def evaluate_batches(

@@ -107,7 +107,7 @@ def response_table(result: EvaluationResult) -> Table:
                 name,
                 f"{one.solved:,}/{one.num_prompts:,}",
                 f"{one.tokens_per_response:,.1f}",
-                f"{one.truncated_share:.1%}",
+                f"{one.truncation_rate:.1%}",
                 f"{one.sampled_tokens:,}",
                 f"{one.unique_tokens / one.sampled_tokens:.1%}",
                 "" if one.seconds is None else f"{one.seconds:,.1f}",
@@ -133,9 +133,9 @@ def remarks(result: EvaluationResult) -> list[str]:
         )
     for k, number in overall.left_out.items():
         lines.append(f"pass@{k} is without {counted(number, 'prompt')} of fewer than {k} verified responses")
-    if overall.truncated_share > 0.05:
+    if overall.truncation_rate > 0.05:
         lines.append(
-            f"{overall.truncated_share:.0%} of the responses were cut at {result.settings['max_new_tokens']:,} tokens; "
+            f"{overall.truncation_rate:.0%} of the responses were cut at {result.settings['max_new_tokens']:,} tokens; "
             "with a higher --max-new-tokens, more of them may be correct"
         )
     if differing := [name for name in _ENVIRONMENT if any(s.get(name) != sessions[0].get(name) for s in sessions)]:

@@ -68,7 +68,7 @@ class Summary:
             than k verified responses does not count for this k; a k without any prompt is missing.
         solved: Prompts with at least one correct response.
         tokens_per_response: Mean number of tokens of a response.
-        truncated_share: Share of truncated responses, 0 to 1.
+        truncation_rate: Fraction of truncated responses, 0 to 1.
         verifier_timeouts: Distinct responses whose verification timed out.
         verifier_failures: Distinct responses whose verification failed otherwise.
         num_distinct: Distinct responses.
@@ -84,7 +84,7 @@ class Summary:
     pass_at: dict[int, Estimate]
     solved: int
     tokens_per_response: float
-    truncated_share: float
+    truncation_rate: float
     verifier_timeouts: int
     verifier_failures: int
     num_distinct: int
@@ -175,7 +175,7 @@ def summarize(results: Sequence[PromptResult], ks: Sequence[int], seconds: float
         pass_at={k: mean_with_interval(value_P) for k, value_P in value_KP.items() if value_P.size},
         solved=int((correct_P > 0).sum()),
         tokens_per_response=total("sampled_tokens") / (n * len(results)),
-        truncated_share=total("num_truncated") / (n * len(results)),
+        truncation_rate=total("num_truncated") / (n * len(results)),
         verifier_timeouts=total("verifier_timeouts"),
         verifier_failures=total("verifier_failures"),
         num_distinct=total("num_distinct"),

@@ -71,7 +71,7 @@ class Forward(Protocol):
 
         Args:
             tree: The tree.
-            cost_per_position: Cost of attending to a token, as a share of the other work for one.
+            cost_per_position: Cost of attending to a token, as a fraction of the other work for one.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The passes of a model that one process holds: nothing has to be agreed on. See `sharding.AgreedPasses` for ranks."""
+"""The passes of a model that one process holds: nothing has to be agreed on. See `sharding.SyncedForward` for ranks."""
 
 from __future__ import annotations
 

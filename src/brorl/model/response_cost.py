@@ -19,7 +19,7 @@ def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
 
     Args:
         tree: The tree. Its first response pays for the prompt.
-        cost_per_position: Cost of attending to a token, as a share of the other work for one.
+        cost_per_position: Cost of attending to a token, as a fraction of the other work for one.
 
     Returns:
         Costs in tokens, shape [L].
@@ -37,7 +37,7 @@ def row_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
 
     Args:
         tree: The tree.
-        cost_per_position: Cost of attending to a token, as a share of the other work for one.
+        cost_per_position: Cost of attending to a token, as a fraction of the other work for one.
 
     Returns:
         Costs in tokens, shape [L].

@@ -1,7 +1,7 @@
 """Sharding of a model over ranks: each rank keeps a part of every parameter, and gathers a layer while it computes it.
 
 In: a causal LM without weights on every rank, and its weights on rank 0. Out: the same objects with their parameters as
-shards (FSDP2), and `AgreedPasses`, which make all ranks do the same sequence of passes. A pass of a sharded model is
+shards (FSDP2), and `SyncedForward`, which make all ranks do the same sequence of passes. A pass of a sharded model is
 collective: it blocks until every rank makes it.
 """
 
@@ -165,7 +165,7 @@ class _Kind(IntEnum):
     FAILED = 3  # no pass: the work starts again with smaller chunks, or ends
 
 
-class AgreedPasses:
+class SyncedForward:
     """Makes all ranks do the same sequence of passes through a sharded model.
 
     The ranks agree before each pass. A rank that needs no such pass makes one over two tokens that adds zero to every

@@ -2,7 +2,7 @@
 
 In: the name of a shipped model, a local folder (also a checkpoint of a run or its `best` link) or a hub id. Out: the
 place that transformers loads it from, its config, and the base of an adapter. Errors of one line: a model that does not
-exist, is gated or cannot be reached, a folder without config or weights, a model that is no causal LM, quantised
+exist, is gated or cannot be reached, a folder without config or weights, a model that is no causal LM, quantized
 weights, and a model that needs its own code.
 """
 
@@ -176,9 +176,9 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
             "upgrade transformers, or check the file"
         )
     if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "quantised")
+        method = raw["quantization_config"].get("quant_method", "quantized")
         raise UserError(
-            f"the weights of {name!r} are quantised ({method}), and quantised weights cannot be trained; set model to "
+            f"the weights of {name!r} are quantized ({method}), and quantized weights cannot be trained; set model to "
             "the version in bfloat16 or float32"
         )
     other = [kind for kind in raw.get("architectures") or [] if _NOT_CAUSAL.search(kind)]

@@ -1,6 +1,6 @@
 """The estimators at each N, for the pilot's pass rates: where the gradient goes, its noise, and the choice for an aim.
 
-In: a plan with its fitted pass rates. Out: for each estimator and N the share of the gradient by difficulty and the
+In: a plan with its fitted pass rates. Out: for each estimator and N the fraction of the gradient by difficulty and the
 noise against RLOO; for each aim an estimator and an N. The rule of each aim is in `_choices` and the constants above.
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.planning.recommendation import RolloutPlan
-from brorl.theory.difficulty import gradient_share, gradient_weight, prompt_share, rate_cells
+from brorl.theory.difficulty import gradient_fraction, gradient_weight, prompt_fraction, rate_cells
 from brorl.theory.outcome_weights import gradient_coefficient, noise_to_known_rates, noise_to_rloo
 
 FloatArray = NDArray[np.float64]
@@ -27,7 +27,7 @@ FOR_PASS_1 = ("reinforce_pp_baseline", "grpo", "rloo")  # a recipe's own one of 
 K = 16  # of pass_at_k
 RARE = 1 / 16  # pass rates below this are out of the reach of N = 16
 _FAR = 2048  # coverage: the N that a group is compared with
-_LEAST_REACH = 0.5  # coverage: least share of the rare prompts' gradient at _FAR
+_LEAST_REACH = 0.5  # coverage: least fraction of the rare prompts' gradient at _FAR
 _MOST_NOISE = 1.25  # pass@k: largest noise, relative to known pass rates
 
 _WEIGHTS: Mapping[str, OutcomeWeight] = {
@@ -45,8 +45,8 @@ class EstimatorRow:
     Attributes:
         estimator: Its name, a value of `advantage.estimator`.
         num_rollouts: N.
-        shares: Share of the gradient in each bin of difficulty, from the hardest; sum 1.
-        rare: Share of the gradient that goes to prompts with a pass rate below `RARE`.
+        shares: Fraction of the gradient in each bin of difficulty, from the hardest; sum 1.
+        rare: Fraction of the gradient that goes to prompts with a pass rate below `RARE`.
         noise: Relative gradient noise divided by that of RLOO at the same N, >= 1.
         noise_to_known: The same divided by that of an estimator that knows the pass rates, >= 1.
         reach: The rare prompts' gradient divided by theirs at N = 2048 with the same estimator; 1 without rare prompts.
@@ -54,7 +54,7 @@ class EstimatorRow:
 
     estimator: str
     num_rollouts: int
-    shares: tuple[float, ...]
+    fractions: tuple[float, ...]
     rare: float
     noise: float
     noise_to_known: float
@@ -83,7 +83,7 @@ class EstimatorGuide:
     """The estimators at every N of a plan.
 
     Attributes:
-        prompts: Share of the prompts in each bin of difficulty, from the hardest; sum 1.
+        prompts: Fraction of the prompts in each bin of difficulty, from the hardest; sum 1.
         rows: One per estimator and N, by N; pass_at_k only where N > 16.
         choices: The choice for each aim.
     """
@@ -107,7 +107,7 @@ class EstimatorGuide:
         )
         rows = [row for r in plan.rows for row in _rows(r.num_rollouts, rate_G, share_G, far)]
         choices = {choice.aim: choice for choice in _choices(plan, rows, own)}
-        return cls(tuple(prompt_share(rate_G, share_G).tolist()), rows, choices)
+        return cls(tuple(prompt_fraction(rate_G, share_G).tolist()), rows, choices)
 
     def at(self, num_rollouts: int) -> dict[str, EstimatorRow]:
         """Return the rows of one N by the name of the estimator."""
@@ -121,7 +121,7 @@ def _rows(
     names = [name for name in _WEIGHTS if name != "pass_at_k" or num_rollouts > K]
     weight_EC = _tabulated(names, num_rollouts)
     coefficient_EG = gradient_coefficient(weight_EC, rate_G)
-    shares = gradient_share(coefficient_EG, rate_G, share_G)
+    fractions = gradient_fraction(coefficient_EG, rate_G, share_G)
     amount_EG = gradient_weight(coefficient_EG, rate_G) * share_G
     rare_E = amount_EG[:, rate_G < RARE].sum(1)
     noise_E = noise_to_rloo(weight_EC, rate_G, share_G)
@@ -130,7 +130,7 @@ def _rows(
         yield EstimatorRow(
             estimator=name,
             num_rollouts=num_rollouts,
-            shares=tuple(shares[e].tolist()),
+            fractions=tuple(fractions[e].tolist()),
             rare=float(rare_E[e] / amount_EG[e].sum()),
             noise=float(noise_E[e]),
             noise_to_known=float(known_E[e]),

@@ -32,7 +32,7 @@ def draw_plan(report: PlanReport, path: Path) -> None:
     figure = Figure(figsize=(11, 8), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 2)
-    _draw_shares(axes[0, 0], report)
+    _draw_fractions(axes[0, 0], report)
     _draw_tokens(axes[0, 1], report)
     _draw_seconds(axes[1, 0], report)
     _draw_noise(axes[1, 1], report)
@@ -66,7 +66,7 @@ def _shortened(model: str) -> str:
     return f"...{end[end.find('/') :]}" if "/" in end else f"...{end}"
 
 
-def _draw_shares(axis: Axes, report: PlanReport) -> None:
+def _draw_fractions(axis: Axes, report: PlanReport) -> None:
     numbers = _log_axis(axis, report)
     _draw_estimates(axis, numbers, [r.mixed for r in report.plan.rows], "-o", _BLUE, "mixed groups")
     _draw_estimates(axis, numbers, [r.solved for r in report.plan.rows], "--s", _GREEN, "solved prompts")
@@ -77,7 +77,7 @@ def _draw_shares(axis: Axes, report: PlanReport) -> None:
             "fit beyond the pilot ", (report.measured.summary.num_rollouts, 0.03), color=_GREY, fontsize=8,
             xytext=(4, 0), textcoords="offset points",
         )  # fmt: skip
-    axis.set(ylim=(0, 1.02), title="Share of groups and prompts")
+    axis.set(ylim=(0, 1.02), title="Fraction of groups and prompts")
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
     axis.legend(frameon=False, loc="lower right", bbox_to_anchor=(1.0, 0.08))
 
@@ -85,12 +85,12 @@ def _draw_shares(axis: Axes, report: PlanReport) -> None:
 def _draw_tokens(axis: Axes, report: PlanReport) -> None:
     numbers = _log_axis(axis, report)
     axis.set_yscale("log")
-    sampled = [r.unique_tokens.value / r.unique_share for r in report.plan.rows]
+    sampled = [r.unique_tokens.value / r.unique_fraction for r in report.plan.rows]
     axis.plot(numbers, sampled, "--", color=_GREY, label="sampled")
     _draw_estimates(axis, numbers, [r.unique_tokens for r in report.plan.rows], "-o", _BLUE, "unique: computed")
     for number, row in zip(numbers, report.plan.rows, strict=True):
         axis.annotate(
-            f"{row.unique_share:.0%}" if row.unique_share >= 0.01 else f"{row.unique_share:.1%}",
+            f"{row.unique_fraction:.0%}" if row.unique_fraction >= 0.01 else f"{row.unique_fraction:.1%}",
             (number, row.unique_tokens.value), xytext=(0, -14), textcoords="offset points", ha="center", fontsize=8,
         )  # fmt: skip
     axis.margins(y=0.12)

@@ -11,7 +11,7 @@ With g_p the leave-one-out policy gradient of prompt p, E[g_p] = G_p does not de
     s_w^2 = (n / 2) E |g_p1 - g_p2|^2 / 2                   variance within a prompt, for one rollout
     s_b^2 = M - |G|^2                                       variance between prompts
 
-A mean over P prompts has the relative noise (s_b^2 + s_w^2 / N) / (P |G|^2). Dynamic sampling keeps a share s of the
+A mean over P prompts has the relative noise (s_b^2 + s_w^2 / N) / (P |G|^2). Dynamic sampling keeps a fraction s of the
 prompts, those whose gradient is not 0 by construction. The P kept ones are draws from that part: mean G / s, second
 moment (M + s_w^2 / N) / s, and the relative noise is (s (M + s_w^2 / N) - |G|^2) / (P |G|^2).
 
@@ -83,16 +83,16 @@ class NoiseMoments:
         """s_b^2, variance between prompts; 0 where the estimate is negative."""
         return np.maximum(self.prompt_squared - self.mean_squared, 0.0)
 
-    def excess(self, num_rollouts: FloatArray | float, kept_share: FloatArray | float) -> FloatArray:
+    def excess(self, num_rollouts: FloatArray | float, kept_fraction: FloatArray | float) -> FloatArray:
         """Return the relative noise of P kept prompts times P |G|^2, which does not depend on P.
 
         Args:
             num_rollouts: N >= 1.
-            kept_share: Share of prompts that dynamic sampling keeps at this N, in (0, 1]; 1 without it.
+            kept_fraction: Fraction of prompts that dynamic sampling keeps at this N, in (0, 1]; 1 without it.
         """
         signal = np.maximum(self.mean_squared, 0.0)
         second = np.maximum(self.prompt_squared, signal) + self.within / num_rollouts
-        return np.maximum(kept_share * second - signal, 0.0)
+        return np.maximum(kept_fraction * second - signal, 0.0)
 
 
 def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = None) -> NoiseMoments:
@@ -124,7 +124,7 @@ def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = Non
 
 
 def mean_gradient_p_value(products: GradientProducts, generator: np.random.Generator) -> float:
-    """Return the share of random signs of the prompts' gradients that give at least the measured |G|^2.
+    """Return the fraction of random signs of the prompts' gradients that give at least the measured |G|^2.
 
     If the gradients were distributed symmetrically around 0, this would be uniform on [0, 1].
     """

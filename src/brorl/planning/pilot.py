@@ -109,21 +109,21 @@ class PilotSummary:
     Attributes:
         num_prompts: Prompts.
         num_rollouts: Rollouts of each.
-        share_correct: Share of correct rollouts.
+        accuracy: Fraction of correct rollouts.
         entropy: Minus the mean log-prob of the sampled tokens, nats per token.
         mean_length: Tokens per rollout.
-        share_truncated: Share of rollouts that reached the length limit.
-        share_duplicate: Share of rollouts that repeat another rollout of their prompt.
+        truncation_rate: Fraction of rollouts that reached the length limit.
+        duplicate_rate: Fraction of rollouts that repeat another rollout of their prompt.
         tokens_per_second: Sampled tokens per second of generation.
     """
 
     num_prompts: int
     num_rollouts: int
-    share_correct: float
+    accuracy: float
     entropy: float
     mean_length: float
-    share_truncated: float
-    share_duplicate: float
+    truncation_rate: float
+    duplicate_rate: float
     tokens_per_second: float
 
     @classmethod
@@ -135,11 +135,11 @@ class PilotSummary:
         return cls(
             num_prompts=len(groups),
             num_rollouts=trees[0].num_rollouts,
-            share_correct=sum(g.num_correct for g in groups) / rollouts,
+            accuracy=sum(g.num_correct for g in groups) / rollouts,
             entropy=-sum(float((t.count * t.logprob).sum()) for t in trees) / tokens,
             mean_length=tokens / rollouts,
-            share_truncated=sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / rollouts,
-            share_duplicate=1 - sum(t.num_responses for t in trees) / rollouts,
+            truncation_rate=sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / rollouts,
+            duplicate_rate=1 - sum(t.num_responses for t in trees) / rollouts,
             tokens_per_second=tokens / generation_seconds,
         )
 

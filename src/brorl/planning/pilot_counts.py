@@ -1,4 +1,4 @@
-"""The pilot's counts, prompt by prompt, and the expected shares and sizes of groups at other N.
+"""The pilot's counts, prompt by prompt, and the expected fractions and sizes of groups at other N.
 
 In: counts of correct rollouts, expected tree sizes and gradients of P prompts, at J numbers of rollouts. Out: means
 over prompts, with equal weights or in B replicates with random weights. A replicate uses the same weights for pass
@@ -23,7 +23,7 @@ from brorl.theory.pass_rates import (
     PassRates,
     fit_without_spikes,
     mixed_in_subset,
-    refit_shares,
+    refit_fractions,
     shares_of_any_shape,
     solved_in_subset,
 )
@@ -75,7 +75,7 @@ class PilotCounts:
             products: Inner products of the groups' gradients.
         """
         nodes_PJ = np.stack([g.nodes_J for g in growth])
-        size, generator = parts.learner_settings.responses_per_verdict, parts.generator(2)
+        size, generator = parts.learner_settings.max_responses_per_outcome, parts.generator(2)
         trained = [_trained_nodes(g, n, wanted_J, size, generator) for g, n in zip(groups, nodes_PJ, strict=True)]
         return cls(
             num_rollouts=groups[0].tree.num_rollouts,
@@ -94,8 +94,8 @@ class Expected:
     """Means over prompts at each N, with equal weights (B = 1) or in B replicates; each of shape [B, J].
 
     Attributes:
-        mixed: Share of mixed groups.
-        solved: Share of prompts with a success.
+        mixed: Fraction of mixed groups.
+        solved: Fraction of prompts with a success.
         nodes: Tree nodes of a sampled group.
         responses: Distinct responses of a sampled group.
         tokens: Sampled tokens of a group, duplicates counted.
@@ -132,9 +132,9 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
     if beyond.any():
         from_n = np.array([n, *wanted_J[beyond]])
         if weight_BP is None:
-            mixed, solved = (np.array([[share(N) for N in from_n.tolist()]]) for share in (fit.mixed, fit.solved))
+            mixed, solved = (np.array([[fraction(N) for N in from_n.tolist()]]) for fraction in (fit.mixed, fit.solved))
         else:
-            mixed, solved = refit_shares(correct_P, n, weight, from_n)
+            mixed, solved = refit_fractions(correct_P, n, weight, from_n)
         mixed_BJ[:, beyond] = _continued(share_BP @ mixed_in_subset(correct_P, n, n), mixed)
         solved_BJ[:, beyond] = _continued(share_BP @ solved_in_subset(correct_P, n, n), solved)
     return Expected(
@@ -148,10 +148,10 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
 
 
 def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
-    """Continue a measured share by a fit whose first column is at the same N, shape [B, J - 1].
+    """Continue a measured fraction by a fit whose first column is at the same N, shape [B, J - 1].
 
-    The fit does not pass through the measured share, and may lie below it at a larger N. So it only gives the part of
-    the rest, 1 - share, that is left there, which falls with N.
+    The fit does not pass through the measured fraction, and may lie below it at a larger N. So it only gives the part
+    of the rest, 1 - share, that is left there, which falls with N.
     """
     rest_BJ = np.maximum(1.0 - fitted_BJ, 0.0)
     left_BJ = rest_BJ[:, 1:] / np.maximum(rest_BJ[:, :1], np.finfo(np.float64).tiny)
@@ -165,11 +165,11 @@ def with_interval(value: float, replicates_B: FloatArray) -> Estimate:
     return Estimate(float(value), float(min(low, value)), float(max(high, value)))
 
 
-def share_estimates(counts: PilotCounts, point: Expected, drawn: Expected) -> tuple[list[Estimate], list[Estimate]]:
-    """Return the shares of mixed groups and of prompts with a success at each N, with intervals.
+def fraction_estimates(counts: PilotCounts, point: Expected, drawn: Expected) -> tuple[list[Estimate], list[Estimate]]:
+    """Return the fractions of mixed groups and of prompts with a success at each N, with intervals.
 
     Beyond the pilot the intervals include three readings of the prompts with a single outcome: that outcome is certain,
-    so that the shares stay as they are at n; they are the tail of a plain Beta; they follow the most likely
+    so that the fractions stay as they are at n; they are the tail of a plain Beta; they follow the most likely
     distribution of any shape.
 
     Args:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from brorl.evaluation.pass_at_k import Estimate
 from brorl.planning.gradient_noise import NoiseMoments, mean_gradient_p_value, noise_moments
-from brorl.planning.pilot_counts import Expected, PilotCounts, expect, share_estimates, with_interval
+from brorl.planning.pilot_counts import Expected, PilotCounts, expect, fraction_estimates, with_interval
 from brorl.planning.step_cost import StepCost, Work, mean_rounds
 from brorl.theory.pass_rates import PassRates, fit_pass_rates
 
@@ -30,7 +30,7 @@ _REPLICATES = 400
 _LEAST_TIME_ERROR = 0.05  # the seconds of a step are never known better than this
 _SIGNIFICANT = 0.025
 NEARLY_BEST = 1.1  # an uncertain pilot must not recommend the largest N
-_LEAST_SHARE = 1e-9  # in a replicate; a step without mixed groups then takes practically forever
+_LEAST_FRACTION = 1e-9  # in a replicate; a step without mixed groups then takes practically forever
 _MISSING = Estimate(np.nan, np.nan, np.nan)
 
 
@@ -57,15 +57,15 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """The expected shares, costs and noise at N rollouts per prompt.
+    """The expected fractions, costs and noise at N rollouts per prompt.
 
     Attributes:
         num_rollouts: N.
         extrapolated: Whether N is beyond the pilot's rollouts, where shares follow from the fit.
-        mixed: Share of mixed groups.
-        solved: Share of prompts with at least one success.
+        mixed: Fraction of mixed groups.
+        solved: Fraction of prompts with at least one success.
         unique_tokens: Tree nodes of a sampled group.
-        unique_share: The same as a share of its sampled tokens.
+        unique_fraction: The same as a fraction of its sampled tokens.
         trained_nodes: Tree nodes of a kept group in the loss.
         seconds: Seconds of a step with the recipe's number of prompts, by phase and in total.
         noise: Relative gradient noise of that step; the upper end is infinite where |G|^2 may be 0.
@@ -80,7 +80,7 @@ class PlanRow:
     mixed: Estimate
     solved: Estimate
     unique_tokens: Estimate
-    unique_share: float
+    unique_fraction: float
     trained_nodes: float
     seconds: dict[str, float]
     noise: Estimate
@@ -102,7 +102,7 @@ class RolloutPlan:
         tied: Indices that the pilot cannot distinguish from the best, including the best.
         chosen: The largest of them with at most `NEARLY_BEST` times the least noise, since coverage of rare successes
             grows with N; None if no N fits.
-        pass_rates: The fit of the shares beyond the pilot.
+        pass_rates: The fit of the fractions beyond the pilot.
         moments: Squared length and variances of the gradient.
         p_value: Chance of a |G|^2 like this if the mean gradient were 0.
         time_error: Relative error of the seconds, for comparisons of noise at equal time.
@@ -142,13 +142,13 @@ class _Steps:
         """Return the calls of the engine in a step."""
         if not self.settings.dynamic_sampling:
             return 1.0
-        share = float(self.point.mixed[0, column])
-        return mean_rounds(round(share, 3) or share, num_prompts)
+        fraction = float(self.point.mixed[0, column])
+        return mean_rounds(round(fraction, 3) or fraction, num_prompts)
 
     def work(self, expected: Expected, row: int, column: int, num_prompts: float, rounds: float) -> Work:
         """Return the work of a step that trains on `num_prompts` groups."""
-        share = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
-        groups = num_prompts / max(share, _LEAST_SHARE)
+        fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
+        groups = num_prompts / max(fraction, _LEAST_FRACTION)
         return Work(
             groups=groups,
             unique_tokens=groups * expected.nodes[row, column],
@@ -240,7 +240,7 @@ def make_plan(
     redrawn_BJ = np.stack([steps.redrawn_prompts(drawn, j, prompts[j]) for j in columns], axis=1)
     time_error = max(cost.worst_error, _LEAST_TIME_ERROR)
     best, tied, ratio_BJ = compare(noise.excess_J, np.array(prompts), noise.excess_BJ / redrawn_BJ, time_error)
-    mixed, solved = share_estimates(counts, point, drawn)
+    mixed, solved = fraction_estimates(counts, point, drawn)
     rows = [
         PlanRow(
             num_rollouts=int(counts.wanted_J[j]),
@@ -248,7 +248,7 @@ def make_plan(
             mixed=mixed[j],
             solved=solved[j],
             unique_tokens=with_interval(point.nodes[0, j], drawn.nodes[:, j]),
-            unique_share=float(point.nodes[0, j] / point.tokens[0, j]),
+            unique_fraction=float(point.nodes[0, j] / point.tokens[0, j]),
             trained_nodes=float(point.trained[0, j]),
             seconds=steps.seconds(j, settings.prompts_per_step),
             noise=noise.of(j, settings.prompts_per_step, settings.prompts_per_step),

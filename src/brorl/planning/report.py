@@ -100,17 +100,17 @@ def pilot_line(report: PlanReport) -> str:
     """Return the summary of the pilot on one line."""
     pilot = report.measured.summary
     return (
-        f"the pilot: pass@1 {pilot.share_correct:.3f}, {pilot.mean_length:.1f} tokens per rollout, "
-        f"{pilot.entropy:.2f} nats per token, {pilot.share_truncated:.1%} cut off, "
-        f"{pilot.share_duplicate:.1%} duplicates, {pilot.tokens_per_second:,.0f} sampled tokens/s"
+        f"the pilot: pass@1 {pilot.accuracy:.3f}, {pilot.mean_length:.1f} tokens per rollout, "
+        f"{pilot.entropy:.2f} nats per token, {pilot.truncation_rate:.1%} cut off, "
+        f"{pilot.duplicate_rate:.1%} duplicates, {pilot.tokens_per_second:,.0f} sampled tokens/s"
     )
 
 
-def share_table(report: PlanReport) -> Table:
-    """Return the table of shares and tokens of N rollouts of a prompt."""
+def fraction_table(report: PlanReport) -> Table:
+    """Return the table of fractions and tokens of N rollouts of a prompt."""
     table = _table("N rollouts of a prompt", "N", "mixed groups", "solved prompts", "unique tokens", "of sampled")
     for row in report.plan.rows:
-        tokens = f"{row.unique_tokens.value:,.0f}", f"{row.unique_share:.3f}"
+        tokens = f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"
         table.add_row(_number(row), interval(row.mixed), interval(row.solved), *tokens)
     if any(row.extrapolated for row in report.plan.rows):
         table.caption = f"* beyond the pilot's {report.measured.summary.num_rollouts} rollouts: shares from a fit"
@@ -156,8 +156,8 @@ def budget_table(report: PlanReport) -> Table:
 
 
 def rare_table(report: PlanReport) -> Table:
-    """Return the share of the gradient that goes to rare successes, and the noise, of each estimator at each N."""
-    title = f"Gradient share of prompts with pass rate below 1/{1 / RARE:.0f}, and noise (RLOO: 1)"
+    """Return the fraction of the gradient that goes to rare successes, and the noise, of each estimator at each N."""
+    title = f"Gradient fraction of prompts with pass rate below 1/{1 / RARE:.0f}, and noise (RLOO: 1)"
     table = _table(title, "N", "reinforce_pp_baseline", "grpo", "maxrl", f"pass_at_k {K}")
     for row in report.plan.rows:
         found = report.guide.at(row.num_rollouts)
@@ -168,13 +168,13 @@ def rare_table(report: PlanReport) -> Table:
 
 
 def difficulty_table(report: PlanReport) -> Table:
-    """Return the share of the gradient by difficulty, of each estimator at the recommended N, or else the recipe's."""
+    """Return the fraction of the gradient by difficulty, for each estimator at the recommended N, or the recipe's."""
     row = report.plan.recommended or report.plan.rows[report.plan.recipe]
-    title = f"Gradient share by pass rate at N = {row.num_rollouts:,}"
+    title = f"Gradient fraction by pass rate at N = {row.num_rollouts:,}"
     table = _table(title, "", "<1/512", "<1/64", "<1/16", "<1/4", "<3/4", ">3/4")
-    found = {name: at.shares for name, at in report.guide.at(row.num_rollouts).items()}
-    for name, shares in {"share of the prompts": report.guide.prompts, **found}.items():
-        table.add_row(f"{name} {K}" if name == "pass_at_k" else name, *(f"{share:.0%}" for share in shares))
+    found = {name: at.fractions for name, at in report.guide.at(row.num_rollouts).items()}
+    for name, fractions in {"fraction of the prompts": report.guide.prompts, **found}.items():
+        table.add_row(f"{name} {K}" if name == "pass_at_k" else name, *(f"{fraction:.0%}" for fraction in fractions))
     return table
 
 
@@ -188,7 +188,7 @@ def aim_table(report: PlanReport) -> Table:
     return table
 
 
-_TABLES = (share_table, step_table, budget_table, rare_table, difficulty_table, aim_table)
+_TABLES = (fraction_table, step_table, budget_table, rare_table, difficulty_table, aim_table)
 
 
 def advice(report: PlanReport) -> list[str]:
@@ -214,7 +214,7 @@ def advice(report: PlanReport) -> list[str]:
         *reasons,
         _next_factor(plan, plan.recommended),
         _limits(report, plan.recommended),
-        "The noise of one step's gradient and the share of mixed groups are not the final performance: rare successes, "
+        "The noise of one step's gradient and the fraction of mixed groups are not the final result: rare successes, "
         "later policies and the optimizer count too (docs/explanation/theory.md).",
     ]
 
@@ -261,7 +261,7 @@ def _next_factor(plan: RolloutPlan, chosen: PlanRow) -> str:
     factor = plain(other.num_rollouts / chosen.num_rollouts)
     seconds = other.seconds["total"] / chosen.seconds["total"]
     return (
-        f"From N = {chosen.num_rollouts}, {factor} times the rollouts raise the share of mixed groups from "
+        f"From N = {chosen.num_rollouts}, {factor} times the rollouts raise the fraction of mixed groups from "
         f"{chosen.mixed.value:.2f} to {other.mixed.value:.2f} and that of solved prompts from "
         f"{chosen.solved.value:.2f} to {other.solved.value:.2f}, for {seconds:.1f} times the seconds at the same "
         "number of prompts."
@@ -281,7 +281,7 @@ def _limits(report: PlanReport, chosen: PlanRow) -> str:
     if len(plan.tied) >= 3:
         reasons.append(f"{len(plan.tied)} numbers of rollouts are tied")
     if chosen.mixed.high - chosen.mixed.low > 0.2:
-        reasons.append(f"the share of mixed groups at N = {chosen.num_rollouts} is {interval(chosen.mixed)}")
+        reasons.append(f"the fraction of mixed groups at N = {chosen.num_rollouts} is {interval(chosen.mixed)}")
     if reasons:
         return f"Uncertain: {'; '.join(reasons)}. {more} makes it more certain."
     return f"Intervals are 95%, over {summary.num_prompts} prompts; {more} would about halve them."

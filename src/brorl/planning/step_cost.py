@@ -1,6 +1,6 @@
 """Seconds of a training step at any number of rollouts and prompts, from a few timings of the real phases.
 
-In: timings, each with its amounts of work and the seconds of each phase; the share of groups that dynamic sampling
+In: timings, each with its amounts of work and the seconds of each phase; the fraction of groups that dynamic sampling
 keeps. Out: the expected seconds by phase of a step. The models are affine with nonnegative coefficients: a fixed cost
 per call, and a cost per unit of work. They interpolate; far beyond the timed sizes they are a guess.
 """
@@ -141,22 +141,22 @@ class StepCost:
 
 
 @lru_cache(maxsize=4096)
-def mean_rounds(kept_share: float, num_prompts: int) -> float:
+def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
     """Return the mean number of engine calls per step, by a simulation of dynamic sampling with refill.
 
-    A round samples the number of prompts that should fill the batch at the kept share of this step so far, at most P.
-    Surplus groups are carried to the next step. `Collector` uses the same rule. A step samples P / share groups on
+    A round samples the number of prompts that should fill the batch at the kept fraction of this step so far, at most
+    P. Surplus groups are carried to the next step. `Collector` uses the same rule. A step samples P / share groups on
     average.
 
     Args:
-        kept_share: Chance that a group is kept, in (0, 1].
+        kept_fraction: Chance that a group is kept, in (0, 1].
         num_prompts: Groups that a step trains on, P >= 1.
 
     Raises:
-        ValueError: If the share is outside (0, 1].
+        ValueError: If the fraction is outside (0, 1].
     """
-    if not 0 < kept_share <= 1:
-        raise ValueError(f"the share of kept groups must lie in (0, 1], not {kept_share}")
+    if not 0 < kept_fraction <= 1:
+        raise ValueError(f"the fraction of kept groups must lie in (0, 1], not {kept_fraction}")
     generator = np.random.default_rng(0)
     carried_C = np.zeros(_CHAINS, np.int64)
     counted = 0
@@ -169,7 +169,7 @@ def mean_rounds(kept_share: float, num_prompts: int) -> float:
             # Without the guard a quotient that should be whole, such as 3 / (3 / 4), could be rounded up past it.
             wanted_C = np.ceil(missing_C / ((found_C + 1) / (sampled_C + 1)) - 1e-9).astype(np.int64)
             size_C = np.minimum(num_prompts, wanted_C)
-            new_C = generator.binomial(size_C, kept_share)
+            new_C = generator.binomial(size_C, kept_fraction)
             kept_C, sampled_C, found_C = kept_C + new_C, sampled_C + size_C, found_C + new_C
             counted += int(np.count_nonzero(missing_C)) if step >= _WARM_UP else 0
         carried_C = np.maximum(kept_C - num_prompts, 0)

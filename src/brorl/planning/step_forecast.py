@@ -36,7 +36,7 @@ class StepForecast:
         seconds: Seconds by phase and their total, for responses of the measured lengths.
         most_seconds: Total if every cut response is as long as the length limit allows; equal to the total if no
             response was cut before it.
-        kept_share: Expected share of mixed groups; None if every group is trained on, or if no measured group was
+        kept_fraction: Expected fraction of mixed groups; None if every group is trained on, or if no measured group was
             mixed and the seconds are for a step that keeps all groups.
         num_rollouts: Measured rollouts.
         num_prompts: Largest number of prompts in a measured step.
@@ -46,7 +46,7 @@ class StepForecast:
 
     seconds: dict[str, float]
     most_seconds: float
-    kept_share: float | None
+    kept_fraction: float | None
     num_rollouts: int
     num_prompts: int
     measured_seconds: float
@@ -80,14 +80,14 @@ def forecast_step(
     measured_seconds = perf_counter() - started
     size = sizes[-1 if measured_seconds < _SECONDS else 0]
     seconds_of_threads = _time_threads(parts, timer, *size, threads) if threads else {}
-    share = _kept_share(groups, rollouts_per_prompt) if parts.dynamic_sampling else None
+    fraction = _kept_fraction(groups, rollouts_per_prompt) if parts.dynamic_sampling else None
     cost = StepCost.fit(timings, timer.per_step)
-    work = _whole_step(parts, groups, timings[-1].work, rollouts_per_prompt, share)
+    work = _whole_step(parts, groups, timings[-1].work, rollouts_per_prompt, fraction)
     longest = _with_longer(work, groups, limit - parts.sampling.max_new_tokens, rollouts_per_prompt)
     return StepForecast(
         seconds=cost.seconds(work),
         most_seconds=cost.seconds(longest)["total"],
-        kept_share=share,
+        kept_fraction=fraction,
         num_rollouts=sum(round(timing.work.groups) * timing.num_rollouts for timing in timings),
         num_prompts=max(num_prompts for _, num_prompts in sizes[: len(timings)]),
         measured_seconds=measured_seconds,
@@ -128,17 +128,17 @@ def _time_threads(
     return means
 
 
-def _kept_share(groups: Sequence[Group], rollouts_per_prompt: int) -> float | None:
-    """Return the expected share of mixed groups; None if no measured group is mixed."""
+def _kept_fraction(groups: Sequence[Group], rollouts_per_prompt: int) -> float | None:
+    """Return the expected fraction of mixed groups; None if no measured group is mixed."""
     if not any(group.is_mixed for group in groups):
         return None
     correct_P = np.array([group.num_correct for group in groups])
-    share = fit_pass_rates(correct_P, groups[0].tree.num_rollouts).mixed(rollouts_per_prompt)
-    return share if share > 0 else None
+    fraction = fit_pass_rates(correct_P, groups[0].tree.num_rollouts).mixed(rollouts_per_prompt)
+    return fraction if fraction > 0 else None
 
 
 def _whole_step(
-    parts: PilotParts, groups: Sequence[Group], measured: Work, rollouts_per_prompt: int, share: float | None
+    parts: PilotParts, groups: Sequence[Group], measured: Work, rollouts_per_prompt: int, fraction: float | None
 ) -> Work:
     """Return the work of a whole step, from the groups and the work of the largest measured step."""
     depth, wanted = parts.sampling.max_new_tokens, np.array([rollouts_per_prompt])
@@ -147,8 +147,8 @@ def _whole_step(
     responses = float(np.mean([g.responses_J[0] for g in grown]))
     length = float(np.mean([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]))
     num_prompts = parts.prompts_per_step
-    sampled = num_prompts / (share or 1.0)
-    limited = parts.learner_settings.responses_per_verdict  # then the trained nodes do not grow with N
+    sampled = num_prompts / (fraction or 1.0)
+    limited = parts.learner_settings.max_responses_per_outcome  # then the trained nodes do not grow with N
     return Work(
         groups=sampled,
         unique_tokens=sampled * nodes,
@@ -157,15 +157,15 @@ def _whole_step(
         trained_groups=num_prompts,
         trained_nodes=num_prompts * (measured.trained_nodes / measured.trained_groups if limited else nodes),
         updates=parts.learner_settings.mini_batches,
-        rounds=1.0 if share is None else mean_rounds(share, num_prompts),
+        rounds=1.0 if fraction is None else mean_rounds(fraction, num_prompts),
     )
 
 
 def _with_longer(work: Work, groups: Sequence[Group], longer: int, rollouts_per_prompt: int) -> Work:
     """Return the work if every cut response has `longer` more tokens, none of them shared."""
     cut = sum(int(g.tree.leaf_count[~g.tree.finished].sum()) for g in groups)
-    share_cut = cut / sum(g.tree.num_rollouts for g in groups)
-    added = longer * share_cut * rollouts_per_prompt  # tokens of a group
+    fraction_cut = cut / sum(g.tree.num_rollouts for g in groups)
+    added = longer * fraction_cut * rollouts_per_prompt  # tokens of a group
     return replace(
         work,
         unique_tokens=work.unique_tokens + work.groups * added,

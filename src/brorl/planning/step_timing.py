@@ -187,7 +187,7 @@ class StepTimer:
         updates = self._parts.learner_settings.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
         with clock("training"):
-            batch = self.learner.penalised(repeated)
+            batch = self.learner.apply_kl_penalty(repeated)
             update = self.learner.step(batch, self._parts.estimate_advantages(batch), seed=0)
         if self._parts.store_every:
             with clock("storing"):

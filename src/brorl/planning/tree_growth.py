@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.theory.coverage import missed_and_seen
+from brorl.theory.coverage import unseen_and_seen_mass
 from brorl.tree import RolloutTree
 
 IntArray = NDArray[np.int64]
@@ -78,7 +78,7 @@ def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntAr
         Ratios, shape [J, K]: N' / n for a prefix of probability near 0, 1 for a certain one.
     """
     p_K = np.exp(np.clip(path_logprob_K, _SMALLEST, 0.0))
-    _, seen_JK = missed_and_seen(p_K, np.asarray(wanted)[:, None])
-    _, seen_K = missed_and_seen(p_K, pilot_rollouts)
+    _, seen_JK = unseen_and_seen_mass(p_K, np.asarray(wanted)[:, None])
+    _, seen_K = unseen_and_seen_mass(p_K, pilot_rollouts)
     ratio_JK: FloatArray = seen_JK / seen_K
     return ratio_JK

@@ -187,7 +187,7 @@ def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed:
 
     Args:
         numbers: The multiset, in any order.
-        held_out_fraction: Expected share of multisets that are held out, 0 to 1.
+        held_out_fraction: Expected fraction of multisets that are held out, 0 to 1.
         seed: Seed of the split.
 
     Raises:
@@ -203,7 +203,7 @@ def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float
 
     Args:
         puzzles: Distinct puzzles.
-        held_out_fraction: Expected share of multisets (not of puzzles) that are held out, 0 to 1.
+        held_out_fraction: Expected fraction of multisets (not of puzzles) that are held out, 0 to 1.
         seed: Seed of the split and of the order of the held-out puzzles, 0 or more.
 
     Returns:

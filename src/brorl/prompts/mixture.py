@@ -25,8 +25,8 @@ class PromptMixture:
 
     Args:
         streams: One for each source, with distinct ids.
-        weights: Shares of the sources, relative to each other, above 0. Their printed decimals count: 0.1 and 0.2 are
-            exactly one to two.
+        weights: Fractions of the sources, relative to each other, above 0. Their printed decimals count: 0.1 and 0.2
+            are exactly one to two.
 
     Raises:
         ValueError: If there is no stream, the numbers differ, a weight is out of its range, or sources share an id.
@@ -54,7 +54,7 @@ class PromptMixture:
                 ids.add(prompt.id)
         exact = [Fraction(str(weight)) for weight in weights]
         self._streams = tuple(streams)
-        self._shares = tuple(weight / sum(exact) for weight in exact)
+        self._fractions = tuple(weight / sum(exact) for weight in exact)
         self._turns = [0] * len(streams)
 
     @property
@@ -81,7 +81,7 @@ class PromptMixture:
         """Return the `turns` of each source so far, the `shares` as exact fractions, and the `streams`' states."""
         return {
             "turns": list(self._turns),
-            "shares": [str(share) for share in self._shares],
+            "shares": [str(share) for share in self._fractions],
             "streams": [stream.state_dict() for stream in self._streams],
         }
 
@@ -97,7 +97,7 @@ class PromptMixture:
                 "the data has changed since the run began, from or to a single source: put it back as it was, "
                 "or start a new run"
             )
-        shares = [str(share) for share in self._shares]
+        shares = [str(share) for share in self._fractions]
         if state["shares"] != shares:
             raise ValueError(
                 f"the data has changed since the run began: sources with shares {', '.join(state['shares'])} then, "
@@ -111,7 +111,7 @@ class PromptMixture:
         turn = sum(self._turns)
         due = [
             (ceil((had + 1) / share), i)
-            for i, (had, share) in enumerate(zip(self._turns, self._shares, strict=True))
+            for i, (had, share) in enumerate(zip(self._turns, self._fractions, strict=True))
             if floor(had / share) <= turn
         ]
         _, source = min(due)

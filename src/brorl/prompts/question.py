@@ -91,31 +91,31 @@ class QuestionSplit(NamedTuple):
     held_out: list[Question]
 
 
-def split_held_out(questions: Iterable[Question], share: float, seed: int) -> QuestionSplit:
+def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> QuestionSplit:
     """Split questions by a hash of their words (`Question.asked`).
 
     The side of a question depends on its words and the seed alone, not on other rows or its source: the same question
-    in two sources is on one side. With one seed, a larger share holds out all that a smaller one does.
+    in two sources is on one side. With one seed, a larger fraction holds out all that a smaller one does.
 
     Args:
         questions: The questions.
-        share: Expected share of distinct questions that are held out, 0 to 1.
+        fraction: Expected fraction of distinct questions that are held out, 0 to 1.
         seed: Seed of the split.
 
     Returns:
         Training questions in their order, and held-out questions in a seeded shuffle by their words: its first k are a
-        uniform sample, and the same ones for every share that holds out k or more.
+        uniform sample, and the same ones for every fraction that holds out k or more.
 
     Raises:
-        ValueError: If the share is out of its range.
+        ValueError: If the fraction is out of its range.
     """
-    if not 0 <= share <= 1:
-        raise ValueError(f"held_out_share must be 0 to 1, got {share}")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"held_out_fraction must be 0 to 1, got {fraction}")
     train: list[Question] = []
     held_out: list[tuple[int, Question]] = []
     for question in questions:
         draw = uniform_hash(f"question split {seed}: {question.asked}")
-        if draw < share * 2**64:
+        if draw < fraction * 2**64:
             held_out.append((draw, question))
         else:
             train.append(question)

@@ -53,7 +53,7 @@ class PromptStream:
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, source: int = 0) -> None:
         if not prompts:
-            raise ValueError("a stream needs at least one prompt, got none; add data, or lower data.held_out_share")
+            raise ValueError("a stream needs at least one prompt, got none; add data, or lower data.held_out_fraction")
         ids: set[str] = set()
         for prompt in prompts:
             if prompt.id in ids:

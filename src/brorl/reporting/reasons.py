@@ -61,7 +61,7 @@ def why_no_estimate(run: RunRecord) -> str:
 
 
 def why_no_smaller_n(run: RunRecord) -> str:
-    """Return why a run has no share of mixed groups for smaller N."""
+    """Return why a run has no fraction of mixed groups for smaller N."""
     if not _pooled(run):
         return why_no_coverage(run)
     if _is_adaptive(run):
@@ -71,18 +71,18 @@ def why_no_smaller_n(run: RunRecord) -> str:
     return "The metrics hold no such estimate."
 
 
-def why_no_certificate(run: RunRecord, name: str = "change") -> str:
+def why_no_held_out_check(run: RunRecord, name: str = "change") -> str:
     """Return why no update of a run has a number of the held-out check."""
-    certificates = [r["certificate"] for r in run.records if r.get("certificate")]
-    if certificates:
-        if name == "share_improved" and not any(c.get("num_correct") for c in certificates):
-            return f"The fresh rollouts of the {len(certificates):,} checked updates held no correct response."
+    held_out_checks = [r["held_out_check"] for r in run.records if r.get("held_out_check")]
+    if held_out_checks:
+        if name == "fraction_improved" and not any(c.get("num_correct") for c in held_out_checks):
+            return f"The fresh rollouts of the {len(held_out_checks):,} checked updates held no correct response."
         return "No checked update has a finite number here."
     if not run.updates:
         return why_no_update(run)
     setting = "diagnostics.held_out_check_every"
     if setting not in run.settings:
-        setting = "diagnostics.certificate_every"  # its name in earlier runs
+        setting = "diagnostics.held_out_check_every"  # its name in earlier runs
     if run.settings.get(setting) == "0":
         return f"No update was checked ({setting}: 0)."
     if hidden := _hidden_probabilities(run):

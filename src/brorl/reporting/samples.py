@@ -62,7 +62,7 @@ class PromptRow:
 
     @property
     def pass_rate(self) -> float:
-        """Share of correct rollouts among the verified ones, 0 to 1; 0 without verified ones."""
+        """Fraction of correct rollouts among the verified ones, 0 to 1; 0 without verified ones."""
         return self.num_correct / max(self.num_verified, 1)
 
 
@@ -302,6 +302,6 @@ def _end(text: str, size: int) -> str:
     return visible_text(text if len(text) <= size else f"... {text[-size:]}")
 
 
-def _bar(share: float) -> Text:
-    filled = round(share * _BAR)
+def _bar(fraction: float) -> Text:
+    filled = round(fraction * _BAR)
     return Text.assemble(("#" * filled, "green"), ("." * (_BAR - filled), "dim"))

@@ -35,10 +35,10 @@ FloatArray = NDArray[np.float64]
 
 JSON_NAME, CSV_NAME, PNG_NAME = "simulation.json", "simulation.csv", "simulation.png"
 _FORMAT = "brorl simulation 1"
-_QUANTITIES = ("correct_mass", "share_improved", "worst_drop")
+_QUANTITIES = ("correct_mass", "fraction_improved", "worst_drop")
 _PANELS = (  # quantity, title, label of the axis, scale
     ("correct_mass", "Total mass of the correct tokens", "probability", 1.0),
-    ("share_improved", "Correct tokens above their start", "% of the correct tokens", 100.0),
+    ("fraction_improved", "Correct tokens above their start", "% of the correct tokens", 100.0),
     ("worst_drop", "Worst drop of a correct token", "change of probability", 1.0),
 )
 
@@ -61,7 +61,7 @@ def curves(results: Sequence[SimulationResult], quantity: str) -> dict[int, Curv
 
     Args:
         results: Simulations that differ only in rollouts and seed.
-        quantity: "correct_mass", "share_improved" or "worst_drop".
+        quantity: "correct_mass", "fraction_improved" or "worst_drop".
 
     Raises:
         ValueError: If the simulations differ in another setting.

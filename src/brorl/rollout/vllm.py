@@ -10,7 +10,7 @@ bits with the rows beside it, and then a draw close to the border between two to
 reproducible in distribution, and bit for bit only where vLLM itself is (its batch-invariant mode on GPUs).
 
 Log-probs are those of the distribution that a token was drawn from: at the temperature, and without the stop tokens
-before `min_new_tokens`, like the learner's. With top_p < 1 or top_k > 0 vLLM renormalises them over the kept tokens,
+before `min_new_tokens`, like the learner's. With top_p < 1 or top_k > 0 vLLM renormalizes them over the kept tokens,
 and the trees have NaN in their place. Rows that share a prefix can have log-probs that differ in the last bits; a tree
 keeps one.
 """

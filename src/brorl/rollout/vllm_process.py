@@ -294,7 +294,7 @@ def _arguments(settings: VllmSettings) -> dict[str, Any]:
     if on_cpu:
         return {**arguments, "block_size": _CPU_BLOCK_TOKENS}
     free, total = torch.cuda.mem_get_info(settings.gpus[0] if settings.gpus else None)
-    return {**arguments, "gpu_memory_utilization": 0.9 * free / total}  # vLLM checks that this share is free
+    return {**arguments, "gpu_memory_utilization": 0.9 * free / total}  # vLLM checks that this fraction is free
 
 
 @contextmanager

@@ -89,7 +89,7 @@ class HostTransfer(WeightTransferEngine):  # type: ignore[misc]
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: HostUpdate) -> None:
-        """Load the weights of an update into the model; vLLM keeps the share of this worker."""
+        """Load the weights of an update into the model; vLLM keeps the fraction of this worker."""
         weights = update_info.weights
         self.model.load_weights(_read(Path(weights)) if isinstance(weights, str) else weights)
 

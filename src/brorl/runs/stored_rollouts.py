@@ -74,7 +74,7 @@ class StoredGroup:
 
     @property
     def num_verified(self) -> int:
-        """Number of verified rollouts; shares of correct rollouts are shares of these."""
+        """Number of verified rollouts; fractions of correct rollouts are fractions of these."""
         return int(self.tree.leaf_count[~self.unverified_L].sum())
 
     @property

@@ -4,7 +4,7 @@ In: rollouts and successes of each group of a pilot (G groups). Out: a prior of 
 rollouts make a group mixed (some correct, some not), and the number of extra rollouts for each group. Nothing is
 sampled here. Impossible outcomes are rejected.
 
-Pass rates are Beta(a, b) a priori, with spikes at 0 and at 1: a plain Beta cannot fit the shares of mixed groups at
+Pass rates are Beta(a, b) a priori, with spikes at 0 and at 1: a plain Beta cannot fit the fractions of mixed groups at
 several N at once. A group that is already mixed never gets extra rollouts.
 
 The chances hold for independent rollouts. Allocation that depends on outcomes makes successes / rollouts a biased

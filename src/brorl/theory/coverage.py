@@ -62,8 +62,8 @@ class Coverage:
         return max(0.0, 1.0 - self.p_pos - self.p_neg)
 
     @property
-    def duplicate_share(self) -> float:
-        """Share of the rollouts that repeat another rollout."""
+    def duplicate_rate(self) -> float:
+        """Fraction of the rollouts that repeat another rollout."""
         return 1.0 - self.num_distinct / self.num_rollouts
 
     @property
@@ -78,7 +78,7 @@ def response_masses(tree: RolloutTree) -> FloatArray:
     return np.clip(np.exp(tree.prefix_logprob[tree.leaf]), np.finfo(np.float64).tiny, 1.0)
 
 
-def missed_and_seen(
+def unseen_and_seen_mass(
     p_L: FloatArray, num_rollouts: int | NDArray[np.int64], scheme: Scheme = "iid"
 ) -> tuple[FloatArray, FloatArray]:
     """Return the probabilities 1 - pi and pi that an outcome is missing from, and among, N rollouts.
@@ -114,10 +114,10 @@ def measure_coverage(tree: RolloutTree, correct_L: BoolArray, scheme: Scheme = "
     Source: BroRL (arXiv 2510.01180), section 3; Horvitz and Thompson, JASA 47 (1952), for 1 / pi.
     """
     p_L = response_masses(tree)
-    missed_L, seen_L = missed_and_seen(p_L, tree.num_rollouts, scheme)
+    missed_L, seen_L = unseen_and_seen_mass(p_L, tree.num_rollouts, scheme)
     right, wrong = correct_L, ~correct_L
     num_correct = int(tree.leaf_count[right].sum())
-    share_correct = num_correct / tree.num_rollouts
+    accuracy = num_correct / tree.num_rollouts
     p_pos, p_neg = float(p_L[right].sum()), float(p_L[wrong].sum())
     odds_L = missed_L / seen_L
     return Coverage(
@@ -128,7 +128,7 @@ def measure_coverage(tree: RolloutTree, correct_L: BoolArray, scheme: Scheme = "
         p_neg=p_neg,
         a_2=float((p_L[right] ** 2).sum()),
         b_2=float((p_L[wrong] ** 2).sum()),
-        s_r=(1 - share_correct) * p_pos - share_correct * p_neg,
+        s_r=(1 - accuracy) * p_pos - accuracy * p_neg,
         q_pos=float((p_L / seen_L)[right].sum()),
         unsampled_correct=float((p_L * odds_L)[right].sum()),
         u_pos_2=float((p_L**2 * odds_L)[right].sum()),
@@ -154,8 +154,8 @@ def unsampled_correct_at(
     Source: the coverage curve follows from Lemma 2 of BroRL (arXiv 2510.01180) with p in place of p^2.
     """
     p_A = response_masses(tree)[correct_L]
-    _, seen_A = missed_and_seen(p_A, tree.num_rollouts, scheme)
-    missed_KA, _ = missed_and_seen(p_A, np.asarray(num_rollouts)[:, None], scheme)
+    _, seen_A = unseen_and_seen_mass(p_A, tree.num_rollouts, scheme)
+    missed_KA, _ = unseen_and_seen_mass(p_A, np.asarray(num_rollouts)[:, None], scheme)
     total_K: FloatArray = (missed_KA * (p_A / seen_A)).sum(1)
     return total_K
 

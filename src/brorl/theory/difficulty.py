@@ -1,12 +1,12 @@
-"""The share of the gradient by difficulty: which prompts an estimator trains on.
+"""The fraction of the gradient by difficulty: which prompts an estimator trains on.
 
-In: pass rates of prompts, one for each or a fitted distribution, and coef(N, p) of an estimator. Out: the share of the
-prompts, and the share of the gradient, in bins of the pass rate.
+In: pass rates of prompts, one for each or a fitted distribution, and coef(N, p) of an estimator. Out: the fraction of
+the prompts, and the fraction of the gradient, in bins of the pass rate.
 
 The gradient of a prompt is coef(N, p) grad p. In a softmax over correct and incorrect with log-odds z, p = 1/(1+e^-z)
-and dp/dz = p(1-p). So a prompt moves its own log-odds with the weight coef(N, p) p(1-p), and its share of the gradient
-is its share of the sum of these weights. The weight of MaxRL is (1-p) (1 - (1-p)^(N-1)): for large N a prompt counts as
-much as it fails. The share leaves out how prompts share parameters.
+and dp/dz = p(1-p). So a prompt moves its own log-odds with the weight coef(N, p) p(1-p), and its fraction of the
+gradient is its fraction of the sum of these weights. The weight of MaxRL is (1-p) (1 - (1-p)^(N-1)): for large N a
+prompt counts as much as it fails. The share leaves out how prompts share parameters.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ FloatArray = NDArray[np.float64]
 BIN_EDGES = (1 / 512, 1 / 64, 1 / 16, 1 / 4, 3 / 4)
 """Pass rates between the bins of difficulty; the first bin starts at 0, the last one ends at 1."""
 _LOG_ODDS = np.arange(-20.0, 20.1, 0.2)
-_EMPTY = 1e-9  # below this share, rounding decides the mean of a cell
+_EMPTY = 1e-9  # below this fraction, rounding decides the mean of a cell
 
 
 def rate_cells(rates: PassRates, edges: tuple[float, ...] = BIN_EDGES) -> tuple[FloatArray, FloatArray]:
-    """Return pass rates and the share of the prompts at each: the Beta in narrow cells, and the spikes.
+    """Return pass rates and the fraction of the prompts at each: the Beta in narrow cells, and the spikes.
 
     Args:
         rates: A distribution of pass rates.
         edges: Pass rates at which a cell must end.
 
     Returns:
-        G pass rates in [0, 1], ascending, each the mean of its cell, and their shares with sum 1; each of shape [G].
+        G pass rates in [0, 1], ascending, each the mean of its cell, and their fractions with sum 1; each of shape [G].
     """
     edge_E = expit(np.unique(np.concatenate([_LOG_ODDS, logit(edges)])))
     edge_E[[0, -1]] = 0.0, 1.0
@@ -46,12 +46,12 @@ def rate_cells(rates: PassRates, edges: tuple[float, ...] = BIN_EDGES) -> tuple[
     return rate_G, np.concatenate([[rates.never], rates.between * share_G, [rates.always]])
 
 
-def prompt_share(pass_rate_G: ArrayLike, share_G: ArrayLike, edges: tuple[float, ...] = BIN_EDGES) -> FloatArray:
-    """Return the share of the prompts in each bin of difficulty.
+def prompt_fraction(pass_rate_G: ArrayLike, share_G: ArrayLike, edges: tuple[float, ...] = BIN_EDGES) -> FloatArray:
+    """Return the fraction of the prompts in each bin of difficulty.
 
     Args:
         pass_rate_G: p in [0, 1], shape [G].
-        share_G: Share of the prompts with this pass rate, >= 0, shape [G].
+        share_G: Fraction of the prompts with this pass rate, >= 0, shape [G].
         edges: Pass rates between the bins, ascending, B - 1 of them. A bin includes its lower edge.
 
     Returns:
@@ -60,15 +60,15 @@ def prompt_share(pass_rate_G: ArrayLike, share_G: ArrayLike, edges: tuple[float,
     return _binned(np.asarray(share_G, np.float64), pass_rate_G, edges)
 
 
-def gradient_share(
+def gradient_fraction(
     coefficient_G: ArrayLike, pass_rate_G: ArrayLike, share_G: ArrayLike, edges: tuple[float, ...] = BIN_EDGES
 ) -> FloatArray:
-    """Return the share of the gradient that goes to the prompts in each bin of difficulty.
+    """Return the fraction of the gradient that goes to the prompts in each bin of difficulty.
 
     Args:
         coefficient_G: coef(N, p) of an estimator, >= 0, shape [..., G].
         pass_rate_G: p in [0, 1], shape [G].
-        share_G: Share of the prompts with this pass rate, >= 0, shape [G].
+        share_G: Fraction of the prompts with this pass rate, >= 0, shape [G].
         edges: Pass rates between the bins, ascending, B - 1 of them. A bin includes its lower edge.
 
     Returns:
@@ -93,10 +93,10 @@ def gradient_weight(coefficient_G: ArrayLike, pass_rate_G: ArrayLike) -> FloatAr
 
 
 def _binned(amount_G: FloatArray, pass_rate_G: ArrayLike, edges: tuple[float, ...]) -> FloatArray:
-    """Return the share of the amounts in each bin, shape [..., B]."""
+    """Return the fraction of the amounts in each bin, shape [..., B]."""
     total = amount_G.sum(-1, keepdims=True)
     if not (total > 0).all():
         raise ValueError("every pass rate is 0 or 1, so there is no gradient")
     in_bin_G = np.searchsorted(edges, np.asarray(pass_rate_G), side="right")
-    share: FloatArray = (amount_G / total) @ np.eye(len(edges) + 1)[in_bin_G]
-    return share
+    fraction: FloatArray = (amount_G / total) @ np.eye(len(edges) + 1)[in_bin_G]
+    return fraction

@@ -1,8 +1,8 @@
 """The held-out check: did an update raise the probability of correct responses? For any network and any length.
 
 In: rollouts that were drawn before an update and kept out of it, with their log-probs before and after. Out: an
-unbiased estimate of the real, finite change of Q_pos with an interval, and the share of correct mass that rose. Never
-pass rollouts that the update was trained on: they overestimate the change.
+unbiased estimate of the real, finite change of Q_pos with an interval, and the fraction of correct mass that rose.
+Never pass rollouts that the update was trained on: they overestimate the change.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ class HeldOutCheck:
         change: Estimate of the change of Q_pos, mean over the prompts; None where a weight is too large for a float.
         change_low: Lower end of its interval (normal, from the variance within each prompt); None likewise.
         change_high: Upper end; None likewise.
-        share_improved: Share of the correct mass that rose; None without a correct held-out rollout.
-        share_improved_low: Lower end of its interval (exact binomial).
-        share_improved_high: Upper end.
+        fraction_improved: Fraction of the correct mass that rose; None without a correct held-out rollout.
+        fraction_improved_low: Lower end of its interval (exact binomial).
+        fraction_improved_high: Upper end.
         worst_drop: Largest fall of a correct held-out response's probability, <= 0; None without one.
         worst_log_ratio: Smallest log(new / old probability) of a correct held-out response; None without one.
         num_prompts: Number of prompts.
         num_rollouts: Number of held-out rollouts over all prompts.
         num_correct: Number of correct ones among them.
-        effective_share: (sum w)^2 / (H sum w^2) of the weights w = new / old over all held-out rollouts. Far below 1,
-            a few rollouts dominate the estimate, and its interval is not reliable.
+        effective_fraction: (sum w)^2 / (H sum w^2) of the weights w = new / old over all held-out rollouts. Far below
+            1, a few rollouts dominate the estimate, and its interval is not reliable.
     """
 
     change: float | None
     change_low: float | None
     change_high: float | None
-    share_improved: float | None
-    share_improved_low: float
-    share_improved_high: float
+    fraction_improved: float | None
+    fraction_improved_low: float
+    fraction_improved_high: float
     worst_drop: float | None
     worst_log_ratio: float | None
     num_prompts: int
     num_rollouts: int
     num_correct: int
-    effective_share: float
+    effective_fraction: float
 
 
 def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
@@ -104,20 +104,20 @@ def check_on_held_out(held_out: Sequence[HeldOut]) -> HeldOutCheck:
     log_ratio_A, count_A = (new - old)[correct], count[correct]
     num_correct, num_risen = int(count_A.sum()), int(count_A[log_ratio_A > 0].sum())
     low, high = binomial_interval(num_risen, num_correct)
-    weight = np.exp(new - old - (new - old).max())  # up to a factor that cancels in the effective share
+    weight = np.exp(new - old - (new - old).max())  # up to a factor that cancels in the effective fraction
     return HeldOutCheck(
         change=change if finite else None,
         change_low=change - half_width if finite else None,
         change_high=change + half_width if finite else None,
-        share_improved=num_risen / num_correct if num_correct else None,
-        share_improved_low=low,
-        share_improved_high=high,
+        fraction_improved=num_risen / num_correct if num_correct else None,
+        fraction_improved_low=low,
+        fraction_improved_high=high,
         worst_drop=min(0.0, float((np.exp(new) - np.exp(old))[correct].min())) if num_correct else None,
         worst_log_ratio=float(log_ratio_A.min()) if num_correct else None,
         num_prompts=len(held_out),
         num_rollouts=int(count.sum()),
         num_correct=num_correct,
-        effective_share=float((count @ weight) ** 2 / (count.sum() * (count @ weight**2))),
+        effective_fraction=float((count @ weight) ** 2 / (count.sum() * (count @ weight**2))),
     )
 
 

@@ -10,7 +10,7 @@ counts and baselines, are in `brorl.theory.policy_gradient`. All of it holds for
 outcome, and samples drawn independently from the policy at temperature 1.
 
 The surrogate's 1/N is part of its step: at a fixed learning rate the whole change vanishes as N grows. Compare numbers
-of rollouts by the sign and the shares of the terms, not by the size of the total.
+of rollouts by the sign and the fractions of the terms, not by the size of the total.
 
 Notation: P the correct outcomes, A the sampled correct ones, B the sampled incorrect ones, U the unsampled ones; a
 mass is a sum of p, a second moment a sum of p^2.

@@ -134,7 +134,7 @@ def noise_to_rloo(weight_C: ArrayLike, pass_rate_G: ArrayLike, share_G: ArrayLik
     Args:
         weight_C: w(N, c) >= 0 for c = 0..N, shape [..., N + 1].
         pass_rate_G: p in [0, 1], shape [G].
-        share_G: Share of the prompts with this pass rate, >= 0, shape [G].
+        share_G: Fraction of the prompts with this pass rate, >= 0, shape [G].
 
     Returns:
         The ratio, shape [...].

@@ -1,9 +1,9 @@
-"""Pass rates of prompts from a pilot: the share of groups that will be mixed at another N.
+"""Pass rates of prompts from a pilot: the fraction of groups that will be mixed at another N.
 
 In: how many of n rollouts of each of P prompts were correct. Out: for any N the chance that a group is mixed (correct
 and incorrect rollouts), and the chance that it has a success. Up to n rollouts these are unbiased counts without a
-model. Beyond n they follow from a fit: pass rates are Beta(a, b), with a share of prompts at exactly 0 and another at
-exactly 1. Counts of n cannot distinguish a pass rate of 0 from one far below 1 / n: report both readings beyond n.
+model. Beyond n they follow from a fit: pass rates are Beta(a, b), with a fraction of prompts at exactly 0 and another
+at exactly 1. Counts of n cannot distinguish a pass rate of 0 from one far below 1 / n: report both readings beyond n.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class PassRates:
     Attributes:
         a: First parameter of the Beta, > 0.
         b: Second parameter of the Beta, > 0.
-        never: Share of prompts whose pass rate is exactly 0.
-        always: Share of prompts whose pass rate is exactly 1.
+        never: Fraction of prompts whose pass rate is exactly 0.
+        always: Fraction of prompts whose pass rate is exactly 1.
     """
 
     a: float
@@ -54,7 +54,7 @@ class PassRates:
 
     @property
     def between(self) -> float:
-        """Share of prompts whose pass rate follows the Beta."""
+        """Fraction of prompts whose pass rate follows the Beta."""
         return max(0.0, 1.0 - self.never - self.always)
 
     def mixed(self, num_rollouts: int) -> float:
@@ -133,7 +133,7 @@ def shares_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray
         wanted: Numbers of rollouts N to predict for, each >= 1, shape [J].
 
     Returns:
-        The shares of mixed groups and of prompts with a success, each of shape [J].
+        The fractions of mixed groups and of prompts with a success, each of shape [J].
 
     Source: Kiefer and Wolfowitz, Annals of Mathematical Statistics 27 (1956); by EM.
     """
@@ -147,7 +147,7 @@ def shares_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray
     return weight_G @ (1 - none_GJ - all_GJ), weight_G @ (1 - none_GJ)
 
 
-def refit_shares(
+def refit_fractions(
     correct_P: IntArray, num_rollouts: int, weight_BP: FloatArray, wanted: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Predict shares from refits to B reweighted sets of the prompts, each on the grid alone.
@@ -159,7 +159,7 @@ def refit_shares(
         wanted: Numbers of rollouts N to predict for, each >= 1, shape [J].
 
     Returns:
-        The shares of mixed groups and of prompts with a success, each of shape [B, J].
+        The fractions of mixed groups and of prompts with a success, each of shape [B, J].
     """
     histogram_BK = np.array([np.bincount(correct_P, weight_P, num_rollouts + 1) for weight_P in weight_BP], np.float64)
     a_G, b_G, log_GK = _grid(num_rollouts)
@@ -257,11 +257,11 @@ def _log_beta_binomial(a_G: FloatArray, b_G: FloatArray, num_rollouts: int) -> F
 
 
 def _profile(log_GK: FloatArray, histogram_BK: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Maximise the likelihood over the two spikes, for G Betas and B histograms.
+    """Maximize the likelihood over the two spikes, for G Betas and B histograms.
 
-    With r the observed and q the Beta's shares of the outcomes 0 and n, the unconstrained optimum is a Beta of weight
-    (1 - r_0 - r_n) / (1 - q_0 - q_n), and spikes for the rest. A spike that would be negative is 0; the other spike is
-    then the best one given that.
+    With r the observed and q the Beta's fractions of the outcomes 0 and n, the unconstrained optimum is a Beta of
+    weight (1 - r_0 - r_n) / (1 - q_0 - q_n), and spikes for the rest. A spike that would be negative is 0; the other
+    spike is then the best one given that.
 
     Returns:
         Log-likelihoods, shape [G, B], and the spikes at 0 and at 1, shape [G, B, 2].

@@ -21,8 +21,9 @@ Consequences for N. With a group mean no draw lowers the correct mass (to first 
 groups, more coverage and less variance, not another sign. Without a baseline the mean is the same at every N and only
 the variance falls. More rollouts do not protect every correct outcome: see `lowered_by_exact_gradient`.
 
-Notation: h the gradient of Q_pos in the logits, x = k / N the share of correct rollouts, a and b the mean probability
-of the correct and of the incorrect rollouts, P_2 and N_2 the sums of p^2 over correct and incorrect outcomes.
+Notation: h the gradient of Q_pos in the logits, x = k / N the fraction of correct rollouts, a and b the mean
+probability of the correct and of the incorrect rollouts, P_2 and N_2 the sums of p^2 over correct and incorrect
+outcomes.
 """
 
 from __future__ import annotations

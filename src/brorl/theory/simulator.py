@@ -51,7 +51,7 @@ class SimulationSettings:
         reward_wrong: Reward of any other token; below reward_correct.
         optimizer: "adamw", "adam" or "sgd", as in torch with its default betas and without momentum.
         learning_rate: Learning rate, constant.
-        weight_decay: Decay of the logits towards 0, as torch defines it for the optimizer (decoupled for adamw, added
+        weight_decay: Decay of the logits toward 0, as torch defines it for the optimizer (decoupled for adamw, added
             to the gradient for the others); torch's default (0.01 for adamw, else 0) if None.
         epsilon: Constant in the denominator of adamw and adam. Gradients are as small as 1e-9 here, so it matters.
         seed: Seed of the draws and of the noise in the initial logits, which is the same for every N.
@@ -123,14 +123,14 @@ class SimulationResult:
         settings: Its settings.
         step: Gradient steps taken before each record, shape [S]; the first is 0.
         correct_mass: Total probability of the correct tokens, Q_pos, shape [S].
-        share_improved: Share of the correct tokens whose probability is above that of step 0, shape [S], 0 to 1.
+        fraction_improved: Fraction of the correct tokens whose probability is above that of step 0, shape [S], 0 to 1.
         worst_drop: Largest fall of a correct token's probability below that of step 0, shape [S]; <= 0.
     """
 
     settings: SimulationSettings
     step: IntArray
     correct_mass: FloatArray
-    share_improved: FloatArray
+    fraction_improved: FloatArray
     worst_drop: FloatArray
 
 
@@ -232,10 +232,10 @@ def surrogate_gradient(
     num_draws = count_K.sum()
     reward_K = np.where(token_K < settings.num_correct, settings.reward_correct, settings.reward_wrong)
     if settings.baseline == "mean":
-        # By the share of correct draws: exactly 0 where all draws are of one kind, whatever the rewards.
-        share = count_K[token_K < settings.num_correct].sum() / num_draws
+        # By the fraction of correct draws: exactly 0 where all draws are of one kind, whatever the rewards.
+        fraction = count_K[token_K < settings.num_correct].sum() / num_draws
         span = settings.reward_correct - settings.reward_wrong
-        reward_K = span * np.where(token_K < settings.num_correct, 1 - share, -share)
+        reward_K = span * np.where(token_K < settings.num_correct, 1 - fraction, -fraction)
     weight_K = reward_K / num_draws
     if settings.duplicates == "counted":
         weight_K *= count_K
@@ -292,7 +292,7 @@ def _softmax(logit_V: FloatArray, step: int, out: FloatArray) -> None:
 
 
 def _measure(p_C: FloatArray, start_C: FloatArray) -> tuple[float, float, float]:
-    """Return the mass of the correct tokens, the share that rose, and the largest fall (at most 0)."""
+    """Return the mass of the correct tokens, the fraction that rose, and the largest fall (at most 0)."""
     change_C = p_C - start_C
     return float(p_C.sum()), float((change_C > 0).mean()), min(float(change_C.min()), 0.0)
 

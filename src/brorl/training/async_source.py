@@ -24,7 +24,7 @@ from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, Stragglers
-from brorl.training.drawn import Drawn, Tries
+from brorl.training.drawn import GradedPrompt, RetryPolicy
 from brorl.training.flight import Flight
 from brorl.training.source import Batch, Collected, SourceState
 from brorl.training.stopwatch import Stopwatch
@@ -80,8 +80,8 @@ class AsyncSource:
     def __post_init__(self) -> None:
         self._changed = threading.Condition()  # guards everything below, and the pool
         self._backlog = Backlog(self.stream, self.prompts_per_step, self.max_staleness, self.stragglers)
-        self._tries = Tries(self.max_tries, self.dynamic_sampling, adaptive=False)
-        self._round: list[Drawn] = []
+        self._tries = RetryPolicy(self.max_tries, self.dynamic_sampling, adaptive=False)
+        self._round: list[GradedPrompt] = []
         self._flights: dict[int, Flight] = {}  # by ticket
         self._in_verification: list[Flight] = []
         self._asked: dict[int, SampledTask | None] = {}  # tasks of the sampler, by ticket
@@ -177,7 +177,7 @@ class AsyncSource:
                 self.stream.load_state_dict(state.stream)
             self._discard(list(self._flights))
             self._backlog.load_state(state.waiting, state.ahead)
-            self._tries = Tries(self.max_tries, self.dynamic_sampling, adaptive=False)
+            self._tries = RetryPolicy(self.max_tries, self.dynamic_sampling, adaptive=False)
             self._round.clear()
             self._attempts, self._before = state.attempts, None
             self._collected = self._new_collected()
@@ -242,7 +242,7 @@ class AsyncSource:
                     ended.append(flight)
         return bool(results), ended
 
-    def _graded(self, flights: Sequence[Flight]) -> list[Drawn]:
+    def _graded(self, flights: Sequence[Flight]) -> list[GradedPrompt]:
         """Verify the rollouts of prompts; needs no lock."""
         prompts = [flight.start.prompt for flight in flights]
         trees = [flight.tree for flight in flights if flight.tree is not None]
@@ -251,10 +251,10 @@ class AsyncSource:
         for flight, tree, found in zip(flights, trees, verdicts, strict=True):
             version = flight.start.version
             group = self.grader.group(flight.start.prompt, tree, found, version + 1)
-            drawn.append(Drawn(flight.start.prompt, tree, found, group and replace(group, version=version)))
+            drawn.append(GradedPrompt(flight.start.prompt, tree, found, group and replace(group, version=version)))
         return drawn
 
-    def _add(self, flights: Sequence[Flight], drawn: Sequence[Drawn]) -> None:
+    def _add(self, flights: Sequence[Flight], drawn: Sequence[GradedPrompt]) -> None:
         """Add verified prompts, and begin others in place of those without a group to train on."""
         any_added = False
         for flight, one in zip(flights, drawn, strict=True):

@@ -21,8 +21,8 @@ class CollapseLimits:
     """Where a change becomes a sign of collapse.
 
     Attributes:
-        entropy_share: The entropy is collapsing when it is below this share of its level in the first steps; 0 for
-            never. A tenth: training sharpens every model (the quickstart keeps about half of its entropy while its
+        entropy_fraction: The entropy is collapsing when it is below this fraction of its level in the first steps; 0
+            for never. A tenth: training sharpens every model (the quickstart keeps about half of its entropy while its
             pass@1 more than doubles), but one that has lost nine tenths draws nearly the same response every time,
             and then no group is mixed.
         reference_kl: The policy has run away when its KL to the reference is above this, in nats per token; None for
@@ -35,14 +35,14 @@ class CollapseLimits:
         ValueError: If a limit is out of its range.
     """
 
-    entropy_share: float = 0.1
+    entropy_fraction: float = 0.1
     reference_kl: float | None = 1.0
     window: int = 10
     patience: int = 3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.entropy_share < 1:
-            raise ValueError(f"collapse.entropy_share must be at least 0 and below 1, got {self.entropy_share}")
+        if not 0 <= self.entropy_fraction < 1:
+            raise ValueError(f"collapse.entropy_fraction must be at least 0 and below 1, got {self.entropy_fraction}")
         if self.reference_kl is not None and not 0 < self.reference_kl < float("inf"):
             raise ValueError(f"collapse.reference_kl must be a finite number above 0, got {self.reference_kl}")
         for name in ("window", "patience"):
@@ -114,10 +114,11 @@ def _entropy_sign(entropies: Sequence[float], limits: CollapseLimits) -> str | N
     if len(entropies) < 2 * limits.window:
         return None
     first, last = median(entropies[: limits.window]), median(entropies[-limits.window :])
-    if not last < limits.entropy_share * first:
+    if not last < limits.entropy_fraction * first:
         return None
     return (
-        f"the entropy fell from {first:.3g} to {last:.3g} nats per token, below {limits.entropy_share:.0%} of its start"
+        f"the entropy fell from {first:.3g} to {last:.3g} nats per token, "
+        f"below {limits.entropy_fraction:.0%} of its start"
     )
 
 

@@ -23,7 +23,7 @@ from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.theory.allocation import AdaptiveAllocation, allocate_rollouts, fit_prior
 from brorl.theory.pass_rates import PassRates
-from brorl.training.drawn import Drawn, Tries
+from brorl.training.drawn import GradedPrompt, RetryPolicy
 from brorl.training.source import Batch, Collected, SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
@@ -70,7 +70,7 @@ class Collector:
     def __post_init__(self) -> None:
         self._waiting: tuple[Group, ...] = ()
         self._attempts = 0
-        self._tries = Tries(self.max_tries, self.dynamic_sampling, self.adaptive is not None)
+        self._tries = RetryPolicy(self.max_tries, self.dynamic_sampling, self.adaptive is not None)
         self._before: SourceState | None = None
 
     @property
@@ -138,10 +138,10 @@ class Collector:
         collected.trained = kept[: self.prompts_per_step]
         return Batch(kept[: self.prompts_per_step], collected, len(self._waiting))
 
-    def _round(self, step: int, so_far: Collected, missing: int) -> list[Drawn]:
-        """Sample as many prompts as should fill the step, given the share of mixed groups so far."""
-        share = (so_far.num_mixed + 1) / (len(so_far.groups) + 1) if self.dynamic_sampling else 1.0
-        prompts = self.stream.take(min(self.prompts_per_step, ceil(missing / share)))
+    def _round(self, step: int, so_far: Collected, missing: int) -> list[GradedPrompt]:
+        """Sample as many prompts as should fill the step, given the fraction of mixed groups so far."""
+        fraction = (so_far.num_mixed + 1) / (len(so_far.groups) + 1) if self.dynamic_sampling else 1.0
+        prompts = self.stream.take(min(self.prompts_per_step, ceil(missing / fraction)))
         trees = self._sample(prompts, self.rollouts_per_prompt, step, so_far)
         with self.clock("verification"):
             verdicts = self.grader.verdicts(prompts, trees)
@@ -160,11 +160,11 @@ class Collector:
             seed = derived_seed(self.seed, step, draw)
             return self.engine.sample([p.token_ids for p in prompts], num_rollouts, self.sampling, seed)
 
-    def _draw(self, prompt: Prompt, tree: RolloutTree, verdicts: list[Verdict], step: int) -> Drawn:
+    def _draw(self, prompt: Prompt, tree: RolloutTree, verdicts: list[Verdict], step: int) -> GradedPrompt:
         group = self.grader.group(prompt, tree, verdicts, step)
-        return Drawn(prompt, tree, verdicts, group and replace(group, version=self.engine.version))
+        return GradedPrompt(prompt, tree, verdicts, group and replace(group, version=self.engine.version))
 
-    def _extend(self, adaptive: AdaptiveAllocation, drawn: list[Drawn], step: int, so_far: Collected) -> None:
+    def _extend(self, adaptive: AdaptiveAllocation, drawn: list[GradedPrompt], step: int, so_far: Collected) -> None:
         """Give more rollouts to groups that are not mixed, in place, while the round's budget lasts.
 
         The prior of pass rates is fitted to the first rollouts of this step only: a resumed run makes the same choices.
@@ -184,7 +184,7 @@ class Collector:
                         drawn[i] = self._merge(drawn[i], tree, step)
                 budget -= size * len(members)
 
-    def _merge(self, drawn: Drawn, more: RolloutTree, step: int) -> Drawn:
+    def _merge(self, drawn: GradedPrompt, more: RolloutTree, step: int) -> GradedPrompt:
         """Add rollouts to a prompt; only responses that are new to it, or have no verdict yet, are verified."""
         verdict_of = {
             response: verdict
@@ -200,7 +200,7 @@ class Collector:
         return self._draw(drawn.prompt, tree, [verdict_of[response] for response in _responses(tree)], step)
 
 
-def _choose(drawn: Sequence[Drawn], budget: int, max_rollouts: int, prior: PassRates) -> list[tuple[int, int]]:
+def _choose(drawn: Sequence[GradedPrompt], budget: int, max_rollouts: int, prior: PassRates) -> list[tuple[int, int]]:
     """Return the prompts that get more rollouts, by place, each with the number."""
     group_of = {place: one.group for place, one in enumerate(drawn) if one.group is not None}
     groups, places = list(group_of.values()), list(group_of)

@@ -26,11 +26,11 @@ class Piece(NamedTuple):
 
 
 def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[Piece]]:
-    """Cut the responses of trees into contiguous shares of nearly equal cost.
+    """Cut the responses of trees into contiguous fractions of nearly equal cost.
 
     Args:
         costs: For each tree the cost of each distinct response, above 0, shape [L].
-        num_ranks: Number of shares, R.
+        num_ranks: Number of fractions, R.
 
     Returns:
         For each rank its pieces. A share differs from the mean by less than the most expensive response. Shares are

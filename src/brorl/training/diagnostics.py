@@ -104,7 +104,7 @@ class Diagnostics:
             record["coverage"] = coverage_record(sampled, self.sampling.scheme, self.fixed_size)
         both = zip(held_out, trained, strict=True) if held_out else ()
         if pairs := [(own, seen) for own, seen in both if own is not None]:
-            record["certificate"] = asdict(check_on_held_out(self._compare(pairs)))
+            record["held_out_check"] = asdict(check_on_held_out(self._compare(pairs)))
         return record
 
     def _truncated(self) -> bool:
@@ -137,7 +137,7 @@ def coverage_record(groups: Sequence[Group], scheme: Scheme, fixed_size: bool) -
 
     Returns:
         A dictionary of numbers, those per prompt rounded to 4 digits. Estimates of the unsampled mass are None if every
-        response of every prompt is unique, or if N depended on outcomes. The share of
+        response of every prompt is unique, or if N depended on outcomes. The fraction of
         mixed groups at smaller N is None for systematic rollouts too: part of them is not a systematic sample.
     """
     measured = [measure_coverage(g.tree, g.correct_L, scheme) for g in groups]
@@ -149,14 +149,14 @@ def coverage_record(groups: Sequence[Group], scheme: Scheme, fixed_size: bool) -
     leaving = _leaving(groups)
 
     pooled: dict[str, Any] = dict(zip(names, value_GK.mean(0).tolist(), strict=True))
-    pooled["duplicate_share"] = float(np.mean([m.duplicate_share for m in measured]))
+    pooled["duplicate_rate"] = float(np.mean([m.duplicate_rate for m in measured]))
     pooled["groups_all_unique"] = unique
     pooled["coupling"] = _coupling(measured)
     pooled["unsampled_correct_at"] = {n: float(value_G.mean()) for n, value_G in curve.items()}
     pooled["leaves_tree_at"] = {last: float(value_G.mean()) for last, value_G in leaving.items()}
     if not estimable:
         pooled |= dict.fromkeys((*_ESTIMATED, "coupling", "unsampled_correct_at"))
-    pooled["informative_share_at"] = _informative_share_at(measured) if fixed_size and scheme == "iid" else None
+    pooled["informative_fraction_at"] = _informative_fraction_at(measured) if fixed_size and scheme == "iid" else None
 
     prompts: dict[str, Any] = {"id": [g.prompt.id for g in groups]}
     prompts |= {name: [getattr(m, name) for m in measured] for name in _COUNTS}
@@ -170,9 +170,9 @@ def _coupling(measured: Sequence[Coverage]) -> float | None:
     """Third term of Theorem 1 over the sum of the first two, which are never negative; sums over the prompts."""
     guaranteed = coupling = 0.0
     for m in measured:
-        share = m.num_correct / m.num_rollouts
+        fraction = m.num_correct / m.num_rollouts
         q_pos = min(m.q_pos, 1.0)
-        guaranteed += (1 - share - m.s_r) * (1 - q_pos) * m.a_2 + (m.s_r + share) * q_pos * m.b_2
+        guaranteed += (1 - fraction - m.s_r) * (1 - q_pos) * m.a_2 + (m.s_r + fraction) * q_pos * m.b_2
         coupling += m.s_r * (q_pos * m.u_neg_2 - (1 - q_pos) * m.u_pos_2)
     return coupling / guaranteed if guaranteed > 0 else None
 
@@ -184,8 +184,8 @@ def _curve(groups: Sequence[Group], scheme: Scheme) -> dict[int, FloatArray]:
     return dict(zip(numbers, value_GK.T, strict=True))
 
 
-def _informative_share_at(measured: Sequence[Coverage]) -> dict[int, float]:
-    """Share of groups that smaller N would have found mixed: the mean over all subsets of N' of the N rollouts."""
+def _informative_fraction_at(measured: Sequence[Coverage]) -> dict[int, float]:
+    """Fraction of groups that smaller N would have found mixed: the mean over all subsets of N' of the N rollouts."""
     size = min(m.num_rollouts for m in measured)
     correct = np.array([m.num_correct for m in measured if m.num_rollouts == size])
     smaller = [*(n for n in OTHER_N if n < size), size]

@@ -22,7 +22,7 @@ _MAX_LOST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GradedPrompt:
     """A prompt of a round.
 
     Attributes:
@@ -44,7 +44,7 @@ class Drawn:
         return grader.stored_group(self.prompt, self.tree, self.verdicts, step)
 
 
-class Tries:
+class RetryPolicy:
     """Counts the rounds in a row without a group to train on, and those in which most verdicts were lost.
 
     Args:
@@ -56,7 +56,7 @@ class Tries:
     def __init__(self, max_tries: int, dynamic_sampling: bool, adaptive: bool) -> None:
         self._max_tries, self._dynamic_sampling, self._adaptive = max_tries, dynamic_sampling, adaptive
         self._failed = self._lost = 0
-        self._last: Sequence[Drawn] = ()
+        self._last: Sequence[GradedPrompt] = ()
 
     def restart(self) -> None:
         """Begin a step: rounds without a group are counted from zero."""
@@ -66,7 +66,7 @@ class Tries:
         """Whether a group is trained on."""
         return group.is_mixed or not self._dynamic_sampling
 
-    def add(self, drawn: Sequence[Drawn]) -> None:
+    def add(self, drawn: Sequence[GradedPrompt]) -> None:
         """Count a round."""
         self._last = drawn
         found = any(one.group is not None and self.keeps(one.group) for one in drawn)
@@ -93,13 +93,13 @@ class Tries:
         return NoMixedGroupsError(why_not_mixed(groups, verdicts, self._max_tries, self._adaptive), collected)
 
 
-def _is_lost(drawn: Sequence[Drawn]) -> bool:
+def _is_lost(drawn: Sequence[GradedPrompt]) -> bool:
     """Whether more than half of the rollouts of a round were not verified because of the machine."""
     rollouts = sum(one.tree.num_rollouts for one in drawn)
     return 2 * sum(num_unverified(one.tree, one.verdicts) for one in drawn) > rollouts
 
 
-def _why_lost(drawn: Sequence[Drawn]) -> str:
+def _why_lost(drawn: Sequence[GradedPrompt]) -> str:
     """Return the message of an `UnverifiedError`, from the last round."""
     rollouts = sum(one.tree.num_rollouts for one in drawn)
     lost = sum(num_unverified(one.tree, one.verdicts) for one in drawn)

@@ -70,7 +70,7 @@ class Journal:
             if self._stop.requested and self._step > self._start:
                 self._ending = Ending.INTERRUPTED, f"stopped after step {self._step}"
                 return
-            self._run.algorithm.objective.begin_step(self._run.schedule.share_spent(self._step, self._spent))
+            self._run.algorithm.objective.begin_step(self._run.schedule.fraction_spent(self._step, self._spent))
             self._run.outputs.observe(Step(self._step + 1))
             self._run.clock.restart()
             yield self._step + 1

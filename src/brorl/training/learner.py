@@ -34,8 +34,8 @@ class LearnerSettings:
         weight_decay: AdamW's weight decay.
         max_grad_norm: Gradients are scaled down to this global norm.
         warmup_updates: Updates over which the learning rate rises linearly.
-        responses_per_verdict: Back-propagate at most this many correct and this many incorrect distinct responses per
-            group, with weights that keep the gradient unbiased; 0 for all.
+        max_responses_per_outcome: Back-propagate at most this many correct and this many incorrect distinct responses
+            per group, with weights that keep the gradient unbiased; 0 for all.
         recompute_old_logprobs: Take the old log-probs from the learner's own forward pass instead of the engine's.
         max_nodes: Nodes per forward pass; None for the default. Sets memory, not results.
         autocast: Compute in bfloat16 where that is safe; the weights stay as they are.
@@ -53,7 +53,7 @@ class LearnerSettings:
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     warmup_updates: int = 0
-    responses_per_verdict: int = 0
+    max_responses_per_outcome: int = 0
     recompute_old_logprobs: bool = False
     max_nodes: int | None = None
     autocast: bool = False
@@ -79,13 +79,13 @@ class Update:
     Attributes:
         loss: Policy loss, without the KL penalty.
         grad_norm: Global gradient norm before clipping.
-        clip_share: Share of the summed |advantage| whose gradient the clip removed (CISPO: bounded).
+        clip_fraction: Fraction of the summed |advantage| whose gradient the clip removed (CISPO: bounded).
         old_policy_kl: Mean over sampled tokens of old minus new log-prob, during the updates (the k1 estimate, nats).
         entropy: Minus the mean log-prob of the sampled tokens when they were sampled, nats per token.
         learning_rate: Of the last mini-batch.
         trained_nodes: Tree nodes that went through the loss.
-        clip_low_share: The part of `clip_share` at the lower bound.
-        clip_high_share: The part of it at the upper bound.
+        clip_low_fraction: The part of `clip_fraction` at the lower bound.
+        clip_high_fraction: The part of it at the upper bound.
         reference_kl: Mean over sampled tokens of the penalty's estimate, during the updates (nats); None without a
             reference.
         bonus_entropy: Mean over sampled tokens of the entropy of the distribution that each was drawn from, during the
@@ -94,26 +94,26 @@ class Update:
             none of them, if old log-probs are not recomputed, or if the engine returns no log-probs.
         mismatch_max: The largest one.
         mismatch_kl: Estimate of KL(sampler || old), nats per token.
-        masked_share: Share of the step's trained tokens whose weight the importance correction set to 0.
+        masked_fraction: Fraction of the step's trained tokens whose weight the importance correction set to 0.
         nodes_per_pass: Most nodes of a forward pass, after the step.
         out_of_memory_retries: How often it was halved since the last step's end.
     """
 
     loss: float
     grad_norm: float
-    clip_share: float
+    clip_fraction: float
     old_policy_kl: float
     entropy: float
     learning_rate: float
     trained_nodes: int
-    clip_low_share: float
-    clip_high_share: float
+    clip_low_fraction: float
+    clip_high_fraction: float
     reference_kl: float | None
     bonus_entropy: float | None
     mismatch_mean: float | None
     mismatch_max: float | None
     mismatch_kl: float | None
-    masked_share: float
+    masked_fraction: float
     nodes_per_pass: int
     out_of_memory_retries: int
 
@@ -129,12 +129,12 @@ class Learner(Protocol):
         """Return groups that wait for a later step, with the old log-probs that the later step needs."""
         ...
 
-    def penalised(self, groups: Sequence[Group]) -> list[Group]:
+    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
         """Subtract the KL penalty from the rewards, if the penalty is placed there."""
         ...
 
     def step(
-        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, rate_factor: float = 1.0
+        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, lr_scale: float = 1.0
     ) -> Update:
         """Make the updates of one step.
 
@@ -142,7 +142,7 @@ class Learner(Protocol):
             groups: The batch.
             advantages: For each group the advantage of each distinct response, shape [L].
             seed: Seed of all random choices of the step.
-            rate_factor: Factor of the learning rate in this step.
+            lr_scale: Factor of the learning rate in this step.
         """
         ...
 

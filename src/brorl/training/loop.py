@@ -40,10 +40,10 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
                     held_out = diagnostics.hold_out(step, batch.groups)
 
                 with run.clock("training"):
-                    groups = learner.penalised(batch.groups)
+                    groups = learner.apply_kl_penalty(batch.groups)
                     advantages = objective.estimate_advantages(groups)
                     seed = derived_seed(algorithm.seed, step)
-                    update = learner.step(groups, advantages, seed, objective.rate_factor)
+                    update = learner.step(groups, advantages, seed, objective.lr_scale)
                 source.publish(learner.weights(), version=step)
 
                 record = journal.record(step, batch, held_out, update)

@@ -78,7 +78,7 @@ def to_tensor(model: PreTrainedModel, arrays: Sequence[NDArray[Any]]) -> Tensor:
 def choose_trained(
     group: Group,
     advantage_L: FloatArray,
-    responses_per_verdict: int,
+    max_responses_per_outcome: int,
     mask_truncated: bool,
     generator: np.random.Generator,
 ) -> TrainedResponses | None:
@@ -87,21 +87,21 @@ def choose_trained(
     Args:
         group: The group.
         advantage_L: Its advantages, shape [L].
-        responses_per_verdict: At most this many correct and this many incorrect distinct responses; 0 for all.
+        max_responses_per_outcome: At most this many correct and this many incorrect distinct responses; 0 for all.
         mask_truncated: Never choose a truncated response.
         generator: Decides the choice.
 
     Returns:
-        The responses; None if there is nothing to choose. With `responses_per_verdict`, responses without an
+        The responses; None if there is nothing to choose. With `max_responses_per_outcome`, responses without an
         advantage are never chosen: neither a KL penalty in the loss nor an entropy bonus sees them.
     """
     tree = group.tree
     allowed_L = tree.finished if mask_truncated else np.ones(tree.num_responses, np.bool_)
-    if not responses_per_verdict and allowed_L.all():
+    if not max_responses_per_outcome and allowed_L.all():
         return TrainedResponses(tree, tree, None, advantage_L, np.ones(tree.num_responses), group.old_logprob_M)
-    if responses_per_verdict:
+    if max_responses_per_outcome:
         total_L = tree.leaf_count * advantage_L * allowed_L
-        chosen, factor_K = choose_responses(total_L, group.correct_L, responses_per_verdict, generator)
+        chosen, factor_K = choose_responses(total_L, group.correct_L, max_responses_per_outcome, generator)
     else:
         chosen = np.flatnonzero(allowed_L)
         factor_K = np.ones(chosen.size)
@@ -155,7 +155,7 @@ def assemble(
     reference_logprobs: Sequence[FloatArray] | None,
     loss: PolicyLossSettings,
     importance: ImportanceCorrection,
-    share: float,
+    fraction: float,
     tensor: Callable[[Sequence[NDArray[Any]]], Tensor],
 ) -> MiniBatch:
     """Sum advantages and counts into weights of nodes.
@@ -167,7 +167,7 @@ def assemble(
         reference_logprobs: For each tree those of the reference.
         loss: Kind and aggregation of the loss.
         importance: Correction of the weights for the policy that sampled.
-        share: Number of its groups over the mean number of a mini-batch of the step; 1 where all have the same number.
+        fraction: Number of its groups over the mean number of a mini-batch of the step.
         tensor: Concatenates arrays on the device of the model.
 
     Returns:
@@ -197,5 +197,5 @@ def assemble(
         reference_logprob_K=None if reference_logprobs is None else tensor(reference_logprobs),
         sampled_K=tensor(sampled),
         token_weight_K=tensor(token_weight),
-        denominator=loss_denominator(whole, loss.aggregation, loss.max_new_tokens, loss.mask_truncated) / share,
+        denominator=loss_denominator(whole, loss.aggregation, loss.max_new_tokens, loss.mask_truncated) / fraction,
     )

@@ -1,9 +1,9 @@
 """The objective of a run: how advantages are estimated, and with which learning rate, in each of its phases.
 
-In: the share of the budget that is spent, and the lines of the metrics. Out: the advantages of a batch, and a factor of
-the learning rate. Phases follow one another and never return. All decisions depend on the metrics only; a resumed run
-rebuilds the state from its file. If a resumed run has a larger budget, its current phase goes on, with the progress
-that its share of the new budget has, and not below 0.
+In: the fraction of the budget that is spent, and the lines of the metrics. Out: the advantages of a batch, and a factor
+of the learning rate. Phases follow one another and never return. All decisions depend on the metrics only; a resumed
+run rebuilds the state from its file. If a resumed run has a larger budget, its current phase goes on, with the progress
+that its fraction of the new budget has, and not below 0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class ObjectivePhase:
         name: Its name.
         title: Its objective in a few words, such as "maxrl, order 511 to 1".
         estimator_at: From the progress in the phase, 0 to 1, to the advantage estimator.
-        until: Share of the budget at which it ends; 1 for the last phase.
+        until: Fraction of the budget at which it ends; 1 for the last phase.
         patience: It also ends after this many regular evaluations without a new best pass@k of the largest k; None for
             never.
-        rate_factor: Factor of the learning rate.
+        lr_scale: Factor of the learning rate.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ObjectivePhase:
     estimator_at: Callable[[float], EstimateAdvantages]
     until: float = 1.0
     patience: int | None = None
-    rate_factor: float = 1.0
+    lr_scale: float = 1.0
 
 
 class Objective:
@@ -53,10 +53,10 @@ class Objective:
     def __init__(self, phases: Sequence[ObjectivePhase], evaluate_every: int = 0) -> None:
         ends = [phase.until for phase in phases]
         if not ends or ends[-1] != 1 or ends != sorted({*ends}) or ends[0] <= 0:
-            raise ValueError(f"the phases must end at rising shares of the budget, the last at 1, got {ends}")
+            raise ValueError(f"the phases must end at rising fractions of the budget, the last at 1, got {ends}")
         self._phases = tuple(phases)
         self._evaluate_every = evaluate_every
-        self._index, self._begun_at, self._share = 0, 0.0, 0.0
+        self._index, self._begun_at, self._fraction = 0, 0.0, 0.0
         self._recorded: int | None = None  # the last phase with a line in the metrics
         self._best: float | None = None
         self._stalled = 0
@@ -70,26 +70,26 @@ class Objective:
     def progress(self) -> float:
         """Progress in the current phase, 0 to 1."""
         length = self.phase.until - self._begun_at
-        return min(max((self._share - self._begun_at) / length, 0.0), 1.0) if length > 0 else 1.0
+        return min(max((self._fraction - self._begun_at) / length, 0.0), 1.0) if length > 0 else 1.0
 
     @property
-    def rate_factor(self) -> float:
+    def lr_scale(self) -> float:
         """Factor of the learning rate."""
-        return self.phase.rate_factor
+        return self.phase.lr_scale
 
     def estimate_advantages(self, groups: Sequence[Group]) -> list[FloatArray]:
         """Return for each group the advantage of each distinct response, shape [L]."""
         return self.phase.estimator_at(self.progress)(groups)
 
-    def begin_step(self, share: float) -> None:
+    def begin_step(self, fraction: float) -> None:
         """Enter the next phase if the current one has ended.
 
         Args:
-            share: Share of the budget that is spent.
+            fraction: Fraction of the budget that is spent.
         """
-        self._share = share
+        self._fraction = fraction
         while self._index + 1 < len(self._phases) and self._is_over:
-            self._enter(self._index + 1, share)
+            self._enter(self._index + 1, fraction)
 
     def record(self) -> Record:
         """Return the phase of this step for its line of the metrics; nothing if there is only one.
@@ -128,8 +128,8 @@ class Objective:
     @property
     def _is_over(self) -> bool:
         patience = self.phase.patience
-        return self._share >= self.phase.until or (patience is not None and self._stalled >= patience)
+        return self._fraction >= self.phase.until or (patience is not None and self._stalled >= patience)
 
-    def _enter(self, index: int, share: float) -> None:
-        self._index, self._begun_at = index, share
+    def _enter(self, index: int, fraction: float) -> None:
+        self._index, self._begun_at = index, fraction
         self._best, self._stalled = None, 0

@@ -43,8 +43,8 @@ class Schedule:
         """
         return (self.steps is not None and step >= self.steps) or self.budget.is_spent(spent)
 
-    def share_spent(self, step: int, spent: Cost) -> float:
-        """Return the share of the steps or of the budget that is spent, whichever is larger.
+    def fraction_spent(self, step: int, spent: Cost) -> float:
+        """Return the fraction of the steps or of the budget that is spent, whichever is larger.
 
         Args:
             step: Steps done.

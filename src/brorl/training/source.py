@@ -146,8 +146,8 @@ class Collected:
             "distinct_responses": sum(t.num_responses for t in trees),
             "mean_length": sum(int((t.leaf_count * t.length).sum()) for t in trees) / max(rollouts, 1),
             "reward": sum(float((g.tree.leaf_count * g.reward_L).sum()) for g in of_outcomes) / scored,
-            "share_correct": sum(g.num_correct for g in of_outcomes) / scored,
-            "share_truncated": sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / max(rollouts, 1),
+            "accuracy": sum(g.num_correct for g in of_outcomes) / scored,
+            "truncation_rate": sum(int(t.leaf_count[~t.finished].sum()) for t in trees) / max(rollouts, 1),
             "responses_truncated": reasons.count(TRUNCATED),
             "verifier_timeouts": sum(map(is_timeout, reasons)),
             "verifier_cut_offs": reasons.count(CUT_OFF),
@@ -334,5 +334,5 @@ def _outcomes(groups: Sequence[Group]) -> dict[str, float]:
     return {
         "groups": len(groups),
         "groups_mixed": sum(g.is_mixed for g in groups),
-        "share_correct": sum(g.num_correct for g in groups) / samples,
+        "accuracy": sum(g.num_correct for g in groups) / samples,
     }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import Mismatch, MismatchSums, check_sampler_logprobs, kept_tokens
-from brorl.algorithms.kl import KLPenalty, penalised_group
+from brorl.algorithms.kl import KLPenalty, penalized_group
 from brorl.training.learner import FloatArray, LearnerSettings
 from brorl.training.mini_batch import MiniBatch, TrainedResponses, assemble, choose_trained
 from brorl.training.ranks import Ranks
@@ -34,16 +34,16 @@ class StepInputs:
     """The inputs of a step.
 
     Attributes:
-        batches: This rank's share of each mini-batch.
+        batches: This rank's fraction of each mini-batch.
         trained: The trained responses of all ranks.
         mismatch: The distance between old policy and sampler; None if they are the same or unknown.
-        masked_share: The share of tokens that a mask set to 0.
+        masked_fraction: The fraction of tokens that a mask set to 0.
     """
 
     batches: list[MiniBatch]
     trained: list[TrainedResponses]
     mismatch: Mismatch | None
-    masked_share: float
+    masked_fraction: float
 
 
 class _Scored(NamedTuple):
@@ -88,7 +88,7 @@ class StepPreparation:
         old = self._old_logprobs([g.tree for g in groups], [g.old_logprob_M for g in groups], self._scores.of_all)
         return [replace(g, old_logprob_M=old_M) for g, old_M in zip(groups, old, strict=True)]
 
-    def penalised(self, groups: Sequence[Group]) -> list[Group]:
+    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
         """Subtract the KL penalty from the rewards, if the penalty is placed there; see `TreeLearner`."""
         penalty = self._settings.kl
         if penalty is None:
@@ -97,16 +97,16 @@ class StepPreparation:
             case "loss":
                 return list(groups)
             case "reward":
-                return self._penalised(groups, penalty)
+                return self._penalized(groups, penalty)
             case _:
                 assert_never(penalty.placement)
 
-    def _penalised(self, groups: Sequence[Group], penalty: KLPenalty) -> list[Group]:
+    def _penalized(self, groups: Sequence[Group], penalty: KLPenalty) -> list[Group]:
         trees = [g.tree for g in groups]
         old = self._old_logprobs(trees, [g.old_logprob_M for g in groups], self._scores.of_all)
         [reference] = self._reference_logprobs([trees], self._scores.of_all)
         self._scored = {id(t): _Scored(t, o, r) for t, o, r in zip(trees, old, reference, strict=True)}
-        return [penalised_group(g, o, r, penalty) for g, o, r in zip(groups, old, reference, strict=True)]
+        return [penalized_group(g, o, r, penalty) for g, o, r in zip(groups, old, reference, strict=True)]
 
     def prepare(
         self, groups: Sequence[Group], advantages: Sequence[FloatArray], generator: np.random.Generator
@@ -120,7 +120,7 @@ class StepPreparation:
         """
         settings = self._settings
         parts = np.array_split(generator.permutation(len(groups)), settings.mini_batches)
-        size = settings.responses_per_verdict
+        size = settings.max_responses_per_outcome
         finished_only = settings.loss.mask_truncated
         chosen = [
             [choose_trained(groups[i], advantages[i], size, finished_only, generator) for i in part] for part in parts
@@ -137,8 +137,8 @@ class StepPreparation:
         batches = []
         for part, mine, its_old, its_reference in zip(parts, own, old, reference, strict=True):
             trees = [groups[i].tree for i in part]
-            share = len(part) * len(parts) / len(groups)
-            batches.append(assemble(trees, mine, its_old, its_reference, loss, importance, share, self._tensor))
+            fraction = len(part) * len(parts) / len(groups)
+            batches.append(assemble(trees, mine, its_old, its_reference, loss, importance, fraction, self._tensor))
         every_own, every_old = list(chain(*own)), list(chain(*old))
         num_tokens = sum(x.tree.num_sampled_tokens for x in every)
         kept = sum(self._ranks.gather(kept_tokens([x.tree for x in every_own], every_old, importance)))
@@ -151,7 +151,7 @@ class StepPreparation:
         """Return old and reference log-probs of the trained responses, at the weights before the first update.
 
         Args:
-            trained: This rank's share of each mini-batch.
+            trained: This rank's fraction of each mini-batch.
             every: The trained responses of all ranks; ranks must agree whether their log-probs are known.
         """
         known = self._scored

@@ -26,7 +26,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.learning_rate import warmed_up
 from brorl.errors import DivergedError
 from brorl.model.passes import OwnPasses
-from brorl.model.sharding import AgreedPasses, full_tensor, save_whole
+from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
 from brorl.training.chunk_size import ChunkSize
 from brorl.training.learner import FloatArray, LearnerSettings, Update
@@ -62,7 +62,7 @@ class TreeLearner:
     ) -> None:
         self.model = model
         self._ranks = ranks
-        self._passes = AgreedPasses(model, ranks.maximum) if ranks.size > 1 else OwnPasses()
+        self._passes = SyncedForward(model, ranks.maximum) if ranks.size > 1 else OwnPasses()
         self._observe = observe
         self._say = say
         self._cost_line_said = False
@@ -85,7 +85,7 @@ class TreeLearner:
         self._preparation = StepPreparation(self._scores, settings, self._reference, ranks, self._tensor)
 
     def step(
-        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, rate_factor: float = 1.0
+        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, lr_scale: float = 1.0
     ) -> Update:
         """Make the M mini-batch updates of one step.
 
@@ -93,7 +93,7 @@ class TreeLearner:
             groups: The batch, at least M groups.
             advantages: For each group the advantage of each distinct response, shape [L].
             seed: Decides which groups go to which mini-batch, and which responses are back-propagated if not all are.
-            rate_factor: Factor of the learning rate in this step.
+            lr_scale: Factor of the learning rate in this step.
 
         Returns:
             The means over the updates, for the metrics.
@@ -114,26 +114,26 @@ class TreeLearner:
         done: list[UpdateMeans] = []
         for batch in inputs.batches:
             self._observe(Updating(len(done), len(inputs.batches)))
-            done.append(self._update(batch, rate_factor))
+            done.append(self._update(batch, lr_scale))
         means, apart = UpdateMeans.mean(done), inputs.mismatch
         self._preparation.forget()
         retries, self._nodes.retries = self._nodes.retries, 0
         return Update(
             loss=means.loss,
             grad_norm=means.grad_norm,
-            clip_share=means.clip_share,
+            clip_fraction=means.clip_fraction,
             old_policy_kl=means.old_policy_kl,
             entropy=-_token_mean([g.tree for g in groups]),
-            learning_rate=self._learning_rate(rate_factor),
+            learning_rate=self._learning_rate(lr_scale),
             trained_nodes=sum(x.tree.num_unique_tokens for x in inputs.trained),
-            clip_low_share=means.clip_low_share,
-            clip_high_share=means.clip_high_share,
+            clip_low_fraction=means.clip_low_fraction,
+            clip_high_fraction=means.clip_high_fraction,
             reference_kl=means.reference_kl if self.has_reference else None,
             bonus_entropy=means.entropy if settings.loss.entropy_coefficient else None,
             mismatch_mean=apart.mean if apart else None,
             mismatch_max=apart.max if apart else None,
             mismatch_kl=apart.kl if apart else None,
-            masked_share=inputs.masked_share,
+            masked_fraction=inputs.masked_fraction,
             nodes_per_pass=self._nodes.value,
             out_of_memory_retries=retries,
         )
@@ -153,7 +153,7 @@ class TreeLearner:
         """
         return self._preparation.with_old_logprobs(groups)
 
-    def penalised(self, groups: Sequence[Group]) -> list[Group]:
+    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
         """Subtract the KL penalty from the rewards, if the penalty is placed there.
 
         Args:
@@ -163,7 +163,7 @@ class TreeLearner:
         Returns:
             The groups, in order.
         """
-        return self._preparation.penalised(groups)
+        return self._preparation.apply_kl_penalty(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node under the current weights, at the sampling temperature.
@@ -274,7 +274,7 @@ class TreeLearner:
     def _learning_rate(self, factor: float) -> float:
         return factor * warmed_up(self._settings.learning_rate, self._updates, self._settings.warmup_updates)
 
-    def _update(self, batch: MiniBatch, rate_factor: float) -> UpdateMeans:
+    def _update(self, batch: MiniBatch, lr_scale: float) -> UpdateMeans:
         """Accumulate the gradient of one mini-batch and apply it."""
         own = self._nodes.run(lambda: self._accumulate(batch))
         sums = LossSums.from_vector(self._ranks.sum(own.vector()))
@@ -285,7 +285,7 @@ class TreeLearner:
             )
         self._updates += 1
         for parameters in self._optimizer.param_groups:
-            parameters["lr"] = self._learning_rate(rate_factor)
+            parameters["lr"] = self._learning_rate(lr_scale)
         self._nodes.once(self._optimizer.step)  # its first call allocates the moments
         return UpdateMeans.of(sums, grad_norm, self._ranks.sum(batch.totals()))
 

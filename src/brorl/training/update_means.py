@@ -17,9 +17,9 @@ class UpdateMeans:
 
     loss: float
     grad_norm: float
-    clip_share: float
-    clip_low_share: float
-    clip_high_share: float
+    clip_fraction: float
+    clip_low_fraction: float
+    clip_high_fraction: float
     old_policy_kl: float
     reference_kl: float
     entropy: float

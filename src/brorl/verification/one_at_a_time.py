@@ -18,7 +18,7 @@ class OneAtATime:
 
     Args:
         verifier: The verifier; nothing else may call it.
-        lock: Shared by verifiers that share workers.
+        lock: Shared by verifiers that fraction workers.
     """
 
     def __init__(self, verifier: Verifier, lock: threading.Lock | None = None) -> None:

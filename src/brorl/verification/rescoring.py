@@ -78,8 +78,8 @@ class Agreement:
         return self.both_correct + self.both_incorrect + self.only_stored + self.only_new
 
     @property
-    def share(self) -> float:
-        """Share of the compared responses with equal verdicts, 0 to 1; NaN without any."""
+    def fraction(self) -> float:
+        """Fraction of the compared responses with equal verdicts, 0 to 1; NaN without any."""
         return (self.both_correct + self.both_incorrect) / self.number if self.number else float("nan")
 
 

@@ -13,7 +13,7 @@ from brorl.planning.cluster.response_lengths import ResponseLengths
 from brorl.planning.cluster.rollout_worker import RolloutWorker, smallest_worker
 from brorl.planning.cluster.scaling import ScalingSettings, last_paying, scale
 from brorl.planning.cluster.sharded_learner import TREE_BYTES, LearnerSettings, ShardedLearner
-from brorl.planning.cluster.step_work import StepWork, distinct_share
+from brorl.planning.cluster.step_work import StepWork, distinct_fraction
 from brorl.planning.cluster.unit_costs import CASES, UnitCost, UnitCosts
 
 QWEN3 = ModelShape(  # Qwen3-0.6B
@@ -22,8 +22,8 @@ QWEN3 = ModelShape(  # Qwen3-0.6B
 )  # fmt: skip
 H100 = GPUS["H100"]
 WORK = StepWork(
-    prompts=8, rollouts=64, prompt_tokens=100.0, lengths=ResponseLengths(500.0, 500.0, 0.0), distinct_share=0.25,
-    response_share=0.5, kept_share=0.5, mini_batches=4, passes=6, origins={},
+    prompts=8, rollouts=64, prompt_tokens=100.0, lengths=ResponseLengths(500.0, 500.0, 0.0), distinct_fraction=0.25,
+    response_fraction=0.5, kept_fraction=0.5, mini_batches=4, passes=6, origins={},
 )  # fmt: skip
 LEARNER = LearnerSettings(reference=True, gradient_checkpointing=True)
 
@@ -38,8 +38,8 @@ def test_a_decoding_step_that_reads() -> None:
     costs = job().costs
     worker = RolloutWorker(QWEN3, WORK, costs, "vllm")
     read = 596_049_920 * 2 + 100 * 350 * 114_688
-    for case, share, launch in (("best", 0.75, 0.0015), ("worst", 0.4, 0.006)):
-        expected = launch + read / (3.35e12 * share)
+    for case, fraction, launch in (("best", 0.75, 0.0015), ("worst", 0.4, 0.006)):
+        expected = launch + read / (3.35e12 * fraction)
         assert worker.step_seconds(np.array([100.0]), case)[0] == pytest.approx(expected)  # type: ignore[arg-type]
 
 
@@ -132,8 +132,8 @@ def test_the_papers_step_lies_in_the_range() -> None:
     model = PUBLISHED["nvidia/Nemotron-Research-Reasoning-Qwen-1.5B"]
     work = StepWork(
         prompts=128, rollouts=512, prompt_tokens=512, lengths=ResponseLengths(7680, 15_360),
-        distinct_share=distinct_share(512, 7680), response_share=1.0, kept_share=0.62, mini_batches=4, passes=6,
-        origins={},
+        distinct_fraction=distinct_fraction(512, 7680), response_fraction=1.0, kept_fraction=0.62, mini_batches=4,
+        passes=6, origins={},
     )  # fmt: skip
     found = capacity(job("vllm", work, model), Cluster(64, H100), "colocated", "sync")
     assert found is not None
@@ -187,8 +187,8 @@ def test_scaling_of_a_small_job() -> None:
     assert [row.num_gpus for row in rows] == [1, 2, 4, 32, 64]
     assert [row.gain is None for row in rows] == [True, False, False, True, False]
     assert rows[1].gain == pytest.approx(rows[0].result.seconds / rows[1].result.seconds)
-    assert all(0 < row.useful_share <= 1.05 for row in rows)
-    assert rows[-1].useful_share < 0.2 < 0.5 < rows[0].useful_share
+    assert all(0 < row.useful_fraction <= 1.05 for row in rows)
+    assert rows[-1].useful_fraction < 0.2 < 0.5 < rows[0].useful_fraction
     assert rows[-1].gain is not None
     assert rows[-1].gain < 1.5
     assert last_paying(rows) in (1, 2, 4)

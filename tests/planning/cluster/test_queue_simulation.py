@@ -108,7 +108,7 @@ def test_verification_is_an_m_d_1_queue() -> None:
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_staleness_is_bounded(staleness: int) -> None:
     queue = Queue(
-        4, np.linspace(0, 1, 9), 4, groups=6, learn_seconds=25.0, publish_seconds=1.0, kept_share=0.6, mode="async",
+        4, np.linspace(0, 1, 9), 4, groups=6, learn_seconds=25.0, publish_seconds=1.0, kept_fraction=0.6, mode="async",
         max_staleness=staleness,
     )  # fmt: skip
     seed = int(np.random.default_rng().integers(2**31))
@@ -122,9 +122,9 @@ def test_staleness_is_bounded(staleness: int) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_work_is_conserved(mode: str) -> None:
-    """Kept groups are the share of the sampled ones; no worker decodes faster than with all slots busy."""
+    """Kept groups are the fraction of the sampled ones; no worker decodes faster than with all slots busy."""
     seconds_B = 0.02 + 0.001 * np.arange(17)
-    queue = Queue(3, seconds_B, 8, groups=20, learn_seconds=1.0, kept_share=0.5, mode=mode)  # type: ignore[arg-type]
+    queue = Queue(3, seconds_B, 8, groups=20, learn_seconds=1.0, kept_fraction=0.5, mode=mode)  # type: ignore[arg-type]
     result = simulate(queue, exponential(50.0), seed=int(np.random.default_rng().integers(2**31)), steps=100)
     assert result.sampled_groups == pytest.approx(20 / 0.5, rel=0.1)
     assert result.sampled_tokens / result.sampled_groups == pytest.approx(8 * 50, rel=0.05)

@@ -1,11 +1,11 @@
-"""Lengths against numerical integration, and the share of distinct tokens against enumeration."""
+"""Lengths against numerical integration, and the fraction of distinct tokens against enumeration."""
 
 import numpy as np
 import pytest
 from scipy import integrate, stats
 
 from brorl.planning.cluster.response_lengths import ResponseLengths
-from brorl.planning.cluster.step_work import distinct_share
+from brorl.planning.cluster.step_work import distinct_fraction
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_moments_are_those_of_the_cut_lognormal(mean: float, limit: float, sprea
     )
     assert first == pytest.approx(mean, rel=1e-5)
     assert lengths.mean_square == pytest.approx(second, rel=1e-5)
-    assert lengths.share_truncated == pytest.approx(law.sf(limit), rel=1e-5)
+    assert lengths.truncation_rate == pytest.approx(law.sf(limit), rel=1e-5)
     assert lengths.mean_progress == pytest.approx(second / (2 * first), rel=1e-5)
 
 
@@ -32,7 +32,7 @@ def test_draws_have_these_moments() -> None:
     assert drawn.max() == 1000.0
     assert drawn.mean() == pytest.approx(300, rel=0.02)
     assert (drawn**2).mean() == pytest.approx(lengths.mean_square, rel=0.04)
-    assert (drawn == 1000.0).mean() == pytest.approx(lengths.share_truncated, abs=0.01)
+    assert (drawn == 1000.0).mean() == pytest.approx(lengths.truncation_rate, abs=0.01)
 
 
 def test_equal_lengths() -> None:
@@ -54,4 +54,4 @@ def test_distinct_tokens_of_equal_entropy(rollouts: int, length: int, entropy: f
     """Against a sum over small steps of min(N, e^(h t)) prefixes."""
     t = (np.arange(length * 1000) + 0.5) / 1000
     expected = np.minimum(rollouts, np.exp(np.minimum(entropy * t, 50))).sum() / 1000 / (rollouts * length)
-    assert distinct_share(rollouts, length, entropy) == pytest.approx(expected, rel=1e-3)
+    assert distinct_fraction(rollouts, length, entropy) == pytest.approx(expected, rel=1e-3)

@@ -15,7 +15,7 @@ LAST = float(np.nextafter(1.0, 0.0))
 
 
 def random_logits(rng: np.random.Generator, rows: int, vocabulary: int, forbidden: float = 0.0) -> torch.Tensor:
-    """Logits of very different sharpness per row; a share of them -inf, but never a whole row."""
+    """Logits of very different sharpness per row; a fraction of them -inf, but never a whole row."""
     logits = rng.normal(size=(rows, vocabulary)) * rng.choice([0.3, 3.0, 30.0], (rows, 1))
     logits[rng.random(logits.shape) < forbidden] = -INF
     row, allowed = np.arange(rows), rng.integers(0, vocabulary, rows)

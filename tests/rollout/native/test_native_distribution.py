@@ -82,7 +82,7 @@ def test_the_chi_square_test_can_fail() -> None:
 
 
 def test_rollouts_of_different_prompts_and_seeds_are_independent() -> None:
-    """First tokens of 1500 equal prompts: no association between neighbours, nor between two seeds."""
+    """First tokens of 1500 equal prompts: no association between neighbors, nor between two seeds."""
     model = small_model("qwen2", vocab_size=VOCABULARY, seed=11)
     engine, sampling = NativeEngine(model, EOS), SamplingParams(max_new_tokens=1)
     first, second = (

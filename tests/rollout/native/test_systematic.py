@@ -336,16 +336,16 @@ def test_expected_gradients(rng: np.random.Generator, num_rollouts: int) -> None
     true = torch.autograd.grad(objective, model.lm_head.weight)[0].numpy().ravel()
     close = {"rtol": 1e-9, "atol": 1e-11 + 1e-9 * np.abs(true).max()}
 
-    plain, centred, leave_one_out, covariance = expected_estimates(iid_trees(response_p, num_rollouts), reward, score)
+    plain, centered, leave_one_out, covariance = expected_estimates(iid_trees(response_p, num_rollouts), reward, score)
     np.testing.assert_allclose(plain, true, **close)
-    np.testing.assert_allclose(centred, (1 - 1 / num_rollouts) * true, **close)
+    np.testing.assert_allclose(centered, (1 - 1 / num_rollouts) * true, **close)
     np.testing.assert_allclose(leave_one_out, true, **close)
     np.testing.assert_allclose(covariance, true / num_rollouts, **close)
 
     trees = exact_trees(next_token, num_rollouts, 2)
-    plain, centred, leave_one_out, covariance = expected_estimates(trees, reward, score)
+    plain, centered, leave_one_out, covariance = expected_estimates(trees, reward, score)
     np.testing.assert_allclose(plain, true, **close)
-    np.testing.assert_allclose(centred, true - covariance, **close)
+    np.testing.assert_allclose(centered, true - covariance, **close)
     np.testing.assert_allclose(leave_one_out, num_rollouts / (num_rollouts - 1) * (true - covariance), **close)
     assert np.abs(covariance - true / num_rollouts).max() > 1e-6 * np.abs(true).max()
 
@@ -360,8 +360,8 @@ def test_the_bias_of_the_group_mean_falls_faster_than_one_over_n() -> None:
         score = scored(model, prompt, list(response_p))
         true = sum(p * reward[r] * score[r] for r, p in response_p.items())
         trees = exact_trees(next_token_of(model, prompt), num_rollouts, 2)
-        _, centred, leave_one_out, _ = expected_estimates(trees, reward, score)
-        errors.append([np.linalg.norm(e - true) / np.linalg.norm(true) for e in (centred, leave_one_out)])
+        _, centered, leave_one_out, _ = expected_estimates(trees, reward, score)
+        errors.append([np.linalg.norm(e - true) / np.linalg.norm(true) for e in (centered, leave_one_out)])
     group_mean, leave_one_out = np.mean(errors, axis=0)
     assert group_mean < 0.5 / num_rollouts  # with independent rollouts it is 1 / N
     assert group_mean < leave_one_out
@@ -379,8 +379,8 @@ def test_where_no_rounding_is_left_the_group_mean_is_exact_and_rloo_overshoots(r
     reward = {(v,): float(rng.normal()) for v in range(3)}
     score = {(v,): np.eye(3)[v] - next_V for v in range(3)}
     true = sum(next_V[v] * reward[v,] * score[v,] for v in range(3))
-    plain, centred, leave_one_out, covariance = expected_estimates(trees, reward, score)
-    np.testing.assert_allclose([plain, centred, leave_one_out], [true, true, 4 / 3 * true], atol=1e-14)
+    plain, centered, leave_one_out, covariance = expected_estimates(trees, reward, score)
+    np.testing.assert_allclose([plain, centered, leave_one_out], [true, true, 4 / 3 * true], atol=1e-14)
     np.testing.assert_allclose(covariance, 0, atol=1e-14)
 
 

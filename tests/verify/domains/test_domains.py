@@ -73,7 +73,7 @@ def test_its_references_are_checked_with_those_of_other_domains() -> None:
 
 def test_check_and_init_use_it(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny", characters=EVERY_CHARACTER, max_positions=64)
-    arguments = ("--data.sources={path: rows.jsonl, domain: parity}", "--data.held_out_share=0.3", "--no-timing")
+    arguments = ("--data.sources={path: rows.jsonl, domain: parity}", "--data.held_out_fraction=0.3", "--no-timing")
     arguments = (*arguments, "--sampling.max_new_tokens=8", f"--model={model}")
     write_rows(*["even", "odd"] * 6)
     outcome = command("check", *arguments)

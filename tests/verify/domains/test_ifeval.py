@@ -33,7 +33,7 @@ def verdict(response: str, *instructions: Instruction, loose: bool = False) -> V
 
 def test_a_response_must_follow_all_and_its_score_is_the_share() -> None:
     every = (NO_COMMA, QUOTED, THREE_WORDS)
-    for response, share, reason in [
+    for response, fraction, reason in [
         ('"a b c"', 1.0, "correct"),
         ('"a, b c"', 2 / 3, "not followed: punctuation:no_comma"),
         ("a, b c", 1 / 3, "not followed: punctuation:no_comma"),
@@ -42,7 +42,7 @@ def test_a_response_must_follow_all_and_its_score_is_the_share() -> None:
         (" \n", 0.0, "no answer"),
     ]:
         found = verdict(response, *every)
-        assert (found.correct, found.score, found.reason) == (share == 1, share, reason), response
+        assert (found.correct, found.score, found.reason) == (fraction == 1, fraction, reason), response
 
 
 def test_the_loose_reading_drops_lines_and_asterisks() -> None:

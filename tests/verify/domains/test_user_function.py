@@ -38,9 +38,9 @@ def one(response):
 def four(response, reference, prompt, more):
     return True
 
-def neighbour(response, reference):
-    import the_neighbour
-    return the_neighbour.ANSWER == response
+def neighbor(response, reference):
+    import the_neighbor
+    return the_neighbor.ANSWER == response
 '''
 
 
@@ -53,7 +53,7 @@ def pool() -> Iterator[WorkerPool]:
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     (tmp_path / "own.py").write_text(SOURCE, "utf-8")
-    (tmp_path / "the_neighbour.py").write_text("ANSWER = 'next door'\n", "utf-8")
+    (tmp_path / "the_neighbor.py").write_text("ANSWER = 'next door'\n", "utf-8")
     return tmp_path / "own.py"
 
 
@@ -164,7 +164,7 @@ def test_modules_of_the_current_directory_can_be_named(own: Path, monkeypatch: p
             ("own:same", "4"),
             ("mine.deep.rules:Rules.ok", "4"),
             ("own.py:same", "4"),
-            ("./own.py:neighbour", "next door"),
+            ("./own.py:neighbor", "next door"),
         ):
             assert ask(pool, function, response)[0].correct, function
 

@@ -145,7 +145,7 @@ def _at(job: Job, cluster: Cluster, placement: Placement, mode: Mode, ranks: int
 def _phases(
     job: Job, cluster: Cluster, worker: RolloutWorker, num_workers: int, learner: ShardedLearner, case: Case
 ) -> PhaseSeconds:
-    responses = job.work.sampled_rows * job.work.response_share
+    responses = job.work.sampled_rows * job.work.response_fraction
     cores = cluster.num_gpus * job.costs.verify_cores.at(case)
     return PhaseSeconds(
         generation=worker.seconds(job.work.sampled_groups / num_workers, case),
@@ -162,5 +162,5 @@ def publish_seconds(job: Job, cluster: Cluster, case: Case) -> float:
     of workers.
     """
     wire = job.costs.link if cluster.num_gpus <= cluster.gpu.per_machine else job.costs.network
-    moved = job.model.weight_bytes / (wire.best * job.costs.link_share.at(case)) if cluster.num_gpus > 1 else 0.0
+    moved = job.model.weight_bytes / (wire.best * job.costs.link_fraction.at(case)) if cluster.num_gpus > 1 else 0.0
     return job.costs.publish.at(case) + moved

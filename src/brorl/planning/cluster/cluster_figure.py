@@ -1,4 +1,4 @@
-"""A cluster plan as a figure: seconds, useful share, and the phases of a step against the number of GPUs.
+"""A cluster plan as a figure: seconds, useful fraction, and the phases of a step against the number of GPUs.
 
 In: a plan. Out: a PNG.
 """
@@ -64,11 +64,11 @@ def _draw_seconds(axis: Axes, plan: ClusterPlan) -> None:
 def _draw_useful(axis: Axes, plan: ClusterPlan) -> None:
     for mode in MODES:
         rows = plan.scaling[mode]
-        shares = [row.useful_share for row in rows]
-        axis.plot([row.num_gpus for row in rows], shares, "-o", color=_COLORS[mode], label=mode, markersize=4)
+        fractions = [row.useful_fraction for row in rows]
+        axis.plot([row.num_gpus for row in rows], fractions, "-o", color=_COLORS[mode], label=mode, markersize=4)
     axis.set_ylim(0, 1.05)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axis.set_title("Useful share of the GPUs", fontsize=10)
+    axis.set_title("Useful fraction of the GPUs", fontsize=10)
     axis.legend(frameon=False)
 
 

@@ -17,7 +17,7 @@ from brorl.planning.cluster.sharded_learner import ShardedLearner
 from brorl.planning.cluster.step_work import StepWork
 from brorl.planning.cluster.unit_costs import ENGINES, UnitCosts
 
-_SHARES = (0.5, 0.1)  # hypothetical shares of distinct tokens
+_FRACTIONS = (0.5, 0.1)  # hypothetical fractions of distinct tokens
 _SMALL_N = 16
 MODES: tuple[Mode, ...] = ("sync", "async")
 
@@ -29,7 +29,7 @@ class TreeSaving:
     Attributes:
         name: What is shared.
         rollouts: N.
-        distinct_share: Distinct tokens over sampled tokens of the responses.
+        distinct_fraction: Distinct tokens over sampled tokens of the responses.
         native: GPU-hours of sampling with an engine that shares rows; None if it does not fit.
         vllm: GPU-hours of sampling with an engine that decodes every rollout; None if it does not fit.
         training: GPU-hours of learning.
@@ -37,7 +37,7 @@ class TreeSaving:
 
     name: str
     rollouts: int
-    distinct_share: float
+    distinct_fraction: float
     native: float | None
     vllm: float | None
     training: float | None
@@ -118,13 +118,13 @@ def savings(job: Job, cluster: Cluster) -> Iterator[TreeSaving]:
     The steps at N = 16 have as many rollouts, of more prompts.
     """
     work = job.work
-    alone = replace(work, distinct_share=1.0, response_share=1.0)
+    alone = replace(work, distinct_fraction=1.0, response_fraction=1.0)
     yield _saving(job, cluster, "nothing", replace(alone, shares_prompts=False))
     yield _saving(job, cluster, "prompts", alone)
     yield _saving(job, cluster, "prompts, prefixes (the plan)", work)
-    for share in _SHARES:
-        if share < work.distinct_share:
-            more = replace(work, distinct_share=share)
+    for fraction in _FRACTIONS:
+        if fraction < work.distinct_fraction:
+            more = replace(work, distinct_fraction=fraction)
             yield _saving(job, cluster, "prompts, more prefixes (hypothetical)", more)
     if work.rollouts > _SMALL_N:
         small = replace(alone, rollouts=_SMALL_N, prompts=work.prompts * work.rollouts // _SMALL_N)
@@ -142,7 +142,7 @@ def _saving(job: Job, cluster: Cluster, name: str, work: StepWork) -> TreeSaving
     return TreeSaving(
         name=name,
         rollouts=work.rollouts,
-        distinct_share=work.distinct_share,
+        distinct_fraction=work.distinct_fraction,
         native=hours.get("native"),
         vllm=hours.get("vllm"),
         training=hours.get("training"),
@@ -152,7 +152,7 @@ def _saving(job: Job, cluster: Cluster, name: str, work: StepWork) -> TreeSaving
 def problems(job: Job, cluster: Cluster) -> Iterator[str]:
     """Yield the reasons why a job does not fit on a cluster, each with settings that change it."""
     gpu = cluster.gpu
-    usable = job.costs.memory.best * job.costs.memory_share.best
+    usable = job.costs.memory.best * job.costs.memory_fraction.best
     learner = ShardedLearner(job.model, job.work, job.costs, job.learner, cluster.num_gpus, gpu.per_machine)
     if learner.state_bytes + learner.pass_bytes > usable:
         fixes = ["more GPUs (the state is sharded)", "lora.rank", "reference.offload: true", "sampling.max_new_tokens"]

@@ -17,7 +17,9 @@ from brorl.planning.cluster.unit_costs import CASES, UnitCost
 from brorl.storage import json_ready
 from brorl.table import Table
 
-NOT_MEASURED = "No figure of a GPU was measured by this project. Shares of the hardware's figures are assumed ranges."
+NOT_MEASURED = (
+    "No figure of a GPU was measured by this project. Fractions of the hardware's figures are assumed ranges."
+)
 
 
 def tables(plan: ClusterPlan) -> list[Table]:
@@ -31,8 +33,8 @@ def work_line(plan: ClusterPlan) -> str:
     return (
         f"a step: {work.prompts} prompts x {work.rollouts} rollouts, {plain(work.prompt_tokens)} prompt tokens, "
         f"{plain(work.lengths.mean)} response tokens on average and at most {plain(work.lengths.limit)}; "
-        f"{plain(work.sampled_groups, 3)} groups sampled ({work.kept_share:.0%} kept), "
-        f"{short(work.sampled_tokens)} tokens, {work.distinct_share:.3g} of them distinct"
+        f"{plain(work.sampled_groups, 3)} groups sampled ({work.kept_fraction:.0%} kept), "
+        f"{short(work.sampled_tokens)} tokens, {work.distinct_fraction:.3g} of them distinct"
     )
 
 
@@ -52,7 +54,7 @@ def phase_table(plan: ClusterPlan) -> Table:
 
 
 def scaling_table(plan: ClusterPlan) -> Table:
-    """Return the simulated seconds per step, the useful share and the gain of each doubling, by number of GPUs."""
+    """Return the simulated seconds per step, the useful fraction and the gain of each doubling, by number of GPUs."""
     by_size: dict[int, dict[str, SimulatedStep]] = {}
     for mode, rows in plan.scaling.items():
         for row in rows:
@@ -64,7 +66,7 @@ def scaling_table(plan: ClusterPlan) -> Table:
             found = by_size[size].get(mode)
             line += ["-", "", ""] if found is None else [
                 _rounded(found.result.seconds),
-                f"{found.useful_share:.0%}",
+                f"{found.useful_fraction:.0%}",
                 "" if found.gain is None else f"{found.gain:.2f}",
             ]  # fmt: skip
         cells.append(tuple(line))
@@ -73,7 +75,7 @@ def scaling_table(plan: ClusterPlan) -> Table:
         ("GPUs", "sync: s", "useful", "gain", "async: s", "useful", "gain"),
         tuple(cells) or (("none fits", *[""] * 6),),
         notes=(
-            "In the middle of the assumed ranges. Useful: share of the GPUs' time in operations of the learner "
+            "In the middle of the assumed ranges. Useful: fraction of the GPUs' time in operations of the learner "
             "and in decoding with full batches. Gain: times faster than half as many GPUs.",
         ),
         strong=frozenset(i for i, size in enumerate(sorted(by_size)) if size == plan.cluster.num_gpus),
@@ -85,7 +87,7 @@ def saving_table(plan: ClusterPlan) -> Table:
     rows = (
         (
             f"N = {s.rollouts}: {s.name}",
-            f"{s.distinct_share:.3g}",
+            f"{s.distinct_fraction:.3g}",
             *("-" if v is None else plain(v) for v in (s.native, s.vllm, s.training)),
         )
         for s in plan.savings
@@ -115,7 +117,7 @@ def memory_table(plan: ClusterPlan) -> Table:
                 f"{worker.slots:,}",
             )
         )
-    usable = plan.job.costs.memory.best * plan.job.costs.memory_share.best
+    usable = plan.job.costs.memory.best * plan.job.costs.memory_fraction.best
     return Table(
         f"Memory of each GPU ({memory_size(usable)} usable)",
         ("", "learner: state + pass", "engine: weights", "K/V", "rows of a worker"),
@@ -148,7 +150,7 @@ def _recommendation(plan: ClusterPlan) -> Iterator[str]:
         f"On {plan.cluster.name} a step takes about {_rounded(best.result.seconds)} s "
         f"({_range(waiting * way.total('best'), waiting * way.total('worst'))} over the assumed ranges) {_way(way)}, "
         f"with {counted(way.num_workers, 'rollout worker')} of {counted(way.worker.gpus, 'GPU')} and "
-        f"{counted(way.learner.ranks, 'learner rank')}. The useful share of the GPUs is {best.useful_share:.0%}."
+        f"{counted(way.learner.ranks, 'learner rank')}. The useful fraction of the GPUs is {best.useful_fraction:.0%}."
     )
     for mode, row in simulated.items():
         if row is not best:
@@ -184,7 +186,7 @@ def cluster_record(plan: ClusterPlan) -> dict[str, Any]:
             "mean_length": work.lengths.mean,
             "max_length": work.lengths.limit,
             "length_spread": work.lengths.spread,
-            "share_truncated": work.lengths.share_truncated,
+            "truncation_rate": work.lengths.truncation_rate,
             "sampled_groups": work.sampled_groups,
             "sampled_tokens": work.sampled_tokens,
             "trained_tokens": work.trained_tokens,
@@ -223,14 +225,14 @@ def _step_record(row: SimulatedStep) -> dict[str, Any]:
         "rollout_workers": row.capacity.num_workers,
         "learner_ranks": row.capacity.learner.ranks,
         "seconds_without_waiting": row.capacity.seconds,
-        "useful_share": row.useful_share,
+        "useful_fraction": row.useful_fraction,
         "gain": row.gain,
         **asdict(row.result),
     }
 
 
 _PHASES = ("generation", "verification", "training", "transfer")
-_SHOWN = ("prompt_tokens", "mean_length", "distinct_share", "response_share", "kept_share")
+_SHOWN = ("prompt_tokens", "mean_length", "distinct_fraction", "response_fraction", "kept_fraction")
 
 
 def _origins(plan: ClusterPlan) -> Iterator[tuple[str, str]]:

@@ -97,7 +97,9 @@ class ModelShape:
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
         return cls(
             parameters=total,
-            matmul_parameters=round(total - (0 if tied else table.numel()) - experts * (1 - _share_of_experts(text))),
+            matmul_parameters=round(
+                total - (0 if tied else table.numel()) - experts * (1 - _fraction_of_experts(text))
+            ),
             layers=text.num_hidden_layers,
             hidden=text.hidden_size,
             inner=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -158,8 +160,8 @@ PUBLISHED = {
 """Shapes of the models of the shipped recipes, for machines that cannot reach the hub."""
 
 
-def _share_of_experts(config: Any) -> float:
-    """Return the share of the experts that a token uses; 1 without experts."""
+def _fraction_of_experts(config: Any) -> float:
+    """Return the fraction of the experts that a token uses; 1 without experts."""
     used = getattr(config, "num_experts_per_tok", None)
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     total = next((getattr(config, name) for name in names if getattr(config, name, None)), None)

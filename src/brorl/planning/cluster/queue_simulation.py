@@ -38,7 +38,7 @@ class Queue:
         parts: Tasks of a group, which may run on different workers; at most `group_rows`.
         prefill_seconds: Seconds of a worker at the start of a task.
         groups: Groups of a step, P.
-        kept_share: Chance that a group is kept.
+        kept_fraction: Chance that a group is kept.
         verify_seconds: Seconds of all verifiers for one group.
         learn_seconds: Seconds of the learner's step.
         publish_seconds: Seconds in which new weights reach the workers, which stand still.
@@ -56,15 +56,15 @@ class Queue:
     verify_seconds: float = 0.0
     prefill_seconds: float = 0.0
     parts: int = 1
-    kept_share: float = 1.0
+    kept_fraction: float = 1.0
     mode: Literal["sync", "async"] = "sync"
     max_staleness: int = 1
 
     def __post_init__(self) -> None:
         if min(self.workers, self.group_rows, self.groups, self.parts) < 1 or self.step_seconds_B.size < 2:
             raise ValueError("workers, slots, rows of a group, groups and parts must each be at least 1")
-        if self.parts > self.group_rows or not 0 < self.kept_share <= 1:
-            raise ValueError("a group has at most as many parts as rows, and the kept share lies in (0, 1]")
+        if self.parts > self.group_rows or not 0 < self.kept_fraction <= 1:
+            raise ValueError("a group has at most as many parts as rows, and the kept fraction lies in (0, 1]")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class QueueResult:
         sampled_tokens: Tokens of all rows that finished, per step.
         staleness: Mean steps between the weights of a group's first token and its training.
         verify_wait: Mean seconds between the end of a group's sampling and the start of its verification.
-        learner_busy: Share of the time in which the learner learns.
+        learner_busy: Fraction of the time in which the learner learns.
     """
 
     seconds: float
@@ -99,7 +99,7 @@ def simulate(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, warm_up:
         warm_up: Steps before them.
 
     Raises:
-        RuntimeError: If the run does not end, because the kept share is too small.
+        RuntimeError: If the run does not end, because the kept fraction is too small.
     """
     simulation = _Simulation(queue, lengths, np.random.default_rng(seed))
     simulation.run_until(warm_up)
@@ -172,7 +172,7 @@ class _Simulation:
                 return
             self.time, _, action = heapq.heappop(self._events)
             action()
-        raise RuntimeError(f"{_MOST_EVENTS:,} events did not complete {steps} steps; raise the kept share")
+        raise RuntimeError(f"{_MOST_EVENTS:,} events did not complete {steps} steps; raise the kept fraction")
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (time, next(self._number), action))
@@ -259,7 +259,7 @@ class _Simulation:
     def _verified_call(self) -> None:
         """Keep some groups of a synchronous call; learn, or sample the rest."""
         call = [self.kept.pop() for _ in range(self.verifying)]
-        kept = [group for group in call if self.generator.random() < self.queue.kept_share]
+        kept = [group for group in call if self.generator.random() < self.queue.kept_fraction]
         self.drawn += len(call)
         self.found += len(kept)
         self.verified += len(call)
@@ -280,7 +280,7 @@ class _Simulation:
         """Keep an asynchronous group or not, and learn if there are enough."""
         self.verifying -= 1
         self.verified += 1
-        if self.generator.random() < self.queue.kept_share:
+        if self.generator.random() < self.queue.kept_fraction:
             self.kept.append(group)
         if not self.learning:
             self._learn_if_full()

@@ -61,8 +61,8 @@ class ResponseLengths:
         return self.mean_square / (2 * self.mean)
 
     @property
-    def share_truncated(self) -> float:
-        """Share of responses that reach the limit."""
+    def truncation_rate(self) -> float:
+        """Fraction of responses that reach the limit."""
         return 0.0 if self.spread == 0 else 1 - _normal((log(self.limit) - self.location) / self.spread)
 
     def draw(self, number: int, generator: np.random.Generator) -> FloatArray:

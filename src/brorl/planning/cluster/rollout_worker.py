@@ -45,7 +45,7 @@ class RolloutWorker:
     @property
     def rows_per_group(self) -> float:
         """Rows that decode the N rollouts of a prompt."""
-        return self.work.rollouts * (self.work.distinct_share if self.engine == "native" else 1.0)
+        return self.work.rollouts * (self.work.distinct_fraction if self.engine == "native" else 1.0)
 
     @property
     def row_bytes(self) -> float:
@@ -57,7 +57,7 @@ class RolloutWorker:
     @property
     def free_bytes(self) -> float:
         """Memory for rows on all GPUs of the worker."""
-        usable = self.costs.memory.best * self.costs.memory_share.best - self.other_bytes
+        usable = self.costs.memory.best * self.costs.memory_fraction.best - self.other_bytes
         return self.gpus * usable - self.model.weight_bytes
 
     @property
@@ -79,15 +79,15 @@ class RolloutWorker:
         read = model.weight_bytes + rows * context * model.kv_bytes
         computed = rows * (model.matmul_flops + model.attention_flops * (work.trained_context))
         seconds: FloatArray = costs.launch.at(case) + np.maximum(
-            read / (self.gpus * costs.bandwidth.best * costs.read_share.at(case)),
-            computed / (self.gpus * costs.flops.best * costs.prefill_share.at(case)),
+            read / (self.gpus * costs.bandwidth.best * costs.read_fraction.at(case)),
+            computed / (self.gpus * costs.flops.best * costs.prefill_fraction.at(case)),
         )
         return seconds
 
     def prefill_seconds(self, tokens: float, context: float, case: Case) -> float:
         """Return the seconds to compute the keys and values of tokens with this mean context."""
         operations = tokens * (self.model.matmul_flops + self.model.attention_flops * context)
-        return operations / (self.gpus * self.costs.flops.best * self.costs.prefill_share.at(case))
+        return operations / (self.gpus * self.costs.flops.best * self.costs.prefill_fraction.at(case))
 
     def group_prefill_seconds(self, case: Case) -> float:
         """Return the seconds to compute the prompt of a group, as often as it is computed."""

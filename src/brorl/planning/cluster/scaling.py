@@ -1,6 +1,6 @@
 """A step on 1, 2, 4, ... GPUs, with the waiting: where more GPUs stop paying.
 
-In: a job and a GPU. Out: for each number of GPUs the seconds of a simulated step, the useful share of the GPUs, and
+In: a job and a GPU. Out: for each number of GPUs the seconds of a simulated step, the useful fraction of the GPUs, and
 the gain over half as many GPUs. The simulation uses the middle of the assumed ranges and the placement and split of
 the capacity model. A simulated row stands for several real ones where there are many.
 """
@@ -31,13 +31,14 @@ class SimulatedStep:
     Attributes:
         capacity: The way to use the GPUs, and its seconds without waiting.
         result: The simulation.
-        useful_share: GPU-seconds of decoding with full batches and of the learner's operations, over all GPU-seconds.
+        useful_fraction: GPU-seconds of decoding with full batches and of the learner's operations, over all
+            GPU-seconds.
         gain: How many times faster the step is than with half as many GPUs; None for the first number.
     """
 
     capacity: Capacity
     result: QueueResult
-    useful_share: float
+    useful_fraction: float
     gain: float | None = None
 
     @property
@@ -100,8 +101,8 @@ def simulated_step(job: Job, found: Capacity, settings: ScalingSettings) -> Simu
     rows = result.sampled_groups * found.worker.rows_per_group
     learning = found.learner.computing_seconds("middle") * found.learner.ranks
     useful = rows * found.worker.gpu_seconds_per_row("middle") + learning
-    share = useful / (result.seconds * found.cluster.num_gpus)
-    return SimulatedStep(found, result, share)
+    fraction = useful / (result.seconds * found.cluster.num_gpus)
+    return SimulatedStep(found, result, fraction)
 
 
 def build_queue(job: Job, found: Capacity, settings: ScalingSettings) -> Queue:
@@ -125,7 +126,7 @@ def build_queue(job: Job, found: Capacity, settings: ScalingSettings) -> Queue:
         parts=parts,
         prefill_seconds=worker.group_prefill_seconds("middle"),
         groups=job.work.prompts,
-        kept_share=job.work.kept_share,
+        kept_fraction=job.work.kept_fraction,
         verify_seconds=phases.verification / job.work.sampled_groups,
         learn_seconds=phases.training + found.learner.tree_seconds("middle"),
         publish_seconds=publish_seconds(job, found.cluster, "middle"),

@@ -103,12 +103,12 @@ class ShardedLearner:
 
     @property
     def _usable_bytes(self) -> float:
-        return self.costs.memory.best * self.costs.memory_share.best
+        return self.costs.memory.best * self.costs.memory_fraction.best
 
     def bandwidth(self, case: Case) -> float:
         """Return the bytes per second of collectives between the ranks."""
         wire = self.costs.link if self.ranks <= self.per_machine else self.costs.network
-        return wire.best * self.costs.link_share.at(case)
+        return wire.best * self.costs.link_fraction.at(case)
 
     @property
     def flops(self) -> float:
@@ -126,7 +126,7 @@ class ShardedLearner:
 
     def computing_seconds(self, case: Case) -> float:
         """Return the seconds of the operations of a step, dealt evenly."""
-        return self.flops / (self.ranks * self.costs.flops.best * self.costs.train_share.at(case))
+        return self.flops / (self.ranks * self.costs.flops.best * self.costs.train_fraction.at(case))
 
     def communication_seconds(self, case: Case) -> float:
         """Return the seconds of all collectives of a step; 0 for one rank."""

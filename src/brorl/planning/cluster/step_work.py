@@ -1,7 +1,7 @@
 """The work of one step at any size: prompts, rollouts, tokens, nodes.
 
 In: the settings of a recipe, and measurements of a run where there are any. Out: counts of rows and tokens that are
-sampled, verified and trained. Without measurements the share of distinct tokens is that of a policy with the same
+sampled, verified and trained. Without measurements the fraction of distinct tokens is that of a policy with the same
 entropy at every token. A real policy of the same mean entropy shares more, so that this is an upper bound.
 """
 
@@ -14,7 +14,7 @@ from brorl.planning.cluster.response_lengths import ResponseLengths
 from brorl.planning.cluster.unit_costs import Origin
 
 ENTROPY = 0.3
-"""Assumed nats per token of a reasoning model, for the share of distinct tokens."""
+"""Assumed nats per token of a reasoning model, for the fraction of distinct tokens."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class StepWork:
         rollouts: Rollouts per prompt, N.
         prompt_tokens: Tokens of a prompt.
         lengths: Lengths of the responses.
-        distinct_share: Distinct tokens over sampled tokens of the responses, in (0, 1].
-        response_share: Distinct responses over rollouts, in (0, 1].
-        kept_share: Share of sampled groups that a step trains on (mixed groups), in (0, 1].
+        distinct_fraction: Distinct tokens over sampled tokens of the responses, in (0, 1].
+        response_fraction: Distinct responses over rollouts, in (0, 1].
+        kept_fraction: Fraction of sampled groups that a step trains on (mixed groups), in (0, 1].
         mini_batches: Updates per step.
         passes: Forward passes of the learner per node in units of one pass: 3 for a forward and a backward pass, 1
             more each for gradient checkpointing, recomputed old log-probs and the reference.
@@ -40,23 +40,23 @@ class StepWork:
     rollouts: int
     prompt_tokens: float
     lengths: ResponseLengths
-    distinct_share: float
-    response_share: float
-    kept_share: float
+    distinct_fraction: float
+    response_fraction: float
+    kept_fraction: float
     mini_batches: int
     passes: float
     origins: dict[str, Origin]
     shares_prompts: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("distinct_share", "response_share", "kept_share"):
+        for name in ("distinct_fraction", "response_fraction", "kept_fraction"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie in (0, 1], not {getattr(self, name):g}")
 
     @property
     def sampled_groups(self) -> float:
         """Groups that are sampled for a step, with those that dynamic sampling drops."""
-        return self.prompts / self.kept_share
+        return self.prompts / self.kept_fraction
 
     @property
     def sampled_rows(self) -> float:
@@ -76,7 +76,7 @@ class StepWork:
     @property
     def trained_tokens(self) -> float:
         """Tokens that go through the learner in one pass: distinct tokens of the kept groups, and their prompts."""
-        responses = self.rollouts * self.lengths.mean * self.distinct_share
+        responses = self.rollouts * self.lengths.mean * self.distinct_fraction
         return self.prompts * (responses + self.prompt_copies * self.prompt_tokens)
 
     @property
@@ -85,8 +85,8 @@ class StepWork:
         return self.prompt_tokens + self.lengths.mean_progress
 
 
-def distinct_share(rollouts: int, mean_length: float, entropy: float = ENTROPY) -> float:
-    """Return the share of distinct tokens of N rollouts of a policy with the same entropy at every token.
+def distinct_fraction(rollouts: int, mean_length: float, entropy: float = ENTROPY) -> float:
+    """Return the fraction of distinct tokens of N rollouts of a policy with the same entropy at every token.
 
     After t tokens such a policy has about e^(h t) equally likely prefixes, so that N rollouts have min(N, e^(h t))
     distinct ones. A rollout shares (log N - 1 + 1/N) / h tokens.

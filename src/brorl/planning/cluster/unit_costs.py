@@ -66,11 +66,11 @@ class UnitCosts:
         memory: Bytes of the GPU's memory.
         link: Bytes per second to GPUs of the same machine.
         network: Bytes per second to other machines.
-        memory_share: Share of the memory that a run may use.
-        read_share: Share of the bandwidth that decoding reaches.
-        prefill_share: Share of the operations that a forward pass of the engine reaches.
-        train_share: Share of the operations that the learner reaches.
-        link_share: Share of the link or the network that collectives reach.
+        memory_fraction: Fraction of the memory that a run may use.
+        read_fraction: Fraction of the bandwidth that decoding reaches.
+        prefill_fraction: Fraction of the operations that a forward pass of the engine reaches.
+        train_fraction: Fraction of the operations that the learner reaches.
+        link_fraction: Fraction of the link or the network that collectives reach.
         launch: Seconds of a decoding step that are neither reading nor computing.
         publish: Seconds of a weight update in addition to the transfer.
         tree_rate: Bytes per second at which one machine receives trees from the object store.
@@ -84,11 +84,11 @@ class UnitCosts:
     memory: UnitCost
     link: UnitCost
     network: UnitCost
-    memory_share: UnitCost
-    read_share: UnitCost
-    prefill_share: UnitCost
-    train_share: UnitCost
-    link_share: UnitCost
+    memory_fraction: UnitCost
+    read_fraction: UnitCost
+    prefill_fraction: UnitCost
+    train_fraction: UnitCost
+    link_fraction: UnitCost
     launch: UnitCost
     publish: UnitCost
     tree_rate: UnitCost
@@ -97,19 +97,21 @@ class UnitCosts:
     imbalance: UnitCost
 
     @classmethod
-    def of(cls, gpu: Gpu, engine: Engine, domain_shares: Mapping[str, float], cores: float | None = None) -> UnitCosts:
+    def of(
+        cls, gpu: Gpu, engine: Engine, domain_fractions: Mapping[str, float], cores: float | None = None
+    ) -> UnitCosts:
         """Collect the unit costs.
 
         Args:
             gpu: The figures of the GPU.
             engine: The engine that samples.
-            domain_shares: Share of the prompts of each domain; unknown domains count as mathematics.
+            domain_fractions: Fraction of the prompts of each domain; unknown domains count as mathematics.
             cores: Cores that verify, per GPU; None for an assumption.
         """
         return cls(
             **_hardware(gpu),
             **_efficiencies(engine),
-            verify=_verification(domain_shares),
+            verify=_verification(domain_fractions),
             verify_cores=_exact("cores that verify, per GPU", cores, "cores", "given", "cluster.verifier_workers")
             if cores
             else _range("cores that verify, per GPU", 12, 4, "cores", "a DGX H100 has 112 cores for 8 GPUs"),
@@ -142,21 +144,23 @@ def _hardware(gpu: Gpu) -> dict[str, UnitCost]:
 
 
 def _efficiencies(engine: Engine) -> dict[str, UnitCost]:
-    """Return the assumed shares of the hardware's figures, and the fixed times."""
+    """Return the assumed fractions of the hardware's figures, and the fixed times."""
     vllm = engine == "vllm"
     launch = "vLLM with CUDA graphs" if vllm else "no CUDA graphs: about 400 launches and Python; not measured on a GPU"
     return {
-        "memory_share": _exact("share of memory in use", 0.9, "", "published", "vLLM's default gpu_memory_utilization"),
-        "read_share": _range(
-            "share of bandwidth in decoding", 0.75 if vllm else 0.6, 0.4 if vllm else 0.3, "",
+        "memory_fraction": _exact(
+            "fraction of memory in use", 0.9, "", "published", "vLLM's default gpu_memory_utilization"),
+        "read_fraction": _range(
+            "fraction of bandwidth in decoding", 0.75 if vllm else 0.6, 0.4 if vllm else 0.3, "",
             "paged attention and small matrix products do not reach the data sheet's figure",
         ),
-        "prefill_share": _range("share of FLOP/s in sampling", 0.6, 0.3, "", "matrix products of a few hundred rows"),
-        "train_share": _range(
-            "share of FLOP/s in training", 0.4, 0.15, "",
+        "prefill_fraction": _range(
+            "fraction of FLOP/s in sampling", 0.6, 0.3, "", "matrix products of a few hundred rows"),
+        "train_fraction": _range(
+            "fraction of FLOP/s in training", 0.4, 0.15, "",
             "Llama 3 (arXiv 2407.21783) reports 0.38 to 0.43 for pretraining; small models and ragged trees reach less",
         ),
-        "link_share": _range("share of link and network", 0.8, 0.5, "", "NCCL collectives of large messages"),
+        "link_fraction": _range("fraction of link and network", 0.8, 0.5, "", "NCCL collectives of large messages"),
         "launch": _range(
             "fixed time of a decoding step", *((0.0015, 0.006) if vllm else (0.008, 0.03)), "s", launch
         ),
@@ -166,12 +170,14 @@ def _efficiencies(engine: Engine) -> dict[str, UnitCost]:
     }  # fmt: skip
 
 
-def _verification(domain_shares: Mapping[str, float]) -> UnitCost:
+def _verification(domain_fractions: Mapping[str, float]) -> UnitCost:
     """Return the core seconds of a response, the mean over the domains."""
-    total = sum(domain_shares.values())
-    shares = {"math": 1.0} if not total else {domain: share / total for domain, share in domain_shares.items()}
-    slow = sum(share / _ANSWERS_PER_SECOND.get(d, _ANSWERS_PER_SECOND["math"]) for d, share in shares.items())
-    name = f"verification of a response ({', '.join(sorted(shares))})"
+    total = sum(domain_fractions.values())
+    fractions = (
+        {"math": 1.0} if not total else {domain: fraction / total for domain, fraction in domain_fractions.items()}
+    )
+    slow = sum(fraction / _ANSWERS_PER_SECOND.get(d, _ANSWERS_PER_SECOND["math"]) for d, fraction in fractions.items())
+    name = f"verification of a response ({', '.join(sorted(fractions))})"
     return UnitCost(name, slow / _FASTEST_MACHINE, slow, "core s", "measured here", f"{_CPU}; two machines")
 
 

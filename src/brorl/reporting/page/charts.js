@@ -1,4 +1,4 @@
-// Charts: fills in the colours of the theme and the x values of the unit that the reader chose, then lets plotly draw.
+// Charts: fills in the colors of the theme and the x values of the unit that the reader chose, then lets plotly draw.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 
@@ -24,22 +24,22 @@ let unit = "step";
 
 const theme = () => THEMES[document.documentElement.dataset.theme];
 
-function colourOf(role) {
+function colorOf(role) {
   const [kind, value] = role.split(":");
-  const colours = theme();
+  const colors = theme();
   if (kind === "sequence") {
-    const [from, to] = colours.sequence;
+    const [from, to] = colors.sequence;
     return `rgb(${from.map((c, i) => Math.round(c + (to[i] - c) * Number(value))).join(",")})`;
   }
-  return (kind === "phase" ? colours.phase : colours.run)[Number(value) % 8];
+  return (kind === "phase" ? colors.phase : colors.run)[Number(value) % 8];
 }
 
 function finished(trace, byProgress) {
-  const colour = colourOf(trace.meta.colour);
-  const made = { ...trace, marker: { color: colour, size: 6 } };
-  if (trace.type !== "bar") made.line = { ...trace.line, color: colour };
-  if (trace.stackgroup) made.fillcolor = colour;
-  if (trace.error_y) made.error_y = { ...trace.error_y, color: colour };
+  const color = colorOf(trace.meta.color);
+  const made = { ...trace, marker: { color: color, size: 6 } };
+  if (trace.type !== "bar") made.line = { ...trace.line, color: color };
+  if (trace.stackgroup) made.fillcolor = color;
+  if (trace.error_y) made.error_y = { ...trace.error_y, color: color };
   if (byProgress) {
     const along = data.runs[trace.meta.run].x[unit];
     made.x = trace.meta.at.map((at) => along[at]);
@@ -53,26 +53,26 @@ function eventMarks(chart) {
     type: "line", yref: "paper", y0: 0, y1: 1, x0: run.x[unit][at], x1: run.x[unit][at], layer: "below",
     name: data.runs.length > 1 ? `${run.plotlyName} · ${label}` : label,
     showlegend: run.marks.findIndex((mark) => mark.label === label) === n,
-    line: { width: 1.2, dash: "dot", color: data.runs.length > 1 ? colourOf(`run:${i}`) : theme().soft },
+    line: { width: 1.2, dash: "dot", color: data.runs.length > 1 ? colorOf(`run:${i}`) : theme().soft },
   })));
 }
 
 function layoutOf(chart) {
-  const colours = theme();
-  const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line, automargin: true };
+  const colors = theme();
+  const axis = { gridcolor: colors.line, zerolinecolor: colors.line, linecolor: colors.line, automargin: true };
   const given = chart.layout;
   const last = Math.max(...data.runs.map((run) => run.x[unit].at(-1)), 1e-9); // the same for all charts
   const progress = chart.byProgress ? { title: { text: UNITS[unit] }, range: [-0.015 * last, 1.015 * last] } : {};
-  const shapes = (given.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: colours.soft } }));
+  const shapes = (given.shapes || []).map((s) => ({ ...s, line: { ...s.line, color: colors.soft } }));
   return {
     ...given,
-    font: { family: "system-ui, sans-serif", size: 12, color: colours.soft },
+    font: { family: "system-ui, sans-serif", size: 12, color: colors.soft },
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     margin: { l: 58, r: 12, t: 8, b: 44 },
     showlegend: true,
     legend: { traceorder: "normal", orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11.5 } },
     hovermode: chart.traces[0].type === "bar" || chart.traces[0].mode === "markers" && !chart.byProgress ? "closest" : "x unified",
-    hoverlabel: { bgcolor: colours.card, bordercolor: colours.line, font: { color: colours.ink } },
+    hoverlabel: { bgcolor: colors.card, bordercolor: colors.line, font: { color: colors.ink } },
     xaxis: { ...axis, showgrid: false, ...progress, ...given.xaxis },
     yaxis: { ...axis, exponentformat: "power", minexponent: 5, ...given.yaxis, title: { ...given.yaxis.title, standoff: 10 } },
     shapes: [...shapes, ...eventMarks(chart)],
@@ -99,7 +99,7 @@ function histogramChart(place) {
     if (at < 0) return [];
     return [{
       type: "bar", name: data.runs.length > 1 ? data.runs[i].plotlyName : "prompts", x: data.histogram.labels, y: run.counts[at],
-      meta: { run: i, colour: `run:${i}` }, hovertemplate: "%{y} prompts<extra></extra>",
+      meta: { run: i, color: `run:${i}` }, hovertemplate: "%{y} prompts<extra></extra>",
     }];
   });
   const most = Math.max(...data.histogram.runs.flatMap((run) => run.counts.flat()));
@@ -133,7 +133,7 @@ function drawAll() {
   for (const chart of data.charts) draw(chart);
   if (data.histogram) drawHistogram();
   for (const swatch of document.querySelectorAll(".swatch")) {
-    swatch.style.background = colourOf(`run:${swatch.dataset.run}`);
+    swatch.style.background = colorOf(`run:${swatch.dataset.run}`);
   }
 }
 

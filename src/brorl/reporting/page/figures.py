@@ -31,11 +31,11 @@ from brorl.reporting.page.traces import (
 from brorl.reporting.reasons import (
     Why,
     reason,
-    why_no_certificate,
     why_no_change,
     why_no_coverage,
     why_no_estimate,
     why_no_evaluation,
+    why_no_held_out_check,
     why_no_smaller_n,
     why_no_step,
     why_no_update,
@@ -140,7 +140,7 @@ def _held_out_chart(runs: Sequence[RunRecord]) -> Chart:
     return Chart(
         "held-out",
         "Each held-out prompt, before and after",
-        "Share of correct responses at the first and at the last evaluation. Prompts above the line gained.",
+        "Fraction of correct responses at the first and at the last evaluation. Prompts above the line gained.",
         held_out_points(runs),
         {
             "xaxis": {**percent, "title": {"text": "correct before"}},
@@ -154,21 +154,21 @@ def _held_out_chart(runs: Sequence[RunRecord]) -> Chart:
 
 def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the responses that N rollouts per prompt found and missed."""
-    share_axis = _axis("share of groups", percent=True)
+    share_axis = _axis("fraction of groups", percent=True)
     return [
         Chart(
             "informative",
             "Groups with correct and incorrect rollouts",
-            "Share of mixed groups in a step, and the share that fewer of the same rollouts would have found.",
+            "Fraction of mixed groups in a step, and the fraction that fewer of the same rollouts would have found.",
             mixed_lines(runs),
             share_axis,
             reason(runs, why_no_step),
         ),
         Chart(
             "informative-n",
-            f"The same share against N (last {LAST_STEPS} steps)",
-            "Share of mixed groups if each prompt had N rollouts. Where the curve is flat, more rollouts add nothing.",
-            against_n(runs, "informative_share_at", "mixed groups"),
+            f"The same fraction against N (last {LAST_STEPS} steps)",
+            "Fraction of mixed groups if each prompt had N rollouts. Where it is flat, more rollouts add nothing.",
+            against_n(runs, "informative_fraction_at", "mixed groups"),
             share_axis | _log_axis("rollouts per prompt, N"),
             reason(runs, why_no_smaller_n),
             by_progress=False,
@@ -202,24 +202,25 @@ def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
 
 def _held_out_check_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     change, improved = (
-        [("certificate", f"{name}{end}") for end in ("", "_low", "_high")] for name in ("change", "share_improved")
+        [("held_out_check", f"{name}{end}") for end in ("", "_low", "_high")]
+        for name in ("change", "fraction_improved")
     )
     return [
         Chart(
-            "certificate",
+            "held_out_check",
             "Held-out check: effect of one update on correct responses",
             "Change of the chance of a correct response, measured on fresh rollouts. Above 0 the update helped.",
             interval_lines(runs, "change with 95% interval", change),
             _axis("change of probability") | {"shapes": [_no_change_line(xref="paper", x0=0, x1=1, y0=0, y1=0)]},
-            reason(runs, why_no_certificate),
+            reason(runs, why_no_held_out_check),
         ),
         Chart(
             "improved",
-            "Held-out check: share of correct probability that one update raised",
+            "Held-out check: fraction of correct probability that one update raised",
             "At 100% no correct response became less likely.",
-            interval_lines(runs, "share with 95% interval", improved),
+            interval_lines(runs, "fraction with 95% interval", improved),
             _axis("share", percent=True),
-            reason(runs, partial(why_no_certificate, name="share_improved")),
+            reason(runs, partial(why_no_held_out_check, name="fraction_improved")),
         ),
     ]
 
@@ -230,18 +231,18 @@ def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     dropped = line_chart(
         "dropped",
         "Rollouts that dynamic sampling dropped",
-        "Share of a step's rollouts and tokens in groups that were not mixed. The update does not use them.",
+        "Fraction of a step's rollouts and tokens in groups that were not mixed. The update does not use them.",
         {
             "rollouts": ("sampling.samples_dropped", "sampling.samples"),
             "tokens computed": ("sampling.unique_tokens_dropped", "sampling.unique_tokens"),
         },
-        _axis("share of the step", percent=True),
+        _axis("fraction of the step", percent=True),
     )
     return [
         line_chart(
             "sharing",
             "Work saved by sharing",
-            "Work done as a share of the work for separate rollouts. At 10% the tree does a tenth of it.",
+            "Work done as a fraction of the work for separate rollouts. At 10% the tree does a tenth of it.",
             {
                 "tokens computed / sampled": ("sampling.unique_tokens", "sampling.sampled_tokens"),
                 "responses verified / rollouts": ("sampling.distinct_responses", "sampling.samples"),
@@ -260,10 +261,10 @@ def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
         line_chart(
             "truncated",
             "Rollouts cut at the token limit",
-            "Share of rollouts longer than sampling.max_new_tokens. They count as incorrect unless "
+            "Fraction of rollouts longer than sampling.max_new_tokens. They count as incorrect unless "
             "rewards.stop_properly is set.",
-            {"cut rollouts": "sampling.share_truncated"},
-            _axis("share of rollouts", percent=True),
+            {"cut rollouts": "sampling.truncation_rate"},
+            _axis("fraction of rollouts", percent=True),
         ),
         _lost_chart(runs),
     ]
@@ -290,8 +291,8 @@ def optimization_charts(runs: Sequence[RunRecord]) -> list[Chart]:
         line_chart(
             "clip",
             "Signal that clipping removed",
-            "Share of the advantages whose gradient the loss clipped. If it is large, the steps are too large.",
-            {"upper bound": "update.clip_high_share", "lower bound": "update.clip_low_share"},
+            "Fraction of the advantages whose gradient the loss clipped. If it is large, the steps are too large.",
+            {"upper bound": "update.clip_high_fraction", "lower bound": "update.clip_low_fraction"},
             _axis("share", percent=True),
         ),
         line_chart(
@@ -324,7 +325,7 @@ def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
     traces: list[Trace] = []
     timed = [run for run in runs if run.steps]
     for j, phase in enumerate(PHASES):
-        meta = {"colour": f"phase:{j}"}
+        meta = {"color": f"phase:{j}"}
         if of_one:
             records = enumerate(runs[0].records)
             points = [(at, number(r, "seconds", phase) or 0.0) for at, r in records if "sampling" in r]

@@ -7,14 +7,14 @@ function applyTheme() {
   document.documentElement.dataset.theme = themeSelect.value || (system.matches ? "dark" : "light");
 }
 
-function recolour() {
+function recolor() {
   applyTheme();
   drawAll();
 }
 
 applyTheme();
-themeSelect.addEventListener("change", recolour);
-system.addEventListener("change", recolour);
+themeSelect.addEventListener("change", recolor);
+system.addEventListener("change", recolor);
 document.getElementById("x-unit").addEventListener("change", (event) => {
   unit = event.target.value;
   for (const chart of data.charts) if (chart.byProgress) draw(chart);

@@ -29,7 +29,7 @@ from brorl.runs.run_record import RunRecord, differing_settings, number
 from brorl.runs.stored_rollouts import Folder, step_list
 
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
-_EVALUATION_SHARE = 4  # the responses of evaluations may take a quarter of these bytes
+_EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
 _MOST_STEPS = 40  # most steps with rollouts on the page, over all runs
 _INTRODUCTIONS = {
     "coverage": "A group is all N rollouts of one prompt in one step. A mixed group has correct and incorrect "
@@ -64,10 +64,10 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
         runs: At least one run; charts show several together.
         rollout_bytes: Most bytes of compressed rollouts, over all runs.
     """
-    share, most_steps = rollout_bytes // len(runs), max(_MOST_STEPS // len(runs), 2)
-    evaluations = tuple(choose_evaluations(run, share // _EVALUATION_SHARE) for run in runs)
+    fraction, most_steps = rollout_bytes // len(runs), max(_MOST_STEPS // len(runs), 2)
+    evaluations = tuple(choose_evaluations(run, fraction // _EVALUATION_FRACTION) for run in runs)
     rollouts = tuple(
-        choose_rollouts(run.path, share - sum(len(step.data) for step in evaluated.steps), most_steps)
+        choose_rollouts(run.path, fraction - sum(len(step.data) for step in evaluated.steps), most_steps)
         for run, evaluated in zip(runs, evaluations, strict=True)
     )
     histogram = success_histogram(runs)
@@ -115,7 +115,7 @@ def _section(name: str, title: str, charts: Iterable[Chart], more: str) -> str:
     cards = "\n".join(_card(chart) for chart in charts)
     introduction = f'<p class="explanation">{_INTRODUCTIONS[name]}</p>' if name in _INTRODUCTIONS else ""
     return (
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
+        f'<section id="{name}" aria-labeledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
         f'{introduction}<div class="cards">{cards}{more}</div></section>'
     )
 

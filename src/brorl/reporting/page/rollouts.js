@@ -68,7 +68,7 @@ function plain(text) {
 
 const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)}%`;
 
-const shareColour = (share) => `color-mix(in oklab, var(--right) ${Math.round(100 * share)}%, var(--wrong))`;
+const fractionColor = (share) => `color-mix(in oklab, var(--right) ${Math.round(100 * share)}%, var(--wrong))`;
 
 // ---- which run, step and prompt
 

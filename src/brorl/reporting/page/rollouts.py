@@ -141,7 +141,7 @@ def choose_evaluations(run: RunRecord, max_bytes: int) -> RunRollouts:
         max_bytes: Most bytes of data, over all evaluations.
 
     Returns:
-        The evaluations that fit, each within an equal share of the bytes.
+        The evaluations that fit, each within an equal fraction of the bytes.
     """
     stored = stored_steps(run.path, "evaluations")
     best = best_evaluation(run)

@@ -72,9 +72,9 @@ def summary_row(run: RunRecord) -> tuple[str, ...]:
         _before_after(run, 0),
         _before_after(run, -1),
         f"{cost.samples:,}",
-        f"{dropped[0]:,} ({_share(*dropped)})" if dropped else "not counted",
+        f"{dropped[0]:,} ({_fraction(*dropped)})" if dropped else "not counted",
         f"{cost.sampled_tokens:,}",
-        _share(cost.unique_tokens, cost.sampled_tokens),
+        _fraction(cost.unique_tokens, cost.sampled_tokens),
         duration(cost.seconds),
     )
 
@@ -175,7 +175,7 @@ def _cost_tile(run: RunRecord) -> Tile:
     cost = total_cost(run.records)
     evaluating = total(run.evaluations, "evaluation", "seconds")
     verified = total(run.steps, "sampling", "distinct_responses")
-    computed = f"{_share(cost.unique_tokens, cost.sampled_tokens)} of {cost.sampled_tokens:,} tokens sampled"
+    computed = f"{_fraction(cost.unique_tokens, cost.sampled_tokens)} of {cost.sampled_tokens:,} tokens sampled"
     more = (f"evaluations took another {duration(evaluating)}",) if evaluating else ()
     figures = (
         Figure(duration(cost.seconds), "time of the steps", more),
@@ -187,7 +187,7 @@ def _cost_tile(run: RunRecord) -> Tile:
 
 def _dropped_tile(run: RunRecord) -> list[Tile]:
     figures = tuple(
-        Figure(f"{dropped[0]:,}", label, (f"{_share(*dropped)} of those {verb}",))
+        Figure(f"{dropped[0]:,}", label, (f"{_fraction(*dropped)} of those {verb}",))
         for name, label, verb in (
             ("samples", "rollouts", "sampled"),
             ("unique_tokens", "tokens computed", "computed"),
@@ -279,7 +279,7 @@ def _listed(steps: Sequence[int]) -> str:
     return f"step{'s' if len(steps) > 1 else ''} {', '.join(shown)}"
 
 
-def _share(part: float, whole: float) -> str:
+def _fraction(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole else "–"  # noqa: RUF001
 
 

@@ -63,7 +63,7 @@ def line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence
         "name": plotly_text(name),
         "y": [value for _, value in points],
         "line": {"width": 2, "dash": _DASHES[j % len(_DASHES)] if several else "solid"},
-        "meta": {"run": i, "at": [at for at, _ in points], "colour": f"run:{i}" if several else f"quantity:{j}"},
+        "meta": {"run": i, "at": [at for at, _ in points], "color": f"run:{i}" if several else f"quantity:{j}"},
     }
 
 
@@ -142,21 +142,21 @@ def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
         places = sorted({round(c * (len(evaluations) - 1) / max(number_of - 1, 1)) for c in range(number_of)})
         for c, place in enumerate(places):
             age = (c + 1) / len(places)
-            colour = f"sequence:{age:.3f}" if len(runs) == 1 else f"run:{i}"
+            color = f"sequence:{age:.3f}" if len(runs) == 1 else f"run:{i}"
             name = f"step {evaluations[place]['step']}"
             name = name if len(runs) == 1 else f"{run.name} · {name}"
             dash = "solid" if len(runs) == 1 or place == places[-1] else "dot"
-            traces += _pass_at_curve(evaluations[place]["evaluation"], plotly_text(name), colour, dash)
+            traces += _pass_at_curve(evaluations[place]["evaluation"], plotly_text(name), color, dash)
     return tuple(traces)
 
 
-def _pass_at_curve(evaluation: Record, name: str, colour: str, dash: str) -> list[Trace]:
+def _pass_at_curve(evaluation: Record, name: str, color: str, dash: str) -> list[Trace]:
     """Return one curve: points with intervals at the reported k, and a line through more k if counts are stored."""
     rows = sorted((int(k), v["value"], v["low"], v["high"]) for k, v in evaluation["pass_at"].items())
     line = {"width": 2, "dash": dash}
     points = {
         "type": "scatter", "mode": "lines+markers", "name": name, "x": [r[0] for r in rows], "y": [r[1] for r in rows],
-        "line": line, "legendgroup": name, "meta": {"colour": colour},
+        "line": line, "legendgroup": name, "meta": {"color": color},
     }  # fmt: skip
     points = _with_bars(points, [r[2] for r in rows], [r[3] for r in rows])
     correct = (evaluation.get("prompts") or {}).get("num_correct")
@@ -167,7 +167,7 @@ def _pass_at_curve(evaluation: Record, name: str, colour: str, dash: str) -> lis
     smooth = {
         "type": "scatter", "mode": "lines", "name": name, "x": ks,
         "y": [float(pass_at_k_of_each(np.array(correct), verified, k).mean()) for k in ks], "line": line,
-        "legendgroup": name, "meta": {"colour": colour},
+        "legendgroup": name, "meta": {"color": color},
     }  # fmt: skip
     return [{**points, "mode": "markers", "showlegend": False}, smooth]
 
@@ -180,7 +180,7 @@ def _verified(evaluation: Record) -> NDArray[np.int64]:
 
 
 def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
-    """Return the share of correct responses to each held-out prompt, at the first and the last evaluation."""
+    """Return the fraction of correct responses to each held-out prompt, at the first and the last evaluation."""
     traces = []
     for i, run in enumerate(runs):
         ends = [r["evaluation"] for r in (*run.evaluations[:1], *run.evaluations[-1:])]
@@ -194,13 +194,13 @@ def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
         traces.append({
             "type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "opacity": 0.6,
             "text": texts, "hovertemplate": "%{text}<br>%{x:.1%} before, %{y:.1%} after<extra></extra>",
-            "meta": {"colour": f"run:{i}"},
+            "meta": {"color": f"run:{i}"},
         })  # fmt: skip
     return tuple(traces)
 
 
 def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
-    """Return the share of mixed groups by step, and the shares that smaller N would have found."""
+    """Return the fraction of mixed groups by step, and the fractions that smaller N would have found."""
     traces = list(lines(runs, {"": ("sampling.groups_mixed", "sampling.groups")}))
     several = len(runs) > 1
     for i, run in enumerate(runs):
@@ -208,16 +208,16 @@ def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
         for n in smaller:
             if n not in ((16,) if several else (16, 64, 256)):
                 continue
-            points = [(at, shares[n]) for at, r in enumerate(run.records) if n in (shares := _by_number(r))]
+            points = [(at, fractions[n]) for at, r in enumerate(run.records) if n in (fractions := _by_number(r))]
             trace = line(runs, i, f"N = {n}", 1, points)
-            trace["meta"]["colour"] = f"run:{i}" if several else f"sequence:{0.2 + 0.25 * smaller.index(n) / 3:.3f}"
+            trace["meta"]["color"] = f"run:{i}" if several else f"sequence:{0.2 + 0.25 * smaller.index(n) / 3:.3f}"
             traces.append(trace)
     if not several and traces:
         traces[0]["name"] = "all rollouts"
     return tuple(traces)
 
 
-def _by_number(record: Record, name: str = "informative_share_at") -> dict[int, float]:
+def _by_number(record: Record, name: str = "informative_fraction_at") -> dict[int, float]:
     """Return a pooled number of the coverage by N; empty if there is none."""
     by_number = (record.get("coverage") or {}).get("pooled", {}).get(name) or {}
     return {int(n): float(value) for n, value in by_number.items()}
@@ -243,7 +243,7 @@ def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, 
         traces.append({
             "type": "scatter", "mode": "lines+markers", "name": plotly_text(run.name if len(runs) > 1 else label),
             "x": numbers, "y": y,
-            "line": {"width": 2}, "meta": {"colour": f"run:{i}"},
+            "line": {"width": 2}, "meta": {"color": f"run:{i}"},
         })  # fmt: skip
     return tuple(traces)
 

@@ -61,14 +61,14 @@ function branch(group, start) {
 
 const count = (number, group) => element("span", "count", `${number}/${group.rollouts}`);
 
-const shareBelow = (group, node) => group.rightBelow[node] / Math.max((group.verifiedBelow ?? group.count)[node], 1);
+const fractionBelow = (group, node) => group.rightBelow[node] / Math.max((group.verifiedBelow ?? group.count)[node], 1);
 
 function branchLine(group, nodes) {
   const end = nodes.at(-1);
-  const share = shareBelow(group, end);
+  const share = fractionBelow(group, end);
   const fill = element("b");
   fill.style.width = `${100 * group.count[end] / group.rollouts}%`;
-  fill.style.background = shareColour(share);
+  fill.style.background = fractionColor(share);
   const bar = element("span", "bar", fill);
   bar.title = `${percent(share)} of these rollouts are correct`;
   const shown = tokenSpans(group, nodes.slice(0, 60), false);
@@ -125,11 +125,11 @@ function drawIcicle(group, outline, available) {
     const rect = document.createElementNS(ns, "rect");
     const left = x(group.depth[start]);
     const wide = x(group.depth[end] + 1) - left;
-    const share = shareBelow(group, end);
+    const share = fractionBelow(group, end);
     for (const [name, value] of Object.entries({ x: left, y: (y / group.rollouts) * height, width: wide, height: tall })) {
       rect.setAttribute(name, value.toFixed(2));
     }
-    rect.style.fill = shareColour(share);
+    rect.style.fill = fractionColor(share);
     const label = plain(runText(group, nodes.slice(0, 80)));
     const title = document.createElementNS(ns, "title");
     title.textContent = `${label}\n${group.count[end]} of ${group.rollouts} rollouts, ${percent(share)} of them correct`;

@@ -170,7 +170,7 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> tuple[Ten
     """Invert a cumulative distribution in two levels: first among blocks of tokens, then inside one block.
 
     Returns:
-        Token ids [K], and the share of the row's mass of each, in float64, [K].
+        Token ids [K], and the fraction of the row's mass of each, in float64, [K].
     """
     vocabulary = mass_RV.shape[1]
     block_size = 1 << (vocabulary.bit_length() + 1) // 2

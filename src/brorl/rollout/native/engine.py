@@ -160,7 +160,7 @@ class _Growth:
         uniforms: Uniforms,
     ) -> None:
         self._device = engine.model.device
-        self._share = engine._share_prefixes
+        self._fraction = engine._share_prefixes
         self._observe = engine._observe
         self._rollouts_P = np.array(rollouts_P)
         self._num_rollouts, self._num_finished = sum(rollouts_P), 0
@@ -187,7 +187,7 @@ class _Growth:
         ]
 
     def trees(self) -> list[RolloutTree]:
-        return self._forest.trees() if self._share else [_merged(t) for t in self._forest.trees()]
+        return self._forest.trees() if self._fraction else [_merged(t) for t in self._forest.trees()]
 
     def decode(self, rows: Rows) -> list[Rows]:
         """Decode rows to their ends; return the rows that must wait for memory."""
@@ -235,7 +235,7 @@ class _Growth:
         token_K, logprob_K, probability_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
         token_K = token_K.astype(np.int64)
 
-        key_K = rows.row_K * logits_RV.shape[1] + token_K if self._share else np.arange(token_K.size)
+        key_K = rows.row_K * logits_RV.shape[1] + token_K if self._fraction else np.arange(token_K.size)
         order = np.argsort(key_K, kind="stable")
         first = np.append(True, key_K[order][1:] != key_K[order][:-1])
         one_of_C = order[first]  # a rollout of each child

@@ -72,7 +72,7 @@ class CodeVerifier:
         programs: The sandboxed processes.
         timeout_s: Longest wall time of one case in seconds, above 0; all cases may take ten times as long.
         memory_bytes: Largest memory of a program.
-        partial_credit: Run all cases, and let the score be the share of cases that passed.
+        partial_credit: Run all cases, and let the score be the fraction of cases that passed.
         cache_size: Number of distinct pairs of tests and code whose verdicts are kept, 1 or more.
 
     Raises:

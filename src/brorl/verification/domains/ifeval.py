@@ -1,8 +1,8 @@
 """Verifier of instruction following: the 25 kinds of instructions of IFEval.
 
 In: prompts whose reference is the text of `Instructions`, and responses. Out: verdicts. A response is correct if it
-follows all instructions. With partial credit, its score is the share that it follows. The checks are plain functions of
-the text in this process, each linear in its length. No language model judges.
+follows all instructions. With partial credit, its score is the fraction that it follows. The checks are plain functions
+of the text in this process, each linear in its length. No language model judges.
 
 If a response has a `</think>`, the text after the last one is judged. Otherwise the text before the first `<think>` is.
 """
@@ -20,7 +20,7 @@ from brorl.verification.domains.instructions.language import (
     LANGUAGE_KINDS,
     require_langdetect,
 )
-from brorl.verification.domains.instructions.obedient import obedient_response
+from brorl.verification.domains.instructions.obedient import compliant_response
 from brorl.verification.domains.instructions.table import broken
 from brorl.verification.verifier import CORRECT, NO_ANSWER, TrialResponses, Verdict
 
@@ -35,7 +35,7 @@ class InstructionsVerifier:
     """Accepts responses that follow all instructions of their prompt.
 
     Args:
-        partial_credit: Score the share of instructions that a response follows, not 1 or 0.
+        partial_credit: Score the fraction of instructions that a response follows, not 1 or 0.
     """
 
     def __init__(self, partial_credit: bool = False) -> None:
@@ -78,7 +78,7 @@ class InstructionsVerifier:
         """Return a response that follows the instructions where one is easily made, and ones that follow few."""
         del others  # a response to other instructions may well follow these
         instructions = _instructions(reference)
-        right = obedient_response(instructions)
+        right = compliant_response(instructions)
         return TrialResponses(right, ["No, NEVER.", ""], certain=not broken(right, instructions))
 
 

@@ -30,7 +30,7 @@ _LETTER = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")  # of a variable: the last lett
 _EXPONENT = re.compile(r"\^[^-+\d]*([-+]?\d+)")
 # Words after the unit that belong to the sentence, without a digit: `5 m, 7 m` is no answer.
 _UPRIGHT = re.compile(r"\\(?:text|mathrm|rm)\b")
-_REST = re.compile(r"(?:,|;|\s+(?:since|because|as|which|where|so|when|for|to|towards?|in\s+the|at)\b)\D*$")
+_REST = re.compile(r"(?:,|;|\s+(?:since|because|as|which|where|so|when|for|to|toward?|in\s+the|at)\b)\D*$")
 
 
 class Quantity(NamedTuple):

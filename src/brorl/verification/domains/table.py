@@ -43,7 +43,7 @@ WITH_ANSWERS: dict[str, Callable[[Workers], Verifier]] = {
     COUNTDOWN_DOMAIN: lambda _workers: CountdownVerifier(with_answers=True),
 }
 """Built-in verifiers that add the canonical answer to verdicts of correct responses."""
-WITH_SHARES: dict[str, Callable[[Workers], Verifier]] = {
+WITH_FRACTIONS: dict[str, Callable[[Workers], Verifier]] = {
     CODE_DOMAIN: lambda workers: _code(workers, partial_credit=True),
     GYM_DOMAIN: lambda workers: _gym(workers, partial_credit=True),
     INSTRUCTIONS_DOMAIN: lambda _workers: InstructionsVerifier(partial_credit=True),
@@ -56,7 +56,7 @@ def make_verifiers(
     functions: Mapping[str, str],
     workers: Workers,
     with_answers: bool = False,
-    with_shares: bool = False,
+    with_fractions: bool = False,
 ) -> dict[str, Verifier]:
     """Make the verifiers of some domains.
 
@@ -65,7 +65,7 @@ def make_verifiers(
         functions: Import path of the user's function by domain; it replaces a built-in verifier.
         workers: Processes for the verifiers that need them.
         with_answers: Use the verifiers of `WITH_ANSWERS` where there is one.
-        with_shares: Use the verifiers of `WITH_SHARES` where there is one.
+        with_fractions: Use the verifiers of `WITH_FRACTIONS` where there is one.
 
     Returns:
         The verifier of each domain, sorted by domain.
@@ -74,7 +74,7 @@ def make_verifiers(
         UserError: If a domain has no verifier, or a function cannot be loaded.
     """
     verifiers: dict[str, Verifier] = {}
-    built_in = {**DOMAINS, **(WITH_ANSWERS if with_answers else {}), **(WITH_SHARES if with_shares else {})}
+    built_in = {**DOMAINS, **(WITH_ANSWERS if with_answers else {}), **(WITH_FRACTIONS if with_fractions else {})}
     for domain in sorted({*domains}):
         if domain in functions:
             verifiers[domain] = FunctionVerifier(workers.pool, functions[domain], domain)

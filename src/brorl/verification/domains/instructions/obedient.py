@@ -16,7 +16,7 @@ Arguments = Mapping[str, Any]
 _SENTENCE = "this is a short answer to the question that was asked here"
 
 
-def obedient_response(instructions: Instructions) -> str:
+def compliant_response(instructions: Instructions) -> str:
     """Return a text that is meant to follow all instructions."""
     of: dict[str, list[Arguments]] = {}
     for one in instructions.instructions:
