@@ -30,8 +30,8 @@ from attacks.catalog import CATEGORIES
 from attacks.leftovers import inherit_orphans, remaining
 from attacks.scene import SECRET_VARIABLE, scenes
 
-from brorl.verification.sandbox.conversation import Ended, Judge, Limits, Reply, RunProgram
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.requests import Judge, Limits, Reply, RunProgram
 
 TRIVIAL = "a, b = map(int, input().split())\nprint(a * b)\n"
 MEMORY = 256 << 20
@@ -142,7 +142,7 @@ def own_rate(pool: ProgramPool, count: int) -> float:
     started = time.perf_counter()
     replies = pool.run([lambda a=a: judge(a) for a in range(count)])
     seconds = time.perf_counter() - started
-    assert all(isinstance(r, Ended) and r.stdout == f"{a * (a + 1)}\n" for a, r in enumerate(replies))
+    assert all(isinstance(r, Reply) and r.value == f"{a * (a + 1)}\n" for a, r in enumerate(replies))
     return count / seconds
 
 

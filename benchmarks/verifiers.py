@@ -37,10 +37,8 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.table import DOMAINS
-from brorl.verification.sandbox.conversation import Ended, Judge, Limits, Reply, RunProgram
-from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.sandbox.programs import ProgramPool
-from brorl.verification.workers import Workers
+from brorl.verification.sandbox.pool import ProgramPool, WorkerPool, Workers
+from brorl.verification.sandbox.requests import Judge, Limits, Reply, RunProgram
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify" / "domains"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
@@ -191,7 +189,7 @@ def programs(num_workers: int) -> None:
         started = time.perf_counter()
         replies = pool.run([lambda n=n: judge(n) for n in range(PROGRAMS)])
         seconds = time.perf_counter() - started
-    assert all(isinstance(r, Ended) and r.stdout == f"{n + 1}\n" for n, r in enumerate(replies))
+    assert all(isinstance(r, Reply) and r.value == f"{n + 1}\n" for n, r in enumerate(replies))
     print(f"\n{PROGRAMS / seconds:,.0f} trivial programs/s on {num_workers} workers at the level {level}")
 
 

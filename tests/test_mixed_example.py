@@ -23,7 +23,7 @@ from brorl.prompts.code_tests import CallCases, CodeTests
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.verification.domains.table import make_verifiers
-from brorl.verification.workers import Workers
+from brorl.verification.sandbox.pool import Workers
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "mixed"

@@ -252,7 +252,7 @@ def test_without_a_sandbox_the_other_domains_are_checked(
         raise UserError(f"no sandbox for {wish}")
 
     monkeypatch.setattr("brorl.api.data_result.choose_level", no_level)
-    monkeypatch.setattr("brorl.verification.sandbox.programs.choose_level", no_level)
+    monkeypatch.setattr("brorl.verification.sandbox.pool.choose_level", no_level)
     rows = [{"prompt": f"{d} {i}", "answer": GOOD[d], "kind": d} for d in ("code", "math") for i in range(10)]
     settings = bare(recipe["model"], write(tmp_path / "rows.jsonl", rows), "math")
     settings["data"]["sources"] = {"path": str(tmp_path / "rows.jsonl"), "domain_column": "kind"}

@@ -11,7 +11,7 @@ from attacks.catalog import ALL
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CODE_DOMAIN, CodeVerifier
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.verifier import Verdict
 
 pytestmark = pytest.mark.linux

@@ -14,7 +14,7 @@ from brorl.prompts.instructions import KINDS, Instructions
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.verification.domains.table import make_verifiers
-from brorl.verification.workers import Workers
+from brorl.verification.sandbox.pool import Workers
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "domains"

@@ -9,7 +9,7 @@ from fuzz import MUTATIONS, ROOT, Seeds, mutations, problems, seeds_of
 
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.table import DOMAINS
-from brorl.verification.workers import Workers
+from brorl.verification.sandbox.pool import Workers
 
 COUNTS = {"countdown": 400, "ifeval": 200, "science": 150, "math": 60, "code": 50, "gym": 60}
 NEEDS = {"ifeval": "langdetect", "gym": "reasoning_gym"}

@@ -35,8 +35,8 @@ from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.domains.table import DOMAINS
 from brorl.verification.rescoring import StoredResponse, rescore
 from brorl.verification.sandbox.call import Result, VerifierCall
-from brorl.verification.sandbox.conversation import Ended, Reply, Request, Returned, RunProgram
 from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.requests import Reply, Request, RunProgram
 from brorl.verification.verifier import Verifier
 
 pytestmark = pytest.mark.linux
@@ -62,7 +62,7 @@ class IdlePool(WorkerPool):
 
 
 def reply(request: Request) -> Reply:
-    return Ended("", None, 0.0) if isinstance(request, RunProgram) else Returned((False, 0.0, None), None, 0.0)
+    return Reply("", None, 0.0) if isinstance(request, RunProgram) else Reply((False, 0.0, None), None, 0.0)
 
 
 def prompts(domain: str, *references: str) -> list[Prompt]:

@@ -16,7 +16,7 @@ import pytest
 
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.table import DOMAINS
-from brorl.verification.workers import Workers
+from brorl.verification.sandbox.pool import Workers
 
 FILES = sorted(Path(__file__).with_name("verdict_cases").glob("*.cases"))
 

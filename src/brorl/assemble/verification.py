@@ -15,10 +15,8 @@ from brorl.verification.domains.math import MATH_DOMAIN
 from brorl.verification.domains.table import UNTRUSTED, WITH_ANSWERS, make_verifiers, unreadable_references
 from brorl.verification.sandbox.inside.confinement import UNSAFE
 from brorl.verification.sandbox.level import choose_level
-from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool, WorkerPool, Workers
 from brorl.verification.verifier import Verifier
-from brorl.verification.workers import Workers
 
 _ONLY_JSON = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 

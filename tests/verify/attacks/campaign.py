@@ -22,10 +22,10 @@ from attacks.attack import Attack
 from attacks.catalog import ALL
 from attacks.leftovers import inherit_orphans, remaining
 from attacks.scene import Scene, scenes
-from brorl.verification.sandbox.conversation import (
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.requests import (
     Asked,
     CallFunction,
-    Ended,
     GiveValue,
     Judge,
     Limits,
@@ -34,7 +34,6 @@ from brorl.verification.sandbox.conversation import (
     Reply,
     RunProgram,
 )
-from brorl.verification.sandbox.programs import ProgramPool
 
 SHORT = Limits(seconds=0.4, memory_bytes=256 << 20)  # of attacks that cannot end well
 LONG = replace(SHORT, seconds=3.0)
@@ -89,7 +88,7 @@ def honest_judge(found: list[str], states: set[str]) -> Judge[None]:
     """Run honest programs; record answers that are not right, and the state in which a program starts."""
     a, b = random.randrange(10**6), random.randrange(10**6)
     reply = yield RunProgram(_HONEST_PROGRAM, f"{a} {b}\n", HONEST)
-    if reply != Ended(f"{a * b}\n", None, getattr(reply, "seconds", 0.0)):
+    if reply != Reply(f"{a * b}\n", None, getattr(reply, "seconds", 0.0)):
         found.append(f"an honest program got {str(reply)[:300]}")
     yield LoadProgram(_HONEST_FUNCTION, HONEST)
     for x in (a, b):
@@ -97,7 +96,7 @@ def honest_judge(found: list[str], states: set[str]) -> Judge[None]:
         if getattr(reply, "value", None) != [x * x, {"a": (x, -x)}]:
             found.append(f"an honest function got {str(reply)[:300]}")
     reply = yield RunProgram(_STATE, "", HONEST)
-    states.add(str(getattr(reply, "stdout", reply)) + str(getattr(reply, "failure", "")))
+    states.add(str(getattr(reply, "value", reply)) + str(getattr(reply, "failure", "")))
 
 
 def harm_of(scene: Scene, replies: list[Reply] | Lost) -> list[str]:

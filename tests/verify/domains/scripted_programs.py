@@ -2,9 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
-from brorl.verification.sandbox.conversation import Judge, Lost, Reply, Request, T
-from brorl.verification.sandbox.programs import ProgramPool
-from brorl.verification.sandbox.server import LostError
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.requests import (
+    Judge,
+    Lost,
+    LostError,
+    Reply,
+    Request,
+    T,
+)
 
 Script = Callable[[Request], Reply]
 

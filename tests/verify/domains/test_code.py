@@ -11,8 +11,8 @@ from brorl.prompts.layouts import code as layouts
 from brorl.prompts.prompt import Prompt
 from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
-from brorl.verification.sandbox.conversation import CutOff, Judge, Lost, T
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.requests import CutOff, Judge, Lost, T
 from brorl.verification.sandbox.values import MAX_DEPTH, decode
 from brorl.verification.verifier import Verdict
 

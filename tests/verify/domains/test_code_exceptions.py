@@ -7,7 +7,7 @@ import pytest
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.verifier import Verdict
 
 pytestmark = pytest.mark.linux

@@ -11,16 +11,14 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification import verdict_cache
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.code_judges import Clock, judge_test_code
-from brorl.verification.sandbox.conversation import (
+from brorl.verification.sandbox.requests import (
     Asked,
     CallFunction,
-    Ended,
     Fault,
     GiveValue,
     LoadProgram,
     Reply,
     Request,
-    Returned,
     RunProgram,
 )
 from brorl.verification.verifier import Verdict
@@ -45,8 +43,8 @@ class TestTimeOfAllCases:
 
         def script(request: Request) -> Reply:
             if isinstance(request, LoadProgram):
-                return Returned(None, None, 0.0)
-            return Ended("1", None, next(seconds)) if kind == "stdin" else Returned(1, None, next(seconds))
+                return Reply(None, None, 0.0)
+            return Reply("1", None, next(seconds)) if kind == "stdin" else Reply(1, None, next(seconds))
 
         number = len(times)
         cases = StdinCases(("1",) * number, ("1",) * number)
@@ -80,11 +78,11 @@ class TestFaults:
             nonlocal ended
             if isinstance(request, LoadProgram):
                 ended = False
-                return Returned(None, None, 0.1)
+                return Reply(None, None, 0.1)
             assert isinstance(request, CallFunction)
             (case,) = request.arguments
             ended |= case == bad
-            return Returned(None if ended else case, f"{fault}{FOLLOWED.get(fault, '')}" if ended else None, 0.1)
+            return Reply(None if ended else case, f"{fault}{FOLLOWED.get(fault, '')}" if ended else None, 0.1)
 
         cases = CallCases("f", tuple((k,) for k in range(number)), tuple(range(number)))
         verdict = verify(ScriptedPool(script), cases, timeout_s=4.0, all_cases=True)
@@ -95,7 +93,7 @@ class TestFaults:
         """The class `timeout` of a program, for instance: no judge starts a new process for it."""
         for fault in Fault:
             name = fault.replace(" ", "_")
-            pool = ScriptedPool(lambda _, name=name: Returned(None, f"{name}: 1", 0.0))  # type: ignore[misc]
+            pool = ScriptedPool(lambda _, name=name: Reply(None, f"{name}: 1", 0.0))  # type: ignore[misc]
             assert verify(pool, CallCases("f", ((1,),), (1,)), timeout_s=1.0).reason == f"raised {name}"
 
 
@@ -124,9 +122,9 @@ class TestTimeouts:
 
         def script(request: Request) -> Reply:
             if isinstance(request, LoadProgram):
-                return Returned(None, None, 0.0)
+                return Reply(None, None, 0.0)
             text, failure = next(texts)
-            return Ended(text, failure, 0.1) if kind == "stdin" else Returned(int(text), failure, 0.1)
+            return Reply(text, failure, 0.1) if kind == "stdin" else Reply(int(text), failure, 0.1)
 
         pool = ScriptedPool(script)
         cases = StdinCases(("1", "1"), ("1", "1"))
@@ -143,7 +141,7 @@ class TestTimeouts:
         """The first case is wrong, and the time of all cases is over before the last one."""
         tests = StdinCases(("1",) * 30, ("1",) * 30)
         prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
-        pool = ScriptedPool(lambda _: Ended("0", None, 0.9))
+        pool = ScriptedPool(lambda _: Reply("0", None, 0.9))
         verifier = CodeVerifier(pool, timeout_s=1.0, partial_credit=True)
         for number in (1, 2):
             (verdict,) = verifier.verify_all([(prompt, "```python\nprint(0)\n```")])
@@ -161,8 +159,8 @@ class TestExceptionsOfTheAnswer:
             if isinstance(request, GiveValue):
                 found.append(request)
             if isinstance(request, CallFunction):
-                return Returned(None, failure, 0.0)
-            return Asked("f", (1,)) if isinstance(request, LoadProgram) and request.outside else Returned(None, None, 0)
+                return Reply(None, failure, 0.0)
+            return Asked("f", (1,)) if isinstance(request, LoadProgram) and request.outside else Reply(None, None, 0)
 
         test = TestCode("f", "try:\n    f(1)\nexcept ValueError:\n    pass")
         outcome = decision(judge_test_code("def f(x): pass", test, Clock(1.0, 10.0, 1 << 29)), script)
@@ -206,9 +204,9 @@ class TestSizeOfReplies:
 
         def script(request: Request) -> Reply:
             if isinstance(request, RunProgram):
-                return Ended("", None, 0.0)
+                return Reply("", None, 0.0)
             asks = isinstance(request, LoadProgram) and bool(request.outside)
-            return Asked("f", (1,)) if asks else Returned(None, None, 0.0)
+            return Asked("f", (1,)) if asks else Reply(None, None, 0.0)
 
         pool = ScriptedPool(script)
         prompt = Prompt("q", "?", (1,), CodeTests(tests).to_text(), "code")
@@ -236,7 +234,7 @@ class TestSizeOfReplies:
         """It is not read, and the answer can return True just as well; the program is started again for later cases."""
 
         def script(request: Request) -> Reply:
-            return Returned(None, None if isinstance(request, LoadProgram) else Fault.TOO_MUCH_OUTPUT, 0.0)
+            return Reply(None, None if isinstance(request, LoadProgram) else Fault.TOO_MUCH_OUTPUT, 0.0)
 
         pool = ScriptedPool(script)
         test = CodeTests(TestCode("f", f"{code}\n{code}")).to_text()

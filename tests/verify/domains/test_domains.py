@@ -11,8 +11,8 @@ from brorl.prompts.question import Question
 from brorl.tree import RolloutTree
 from brorl.verification.domains import table
 from brorl.verification.grade import grade
+from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import TrialResponses, Verdict
-from brorl.verification.workers import Workers
 from run_support import command, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127)))

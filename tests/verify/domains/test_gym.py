@@ -16,7 +16,8 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.gym import GymVerifier, extract_answer
 from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
 from brorl.verification.sandbox.call import VerifierCall
-from brorl.verification.sandbox.conversation import (
+from brorl.verification.sandbox.pool import ProgramPool, WorkerPool
+from brorl.verification.sandbox.requests import (
     CallFunction,
     CutOff,
     Fault,
@@ -26,11 +27,8 @@ from brorl.verification.sandbox.conversation import (
     Lost,
     Reply,
     Request,
-    Returned,
     T,
 )
-from brorl.verification.sandbox.pool import WorkerPool
-from brorl.verification.sandbox.programs import ProgramPool
 
 TABLE = Path(__file__).parents[3] / "scripts" / "make_gym_table.py"
 MAZE = GymTask("maze", {"question": "?", "answer": "7", "metadata": {}})
@@ -68,7 +66,7 @@ def test_the_answer_of_a_response(response: str, answer: str | None) -> None:
 class FakePrograms:
     """Stands in for the sandbox: every judge gets the same replies."""
 
-    reply: Returned | Lost
+    reply: Reply | Lost
     requests: list[Any] = field(default_factory=list)
 
     def preloading(self, *_modules: str) -> "FakePrograms":
@@ -85,13 +83,13 @@ class FakePrograms:
             while True:
                 request = judge.send(reply)
                 self.requests.append(request)
-                reply = Returned(None, None, 0.0) if isinstance(request, LoadProgram) else self.reply
+                reply = Reply(None, None, 0.0) if isinstance(request, LoadProgram) else self.reply
         except StopIteration as stop:
             return stop.value
 
 
 def verified(
-    reply: Returned | Lost, monkeypatch: pytest.MonkeyPatch, *answers: str, partial_credit: bool = True
+    reply: Reply | Lost, monkeypatch: pytest.MonkeyPatch, *answers: str, partial_credit: bool = True
 ) -> tuple[list[Any], FakePrograms]:
     monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
     programs = FakePrograms(reply)
@@ -117,7 +115,7 @@ def verified(
 def test_what_a_confined_process_returns_is_checked(
     value: object, failure: str | None, correct: bool, score: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (verdict,), _ = verified(Returned(value, failure, 0.5), monkeypatch, "8")
+    (verdict,), _ = verified(Reply(value, failure, 0.5), monkeypatch, "8")
     assert (verdict.correct, verdict.score, verdict.reason, verdict.extracted) == (correct, score, reason, "8")
 
 
@@ -125,13 +123,13 @@ def test_what_a_confined_process_returns_is_checked(
 def test_without_partial_credit_a_score_is_0_or_1(
     correct: bool, score: float, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reply = Returned((correct, score, None), None, 0.5)
+    reply = Reply((correct, score, None), None, 0.5)
     verdicts, _ = verified(reply, monkeypatch, "8", "<answer>8</answer>", partial_credit=False)
     assert [verdict.score for verdict in verdicts] == [expected, expected]
 
 
 def test_a_forged_problem_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    (verdict,), _ = verified(Returned((False, 0.0, "x" * 100_000), None, 0.5), monkeypatch, "8")
+    (verdict,), _ = verified(Reply((False, 0.0, "x" * 100_000), None, 0.5), monkeypatch, "8")
     assert verdict.reason.startswith("wrong answer: xxx")
     assert len(verdict.reason) < 200
 
@@ -145,8 +143,8 @@ def test_scorers_that_are_not_loaded_leave_answers_unverified(fault: Fault, monk
     def script(request: Request) -> Reply:
         if isinstance(request, LoadProgram):
             loads.append(request)
-            return Returned(None, str(fault) if len(loads) == 2 else None, 0.1)
-        return Returned(None, "timeout", 0.1)
+            return Reply(None, str(fault) if len(loads) == 2 else None, 0.1)
+        return Reply(None, "timeout", 0.1)
 
     verifier = GymVerifier(ScriptedPool(script), timeout_s=0.01)
     verdicts = verifier.verify_all([(prompt(MAZE), answer) for answer in ("8", "9", "10")])
@@ -171,7 +169,7 @@ def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it(monkeypat
             calls = [r for r in self.requests[begin:] if isinstance(r, CallFunction)]
             return CutOff("over") if any(call.arguments[1] == "slow" for call in calls) else found
 
-    pool = ShortPool(lambda _request: Returned((False, 0.0, None), None, 0.1))
+    pool = ShortPool(lambda _request: Reply((False, 0.0, None), None, 0.1))
     verdicts = GymVerifier(pool).verify_all([(prompt(MAZE), answer) for answer in ("6", "slow", "9")])
     assert [verdict.reason for verdict in verdicts] == ["wrong answer", "timeout of all programs", "wrong answer"]
     assert pool.num_judges == 4
@@ -186,7 +184,7 @@ def test_a_lost_worker_leaves_answers_unverified(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("no_own_time")
 def test_an_answer_is_scored_once_and_the_own_answer_never(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["8", "<answer>8</answer>", "7", " 7 ", "x" * 100_001, ""]
-    verdicts, programs = verified(Returned((False, 0.0, None), None, 0.5), monkeypatch, *texts)
+    verdicts, programs = verified(Reply((False, 0.0, None), None, 0.5), monkeypatch, *texts)
     called = [request for request in programs.requests if isinstance(request, CallFunction)]
     assert [request.arguments[1] for request in called] == ["8"]
     assert [v.reason for v in verdicts] == [
@@ -199,7 +197,7 @@ def test_answers_that_are_evaluated_share_no_process(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
     puzzle = GymTask("puzzle24", {"answer": "4*6", "metadata": {"numbers": [4, 6]}})
     for task, processes in ((puzzle, 5), (MAZE, 1)):
-        programs = FakePrograms(Returned((False, 0.0, None), None, 0.0))
+        programs = FakePrograms(Reply((False, 0.0, None), None, 0.0))
         verifier = GymVerifier(programs)  # type: ignore[arg-type]
         verifier.verify_all([(prompt(task), f"{number} + 1") for number in range(5)])
         assert sum(isinstance(request, LoadProgram) for request in programs.requests) == processes
@@ -301,7 +299,7 @@ def test_an_answer_with_two_candidates_earns_no_partial_credit(pool: WorkerPool,
     assert [(r.failure, *r.value) for r in pool.run(calls)] == [(None, False, 0.0, "rejected by a guard")] * len(calls)
 
 
-def raw_judge(reference: str, answer: str, limits: Limits) -> Judge[Returned]:
+def raw_judge(reference: str, answer: str, limits: Limits) -> Judge[Reply]:
     """Score without a guard, to see that the sandbox alone holds."""
     source = (
         "import json\n"
@@ -312,10 +310,10 @@ def raw_judge(reference: str, answer: str, limits: Limits) -> Judge[Returned]:
         "    return float(scorer_of(task.data_set, '{}').score_answer(answer=answer, entry=task.entry))\n"
     )
     reply = yield LoadProgram(source, limits)
-    assert isinstance(reply, Returned)
+    assert isinstance(reply, Reply)
     assert reply.failure is None, reply
     reply = yield CallFunction("raw", (reference, answer), limits)
-    assert isinstance(reply, Returned)
+    assert isinstance(reply, Reply)
     return reply
 
 

@@ -14,7 +14,7 @@ from brorl.prompts.layouts.code import HUMAN_EVAL
 from brorl.prompts.layouts.layout import Fields
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.trial import try_verifier
 
 pytestmark = pytest.mark.linux

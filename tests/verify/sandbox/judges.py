@@ -5,34 +5,32 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from brorl.verification.sandbox.conversation import (
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.requests import (
     Asked,
     CallFunction,
-    Ended,
     GiveValue,
     Judge,
     Limits,
     LoadProgram,
     Reply,
-    Returned,
     RunProgram,
 )
-from brorl.verification.sandbox.programs import ProgramPool
 
 Call = tuple[str, tuple[object, ...]]
 LIMITS = Limits(seconds=60.0)  # never reached, however busy the machine is
 
 
-def run_judge(source: str, stdin: str = "", limits: Limits = LIMITS) -> Judge[Ended]:
+def run_judge(source: str, stdin: str = "", limits: Limits = LIMITS) -> Judge[Reply]:
     reply = yield RunProgram(source, stdin, limits)
-    assert isinstance(reply, Ended)
+    assert isinstance(reply, Reply)
     return reply
 
 
 def call_judge(source: str, *calls: Call, limits: Limits = LIMITS) -> Judge[list[Reply]]:
     """Load a program and call functions; the replies to the calls, or the one to a failed load."""
     loaded = yield LoadProgram(source, LIMITS)
-    assert isinstance(loaded, Returned)
+    assert isinstance(loaded, Reply)
     if loaded.failure:
         return [loaded]
     replies = []
@@ -56,22 +54,22 @@ def outside_judge(source: str, function: str, *arguments: object) -> Judge[list[
         else:
             started = True
             reply = yield CallFunction(function, arguments, LIMITS, "tests")
-    assert isinstance(reply, Returned)
+    assert isinstance(reply, Reply)
     return [*log, reply.failure or reply.value]
 
 
-def ended(pool: ProgramPool, source: str, stdin: str = "", limits: Limits = LIMITS) -> Ended:
+def ended(pool: ProgramPool, source: str, stdin: str = "", limits: Limits = LIMITS) -> Reply:
     (reply,) = pool.run([lambda: run_judge(source, stdin, limits)])
-    assert isinstance(reply, Ended), reply
+    assert isinstance(reply, Reply), reply
     return reply
 
 
 def returned(
     pool: ProgramPool, source: str, *calls: tuple[str, tuple[object, ...]], limits: Limits = LIMITS
-) -> list[Returned]:
+) -> list[Reply]:
     (replies,) = pool.run([lambda: call_judge(source, *calls, limits=limits)])
     assert isinstance(replies, list), replies
-    assert all(isinstance(reply, Returned) for reply in replies), replies
+    assert all(isinstance(reply, Reply) for reply in replies), replies
     return replies  # type: ignore[return-value]
 
 

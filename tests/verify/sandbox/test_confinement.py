@@ -19,7 +19,7 @@ from brorl.verification.sandbox.inside.landlock import landlock_version
 from brorl.verification.sandbox.inside.seccomp import make_filter
 from brorl.verification.sandbox.inside.syscalls import ALWAYS, SOMETIMES
 from brorl.verification.sandbox.level import Attack, Level, choose_level, probe_level
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool
 
 ALLOW, EPERM, ENOSYS, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -242,5 +242,5 @@ print(lines, os.path.exists('/'), resource.getrlimit(resource.RLIMIT_CORE))
 """
     with ProgramPool(1, sandbox) as pool:
         reply = ended(pool, source, "a line\n")
-        assert (reply.failure, reply.stdout) == (None, "['a line'] True (0, 0)\n")
+        assert (reply.failure, reply.value) == (None, "['a line'] True (0, 0)\n")
         assert platform.system() == "Linux"

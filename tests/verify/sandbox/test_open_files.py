@@ -14,8 +14,8 @@ pytestmark = pytest.mark.linux
 NUM_WORKERS = 8
 POOLS = {
     "programs": f"""
-from brorl.verification.sandbox.conversation import CallFunction, Limits, LoadProgram
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.requests import CallFunction, Limits, LoadProgram
+from brorl.verification.sandbox.pool import ProgramPool
 pool = ProgramPool({NUM_WORKERS}, "unsafe")
 def judge(number):
     yield LoadProgram("def f(x): return x", Limits(600.0), "one")
@@ -78,7 +78,7 @@ def outcome(pool: str, soft: int, hard: int, tmp_path: Path, least: int = 0) -> 
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("pool", "per_worker"), [("programs", 6), ("functions", 3), ("both", 9)])
+@pytest.mark.parametrize(("pool", "per_worker"), [("programs", 6), ("functions", 4), ("both", 10)])
 def test_a_low_soft_limit_is_raised(pool: str, per_worker: int, tmp_path: Path) -> None:
     assert outcome(pool, 20, 1024, tmp_path, least=per_worker * NUM_WORKERS) == "worked"
 
@@ -92,8 +92,8 @@ def test_a_hard_limit_that_is_too_low_is_an_error(pool: str, tmp_path: Path) -> 
 
 
 def test_a_hard_limit_that_suffices_for_one_pool_alone(tmp_path: Path) -> None:
-    """Each pair of workers needs 9 files, and the process 16 others: more than the limit, unlike for either pool."""
-    most = 10 * NUM_WORKERS
+    """Each pair of workers needs 10 files, and the process 16 others: more than the limit, unlike for either pool."""
+    most = 11 * NUM_WORKERS
     found = outcome("both", 20, most, tmp_path)
     assert found.startswith(f"UserError {2 * NUM_WORKERS} verification workers need ")
     assert f"but this process can open {most}; raise the hard limit" in found

@@ -1,18 +1,24 @@
 """The pool: every accident ends in a reason, and nothing else notices."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from brorl.verification.sandbox import server
 from brorl.verification.sandbox.call import LoadError, Result, VerifierCall
+from brorl.verification.sandbox.inside.confinement import TRUSTED, UNSAFE
 from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.server import ServerSettings
 
 pytestmark = pytest.mark.linux
 HERE = Path(__file__).parent
@@ -82,7 +88,7 @@ def test_any_json_passes_unchanged(pool: WorkerPool, value: object) -> None:
         ("crash", (), "verifier crashed"),
         ("write_everywhere", (), "verifier crashed"),
         ("close_everything", (), "verifier crashed"),
-        ("big_reply", (), "verifier raised ValueError: returned 16777257 bytes, more than 16777216"),
+        ("big_reply", (), "verifier raised ValueError: returned 16777218 bytes, more than 16777216"),
         ("exit_in_a_thread_of_itself", (), "verifier raised SystemExit: 3"),
         ("raise_unprintable", (), "verifier raised UnprintableError: (its message cannot be shown)"),
         ("return_a_set", (), "verifier raised AttributeError: 'set' object has no attribute 'item'"),
@@ -273,6 +279,7 @@ def test_arguments_out_of_range_are_refused(argument: dict[str, float], message:
 # A trainer of its own: it starts its workers, tells their ids, and has them work for longer than the test.
 TRAINER = """
 import os, signal, sys, threading, time
+from brorl.verification.sandbox import server
 from brorl.verification.sandbox.call import VerifierCall
 from brorl.verification.sandbox.pool import WorkerPool
 
@@ -360,26 +367,28 @@ def test_an_interrupt_of_the_terminal_ends_the_trainer_without_a_word_of_the_wor
     assert all(gone(pid) for pid in pids)
 
 
-def test_a_worker_started_after_its_trainer_has_ended_exits() -> None:
-    """The trainer may die between the fork and the worker's request for the lifeline's signal."""
-    worker = str(Path(__file__).parents[3] / "src" / "brorl" / "verification" / "sandbox" / "worker.py")
+@pytest.mark.parametrize("level", [TRUSTED, UNSAFE])
+def test_a_server_started_after_its_trainer_has_ended_exits(level: str) -> None:
+    """The trainer may die between the fork and the server's request for the lifeline's signal."""
     lifeline, write_end = os.pipe()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    settings = json.dumps(asdict(ServerSettings(level, packages=tuple(sys.path))))
 
     def start() -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
-            [sys.executable, "-I", worker, str(lifeline), str(1 << 28)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-c", server._BOOT, server._ROOT, settings],
+            stdin=lifeline,
+            stdout=theirs,
             stderr=subprocess.PIPE,
-            pass_fds=(lifeline,),
             start_new_session=True,
         )
 
-    with start() as process:
-        assert not gone(process.pid, 0.5)  # it waits for calls
-        process.kill()
-    os.close(write_end)
-    with start() as process:
-        _, errors = process.communicate(timeout=30)
-        assert (process.returncode, errors) == (0, b"")
+    with ours, theirs:
+        with start() as process:
+            assert not gone(process.pid, 0.5)  # it waits for work
+            process.kill()
+        os.close(write_end)
+        with start() as process:
+            _, errors = process.communicate(timeout=30)
+            assert (process.returncode, errors) == (0, b"")
     os.close(lifeline)

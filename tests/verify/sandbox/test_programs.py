@@ -26,20 +26,19 @@ from judges import (
 )
 
 from brorl.errors import UserError
-from brorl.verification.sandbox import judging, machine_faults, process
-from brorl.verification.sandbox.conversation import (
+from brorl.verification.sandbox import judging, process, scheduling
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.requests import (
     Asked,
     CallFunction,
-    Ended,
     GiveValue,
     Judge,
     Limits,
     LoadProgram,
     Lost,
-    Returned,
+    Reply,
     RunProgram,
 )
-from brorl.verification.sandbox.programs import ProgramPool
 from brorl.verification.sandbox.server import LostError, Server, ServerSettings
 from brorl.verification.sandbox.values import MAX_DEPTH
 
@@ -76,7 +75,7 @@ def pool() -> Iterator[ProgramPool]:
 )
 def test_a_program_runs_as_a_script(pool: ProgramPool, source: str, stdin: str, stdout: str) -> None:
     reply = ended(pool, source, stdin)
-    assert (reply.stdout, reply.failure) == (stdout, None)
+    assert (reply.value, reply.failure) == (stdout, None)
 
 
 @pytest.mark.parametrize("level", ["seccomp", "auto"])
@@ -84,7 +83,7 @@ def test_programs_find_the_same_random_state_and_order_of_sets(level: str, rng: 
     words = [str(word) for word in rng.integers(1 << 40, size=20)]
     source = f"import random\nprint(random.random(), set({words}), __import__('threading').active_count())"
     with ProgramPool(2, level) as one, ProgramPool(1, level) as other:
-        outputs = {ended(pool, source).stdout for pool in (one, one, other)}
+        outputs = {ended(pool, source).value for pool in (one, one, other)}
     assert len(outputs) == 1
     assert outputs.pop().endswith("} 1\n")
 
@@ -92,7 +91,7 @@ def test_programs_find_the_same_random_state_and_order_of_sets(level: str, rng: 
 def test_input_of_any_size_arrives(pool: ProgramPool, rng: np.random.Generator) -> None:
     numbers = rng.integers(-(10**9), 10**9, 300_000)
     source = "import sys\nprint(sum(map(int, sys.stdin.read().split())))"
-    assert ended(pool, source, "\n".join(map(str, numbers))).stdout == f"{int(numbers.sum())}\n"
+    assert ended(pool, source, "\n".join(map(str, numbers))).value == f"{int(numbers.sum())}\n"
 
 
 @pytest.mark.parametrize("threaded", [False, True])
@@ -107,7 +106,7 @@ def f(n): return 0 if n == 0 else f(n - 1) + 1
 def main(): print(f({depth}))
 """
     start = "threading.stack_size(1 << 27)\nthreading.Thread(target=main).start()" if threaded else "main()"
-    assert ended(pool, source + start, limits=Limits(60.0)).stdout == f"{depth}\n"
+    assert ended(pool, source + start, limits=Limits(60.0)).value == f"{depth}\n"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def main(): print(f({depth}))
 def test_a_failure_has_its_cause(pool: ProgramPool, source: str, failure: str) -> None:
     reply = ended(pool, source)
     assert reply.failure == failure
-    assert len(reply.stdout) <= LIMITS.output_bytes
+    assert len(reply.value) <= LIMITS.output_bytes
 
 
 ENDLESS = {
@@ -169,12 +168,12 @@ threading.stack_size(1 << 15)
 while True: threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 """
     assert ended(pool, source).failure in ("too many threads", "RuntimeError: can't start new thread")
-    assert ended(pool, source.replace("while True", "for _ in range(20)") + "print(1)").stdout == "1\n"
+    assert ended(pool, source.replace("while True", "for _ in range(20)") + "print(1)").value == "1\n"
 
 
 def test_the_output_before_a_failure_is_kept(pool: ProgramPool) -> None:
     reply = ended(pool, "print('early', flush=True)\nwhile True: pass", limits=Limits(2.0))
-    assert (reply.stdout, reply.failure) == ("early\n", "timeout")
+    assert (reply.value, reply.failure) == ("early\n", "timeout")
 
 
 def test_time_without_a_core_does_not_count(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +182,7 @@ def test_time_without_a_core_does_not_count(pool: ProgramPool, monkeypatch: pyte
     monkeypatch.setattr(process, "denied_s", lambda _pid: 0.0)
     assert ended(pool, source, limits=limits).failure == "timeout"
     monkeypatch.setattr(process, "denied_s", lambda _pid: 0.6 * time.monotonic())
-    assert ended(pool, source, limits=limits).stdout == "done\n"
+    assert ended(pool, source, limits=limits).value == "done\n"
     began = time.monotonic()
     assert ended(pool, "while True: pass", limits=SHORT).failure == "timeout"
     assert time.monotonic() - began >= 2 * SHORT.seconds
@@ -193,12 +192,12 @@ def test_time_without_a_core_does_not_count(pool: ProgramPool, monkeypatch: pyte
 def test_the_kernel_counts_the_time_without_a_core() -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
     try:
-        wait_until(lambda: sum(machine_faults.waited_s(one.pid) for one in busy) > 0.2)
+        wait_until(lambda: sum(scheduling.waited_s(one.pid) for one in busy) > 0.2)
     finally:
         for one in busy:
             one.kill()
             one.wait()
-    assert machine_faults.waited_s(busy[0].pid) == 0.0  # it has ended
+    assert scheduling.waited_s(busy[0].pid) == 0.0  # it has ended
 
 
 def test_a_slow_program_delays_no_other_by_more_than_its_limit(pool: ProgramPool) -> None:
@@ -358,10 +357,10 @@ def test_two_programs_talk_through_the_judge(pool: ProgramPool) -> None:
         reply = yield CallFunction("check", (21,), LIMITS, "tests")
         assert isinstance(reply, Asked)
         inner = yield CallFunction("answer", reply.arguments, LIMITS)
-        assert isinstance(inner, Returned)
+        assert isinstance(inner, Reply)
         log.append(inner.value)
         reply = yield GiveValue(inner.value, name="tests")
-        assert isinstance(reply, Returned)
+        assert isinstance(reply, Reply)
         return [*log, reply.value]
 
     assert pool.run([judge]) == [[(True, 42), (True, 42)]]
@@ -376,9 +375,9 @@ def test_the_deepest_value_passes_through_the_judge(pool: ProgramPool) -> None:
         reply = yield CallFunction("check", (21,), LIMITS, "tests")
         assert isinstance(reply, Asked)
         inner = yield CallFunction("answer", reply.arguments, LIMITS)
-        assert isinstance(inner, Returned)
+        assert isinstance(inner, Reply)
         reply = yield GiveValue(inner.value, name="tests")
-        assert isinstance(reply, Returned)
+        assert isinstance(reply, Reply)
         return reply.value
 
     assert pool.run([judge]) == [1]
@@ -398,7 +397,7 @@ def test_judges_wait_for_the_servers_that_could_start(monkeypatch: pytest.Monkey
         own.require()
         monkeypatch.setattr(judging, "Server", start)
         replies = own.run([lambda n=n: run_judge(f"print({n})", "") for n in range(10)])  # type: ignore[misc]
-    assert [reply.stdout for reply in replies if isinstance(reply, Ended)] == [f"{n}\n" for n in range(10)]
+    assert [reply.value for reply in replies if isinstance(reply, Reply)] == [f"{n}\n" for n in range(10)]
     assert len(started) == 1
 
 
@@ -414,7 +413,7 @@ def test_every_judge_gets_its_own_replies(pool: ProgramPool, rng: np.random.Gene
     numbers = [int(n) for n in rng.integers(0, 10**6, 60)]
     judges = [lambda n=n: run_judge(f"print(int(input()) + {n})", f"{n}\n") for n in numbers]  # type: ignore[misc]
     replies = pool.run(judges)
-    assert [reply.stdout for reply in replies if isinstance(reply, Ended)] == [f"{2 * n}\n" for n in numbers]
+    assert [reply.value for reply in replies if isinstance(reply, Reply)] == [f"{2 * n}\n" for n in numbers]
     assert pool.run([]) == []
 
 
@@ -424,12 +423,12 @@ def test_programs_share_nothing(pool: ProgramPool) -> None:
     )
     for _ in range(3):
         ended(pool, spoil)
-    assert ended(pool, "import math\nprint(math.pi)").stdout == f"{np.pi}\n"
+    assert ended(pool, "import math\nprint(math.pi)").value == f"{np.pi}\n"
 
 
 def test_sets_have_one_order_in_all_programs(pool: ProgramPool) -> None:
     replies = pool.run([lambda: run_judge("print({'a', 'b', 'c', 'd', 'e', 'f'})")] * 6)
-    assert len({reply.stdout for reply in replies if isinstance(reply, Ended)}) == 1
+    assert len({reply.value for reply in replies if isinstance(reply, Reply)}) == 1
 
 
 def test_an_exception_of_a_judge_ends_the_run_and_its_programs() -> None:
@@ -441,7 +440,7 @@ def test_an_exception_of_a_judge_ends_the_run_and_its_programs() -> None:
     with ProgramPool(2) as pool:
         with pytest.raises(ZeroDivisionError, match="of the judge"):
             pool.run([lambda: judge("f")] + [lambda: run_judge("while True: pass")] * 3)
-        assert ended(pool, "print(1)").stdout == "1\n"
+        assert ended(pool, "print(1)").value == "1\n"
 
 
 def test_requests_out_of_turn_are_errors_of_the_judge(pool: ProgramPool) -> None:
@@ -461,12 +460,12 @@ def test_requests_out_of_turn_are_errors_of_the_judge(pool: ProgramPool) -> None
 def test_a_run_works_from_any_thread() -> None:
     found: list[str] = []
     with ProgramPool(1) as own:
-        threads = [threading.Thread(target=lambda: found.append(ended(own, "print(5)").stdout)) for _ in range(3)]
+        threads = [threading.Thread(target=lambda: found.append(ended(own, "print(5)").value)) for _ in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert ended(own, "print(6)").stdout == "6\n"  # the thread that started the server has ended
+        assert ended(own, "print(6)").value == "6\n"  # the thread that started the server has ended
     assert found == ["5\n"] * 3
 
 
@@ -485,7 +484,7 @@ def interrupt_programs() -> None:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             pool.run([lambda: run_judge("while True: pass")] * 2)
-        assert ended(pool, "print(1)").stdout == "1\n"
+        assert ended(pool, "print(1)").value == "1\n"
         assert not programs()
 
 
@@ -503,12 +502,12 @@ def test_a_lost_server_is_replaced_once() -> None:
 
     def judge() -> Judge[str]:
         tries.append(1)
-        return (yield from kill_servers()) if len(tries) == 1 else (yield from run_judge("print(1)")).stdout
+        return (yield from kill_servers()) if len(tries) == 1 else (yield from run_judge("print(1)")).value
 
     with ProgramPool(1) as own:
         assert own.run([judge]) == ["1\n"]
         assert own.run([kill_servers]) == [Lost("a worker was lost")]
-        assert ended(own, "print(1)").stdout == "1\n"
+        assert ended(own, "print(1)").value == "1\n"
     assert len(tries) == 2
 
 
@@ -547,7 +546,7 @@ def test_nothing_outlives_a_killed_trainer() -> None:
     code = f"""
 import sys
 sys.path[:0] = {[str(Path(__file__).parent)]!r}
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool
 from judges import run_judge
 pool = ProgramPool(64)
 pool.run([lambda: run_judge("while True: pass")] * 64)
@@ -587,10 +586,10 @@ def test_closing_ends_the_servers_of_preloading_too() -> None:
     with ProgramPool(1) as pool:
         preloaded = pool.preloading("statistics")
         assert pool.preloading("statistics") is preloaded
-        assert ended(pool, "print(1)").stdout == ended(preloaded, "print(1)").stdout == "1\n"
+        assert ended(pool, "print(1)").value == ended(preloaded, "print(1)").value == "1\n"
         assert len(servers() - before) == 2
     assert servers() <= before
-    assert ended(preloaded, "print(2)").stdout == "2\n"  # it starts new ones
+    assert ended(preloaded, "print(2)").value == "2\n"  # it starts new ones
     pool.close()
     assert servers() <= before
 
@@ -618,7 +617,7 @@ def test_a_fork_of_the_trainer_cannot_use_the_pool(pool: ProgramPool, monkeypatc
         pool.run([lambda: run_judge("")])
     pool.close()
     monkeypatch.undo()
-    assert ended(pool, "print(1)").stdout == "1\n"
+    assert ended(pool, "print(1)").value == "1\n"
 
 
 def test_call_judge_reports_the_load(pool: ProgramPool) -> None:

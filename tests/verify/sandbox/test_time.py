@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 from judges import LIMITS, call_judge, ended, returned, run_judge
 
-from brorl.verification.sandbox import machine_faults, process
-from brorl.verification.sandbox.conversation import (
+from brorl.verification.sandbox import process, scheduling
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.requests import (
     CallFunction,
     CutOff,
-    Ended,
     Judge,
     Limits,
     LoadProgram,
     Lost,
-    Returned,
+    Reply,
 )
-from brorl.verification.sandbox.programs import ProgramPool
 
 pytestmark = pytest.mark.linux
 SHORT = Limits(seconds=0.3)
@@ -71,7 +70,7 @@ def test_workers_share_the_cores_of_the_trainer_evenly() -> None:
     def taken(number: int) -> list[int]:
         with ProgramPool(number, "unsafe") as own:
             replies = own.run([lambda: run_judge("import os\nprint(*os.sched_getaffinity(0))", limits=LIMITS)] * number)
-            assert {int(reply.stdout) for reply in replies if isinstance(reply, Ended)} <= {*cores}
+            assert {int(reply.value) for reply in replies if isinstance(reply, Reply)} <= {*cores}
             return [server.core for server in own._idle]  # type: ignore[misc]
 
     found = taken(2 * len(cores) + 1)
@@ -96,8 +95,8 @@ def test_the_time_of_all_threads_counts(pool: ProgramPool) -> None:
 def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Against a simulated core: each tick, one of the threads that are ready has it, or another process."""
     counts: list[tuple[float, float]] = []
-    monkeypatch.setattr(machine_faults, "_threads", lambda _pid: iter(counts))
-    monkeypatch.setattr(machine_faults.time, "clock_gettime", lambda _clock: sum(ran for ran, _ in counts))
+    monkeypatch.setattr(scheduling, "_threads", lambda _pid: iter(counts))
+    monkeypatch.setattr(scheduling.time, "clock_gettime", lambda _clock: sum(ran for ran, _ in counts))
     for _ in range(50):
         num_threads = int(rng.integers(1, 6))
         born = np.sort(rng.integers(0, 100, size=num_threads)) * (np.arange(num_threads) > 0)
@@ -112,7 +111,7 @@ def test_only_others_deny_a_core(monkeypatch: pytest.MonkeyPatch, rng: np.random
                 ran[ready] += ready == has_it
                 waited[ready] += ready != has_it
             counts[:] = [*zip(ran[born <= tick].tolist(), waited[born <= tick].tolist(), strict=True)]
-            found = machine_faults.denied_s(1)
+            found = scheduling.denied_s(1)
             assert found is not None
             assert all(found - before <= denied - so_far for before, so_far in seen)
             assert num_threads > 1 or found == denied
@@ -147,7 +146,7 @@ def test_the_work_for_others_is_no_time_of_a_program(length: int) -> None:
         seconds = 0.0
         for _ in range(5):
             reply = yield CallFunction("f", (), LIMITS)
-            assert isinstance(reply, Returned)
+            assert isinstance(reply, Reply)
             assert reply.failure is None
             seconds += reply.seconds
             time.sleep(0.2)
@@ -172,9 +171,9 @@ def test_programs_that_sleep_take_no_more_than_the_time_of_a_batch() -> None:
         began = time.monotonic()
         found = own.run(judges)
         took = time.monotonic() - began
-        assert ended(own, "print(2)").stdout == "2\n"
+        assert ended(own, "print(2)").value == "2\n"
     assert took < 4 * batch_s
-    assert [reply.stdout for reply in found if isinstance(reply, Ended)] == ["1\n"] * 3
+    assert [reply.value for reply in found if isinstance(reply, Reply)] == ["1\n"] * 3
     assert sum(isinstance(reply, CutOff) for reply in found) == sleepers
 
 
@@ -182,7 +181,7 @@ def test_cheap_programs_are_decided_first() -> None:
     """A program that needs more than its part of the time runs again after all others."""
     begun: list[str] = []
 
-    def judge(name: str, source: str) -> Judge[Ended]:
+    def judge(name: str, source: str) -> Judge[Reply]:
         begun.append(name)
         return (yield from run_judge(source))
 
@@ -190,11 +189,11 @@ def test_cheap_programs_are_decided_first() -> None:
     with ProgramPool(1, batch_timeout_s=10.0) as own:
         found = own.run([lambda: judge("slow", slow)] + [lambda: judge("cheap", "print(1)")] * 4)
     assert begun == ["slow", *["cheap"] * 4, "slow"]
-    assert [reply.stdout for reply in found if isinstance(reply, Ended)] == ["1\n"] * 5
+    assert [reply.value for reply in found if isinstance(reply, Reply)] == ["1\n"] * 5
 
 
 def test_programs_that_never_ran_are_unverified() -> None:
-    def judge() -> Judge[Returned]:
+    def judge() -> Judge[Reply]:
         time.sleep(2.0)  # the trainer is busy
         return (yield from run_judge("print(1)"))  # type: ignore[return-value]
 

@@ -31,8 +31,8 @@ from brorl.verification.domains.code_judges import (
     judge_stdin,
     judge_test_code,
 )
-from brorl.verification.sandbox.conversation import CutOff, Judge, Lost
-from brorl.verification.sandbox.programs import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.requests import CutOff, Judge, Lost
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
 from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, VerdictCache
 from brorl.verification.verifier import (

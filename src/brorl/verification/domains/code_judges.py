@@ -16,16 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
 
 from brorl.prompts.code_tests import StdinCases, TestCode
 from brorl.verification.domains.code_asserts import Check
 from brorl.verification.domains.code_compare import same_output
-from brorl.verification.sandbox.conversation import (
+from brorl.verification.sandbox.requests import (
     REPLY_BYTES,
     Asked,
     CallFunction,
-    Ended,
     Fault,
     GiveValue,
     Judge,
@@ -33,7 +31,6 @@ from brorl.verification.sandbox.conversation import (
     LoadProgram,
     Reply,
     Request,
-    Returned,
     RunProgram,
     fault_of,
 )
@@ -63,7 +60,6 @@ _PASSED_ON = frozenset(
 )
 _NUMPY = Path(__file__).with_name("code_numpy.py")
 _TESTS = "tests"
-_T = TypeVar("_T", bound=Reply)
 
 
 @dataclass(frozen=True)
@@ -122,14 +118,12 @@ class Clock:
         """Return the limits of the next request; by default its reply holds no value."""
         return Limits(max(0.01, min(self.case_s, self.total_s - self.spent_s)), self.memory_bytes, output_bytes)
 
-    def expect(self, request: Request, kind: type[_T]) -> Generator[Request, Reply, _T]:
-        """Yield a request, and return its reply of this kind."""
+    def request(self, request: Request) -> Generator[Request, Reply | Asked, Reply]:
+        """Yield a request, and return its reply."""
         reply = yield request
-        if not isinstance(reply, kind):
-            raise TypeError(f"expected {kind.__name__} as the reply to {type(request).__name__}, got {reply!r}")
-        if isinstance(reply, Ended | Returned):
-            self.spent_s += reply.seconds
-            self.timed_out |= reply.failure == Fault.TIMEOUT
+        assert isinstance(reply, Reply)
+        self.spent_s += reply.seconds
+        self.timed_out |= reply.failure == Fault.TIMEOUT
         return reply
 
     def outcome(self, num_passed: int, num_cases: int, reason: str) -> Outcome:
@@ -153,9 +147,9 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool = 
             problem = problem or TIMEOUT
             break
         limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
-        ended = yield from clock.expect(RunProgram(source, stdin, limits), Ended)
+        ended = yield from clock.request(RunProgram(source, stdin, limits))
         with clock.own_time():
-            passes = ended.failure is None and same_output(expected, ended.stdout, cases)
+            passes = ended.failure is None and same_output(expected, str(ended.value), cases)
         if passes:
             passed += 1
             continue
@@ -184,13 +178,13 @@ def judge_calls(
             problem = problem or TIMEOUT
             break
         if not is_loaded:
-            loaded = yield from clock.expect(LoadProgram(source, clock.limits()), Returned)
+            loaded = yield from clock.request(LoadProgram(source, clock.limits()))
             if loaded.failure is not None:
                 problem = problem or _reason(loaded.failure)
                 break
             is_loaded = True
         limits = clock.limits(min(REPLY_BYTES + check.most_bytes, _VALUE_BYTES))
-        returned = yield from clock.expect(CallFunction(called, check.arguments, limits), Returned)
+        returned = yield from clock.request(CallFunction(called, check.arguments, limits))
         with clock.own_time():
             passes = _passes(check, returned)
         is_loaded = fault_of(returned.failure or "") is None
@@ -216,7 +210,7 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
         the names and messages of exceptions that a question can ask for.
     """
     called = _callable_name(source, test.function)
-    loaded = yield from clock.expect(LoadProgram(source, clock.limits()), Returned)
+    loaded = yield from clock.request(LoadProgram(source, clock.limits()))
     if loaded.failure is not None:
         return clock.outcome(0, 1, _reason(loaded.failure))
     num_calls, raised = 0, ""
@@ -226,13 +220,13 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
         if clock.is_over():
             return clock.outcome(0, 1, TIMEOUT)
         limits = clock.limits(_PASSED_BYTES + len(test.code))
-        returned = yield from clock.expect(CallFunction(called, reply.arguments, limits), Returned)
+        returned = yield from clock.request(CallFunction(called, reply.arguments, limits))
         error = _exception_to_pass_on(returned.failure)
         if error is None and returned.failure is not None:
             return clock.outcome(0, 1, _reason(returned.failure))
         raised = _reason(error) if error else ""
         reply = yield GiveValue(returned.value, error, _TESTS)
-    assert isinstance(reply, Returned)
+    assert isinstance(reply, Reply)
     failure = reply.failure or ""
     if failure.startswith(_NO_PLAIN_VALUE):
         return clock.outcome(0, 1, f"{RAISED} {NO_PLAIN_ARGUMENT}")
@@ -262,7 +256,7 @@ def judge_first_call(test: TestCode, clock: Clock) -> Judge[str | None]:
         clock: The limits.
     """
     reply = yield _load_tests(test, clock)
-    assert isinstance(reply, Asked | Returned)
+    assert isinstance(reply, Asked | Reply)
     return None if isinstance(reply, Asked) else reply.failure or NO_CALL
 
 
@@ -295,12 +289,12 @@ def judge_beside(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
     """
     name = f"_tests_{secrets.token_hex(16)}"
     module = f"{source}\n\n{_as_function(test, name, _callable_name(source, test.function))}"
-    loaded = yield from clock.expect(LoadProgram(module, clock.limits()), Returned)
+    loaded = yield from clock.request(LoadProgram(module, clock.limits()))
     if loaded.failure is not None:
         return clock.outcome(0, 1, _reason(loaded.failure))
     number = secrets.token_hex(16)
     limits = Limits(max(0.01, clock.total_s - clock.spent_s), clock.memory_bytes, REPLY_BYTES)
-    returned = yield from clock.expect(CallFunction(name, (number,), limits), Returned)
+    returned = yield from clock.request(CallFunction(name, (number,), limits))
     if returned.failure is None:
         passes = returned.value == number
         return clock.outcome(int(passes), 1, WEAKLY_CORRECT if passes else WRONG)
@@ -324,7 +318,7 @@ def _as_function(test: TestCode, name: str, called: str) -> str:
     return ast.unparse(ast.fix_missing_locations(ast.Module([*outside, function], [])))
 
 
-def _passes(check: Check, returned: Returned) -> bool:
+def _passes(check: Check, returned: Reply) -> bool:
     failure = returned.failure or ""
     if check.kind == "not none" and failure.startswith(_NO_PLAIN_VALUE):
         return check.expected is True  # a match of a regular expression, for instance

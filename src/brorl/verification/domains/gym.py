@@ -19,7 +19,8 @@ from brorl.prompts.gym_task import GymTask, require_reasoning_gym
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.denial import denial_after, denial_before
 from brorl.verification.domains.gym_guards import EVALUATED
-from brorl.verification.sandbox.conversation import (
+from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.requests import (
     REPLY_BYTES,
     CallFunction,
     CutOff,
@@ -27,11 +28,10 @@ from brorl.verification.sandbox.conversation import (
     Limits,
     LoadProgram,
     Lost,
-    Returned,
+    LostError,
+    Reply,
     fault_of,
 )
-from brorl.verification.sandbox.programs import ProgramPool
-from brorl.verification.sandbox.server import LostError
 from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, VerdictCache
 from brorl.verification.verifier import (
     CORRECT,
@@ -199,34 +199,34 @@ def _verify_by_form(task: GymTask, answer: str | None) -> Verdict | None:
     return Verdict(True, 1.0, answer, CORRECT, 0.0) if own else None
 
 
-def _judge(pairs: Sequence[_Pair], limits: Limits) -> Judge[list[Returned]]:
+def _judge(pairs: Sequence[_Pair], limits: Limits) -> Judge[list[Reply]]:
     """Score pairs in one process; a process that an answer has ended is replaced.
 
     Raises:
         LostError: If a limit ended the loading of the scorers: the machine is too busy, or has too little memory.
         RuntimeError: If the scorers cannot be imported.
     """
-    replies: list[Returned] = []
+    replies: list[Reply] = []
     loaded = False
     for pair in pairs:
         if not loaded:
             reply = yield LoadProgram(_PROGRAM, _LOADING)
-            assert isinstance(reply, Returned)
+            assert isinstance(reply, Reply)
             if reply.failure and fault_of(reply.failure):
                 raise LostError(f"the scorers of Reasoning Gym were not loaded: {reply.failure}")
             if reply.failure:
                 raise RuntimeError(f"the scorers of Reasoning Gym cannot be loaded in the sandbox: {reply.failure}")
         reply = yield CallFunction("score", pair, limits)
-        assert isinstance(reply, Returned)
+        assert isinstance(reply, Reply)
         loaded = reply.failure is None
         replies.append(reply)
     return replies
 
 
-def _verdict(answer: str, reply: Returned) -> Verdict:
+def _verdict(answer: str, reply: Reply) -> Verdict:
     """Return the verdict for what a confined process returned, which is not trusted."""
     match reply:
-        case Returned(failure=None, value=(bool(correct), float(score), str() | None as problem)) if 0 <= score <= 1:
+        case Reply(failure=None, value=(bool(correct), float(score), str() | None as problem)) if 0 <= score <= 1:
             if correct:
                 return Verdict(True, 1.0, answer, CORRECT, reply.seconds)
             reason = f"{WRONG}: {problem[:_MAX_PROBLEM]}" if problem else WRONG

@@ -16,8 +16,8 @@ from brorl.verification.domains.ifeval import InstructionsVerifier
 from brorl.verification.domains.math import MATH_DOMAIN, MathVerifier
 from brorl.verification.domains.science import SCIENCE_DOMAIN, ScienceVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
+from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
-from brorl.verification.workers import Workers
 
 
 def _code(workers: Workers, partial_credit: bool = False) -> Verifier:

@@ -22,9 +22,15 @@ from functools import cache
 from pathlib import Path
 
 from brorl.errors import UserError
-from brorl.verification.sandbox.conversation import CallFunction, Judge, Limits, LoadProgram, Lost
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP, UNSAFE
-from brorl.verification.sandbox.judging import Judging
+from brorl.verification.sandbox.judging import JudgeLoop
+from brorl.verification.sandbox.requests import (
+    CallFunction,
+    Judge,
+    Limits,
+    LoadProgram,
+    Lost,
+)
 from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
 
 AUTO = "auto"
@@ -103,9 +109,9 @@ def probe_level(name: str) -> Level:
     """
     with _targets() as attacks:
         idle: list[Server] = []
-        judge = Judging([lambda: _attack(attacks)], ServerSettings(name), idle, 1)
+        loop = JudgeLoop([lambda: _attack(attacks)], ServerSettings(name), idle, 1)
         try:
-            (outcome,) = judge.results()
+            (outcome,) = loop.run()
         except PreloadError as error:
             return Level(name, (), str(error))
         finally:

@@ -1,50 +1,134 @@
-"""A pool of worker processes that bounds the time and the memory of the functions it calls.
+"""The pools of processes that verify: trusted workers for functions of the user, and sandboxed programs.
 
-In: calls, each of a function by its import path with JSON arguments. Out: for each call its value or its failure, in
-the same order. A call that exceeds its time is killed with all processes that it started, its worker is replaced, and
-other calls are not affected. A call whose worker is lost through a fault of the machine is made once more. The pool
-contains accidents, not adversaries: a worker is an ordinary process of the same user, with that user's files and
-network.
-
-Workers start when there is work. The time to load a function does not count as time of a call, nor does the time in
-which a worker waits for a processor, up to ten times the limit. The pool has no threads and serves one `run` at once.
+Both run judges on fork servers, one per worker, with limits of time, memory and output. `WorkerPool` calls functions in
+ordinary processes of the same user: it contains accidents, not adversaries. `ProgramPool` runs untrusted programs in
+confined processes. Servers start when there is work, in the process that made the pool and in no fork of it, and end
+with the pool or with that process. Before that, the soft limit of open files is raised to the need of all pools in use.
+A pool has no threads of its own.
 """
 
 from __future__ import annotations
 
-import select
-import time
-from collections import Counter, deque
-from collections.abc import Sequence
-from math import ceil, isfinite
+import os
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf, isfinite
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
 
-from brorl.errors import first_line
+from brorl.errors import UserError
 from brorl.verification.sandbox.call import LoadError, Result, VerifierCall
-from brorl.verification.sandbox.process_pool import ProcessPool
-from brorl.verification.sandbox.worker_process import FailedStart, WorkerProcess
-from brorl.verification.verifier import UNVERIFIED
+from brorl.verification.sandbox.inside.confinement import TRUSTED
+from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES, RAISED
+from brorl.verification.sandbox.judging import JudgeLoop
+from brorl.verification.sandbox.level import WISHES, Level, choose_level
+from brorl.verification.sandbox.requests import CallFunction, Fault, Judge, Limits, LoadFunction, Lost, Reply, T
+from brorl.verification.sandbox.server import PreloadError, Server, ServerSettings
+from brorl.verification.verifier import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIFIED
 
-_LONGEST_WAIT_S = 1.0
-_MAX_STARTS = 3  # new workers that may end while they load a function, and processes that may not start
-_MAX_LOST = 16  # calls in a row that the machine ended, before the others are given up
-_BETWEEN_STARTS_S = 0.5  # before another attempt to start a process when none is left
+_MAX_LOADS = 3  # new workers that may end while they load a function
+_STARTING_FILES = 16  # the other ends of pipes, while one process starts
+_SPARE_FILES = 256  # that the trainer opens later
 
 
-class WorkerPool(ProcessPool[WorkerProcess]):
+class _Pool:
+    """A number of workers.
+
+    Args:
+        num_workers: Number of workers, 1 or more; None for the cores of this process.
+
+    Attributes:
+        num_workers: Number of workers.
+        files_per_worker: Most descriptors that this process holds for one worker.
+        files_when_idle: Descriptors that this process holds for an idle worker.
+
+    Raises:
+        ValueError: If the number is below 1.
+    """
+
+    files_per_worker: ClassVar[int]
+    files_when_idle: ClassVar[int]
+
+    def __init__(self, num_workers: int | None) -> None:
+        if num_workers is not None and num_workers < 1:
+            raise ValueError(f"num_workers must be 1 or more, got {num_workers}")
+        self.num_workers = num_workers or num_cores()
+        self._idle: list[Server] = []
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle, self._pid)  # runs also at exit
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the processes and wait for their end; a later `run` starts new ones."""
+        _close_all(self._idle, self._pid)
+        _IN_USE.discard(self)
+
+    def _run_judges(
+        self, judges: Sequence[Callable[[], Judge[T]]], settings: ServerSettings, timeout_s: float = inf
+    ) -> list[T | Lost]:
+        """Run judges, one per worker at once.
+
+        Raises:
+            RuntimeError: If this process is a fork of the one that made the pool.
+            UserError: If this process cannot open enough files for the workers of all pools in use, or a module cannot
+                be preloaded.
+        """
+        if self._pid != os.getpid():
+            name = type(self).__name__
+            raise RuntimeError(f"a {name} cannot be used in a fork of the process that made it; make another one")
+        if self not in _IN_USE:
+            pools = [self, *(pool for pool in _IN_USE if pool._pid == self._pid)]
+            _allow_open_files(sum(pool.num_workers for pool in pools), sum(pool._files_to_open() for pool in pools))
+            _IN_USE.add(self)
+        with self._lock:
+            try:
+                return JudgeLoop(judges, settings, self._idle, self.num_workers, timeout_s).run()
+            except PreloadError as error:
+                raise UserError(f"the sandbox cannot be started: {error}; install or repair the package") from None
+
+    def _files_to_open(self) -> int:
+        """Return the number of descriptors that all workers need, without those that are open."""
+        return self.num_workers * self.files_per_worker - len(self._idle) * self.files_when_idle
+
+
+_IN_USE: weakref.WeakSet[_Pool] = weakref.WeakSet()
+"""The pools that have run and were not closed."""
+
+
+class WorkerPool(_Pool):
     """Calls functions in worker processes with a bound on time and memory.
+
+    A call that exceeds its time is killed with all processes that it started, its worker is replaced, and other calls
+    are not affected. A call whose worker is lost through an infrastructure failure is made once more. The time to load
+    a function does not count as time of a call, nor does the time in which a worker waits for a processor, up to ten
+    times the limit.
 
     Args:
         num_workers: Maximum number of processes, 1 or more; None for one per core of this process.
         timeout_s: Maximum wall time of a call in seconds, above 0. Time in which the worker is ready to run and waits
             for a processor does not count, up to ten times the limit, where the system reports it.
         memory_bytes: Maximum private memory of a worker, libraries included, at least 64 MiB. Linux enforces it.
-        start_timeout_s: Maximum wall time to start a worker and import a function in seconds, above 0.
+        start_timeout_s: Maximum wall time to import a function in seconds, above 0.
 
     Raises:
         ValueError: If an argument is out of its range.
     """
 
-    files_per_worker = files_when_idle = 3  # two pipes and the lifeline
+    files_per_worker = files_when_idle = 4  # socket and lifeline of a server, two pipes
 
     def __init__(
         self,
@@ -78,150 +162,185 @@ class WorkerPool(ProcessPool[WorkerProcess]):
             TypeError: If an argument is not a JSON value.
             UserError: If this process cannot open enough files for all workers.
         """
-        if calls:
-            self._prepare()
-        ledger = _Ledger(calls, self._loaded)
-        busy: list[WorkerProcess] = []
-        try:
-            while ledger.waiting or busy:
-                self._assign(ledger, busy)
-                for worker in _exchange(busy):
-                    outcome = worker.outcome(self.timeout_s)
-                    if outcome is None:
-                        continue
-                    busy.remove(worker)
-                    if worker.usable:
-                        self._idle.append(worker)
-                    else:
-                        worker.close()
-                    if isinstance(outcome, Result):
-                        ledger.settle(worker.number, outcome)
-                    else:
-                        ledger.count_failed_start(worker.number, outcome)
-        finally:
-            for worker in busy:  # an interrupt must not leave a worker that still owes an answer
-                worker.close()
-        return [ledger.results[i] for i in range(len(calls))]
+        if not calls:
+            return []
+        settings = ServerSettings(TRUSTED, packages=tuple(path or str(Path.cwd()) for path in sys.path))
+        problems: dict[str, list[str]] = defaultdict(list)
+        results = self._run_judges([partial(self._judge, call, problems[call.function]) for call in calls], settings)
+        lost = next((one for one in results if isinstance(one, Lost)), None)
+        if lost and not self._loaded:
+            raise LoadError(f"no worker for verification can start: {lost.reason}; free memory or processes")
+        return [Result(None, f"{UNVERIFIED}: {one.reason}", 0.0) if isinstance(one, Lost) else one for one in results]
 
-    def _assign(self, ledger: _Ledger, busy: list[WorkerProcess]) -> None:
-        """Give waiting calls to workers, in place; without a worker, retry and then give up the waiting calls."""
-        failed = 0
-        while ledger.waiting and len(busy) < self.num_workers:
-            try:
-                worker = self._take_worker()
-            except OSError as error:
-                if busy:
-                    return  # they continue; the next attempt follows their news
-                failed += 1
-                if failed == _MAX_STARTS or not self._loaded:
-                    ledger.give_up_all(error)
-                else:
-                    time.sleep(_BETWEEN_STARTS_S)
-                continue
-            number = ledger.waiting.popleft()
-            busy.append(worker)
-            worker.assign(number, ledger.calls[number], time.monotonic() + self._start_timeout_s)
-
-    def _take_worker(self) -> WorkerProcess:
-        return self._idle.pop() if self._idle else WorkerProcess(self.memory_bytes)
+    def _judge(self, call: VerifierCall, problems: list[str]) -> Judge[Result]:
+        """Load and call a function; `problems` are those of its loading in the current run."""
+        is_new = call.function not in self._loaded
+        while True:
+            if len(problems) >= _MAX_LOADS:
+                return Result(None, f"{UNVERIFIED}: a worker cannot start: {problems[-1]}", 0.0)
+            reply = yield LoadFunction(call.function, Limits(self._start_timeout_s, self.memory_bytes))
+            assert isinstance(reply, Reply)
+            if reply.failure is None:
+                break
+            problem = reply.failure.removeprefix(f"{RAISED} ")
+            problems.append("it took too long to start" if problem == Fault.TIMEOUT else problem)
+            if is_new and problem != reply.failure:
+                raise LoadError(f"cannot load {call.function!r}: {problem}")
+            if is_new and len(problems) >= _MAX_LOADS:
+                ended = f"{_MAX_LOADS} new workers ended while loading it ({problems[-1]})"
+                raise LoadError(f"cannot load {call.function!r}: {ended}")
+        self._loaded.add(call.function)
+        limits = Limits(self.timeout_s, self.memory_bytes, MAX_REPLY_BYTES)
+        reply = yield CallFunction(call.function, call.arguments, limits)
+        assert isinstance(reply, Reply)
+        failure = reply.failure
+        if failure is not None and failure.startswith(f"{RAISED} "):
+            failure = f"verifier {failure}"
+        elif failure not in (None, TIMEOUT, OUT_OF_MEMORY):
+            failure = CRASHED
+        return Result(reply.value, failure, reply.seconds)
 
 
-class _Ledger:
-    """The calls of one `run`.
+class ProgramPool(_Pool):
+    """Runs judges of untrusted programs.
+
+    A judge asks programs for their output or for values of their functions, and decides. Expected values stay in this
+    process.
 
     Args:
-        calls: The calls.
-        loaded: Functions that a worker of the pool has loaded before; updated.
+        num_workers: Number of judges at once, 1 or more; None for one per core of this process.
+        sandbox: `auto` for the strongest confinement that holds on this machine, or `landlock`, `seccomp`, `unsafe`.
+        preload: Modules that every program finds imported, in addition to parts of the standard library.
+        packages: Whether programs can import installed packages, not the standard library alone.
+        batch_timeout_s: Longest wall time of one `run` in seconds, above 0.
 
-    Attributes:
-        calls: The calls.
-        waiting: Indices of calls to make.
-        results: Results by index.
+    Raises:
+        ValueError: If an argument is out of its range.
     """
 
-    def __init__(self, calls: Sequence[VerifierCall], loaded: set[str]) -> None:
-        self.calls = calls
-        self.waiting = deque(range(len(calls)))
-        self.results: dict[int, Result] = {}
-        self._loaded = loaded
-        self._lost: set[int] = set()
-        self._lost_in_a_row = 0
-        self._failed_starts: Counter[str] = Counter()
+    files_per_worker = 6  # socket and lifeline of a server, pipes of an answer and of its test code
+    files_when_idle = 2  # without the pipes
 
-    def settle(self, number: int, result: Result) -> None:
-        """Store the result of a call; a call that was lost for the first time waits again, behind the others.
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        sandbox: str = "auto",
+        preload: tuple[str, ...] = (),
+        packages: bool = False,
+        batch_timeout_s: float = 3600.0,
+    ) -> None:
+        super().__init__(num_workers)
+        if not batch_timeout_s > 0:
+            raise ValueError(f"batch_timeout_s must be above 0, got {batch_timeout_s}")
+        if sandbox not in WISHES:
+            raise ValueError(f"sandbox must be one of {', '.join(WISHES)}, got {sandbox!r}")
+        self.sandbox = sandbox
+        self._preload = preload
+        self._packages = packages
+        self._batch_timeout_s = batch_timeout_s
+        self._preloading: dict[tuple[str, ...], ProgramPool] = {}
 
-        After many lost calls in a row, the waiting ones are lost without an attempt: a machine that ends every worker
-        would otherwise take the time of two new workers for each of them.
-        """
-        self._loaded.add(self.calls[number].function)
-        self._lost_in_a_row = self._lost_in_a_row + 1 if result.is_lost else 0
-        if result.is_lost and number not in self._lost:
-            self._lost.add(number)
-            self.waiting.append(number)
-        else:
-            self.results[number] = result
-        if self._lost_in_a_row >= _MAX_LOST:
-            self._give_up(list(self.waiting), str(result.failure))
+    def close(self) -> None:
+        """Kill all servers, those of `preloading` too, and wait for their end; a later `run` starts new ones."""
+        for pool in self._preloading.values():
+            pool.close()
+        super().close()
 
-    def count_failed_start(self, number: int, failed: FailedStart) -> None:
-        """Put back the call of a worker that failed before the call began.
-
-        After too many failures the function cannot be loaded. If a worker has loaded it before, the machine has a
-        fault, and the waiting calls of the function are lost.
-
-        Raises:
-            LoadError: If no worker has ever loaded the function.
-        """
-        self.waiting.appendleft(number)
-        if failed.was_idle:
-            return
-        function = self.calls[number].function
-        new = function not in self._loaded
-        if new and failed.raised:
-            raise LoadError(f"cannot load {function!r}: {failed.why}")
-        self._failed_starts[function] += 1
-        if self._failed_starts[function] < _MAX_STARTS:
-            return
-        if new:
-            raise LoadError(
-                f"cannot load {function!r}: {_MAX_STARTS} new workers ended while loading it ({failed.why})"
+    def preloading(self, *modules: str) -> ProgramPool:
+        """Return the pool like this one whose programs find these installed modules imported; `close` closes it too."""
+        if modules not in self._preloading:
+            self._preloading[modules] = ProgramPool(
+                self.num_workers, self.sandbox, modules, packages=True, batch_timeout_s=self._batch_timeout_s
             )
-        same = [i for i in self.waiting if self.calls[i].function == function]
-        self._give_up(same, f"{UNVERIFIED}: a worker cannot start: {failed.why}")
+        return self._preloading[modules]
 
-    def give_up_all(self, error: OSError) -> None:
-        """Give up all waiting calls because no process can be started.
+    def require(self) -> Level:
+        """Return the level of confinement in force; the first call of a process tries attacks on it.
 
         Raises:
-            LoadError: If no worker has ever loaded a function.
+            UserError: If none holds on this machine and `unsafe` was not chosen.
         """
-        if not self._loaded:
-            raise LoadError(f"cannot start a process for verification: {error}; free memory or processes") from None
-        self._give_up(list(self.waiting), f"{UNVERIFIED}: a worker cannot start: {first_line(error)}")
+        return choose_level(self.sandbox)
 
-    def _give_up(self, numbers: Sequence[int], failure: str) -> None:
-        for number in numbers:
-            self.results[number] = Result(None, failure, 0.0)
-            self.waiting.remove(number)
+    def run(self, judges: Sequence[Callable[[], Judge[T]]]) -> list[T | Lost]:
+        """Run judges, one per worker at once, and wait for all of them, or until the time of the batch is over.
+
+        Each judge first gets an equal part of half of that time, which its programs use also when they sleep, but not
+        while others keep them from their core. Judges that need more run again after all others.
+
+        Args:
+            judges: Functions that make a judge; one is called again after an infrastructure failure.
+
+        Returns:
+            For each its decision, or `Lost`, in the same order. A judge without a decision at the end of the time is
+            `CutOff` if its programs have used their part, which is their own fault, and else `Lost`.
+
+        Raises:
+            UserError: If no confinement holds on this machine, a module cannot be preloaded, or this process cannot
+                open enough files for all workers.
+            Exception: Any exception of a judge.
+        """
+        packages = tuple(path for path in sys.path if path) if self._packages else ()
+        settings = ServerSettings(self.require().name, self._preload, packages)
+        return self._run_judges(judges, settings, self._batch_timeout_s)
 
 
-def _exchange(busy: Sequence[WorkerProcess]) -> list[WorkerProcess]:
-    """Wait until a worker writes, accepts more input or exceeds its time; return the workers with news."""
-    if not busy:
-        return []
-    poller = select.poll()
-    for worker in busy:
-        poller.register(worker.output, select.POLLIN)
-        if worker.unsent:
-            poller.register(worker.input, select.POLLOUT)
-    # Python handles a signal that comes just before the wait only after it: short waits keep Ctrl-C working.
-    wait_s = min(min(worker.deadline for worker in busy) - time.monotonic(), _LONGEST_WAIT_S)
-    events = {descriptor for descriptor, _ in poller.poll(max(0, ceil(wait_s * 1000)))}
-    now = time.monotonic()
-    for worker in busy:
-        if worker.input in events:
-            worker.send()
-        if worker.output in events:
-            worker.receive()
-    return [w for w in busy if w.output in events or now >= w.deadline]
+@dataclass(frozen=True)
+class Workers:
+    """Both pools of a run; their processes start with the first work.
+
+    Attributes:
+        pool: Calls trusted functions with limits of time and memory.
+        programs: Runs untrusted code.
+    """
+
+    pool: WorkerPool = field(default_factory=WorkerPool)
+    programs: ProgramPool = field(default_factory=ProgramPool)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes; later work starts new ones."""
+        self.pool.close()
+        self.programs.close()
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process can use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _allow_open_files(num_workers: int, more: int) -> None:
+    """Raise the soft limit of open files of this process, if it is too low for more of them.
+
+    Raises:
+        UserError: If the hard limit is too low.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/dev/fd")) + more + _STARTING_FILES  # noqa: PTH208 (names are enough)
+    if soft == resource.RLIM_INFINITY or needed + _SPARE_FILES <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UserError(
+            f"{num_workers:,} verification workers need {needed:,} open files, but this process can open {hard:,}; "
+            f"raise the hard limit with `ulimit -n {needed + _SPARE_FILES}` as root, or set verification.workers to a "
+            "smaller number"
+        )
+    wanted = needed + _SPARE_FILES
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+
+
+def _close_all(idle: list[Server], pid: int) -> None:
+    """Close idle servers, unless this process is a fork of the one that started them."""
+    while idle and pid == os.getpid():
+        idle.pop().close()

@@ -1,70 +1,76 @@
-"""This process's side of one sandboxed process: requests go in, replies and output come out, limits are enforced.
+"""This process's side of one process of a worker: requests go in, replies and output come out, limits are enforced.
 
-Everything that arrives is untrusted. The limits of time and of output hold here and not in the program: a program that
-exceeds one is killed.
+Everything that arrives is untrusted. The limits of time and of output hold here and not in the process: one that
+exceeds a limit is killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
 import tempfile
 import time
 from math import ceil, inf
-from typing import Any
 
-from brorl.verification.sandbox.conversation import (
+from brorl.verification.sandbox.inside import frames
+from brorl.verification.sandbox.inside.frames import HEADER, Frame
+from brorl.verification.sandbox.inside.functions import EXIT_OUT_OF_MEMORY, RAISED
+from brorl.verification.sandbox.inside.program import EXITED_IN_CALL, NO_PLAIN_VALUE
+from brorl.verification.sandbox.requests import (
     REPLY_BYTES,
     Asked,
     CallFunction,
-    Ended,
     Fault,
     GiveValue,
+    LoadFunction,
     LoadProgram,
+    LostError,
     Reply,
-    Returned,
+    Request,
     RunProgram,
 )
-from brorl.verification.sandbox.inside import frames
-from brorl.verification.sandbox.inside.frames import HEADER, Frame
-from brorl.verification.sandbox.inside.program import EXITED_IN_CALL, NO_PLAIN_VALUE
-from brorl.verification.sandbox.machine_faults import MAX_STRETCH, denied_s
-from brorl.verification.sandbox.server import Ending, LostError, Server
+from brorl.verification.sandbox.scheduling import MAX_STRETCH, denied_s, waited_s
+from brorl.verification.sandbox.server import Ending, Server
 from brorl.verification.sandbox.values import REQUEST_DEPTH, decode, encode
 
 _START_SECONDS = 120.0  # until an idle machine's slowest server has imported its modules and forked
 KILL_SECONDS = 60.0  # until a killed process must have ended
+_CLOSED_SECONDS = 1.0  # from the end of the replies of a trusted worker to its own
 _SHORTEST_WAIT_S = 0.01
 _LOADED_CPU_SECONDS = 3600  # of all calls of a loaded program; each has its own limit of wall time
 _FAILURE_CHARACTERS = 300
 _PIPE_BYTES, _WIDE_PIPE_BYTES = 1 << 16, 1 << 20  # of Linux: by default, and at most without privileges
 
 
+class IdleLossError(LostError):
+    """A process ended between two judges: the second one has lost nothing but its start."""
+
+
 class Process:
-    """One process, for one `RunProgram`, or for one `LoadProgram` and the calls that follow.
+    """One process, for one `RunProgram`, or for one request that loads something and the calls that follow.
 
     Args:
         server: The server that starts it.
         request: Its first request.
 
     Attributes:
+        number: The server's number of it.
         deadline: Time (monotonic clock) by which the current request must be finished.
 
     Raises:
         LostError: If the server has ended or this process has too many open files.
     """
 
-    def __init__(self, server: Server, request: RunProgram | LoadProgram) -> None:
+    def __init__(self, server: Server, request: RunProgram | LoadProgram | LoadFunction) -> None:
         self._server = server
         self._memory_bytes = request.limits.memory_bytes
-        self._limits = request.limits
         self._is_run = isinstance(request, RunProgram)
         self._cpu_seconds = ceil(request.limits.seconds) + 1 if self._is_run else _LOADED_CPU_SECONDS
         self._outside = request.outside if isinstance(request, LoadProgram) else ()
-        self._is_loading = True
-        self._ready = False
+        self._started = self._is_reused = False  # `_started`: it has entered its confinement
         self._ending: Ending | None = None
         self._failure: Fault | None = None  # why it was killed
         self._uncaught: str | None = None  # the exception that it reported
@@ -84,12 +90,12 @@ class Process:
         self._began = time.monotonic()
         self._asked_at: float | None = None  # when it called the outside function that it waits for
         self._pid = 0
-        self._denied_before: float | None = None  # `denied_s` when the current request began
-        self._denied = 0.0  # seconds of the current request without its core
+        self._waited_before: float | None = None  # the count of waiting when the current request began
+        self._waited = 0.0  # seconds of the current request without a core
         self._late_s = 0.0
         self._send(request)
 
-    def _open(self, request: RunProgram | LoadProgram) -> None:
+    def _open(self, request: Request) -> None:
         with contextlib.ExitStack() as theirs:
             requests, self._requests = os.pipe()
             theirs.callback(os.close, requests)
@@ -102,10 +108,9 @@ class Process:
                 self._stdout, stdout = os.pipe()
                 theirs.callback(os.close, stdout)
                 descriptors += [stdin, stdout]
-            for descriptor in self.readable:
+            for descriptor in (*self.readable, self._requests):
                 os.set_blocking(descriptor, False)
-            os.set_blocking(self._requests, False)
-            self._number = self._server.start(self._memory_bytes, self._cpu_seconds, descriptors)
+            self.number = self._server.start(self._memory_bytes, self._cpu_seconds, descriptors)
 
     @property
     def readable(self) -> list[int]:
@@ -118,8 +123,13 @@ class Process:
         """The descriptor on which a part of the request waits."""
         return [self._requests] if self._unsent else []
 
-    def request(self, request: CallFunction | GiveValue) -> None:
-        """Send a request to a loaded program.
+    @property
+    def is_idle(self) -> bool:
+        """Whether it runs and has replied to its last request, so that another judge can use it."""
+        return self._token == -1 and self.number in self._server.alive and self._failure is None
+
+    def request(self, request: Request) -> None:
+        """Send a request to a process that has loaded something.
 
         Raises:
             ValueError: If the program waits for a value and gets a call, or the other way around.
@@ -127,52 +137,59 @@ class Process:
         if (self._asked_at is not None) != isinstance(request, GiveValue):
             state = "has not called an outside function" if self._asked_at is None else "waits for GiveValue"
             raise ValueError(f"the judge requested {type(request).__name__}, but the program {state}")
-        if isinstance(request, CallFunction):
-            self._limits, self._is_loading = request.limits, False
-            self._widen(request.limits.output_bytes)
-            self._begin()
-        elif self._asked_at is not None:
+        if self._asked_at is not None:
             paused = time.monotonic() - self._asked_at
             self._began += paused
             self.deadline += paused
             self._asked_at = None
+        self._is_reused = isinstance(request, LoadFunction)
         self._send(request)
-
-    def _widen(self, num_bytes: int) -> None:
-        """Let a reply of this size fit into its pipe if the system allows, so that the program need not wait for us."""
-        if sys.platform == "linux" and num_bytes > _PIPE_BYTES:
-            import fcntl
-
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(self._replies, fcntl.F_SETPIPE_SZ, min(num_bytes, _WIDE_PIPE_BYTES))
 
     def _begin(self) -> None:
         """Start the clock of a request."""
-        self._began, self._denied_before, self._denied = time.monotonic(), denied_s(self._pid), 0.0
+        self._began, self._waited_before, self._waited = time.monotonic(), self._count(), 0.0
         self.deadline = self._began + self._limits.seconds
+
+    def _count(self) -> float | None:
+        """Return the kernel's count of the time that the process waited for a core."""
+        return waited_s(self._pid) if self._server.core is None else denied_s(self._pid)
 
     def used_s(self) -> float:
         """Return the time of the current request, in seconds: its wall time without that in which others had its core.
 
         Sleep counts, and so does the time in which threads of the program wait for each other.
         """
-        if self._ready and self._ending is None:
-            self._count_denied(denied_s(self._pid))
-        return max(0.0, time.monotonic() - self._began - self._denied)
+        if self._started and self._ending is None:
+            self._add_waiting(self._count())
+        return max(0.0, time.monotonic() - self._began - self._waited)
 
-    def _count_denied(self, count: float | None) -> None:
-        if count is not None and self._denied_before is not None:
-            self._denied = max(self._denied, count - self._denied_before)
+    def _add_waiting(self, count: float | None) -> None:
+        if count is not None and self._waited_before is not None:
+            self._waited = max(self._waited, count - self._waited_before)
 
     def time_of(self, seconds: float) -> float:
         """Return when (monotonic clock) the request has used these seconds, if nothing else takes its core any more."""
-        return self._began + self._denied + seconds if self._ready else inf
+        return self._began + self._waited + seconds if self._started else inf
 
-    def _send(self, request: RunProgram | LoadProgram | CallFunction | GiveValue) -> None:
-        kind, content = _content(request)
+    def _send(self, request: Request) -> None:
+        if not isinstance(request, GiveValue):
+            self._limits = request.limits
+            self._has_value = isinstance(request, CallFunction)
+            self._widen(request.limits.output_bytes)
+            if self._started:
+                self._begin()
+        kind, content = _content(request, self._server.trusted)
         self._token = int.from_bytes(os.urandom(8), "big")
         self._unsent += Frame(kind, self._token, content).to_bytes()
         self._write()
+
+    def _widen(self, num_bytes: int) -> None:
+        """Let a reply of this size fit into its pipe if the system allows, so that the program need not wait for us."""
+        if sys.platform == "linux" and num_bytes > _PIPE_BYTES and self._has_value and not self._server.trusted:
+            import fcntl
+
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._replies, fcntl.F_SETPIPE_SZ, min(num_bytes, _WIDE_PIPE_BYTES))
 
     def _write(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -181,19 +198,19 @@ class Process:
             except BrokenPipeError:
                 self._unsent = b""
 
-    def advance(self, late_s: float = 0.0) -> Reply | None:
+    def advance(self, late_s: float = 0.0) -> Reply | Asked | None:
         """Exchange what can be exchanged now, enforce the limits, and return the reply once there is one.
 
         Args:
             late_s: For how long something has waited here to be read, in seconds; no time of the reply.
 
         Raises:
-            LostError: If the machine ended the process, or could not start it.
+            LostError: If an infrastructure failure ended the process, or kept it from starting.
         """
         self._late_s = late_s
         if self._unsent:
             self._write()
-        self._ending = self._ending or self._server.take_ending(self._number)
+        self._ending = self._ending or self._server.take_ending(self.number)
         self._read_output()
         reply = self._read_reply() if self._failure is None else None
         if reply is not None:
@@ -203,9 +220,12 @@ class Process:
         if time.monotonic() >= self.deadline:
             if self._failure is not None:
                 raise LostError("a worker did not respond")
-            if not self._ready:
+            if not self._started:
                 raise LostError("a process took too long to start")
-            self._check_time()
+            if self._replies_ended and self._server.trusted:
+                self._stop(Fault.BROKE_PROTOCOL)
+            else:
+                self._check_time()
         return None
 
     def _check_time(self) -> None:
@@ -227,7 +247,7 @@ class Process:
         """Read standard output; a flood is cut off."""
         limit = self._limits.output_bytes
         while self._stdout >= 0 and not self._stdout_ended and self._failure is None:
-            part = _read(self._stdout, 1 << 16)
+            part = _read(self._stdout)
             if part is None:
                 return
             self._stdout_ended = not part
@@ -236,16 +256,16 @@ class Process:
                 del self._output[limit:]
                 self._stop(Fault.TOO_MUCH_OUTPUT)
 
-    def _read_reply(self) -> Reply | None:
+    def _read_reply(self) -> Reply | Asked | None:
         """Read frames; return the reply that one of them is."""
         while (frame := self._next_frame()) is not None:
-            if frame.kind == frames.UNCONFINED and not self._ready:
+            if frame.kind == frames.UNCONFINED and not self._started:
                 raise LostError(f"a process could not be confined: {_line(frame.body)}")
-            if frame.kind == frames.READY and not self._ready:
-                self._ready, self._pid = True, int(frame.body)
+            if frame.kind == frames.READY and not self._started:
+                self._started, self._pid = True, int(frame.body)
                 self._begin()
                 continue
-            if not self._ready or frame.token != self._token:
+            if not self._started or frame.token != self._token:
                 self._stop(Fault.BROKE_PROTOCOL)
                 return None
             if self._is_run and frame.kind == frames.FAILED and self._uncaught is None:
@@ -253,7 +273,7 @@ class Process:
                 continue
             if not self._is_run and frame.kind in (frames.VALUE, frames.FAILED, frames.ASKED):
                 self._token = -1  # a second reply to the same request is a breach
-                return self._reply(frame)
+                return self._trusted_reply(frame) if self._server.trusted else self._reply(frame)
             self._stop(Fault.BROKE_PROTOCOL)
             return None
         return None
@@ -273,15 +293,26 @@ class Process:
                     return frame
             if self._replies_ended:
                 return None
-            part = _read(self._replies, 1 << 16)
+            part = _read(self._replies)
             if part is None:
                 return None
             self._replies_ended = not part
             self._received += part
+            if not part and self._server.trusted:
+                self.deadline = min(self.deadline, time.monotonic() + _CLOSED_SECONDS)
 
-    def _reply(self, frame: Frame) -> Reply:
+    def _trusted_reply(self, frame: Frame) -> Reply | None:
+        """Return the reply of a trusted worker; None, and the end of the worker, if it cannot be read."""
+        try:
+            value = None if frame.kind == frames.FAILED else json.loads(frame.body)
+        except (ValueError, RecursionError):  # something else wrote, or a value is too deep
+            self._stop(Fault.BROKE_PROTOCOL)
+            return None
+        return Reply(value, f"{RAISED} {_line(frame.body)}" if frame.kind == frames.FAILED else None, self._reply_s())
+
+    def _reply(self, frame: Frame) -> Reply | Asked:
         if frame.kind == frames.FAILED:
-            return Returned(None, _line(frame.body), self._reply_s())
+            return Reply(None, _line(frame.body), self._reply_s())
         try:
             value = decode(frame.body.decode())
             if frame.kind == frames.ASKED:
@@ -292,8 +323,8 @@ class Process:
                 return Asked(name, arguments)
         except (ValueError, TypeError) as error:
             failure = _line(f"{NO_PLAIN_VALUE}: {error}".encode("utf-8", "replace"))
-            return Returned(None, failure, self._reply_s())
-        return Returned(None if self._is_loading else value, None, self._reply_s())
+            return Reply(None, failure, self._reply_s())
+        return Reply(value if self._has_value else None, None, self._reply_s())
 
     def _reply_s(self) -> float:
         """Return the time of the request that has its reply, in seconds: this process may have been late to read it."""
@@ -303,30 +334,30 @@ class Process:
         """Kill the program because of what it did."""
         self._failure = self._failure or failure
         self.deadline = time.monotonic() + KILL_SECONDS
-        self.kill()
-
-    def kill(self) -> None:
-        """Kill the process if it runs."""
-        self._server.kill(self._number)
+        self._server.kill(self.number)
 
     def _last_reply(self, ending: Ending) -> Reply:
         """Return the reply to the request during which the process ended."""
-        self._count_denied(ending.denied_seconds)
+        self._add_waiting(ending.waited_seconds)
         seconds = self._reply_s()
+        if self._is_reused and self._failure is None:
+            raise IdleLossError("a worker was lost")
         failure = self._failure or self._uncaught or self._why(ending)
         if self._is_run:
-            return Ended(self._output.decode("utf-8", "replace"), failure and str(failure), seconds)
-        return Returned(None, str(failure or EXITED_IN_CALL), seconds)
+            return Reply(self._output.decode("utf-8", "replace"), failure and str(failure), seconds)
+        return Reply(None, str(failure or EXITED_IN_CALL), seconds)
 
     def _why(self, ending: Ending) -> str | None:
         """Return why a process ended that was not stopped.
 
         Raises:
-            LostError: If something outside killed it: no program can send itself this signal.
+            LostError: If something outside killed it: no confined program can send itself this signal.
         """
         if ending.too_many_threads:
             return Fault.TOO_MANY_THREADS
         code = os.waitstatus_to_exitcode(ending.status)
+        if self._server.trusted:
+            return self._why_trusted(code)
         if code >= 0:
             return f"{Fault.EXITED} with code {code}" if code and self._is_run else None
         if -code == signal.SIGKILL:
@@ -337,9 +368,22 @@ class Process:
             raise LostError("a process was killed from outside")
         return Fault.TIMEOUT if -code == signal.SIGXCPU else f"{Fault.KILLED} {-code}"
 
+    def _why_trusted(self, code: int) -> str:
+        """Return why a trusted worker ended.
+
+        SIGKILL and SIGTERM come from outside: from the kernel when the machine is out of memory, from a guard of the
+        system, or from a person. A call that aborts, exits, crashes in C code or exceeds its own limit of memory ends
+        in another way.
+        """
+        if code == EXIT_OUT_OF_MEMORY:
+            return Fault.OUT_OF_MEMORY
+        if self._has_value and -code in (signal.SIGKILL, signal.SIGTERM):
+            raise LostError("a worker was lost")
+        return f"exit code {code}"
+
     def close(self) -> None:
         """Kill the process and close the descriptors."""
-        self.kill()
+        self._server.kill(self.number)
         self._close_descriptors()
 
     def _close_descriptors(self) -> None:
@@ -349,25 +393,31 @@ class Process:
         self._requests = self._replies = self._stdout = -1
 
 
-def _content(request: RunProgram | LoadProgram | CallFunction | GiveValue) -> tuple[int, bytes]:
+def _content(request: Request, trusted: bool) -> tuple[int, bytes]:
     """Return the kind and the body of a request's frame."""
     match request:
         case RunProgram():
             return frames.RUN, request.source.encode("utf-8", "surrogatepass")
         case LoadProgram():
-            content: Any = (request.source, request.outside)
-            return frames.LOAD, encode(content, REQUEST_DEPTH).encode()
+            return frames.LOAD, _encode((request.source, request.outside))
+        case LoadFunction():
+            return frames.LOAD, json.dumps((request.function, None)).encode()
+        case CallFunction() if trusted:
+            return frames.CALL, json.dumps((request.function, request.arguments)).encode()
         case CallFunction():
-            content = (request.function, request.arguments, request.limits.output_bytes)
-            return frames.CALL, encode(content, REQUEST_DEPTH).encode()
+            return frames.CALL, _encode((request.function, request.arguments, request.limits.output_bytes))
         case GiveValue():
-            return frames.GIVE, encode((request.value, request.error), REQUEST_DEPTH).encode()
+            return frames.GIVE, _encode((request.value, request.error))
 
 
-def _read(descriptor: int, length: int) -> bytes | None:
+def _encode(content: object) -> bytes:
+    return encode(content, REQUEST_DEPTH).encode()
+
+
+def _read(descriptor: int) -> bytes | None:
     """Read what is there; None if nothing is, and nothing at the end."""
     try:
-        return os.read(descriptor, length)
+        return os.read(descriptor, 1 << 16)
     except BlockingIOError:
         return None
 

@@ -1,4 +1,9 @@
-"""This process's side of a fork server: it starts and kills sandboxed processes, and receives reports of their ends."""
+"""This process's side of a worker: a fork server that starts and kills processes, and reports how they ended.
+
+A pipe, the lifeline, ties a server to this process: it ends when this process ends, however it ends. The parent holds
+the write end and never writes. Each server needs a pipe of its own: the process group that gets the kernel's signal
+belongs to the open pipe, not to its reader.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +19,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import brorl
-from brorl.verification.sandbox.lifeline import Lifeline
+from brorl.verification.sandbox.inside.confinement import TRUSTED
+from brorl.verification.sandbox.requests import LostError
+
+if TYPE_CHECKING:
+    from brorl.verification.sandbox.process import Process
 
 _ROOT = str(Path(brorl.__file__).parents[1])
 _BOOT = (
@@ -25,18 +35,17 @@ _BOOT = (
 )
 # -s -P and an empty environment are what -I does, except that the order of sets is the same in every process.
 _FLAGS = ("-s", "-P", "-S", "-B", "-X", "utf8")
+_TRUSTED_FLAGS = ("-s", "-P")
+# One thread each, and the same order of sets in every process of every run: SymPy's results depend on it.
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
-    "MALLOC_ARENA_MAX": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
 _KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
-
-
-class LostError(Exception):
-    """The machine, not the program, ended something; the message names it."""
+_CLOSE_S = 10.0  # until a server has killed its processes and ended
+_LIFELINES: set[int] = set()  # write ends in this process
 
 
 class PreloadError(Exception):
@@ -65,14 +74,14 @@ class Ending:
     Attributes:
         status: As `os.wait` returns it.
         cpu_seconds: CPU time.
-        denied_seconds: Its last `denied_s`.
+        waited_seconds: Its last count of the time without a core.
         memory_bytes: Greatest resident memory.
         too_many_threads: Whether the server killed it for its threads.
     """
 
     status: int
     cpu_seconds: float
-    denied_seconds: float | None
+    waited_seconds: float | None
     memory_bytes: int
     too_many_threads: bool
 
@@ -85,9 +94,10 @@ class Server:
 
     Attributes:
         control: Socket on which its reports arrive.
-        core: The one core of its processes; None where the system cannot bind them.
+        trusted: Whether its processes call functions of the user, without confinement.
+        core: The one core of its processes; None for all cores of this process.
         alive: Numbers of the processes that have not ended.
-        endings: How the others ended, until `take_ending`.
+        processes: Its processes in use by name; a trusted one stays between two judges.
 
     Raises:
         LostError: If the process cannot be started.
@@ -95,37 +105,40 @@ class Server:
 
     def __init__(self, settings: ServerSettings) -> None:
         self.alive: set[int] = set()
+        self.processes: dict[str, Process] = {}
         self._endings: dict[int, Ending | LostError] = {}
         self._count = 0
-        self.core = _free_core()
+        self.trusted = settings.level == TRUSTED
+        self.core = None if self.trusted else _free_core()
         try:
-            self._lifeline = Lifeline()
+            with contextlib.ExitStack() as on_failure:
+                self._start_process(settings, on_failure)
+                on_failure.pop_all()
         except OSError as error:
             raise LostError(f"a process could not be started: {error}") from None
-        try:
-            self.control, theirs = socket.socketpair(socket.AF_UNIX, _KIND)
-        except OSError as error:
-            self._lifeline.close_child_end()
-            self._lifeline.cut()
-            raise LostError(f"a process could not be started: {error}") from None
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, *_FLAGS, "-c", _BOOT, _ROOT, json.dumps(asdict(settings))],
-                stdin=self._lifeline.child_end,
-                stdout=theirs.fileno(),
-                stderr=subprocess.DEVNULL,
-                env=_ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._lifeline.cut()
-            self.control.close()
-            raise LostError(f"a process could not be started: {error}") from None
-        finally:
-            theirs.close()
-            self._lifeline.close_child_end()
         _OPEN.add(self)
+
+    def _start_process(self, settings: ServerSettings, on_failure: contextlib.ExitStack) -> None:
+        lifeline, self._lifeline = os.pipe()
+        _LIFELINES.add(self._lifeline)
+        on_failure.callback(self._cut_lifeline)
+        with contextlib.ExitStack() as theirs:
+            theirs.callback(os.close, lifeline)
+            self.control, socket_of_server = socket.socketpair(socket.AF_UNIX, _KIND)
+            on_failure.callback(self.control.close)
+            theirs.callback(socket_of_server.close)
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, *(_TRUSTED_FLAGS if self.trusted else _FLAGS)),
+                    *("-c", _BOOT, _ROOT, json.dumps(asdict(settings))),
+                ],
+                stdin=lifeline,
+                stdout=socket_of_server.fileno(),
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **_ENVIRONMENT} if self.trusted else {**_ENVIRONMENT, "MALLOC_ARENA_MAX": "1"},
+                cwd=None if self.trusted else "/",
+                start_new_session=True,  # Ctrl-C does not reach it
+            )
 
     def start(self, memory_bytes: int, cpu_seconds: int, descriptors: Sequence[int]) -> int:
         """Start a process and return its number.
@@ -183,8 +196,7 @@ class Server:
             if "unstarted" in report:
                 self._endings[number] = LostError(f"a process could not be started: {report['why']}")
             else:
-                names = (field.name for field in fields(Ending))
-                self._endings[number] = Ending(**{name: report[name] for name in names})
+                self._endings[number] = Ending(**{field.name: report[field.name] for field in fields(Ending)})
 
     def forget_endings(self) -> None:
         """Drop the reports about processes that nobody waits for."""
@@ -206,14 +218,23 @@ class Server:
         """Whether the server still runs."""
         return self._process.poll() is None
 
+    def _cut_lifeline(self) -> None:
+        if self._lifeline in _LIFELINES:
+            _LIFELINES.discard(self._lifeline)
+            os.close(self._lifeline)
+
     def close(self) -> None:
-        """Kill the server, which ends all its processes, and wait for its end."""
-        if self._process.returncode is None:
+        """End the server, which kills all its processes and what they have started, and wait for its end."""
+        for name in [*self.processes]:
+            self.processes.pop(name).close()
+        self._cut_lifeline()
+        self.control.close()
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-        self._lifeline.cut()
-        self.control.close()
-        self._process.wait()
+            self._process.wait()
         _OPEN.discard(self)
 
 
@@ -232,3 +253,13 @@ def _free_core() -> int | None:
     taken = Counter(server.core for server in _OPEN)
     first = os.getpid() % len(cores)
     return min(cores[first:] + cores[:first], key=lambda core: taken[core])
+
+
+def _close_lifelines() -> None:
+    """Close the ends that a forked child has inherited: they would keep the workers alive after the trainer."""
+    while _LIFELINES:
+        with contextlib.suppress(OSError):
+            os.close(_LIFELINES.pop())
+
+
+os.register_at_fork(after_in_child=_close_lifelines)

@@ -4,7 +4,8 @@ In: the level, made once in the fork server. Out: `enter`, called in each fork b
 OSError if the kernel rejects a part, and the fork then runs nothing.
 
 Landlock and seccomp each deny the files, the network and the other processes. A program at the level UNSAFE has a limit
-of memory and its own session, and otherwise everything that the user has.
+of memory and its own session, and otherwise everything that the user has. The level TRUSTED is for functions of the
+user: it adds nothing but a session and the end with the server.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from brorl.verification.sandbox.inside.landlock import Ruleset, landlock_version
 from brorl.verification.sandbox.inside.seccomp import Filter
 
-LANDLOCK, SECCOMP, UNSAFE = "landlock", "seccomp", "unsafe"
+LANDLOCK, SECCOMP, UNSAFE, TRUSTED = "landlock", "seccomp", "unsafe", "trusted"
 MAX_DESCRIPTORS = 64
 MAX_THREADS = 64
 _STACK_BYTES = 120 << 20  # the kernel keeps 128 MiB free below the stack
@@ -37,7 +38,7 @@ class Confinement:
     """The confinement of one level.
 
     Args:
-        level: LANDLOCK, SECCOMP or UNSAFE.
+        level: LANDLOCK, SECCOMP, UNSAFE or TRUSTED.
         directories: Directories that a program at the level LANDLOCK can read.
 
     Raises:
@@ -46,20 +47,23 @@ class Confinement:
 
     def __init__(self, level: str, directories: Sequence[str]) -> None:
         self._server = os.getpid()
-        self._confined = level != UNSAFE
+        self.level = level
+        self._confined = level not in (UNSAFE, TRUSTED)
         self._linux = sys.platform == "linux"
         _limit(resource.RLIMIT_CORE, 0)
+        if self._linux:
+            libc = ctypes.CDLL(None, use_errno=True)
+            self._prctl, self._capset = libc.prctl, libc.capset
+            self._prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+        if level == TRUSTED:
+            return
         with contextlib.suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, resource.getrlimit(resource.RLIMIT_STACK)[1]))
-        if not self._linux:
-            if self._confined:
-                raise OSError(f"no confinement on {sys.platform}")
-            return
-        self._address_space = _address_space()
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._prctl, self._capset = libc.prctl, libc.capset
-        self._prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-        _prefer_for_killing()
+        if self._linux:
+            self._address_space = _address_space()
+            _prefer_for_killing()
+        elif self._confined:
+            raise OSError(f"no confinement on {sys.platform}")
         if self._confined:
             self._prepare(level, directories)
 
@@ -98,9 +102,11 @@ class Confinement:
         if core is not None:
             with contextlib.suppress(OSError):  # it was taken from this machine's processes since
                 os.sched_setaffinity(0, {core})
-        _limit(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
+        if self.level != TRUSTED:
+            _limit(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
         if self._linux:
-            _limit(resource.RLIMIT_AS, self._address_space + memory_bytes)
+            if self.level != TRUSTED:
+                _limit(resource.RLIMIT_AS, self._address_space + memory_bytes)
             if self._confined and self._user_can_change:
                 self._change_user()
             self._must(_PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which resets it

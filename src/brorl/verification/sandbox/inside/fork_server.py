@@ -1,16 +1,18 @@
-"""The fork server: a small process that starts sandboxed processes as forks of itself.
+"""The fork server: a small process that starts the processes of one worker as forks of itself.
 
 In: messages of the parent on a socket, with the descriptors of a process to start, or the number of one to kill. Out: a
 message when a process has ended. The parent talks to the processes directly, through the descriptors that it sent.
 
-The server is started by exec, never as a fork of a process that may hold a GPU. It has one thread, and neither the
-environment nor other descriptors of its parent. It ends with its parent, and its processes end with it.
+The server is started by exec, never as a fork of a process that may hold a GPU. It has one thread and no other
+descriptors of its parent, nor its environment unless it is trusted. It ends with its parent, and its processes end with
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -24,11 +26,11 @@ import threading
 import time
 from typing import Any
 
-from brorl.verification.sandbox.inside.confinement import MAX_DESCRIPTORS, MAX_THREADS, SECCOMP, Confinement
+from brorl.verification.sandbox.inside.confinement import MAX_DESCRIPTORS, MAX_THREADS, SECCOMP, TRUSTED, Confinement
 from brorl.verification.sandbox.inside.frames import READY, UNCONFINED, Frame, write_frame
+from brorl.verification.sandbox.inside.functions import serve_functions
 from brorl.verification.sandbox.inside.program import serve
-from brorl.verification.sandbox.machine_faults import denied_s
-from brorl.verification.sandbox.worker import die_with_parent
+from brorl.verification.sandbox.scheduling import denied_s, waited_s
 
 _PRELOADED = (
     *("abc", "array", "bisect", "calendar", "cmath", "collections.abc", "contextlib", "copy", "dataclasses"),
@@ -60,24 +62,42 @@ def main() -> None:
     lifeline, control = os.dup(0), socket.socket(fileno=os.dup(1))
     os.dup2(2, 0)
     os.dup2(2, 1)
-    die_with_parent(lifeline)
+    settings = json.loads(sys.argv[2])
+    trusted = settings["level"] == TRUSTED
+    if not trusted:  # a trusted server runs nothing that could keep it from seeing the end of the lifeline
+        _die_with_parent(lifeline)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    settings = json.loads(sys.argv[2])
     try:
         _preload(settings)
-        confinement = Confinement(settings["level"], _readable())
+        confinement = Confinement(settings["level"], [] if trusted else _readable())
     except BaseException as error:
         control.send(json.dumps({"failed": f"{type(error).__name__}: {error}"[:1000]}).encode())
         while control.recv(4096):  # an end now, with messages unread, would reach the parent before the report
             pass
         return
-    sys.argv[:] = ["answer.py"]
-    os.environ.clear()
-    random.seed(0)  # every program finds the same state
+    if not trusted:
+        sys.argv[:] = ["answer.py"]
+        os.environ.clear()
+        random.seed(0)  # every program finds the same state
     gc.collect()
     gc.freeze()
     _Server(lifeline, control, confinement).run()
+    os._exit(0)
+
+
+def _die_with_parent(lifeline: int) -> None:
+    """Have the kernel kill this process when its parent ends, even inside C code; exit now if the parent has ended.
+
+    The parent holds the other end of the lifeline and never writes to it. The signal of a parent's death (PDEATHSIG)
+    does not help: the kernel sends it when the thread that started this process ends.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([lifeline], [], [], 0)[0]:  # nothing is ever written to it
+        os._exit(0)
 
 
 def _preload(settings: dict[str, Any]) -> None:
@@ -86,6 +106,8 @@ def _preload(settings: dict[str, Any]) -> None:
         sys.path[:] = settings["packages"]
     else:
         sys.path.remove(sys.argv[1])
+    if settings["level"] == TRUSTED:
+        return
     for module in (*_PRELOADED, *settings["preload"]):
         importlib.import_module(module)
     if settings["level"] == SECCOMP:  # a program can import nothing more
@@ -109,6 +131,7 @@ class _Server:
         self._lifeline = lifeline
         self._control = control
         self._confinement = confinement
+        self._trusted = confinement.level == TRUSTED
         self._number_of: dict[int, int] = {}  # of each process by its pid
         self._too_many_threads: set[int] = set()
         self._watched = 0.0
@@ -129,7 +152,8 @@ class _Server:
                 self._reap()
             if self._control.fileno() in ready and not self._receive():
                 break
-            self._watch_threads()
+            if not self._trusted:
+                self._watch_threads()
         for pid in self._number_of:
             _kill(pid)
 
@@ -160,7 +184,7 @@ class _Server:
     def _start(self, message: dict[str, Any], descriptors: list[int]) -> None:
         number = message["start"]
         try:
-            pid = _fork()
+            pid = os.fork() if self._trusted else _fork()
         except OSError as error:
             self._send({"unstarted": number, "why": str(error)})
         else:
@@ -171,7 +195,7 @@ class _Server:
             os.close(descriptor)
 
     def _become(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Turn this fork into the confined process."""
+        """Turn this fork into the process that serves requests."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -184,6 +208,8 @@ class _Server:
                 write_frame(_REPLIES, Frame(UNCONFINED, 0, str(error).encode()))
                 os._exit(0)
             write_frame(_REPLIES, Frame(READY, 0, str(os.getpid()).encode()))
+            if self._trusted:
+                serve_functions(_REQUESTS, _REPLIES, message["memory_bytes"])
             gc.enable()
             serve(_REQUESTS, _REPLIES)
         finally:
@@ -192,9 +218,10 @@ class _Server:
     def _reap(self) -> None:
         while self._number_of:
             can_look = hasattr(os, "waitid")  # the kernel forgets the counts of a process that is waited for
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if can_look else None
-            denied = denied_s(found.si_pid) if found else None
-            pid, status, usage = os.wait4(found.si_pid if found else -1, os.WNOHANG)
+            child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) if can_look else None
+            count = waited_s if self._trusted else denied_s
+            waited = count(child.si_pid) if child else None
+            pid, status, usage = os.wait4(child.si_pid if child else -1, os.WNOHANG)
             if pid == 0:
                 return
             number = self._number_of.pop(pid, None)
@@ -206,7 +233,7 @@ class _Server:
                     "ended": number,
                     "status": status,
                     "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                    "denied_seconds": denied,
+                    "waited_seconds": waited,
                     "memory_bytes": usage.ru_maxrss * 1024,
                     "too_many_threads": pid in self._too_many_threads,
                 }

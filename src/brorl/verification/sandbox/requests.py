@@ -1,4 +1,4 @@
-"""What a judge requests of the programs it tests, and what they reply.
+"""What a judge requests of the processes that it uses, and what they reply.
 
 A judge decides whether a program is correct. It is a generator in this process: it yields requests, receives replies,
 and returns its decision. Programs run in the sandbox; expected values stay with the judge and never enter a program.
@@ -6,7 +6,7 @@ and returns its decision. Programs run in the sandbox; expected values stay with
     def judge(source: str, cases: Sequence[Case]) -> Judge[int]:
         for number, case in enumerate(cases):
             reply = yield RunProgram(source, case.stdin, Limits())
-            if reply.failure or reply.stdout != case.stdout:
+            if reply.failure or reply.value != case.stdout:
                 return number
         return len(cases)
 """
@@ -24,6 +24,10 @@ T = TypeVar("T")
 
 REPLY_BYTES = 1 << 12
 """Output limit of a request whose reply holds no value, or a short one; the text of any failure fits in."""
+
+
+class LostError(Exception):
+    """An infrastructure failure: something other than the program ended or stopped it. The message names it."""
 
 
 class Fault(StrEnum):
@@ -45,8 +49,7 @@ def fault_of(failure: str) -> Fault | None:
     """Return the fault that the text of a failure names; None for an exception and for a value that is not plain.
 
     Args:
-        failure: `failure` of `Ended` or `Returned`. The program may have written it: a fault of that name is a failure
-            too.
+        failure: `Reply.failure`. The program may have written it: a fault of that name is a failure too.
     """
     return next((fault for fault in Fault if failure == fault or failure.startswith(f"{fault} ")), None)
 
@@ -70,7 +73,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class RunProgram:
-    """Run a whole program on some input, in a new process. The reply is `Ended`."""
+    """Run a whole program on some input, in a new process. The value of the reply is its output."""
 
     source: str
     stdin: str
@@ -79,12 +82,12 @@ class RunProgram:
 
 @dataclass(frozen=True)
 class LoadProgram:
-    """Start a process that executes the source as a module and stays, for calls. The reply is `Returned`.
+    """Start a process that executes the source as a module and stays, for calls.
 
     Attributes:
         source: The source code.
         limits: Limits of loading; the memory limit also holds for later calls.
-        name: Name of the process within this conversation.
+        name: Name of the process within this judge.
         outside: Functions that the module finds defined. A call of one is passed to the judge as `Asked`.
     """
 
@@ -95,18 +98,32 @@ class LoadProgram:
 
 
 @dataclass(frozen=True)
+class LoadFunction:
+    """Import a function in the process of a trusted worker, unless it has done so before. Then call it by its path.
+
+    Attributes:
+        function: `package.module:function` or `path/to/file.py:function`.
+        limits: Limits of loading; the memory limit is that of the process.
+    """
+
+    function: str
+    limits: Limits
+
+
+@dataclass(frozen=True)
 class CallFunction:
-    """Call a function of a loaded program. The reply is `Returned`, or `Asked` first.
+    """Call a function of a loaded program. The reply is a `Reply`, or `Asked` first.
 
     Attributes:
         function: Name in the module; `Solution.method` calls the method of a new `Solution()`.
-        arguments: Positional arguments of builtin types, as `values` encodes them.
+        arguments: Positional arguments of builtin types, as `values` encodes them. In a trusted worker, JSON values;
+            None returns the least and greatest number of arguments that the function takes.
         limits: Limits of the call.
         name: Name of the process.
     """
 
     function: str
-    arguments: tuple[object, ...]
+    arguments: tuple[object, ...] | None
     limits: Limits = field(default_factory=Limits)
     name: str = "answer"
 
@@ -121,29 +138,16 @@ class GiveValue:
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A program has run.
+class Reply:
+    """A program has run or has been loaded, or a call has ended.
 
     Attributes:
-        stdout: Its output, decoded as UTF-8 with replacement.
-        failure: A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception; None
-            after a normal end.
-        seconds: Wall time.
-    """
-
-    stdout: str
-    failure: str | None
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Returned:
-    """A program has been loaded, or a call has ended.
-
-    Attributes:
-        value: The returned value, of builtin types; None after loading.
-        failure: As in `Ended`, also `exited inside the call` and `returned no plain value`; None if there is a value.
-        seconds: Wall time, with the time in which this process reads the value.
+        value: The output of a whole program, also of one that failed, decoded as UTF-8 with replacement. The value that
+            a function returned, of builtin types. None after loading and after a failed call.
+        failure: A `Fault`, such as `timeout` or `exited with code 3`, or the last line of an uncaught exception; of a
+            call also `exited inside the call` and `returned no plain value`. None after a normal end.
+        seconds: Wall time without that in which others had its core, and with that in which this process reads the
+            value.
     """
 
     value: object
@@ -161,7 +165,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Lost:
-    """The decision that could not be reached because of the machine, not of the response: unverified.
+    """The decision that could not be reached because of an infrastructure failure, not of the response: unverified.
 
     Attributes:
         reason: For example `a worker was lost`.
@@ -174,6 +178,5 @@ class CutOff(Lost):
     """The time of the batch was over, and the programs of the judge had used their part of it: a time-out."""
 
 
-Request = RunProgram | LoadProgram | CallFunction | GiveValue
-Reply = Ended | Returned | Asked
-Judge = Generator[Request, Reply, T]
+Request = RunProgram | LoadProgram | LoadFunction | CallFunction | GiveValue
+Judge = Generator[Request, Reply | Asked, T]

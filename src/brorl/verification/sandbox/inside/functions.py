@@ -1,0 +1,153 @@
+"""What a trusted worker does: it imports functions by their path and calls them, one call after the other.
+
+In: requests as frames with JSON bodies. Out: replies. It contains accidents, not adversaries. Only the standard library
+and the functions of the calls are imported.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from brorl.verification.sandbox.inside.frames import FAILED, LOAD, VALUE, Frame, read_frame, write_frame
+
+EXIT_OUT_OF_MEMORY = 77
+RAISED = "raised"  # followed by the exception, in the text of a failure
+MAX_REPLY_BYTES = 1 << 24
+_ERROR_CHARACTERS = 280
+
+
+def serve_functions(requests: int, replies: int, memory_bytes: int) -> NoReturn:
+    """Serve requests until their pipe ends. Out of memory ends the process: an exit code needs no memory.
+
+    Args:
+        requests: Descriptor of the requests.
+        replies: Descriptor of the replies.
+        memory_bytes: Limit of private writable memory: libraries reserve far more address space than they use.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    memory_bytes = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    functions: dict[str, Callable[..., object]] = {}
+    pid, loaded_bytes, retires = os.getpid(), 0, False
+    while not retires and (frame := read_frame(requests)) is not None:
+        name, arguments = json.loads(frame.body)
+        try:
+            if name not in functions:
+                functions[name] = load(name)
+                loaded_bytes = _data_bytes()
+            value = None if frame.kind == LOAD else _called(functions[name], arguments)
+            kind, body = VALUE, _encode(value)
+        except MemoryError:
+            os._exit(EXIT_OUT_OF_MEMORY)
+        except BaseException as error:
+            kind, body = FAILED, describe(error).encode("utf-8", "replace")
+        retires = name not in functions or _retains_memory(loaded_bytes, memory_bytes)
+        if os.getpid() != pid:  # the function forked: the child must not answer too
+            os._exit(0)
+        for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
+            signal.setitimer(timer, 0)
+        write_frame(replies, Frame(kind, frame.token, body))
+    os._exit(0)
+
+
+def _called(function: Callable[..., object], arguments: list[object] | None) -> object:
+    return accepted_arguments(function) if arguments is None else function(*arguments)
+
+
+def _encode(value: object) -> bytes:
+    # Scalars of numpy and torch have `item`; any other type is an error of the function's author.
+    body = json.dumps(value, default=lambda scalar: scalar.item()).encode()
+    if len(body) > MAX_REPLY_BYTES:
+        raise ValueError(f"returned {len(body)} bytes, more than {MAX_REPLY_BYTES}")
+    return body
+
+
+def load(name: str) -> Callable[..., object]:
+    """Import a function by `package.module:function` or `path/to/file.py:function`.
+
+    Args:
+        name: The import path; the current directory is searched for modules too.
+
+    Raises:
+        Exception: Any exception of the import.
+        TypeError: If the imported object cannot be called.
+    """
+    place, _, attribute = name.rpartition(":")
+    if not place or not attribute:
+        raise ValueError("not of the form package.module:function or path/to/file.py:function")
+    if place.endswith(".py"):
+        module = _load_file(Path(place))
+    else:
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        module = importlib.import_module(place)
+    function: object = module
+    for part in attribute.split("."):
+        function = getattr(function, part)
+    if not callable(function):
+        raise TypeError(f"{attribute} is of type {type(function).__name__}, which cannot be called")
+    return function
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path.absolute()}")
+    name = f"_verifier_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.absolute())
+    if spec is None or spec.loader is None:
+        raise ImportError(f"not a Python file: {path}")
+    sys.path.append(str(path.absolute().parent))  # modules beside it, as for a program
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def accepted_arguments(function: Callable[..., object]) -> tuple[int, int | None]:
+    """Return the least and the greatest number of positional arguments of a function; None means no bound."""
+    least, most = 0, 0
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            return least, None
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            most += 1
+            least += parameter.default is parameter.empty
+    return least, most
+
+
+def describe(error: BaseException) -> str:
+    """Return type and message of an exception as one short line; its `str` may raise."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:
+        message = "(its message cannot be shown)"
+    return f"{type(error).__name__}: {message}"[:_ERROR_CHARACTERS]
+
+
+def _data_bytes() -> int:
+    """Return the memory in use that counts toward the limit; 0 if the system does not report it."""
+    try:
+        return int(Path("/proc/self/statm").read_text("ascii").split()[5]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _retains_memory(at_start: int, memory_bytes: int) -> bool:
+    """Whether finished calls left more than half of the memory in use that was free after loading."""
+    bound = (at_start + memory_bytes) // 2
+    if _data_bytes() <= bound:
+        return False
+    gc.collect()
+    return _data_bytes() > bound
