@@ -6,12 +6,18 @@ digests in place of the texts: references and answers can be long.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from math import inf
 from time import monotonic
 
-from brorl.verification.verifier import Verdict
+from brorl.prompts.prompt import Prompt
+from brorl.verification.verifier import Verdict, with_own_time
+
+Pair = tuple[str, str]  # a reference and an answer
 
 KEEP_TIMEOUT_S = 3600.0  # long enough for a step; in a later one, the machine may be faster
 
@@ -30,8 +36,42 @@ class VerdictCache:
         if size < 1:
             raise ValueError(f"cache_size must be 1 or more, got {size}")
         self._size = size
-        self._found: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()  # the last: until when, in s
+        self._entries: OrderedDict[bytes, tuple[bool, float, str, float]] = OrderedDict()  # the last: until when, in s
         self._reference, self._digest = "", _digest("")  # the latest: the answers to one prompt follow each other
+
+    def verify_all(
+        self,
+        items: Sequence[tuple[Prompt, str]],
+        find: Callable[[Prompt, str], Verdict | str],
+        decide: Callable[[list[Pair]], Sequence[tuple[Verdict, float]]],
+    ) -> list[Verdict]:
+        """Verify responses, each distinct pair of a reference and an answer once.
+
+        Args:
+            items: Pairs of a prompt and a response.
+            find: Returns the answer in a response, or the verdict if the form of the response decides.
+            decide: Returns the verdict on each unknown pair, and how long to keep it in seconds; 0 keeps none.
+
+        Returns:
+            One verdict per item, in the same order. Of equal answers, the first one has the time of the verification.
+        """
+        verdicts: list[Verdict | None] = []
+        own_s: list[float] = []
+        unknown: dict[Pair, list[int]] = {}
+        for place, (prompt, response) in enumerate(items):
+            start = time.perf_counter()
+            answer = find(prompt, response)
+            verdict = self.get(prompt.reference, answer) if isinstance(answer, str) else answer
+            if isinstance(answer, str) and verdict is None:
+                unknown.setdefault((prompt.reference, answer), []).append(place)
+            verdicts.append(verdict)
+            own_s.append(time.perf_counter() - start)
+        for ((reference, _), places), (decided, keep_s) in zip(unknown.items(), decide([*unknown]), strict=True):
+            if keep_s:
+                self.put(reference, decided, keep_s)
+            for place in places:
+                verdicts[place] = decided if place == places[0] else replace(decided, seconds=0.0)
+        return with_own_time(verdicts, own_s)
 
     def get(self, reference: str, answer: str) -> Verdict | None:
         """Return the verdict on an answer, with the answer as extracted text; None if it is not known.
@@ -41,10 +81,10 @@ class VerdictCache:
             answer: The extracted answer.
         """
         key = self._key(reference, answer)
-        if key not in self._found or monotonic() >= self._found[key][-1]:
+        if key not in self._entries or monotonic() >= self._entries[key][-1]:
             return None
-        self._found.move_to_end(key)
-        correct, score, reason, _ = self._found[key]
+        self._entries.move_to_end(key)
+        correct, score, reason, _ = self._entries[key]
         return Verdict(correct, score, answer, reason, 0.0)
 
     def put(self, reference: str, verdict: Verdict, for_s: float = inf) -> None:
@@ -61,9 +101,9 @@ class VerdictCache:
         if verdict.extracted is None or verdict.unverified:
             raise ValueError(f"only verdicts on extracted answers can be kept, got the reason {verdict.reason!r}")
         key = self._key(reference, verdict.extracted)
-        self._found[key] = verdict.correct, verdict.score, verdict.reason, monotonic() + for_s
-        if len(self._found) > self._size:
-            self._found.popitem(last=False)
+        self._entries[key] = verdict.correct, verdict.score, verdict.reason, monotonic() + for_s
+        if len(self._entries) > self._size:
+            self._entries.popitem(last=False)
 
     def _key(self, reference: str, answer: str) -> bytes:
         if reference != self._reference:

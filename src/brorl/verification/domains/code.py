@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -34,7 +33,7 @@ from brorl.verification.domains.code_judges import (
 from brorl.verification.sandbox.pool import ProgramPool
 from brorl.verification.sandbox.requests import CutOff, Judge, Lost
 from brorl.verification.sandbox.values import MAX_DEPTH, NotPlainError, encode
-from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, VerdictCache
+from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
 from brorl.verification.verifier import (
     CORRECT,
     CUT_OFF,
@@ -42,7 +41,6 @@ from brorl.verification.verifier import (
     TrialResponses,
     Verdict,
     unverified_verdict,
-    with_own_time,
 )
 
 CODE_DOMAIN = "code"
@@ -113,28 +111,14 @@ class CodeVerifier:
         Raises:
             ValueError: If a reference is malformed.
         """
-        verdicts: list[Verdict | None] = []
-        own_s: list[float] = []
-        plans: dict[str, _Plan] = {}
-        waiting: dict[tuple[str, str], list[int]] = {}
-        for place, (prompt, response) in enumerate(items):
-            if prompt.reference not in plans:
-                plans[prompt.reference] = _plan(prompt.reference)
-            start = time.perf_counter()
-            code = extract_code(response)
-            verdict = _verdict_by_form(code)
-            if verdict is None and code is not None:
-                verdict = self._cache.get(prompt.reference, code)
-                if verdict is None:
-                    waiting.setdefault((prompt.reference, code), []).append(place)
-            verdicts.append(verdict)
-            own_s.append(time.perf_counter() - start)
-        judges = [partial(self._judge, plans[reference], code) for reference, code in waiting]
-        for (pair, places), outcome in zip(waiting.items(), self._programs.run(judges), strict=True):
-            verdict = self._verdict(*pair, outcome)
-            for place in places:
-                verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
-        return with_own_time(verdicts, own_s)
+        plans = {reference: _plan(reference) for reference in dict.fromkeys(prompt.reference for prompt, _ in items)}
+
+        def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
+            judges = [partial(self._judge, plans[reference], code) for reference, code in pairs]
+            outcomes = self._programs.run(judges)
+            return [self._verdict(code, outcome) for (_, code), outcome in zip(pairs, outcomes, strict=True)]
+
+        return self._cache.verify_all(items, lambda _, response: _find_code(response), decide)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find malformed tests, and test code that fails before it calls the answer.
@@ -191,16 +175,16 @@ class CodeVerifier:
             memory = min(memory, max(_MIN_MEMORY, tests.memory_bytes))
         return Clock(case_s, _ALL_CASES * case_s, memory)
 
-    def _verdict(self, reference: str, code: str, outcome: Outcome | Lost) -> Verdict:
+    def _verdict(self, code: str, outcome: Outcome | Lost) -> tuple[Verdict, float]:
+        """Return the verdict, and how long to keep it in seconds."""
         if isinstance(outcome, CutOff):
-            return Verdict(False, 0.0, code, CUT_OFF, 0.0)
+            return Verdict(False, 0.0, code, CUT_OFF, 0.0), 0.0
         if isinstance(outcome, Lost):
-            return unverified_verdict(outcome.reason)
+            return unverified_verdict(outcome.reason), 0.0
         correct = outcome.reason in (CORRECT, WEAKLY_CORRECT)
         score = outcome.num_passed / outcome.num_cases if self._partial_credit else float(correct)
-        verdict = Verdict(correct, score, code, outcome.reason, outcome.seconds)
-        self._cache.put(reference, verdict, KEEP_TIMEOUT_S if outcome.timed_out else inf)
-        return verdict
+        keep_s = KEEP_TIMEOUT_S if outcome.timed_out else inf
+        return Verdict(correct, score, code, outcome.reason, outcome.seconds), keep_s
 
 
 def _plan(reference: str) -> _Plan:
@@ -237,22 +221,18 @@ def _require_shallow(checks: Sequence[Check]) -> None:
                 raise ValueError(f"{named.format(number)} nested deeper than {MAX_DEPTH} lists and dicts") from None
 
 
-def _verdict_by_form(code: str | None) -> Verdict | None:
-    """Return the verdict on a response without code, or with code that cannot be run."""
+def _find_code(response: str) -> Verdict | str:
+    """Return the code of a response, or the verdict if there is none, or none that can be run."""
+    code = extract_code(response)
     if code is None:
         return Verdict(False, 0.0, None, NO_CODE, 0.0)
     if len(code) > _MAX_CODE:
         return Verdict(False, 0.0, None, TOO_LONG, 0.0)
-    return Verdict(False, 0.0, code, SYNTAX_ERROR, 0.0) if "\0" in code or not _is_unicode(code) else None
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether a text has no lone surrogates."""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        code.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return Verdict(False, 0.0, code, SYNTAX_ERROR, 0.0)
+    return Verdict(False, 0.0, code, SYNTAX_ERROR, 0.0) if "\0" in code else code
 
 
 def _module(prelude: str, code: str) -> str:

@@ -133,28 +133,19 @@ class Clock:
 
 
 def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool = False) -> Judge[Outcome]:
-    """Run a program on each input and compare its output.
-
-    Args:
-        source: The program.
-        cases: The cases.
-        clock: Its limits.
-        all_cases: Continue after a case that failed.
-    """
+    """Run a program on each input and compare its output; with `all_cases` also after one that failed."""
     passed, problem = 0, ""
     for stdin, expected in zip(cases.inputs, cases.outputs, strict=True):
         if clock.is_over():
             problem = problem or TIMEOUT
             break
         limits = clock.limits(4 * len(expected.encode("utf-8", "replace")) + _MIN_OUTPUT_BYTES)
-        ended = yield from clock.request(RunProgram(source, stdin, limits))
+        reply = yield from clock.request(RunProgram(source, stdin, limits))
         with clock.own_time():
-            passes = ended.failure is None and same_output(expected, str(ended.value), cases)
-        if passes:
-            passed += 1
-            continue
-        problem = problem or _reason(ended.failure)
-        if not all_cases:
+            passes = reply.failure is None and same_output(expected, str(reply.value), cases)
+        passed += passes
+        problem = problem or ("" if passes else _reason(reply.failure))
+        if problem and not all_cases:
             break
     return clock.outcome(passed, len(cases.inputs), problem or CORRECT)
 
@@ -162,15 +153,7 @@ def judge_stdin(source: str, cases: StdinCases, clock: Clock, all_cases: bool = 
 def judge_calls(
     source: str, function: str, checks: Sequence[Check], clock: Clock, all_cases: bool = False
 ) -> Judge[Outcome]:
-    """Call a function with the arguments of each check and compare its value.
-
-    Args:
-        source: The module with the function.
-        function: Its name.
-        checks: The checks, at least one.
-        clock: The limits of the answer.
-        all_cases: Continue after a case that failed.
-    """
+    """Call a function with the arguments of each check and compare; with `all_cases` also after one that failed."""
     called = _callable_name(source, function)
     passed, problem, is_loaded = 0, "", False
     for check in checks:
@@ -182,32 +165,23 @@ def judge_calls(
             if loaded.failure is not None:
                 problem = problem or _reason(loaded.failure)
                 break
-            is_loaded = True
         limits = clock.limits(min(REPLY_BYTES + check.most_bytes, _VALUE_BYTES))
-        returned = yield from clock.request(CallFunction(called, check.arguments, limits))
+        reply = yield from clock.request(CallFunction(called, check.arguments, limits))
         with clock.own_time():
-            passes = _passes(check, returned)
-        is_loaded = fault_of(returned.failure or "") is None
-        if passes:
-            passed += 1
-            continue
-        problem = problem or _reason(returned.failure)
-        if not all_cases:
+            passes = _passes(check, reply)
+        is_loaded = fault_of(reply.failure or "") is None
+        passed += passes
+        problem = problem or ("" if passes else _reason(reply.failure))
+        if problem and not all_cases:
             break
     return clock.outcome(passed, len(checks), problem or CORRECT)
 
 
 def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
-    """Run test code in one process, and pass its calls to the answer in another one.
+    """Run test code in one process, and pass its calls to the answer in another one; the outcome is of one case.
 
-    Args:
-        source: The module with the function.
-        test: The test code.
-        clock: The limits of the answer.
-
-    Returns:
-        One case. The test code never shares a process with the answer: plain values alone pass between the two, and
-        the names and messages of exceptions that a question can ask for.
+    The test code never shares a process with the answer: plain values alone pass between the two, and the names and
+    messages of exceptions that a question can ask for.
     """
     called = _callable_name(source, test.function)
     loaded = yield from clock.request(LoadProgram(source, clock.limits()))
@@ -221,12 +195,12 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
             return clock.outcome(0, 1, TIMEOUT)
         limits = clock.limits(_PASSED_BYTES + len(test.code))
         returned = yield from clock.request(CallFunction(called, reply.arguments, limits))
-        error = _exception_to_pass_on(returned.failure)
+        # A program can forge the failure: its name is looked up, and the message stays text.
+        error = returned.failure if (returned.failure or "").partition(":")[0] in _PASSED_ON else None
         if error is None and returned.failure is not None:
             return clock.outcome(0, 1, _reason(returned.failure))
         raised = _reason(error) if error else ""
         reply = yield GiveValue(returned.value, error, _TESTS)
-    assert isinstance(reply, Reply)
     failure = reply.failure or ""
     if failure.startswith(_NO_PLAIN_VALUE):
         return clock.outcome(0, 1, f"{RAISED} {NO_PLAIN_ARGUMENT}")
@@ -239,24 +213,9 @@ def judge_test_code(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]
     return clock.outcome(0, 1, WRONG)
 
 
-def _exception_to_pass_on(failure: str | None) -> str | None:
-    """Return the exception that the test code gets in place of a value; None if it gets none.
-
-    Args:
-        failure: The failure of a call. A program can forge it: the name is looked up, and the message stays text.
-    """
-    return failure if failure is not None and failure.partition(":")[0] in _PASSED_ON else None
-
-
 def judge_first_call(test: TestCode, clock: Clock) -> Judge[str | None]:
-    """Run test code up to its first call; return the problem if there is none.
-
-    Args:
-        test: The test code.
-        clock: The limits.
-    """
+    """Run test code up to its first call; return the problem if there is none."""
     reply = yield _load_tests(test, clock)
-    assert isinstance(reply, Asked | Reply)
     return None if isinstance(reply, Asked) else reply.failure or NO_CALL
 
 
@@ -273,19 +232,11 @@ def _load_tests(test: TestCode, clock: Clock) -> LoadProgram:
 
 
 def judge_beside(source: str, test: TestCode, clock: Clock) -> Judge[Outcome]:
-    """Run test code in the process of the answer: a weaker judge.
+    """Run test code in the process of the answer: a weaker judge. The outcome is of one case.
 
     The test code is a function after the answer, of a name that the answer cannot guess. It returns a number that is
     chosen after the answer has been loaded. An exit, a printed text or a redefined function therefore does not pass;
     an answer that searches its own process for the test code, or returns objects with their own `__eq__`, can.
-
-    Args:
-        source: The module with the function.
-        test: The test code.
-        clock: The limits of the answer.
-
-    Returns:
-        One case.
     """
     name = f"_tests_{secrets.token_hex(16)}"
     module = f"{source}\n\n{_as_function(test, name, _callable_name(source, test.function))}"

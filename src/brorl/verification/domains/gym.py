@@ -8,7 +8,6 @@ once, in a confined process: some scorers evaluate an answer as code, and some r
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,7 +31,7 @@ from brorl.verification.sandbox.requests import (
     Reply,
     fault_of,
 )
-from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, VerdictCache
+from brorl.verification.verdict_cache import KEEP_TIMEOUT_S, Pair, VerdictCache
 from brorl.verification.verifier import (
     CORRECT,
     CRASHED,
@@ -44,7 +43,6 @@ from brorl.verification.verifier import (
     TrialResponses,
     Verdict,
     unverified_verdict,
-    with_own_time,
 )
 
 TOO_LONG = "answer too long"
@@ -57,8 +55,6 @@ _MEMORY_BYTES = 1 << 29
 _LOADING = Limits(120.0, _MEMORY_BYTES)  # of the scorers, which are imported already; no answer has a part in it
 _MAX_PROBLEM = 100  # characters
 _ANSWERS_PER_PROCESS = 16
-
-_Pair = tuple[str, str]  # the text of a task, and an answer
 
 
 class GymVerifier:
@@ -104,33 +100,18 @@ class GymVerifier:
             ValueError: If a reference is not the text of a task.
         """
         task_of = {text: GymTask.from_text(text) for text in {prompt.reference for prompt, _ in items}}
-        verdicts: list[Verdict | None] = []
-        own_s: list[float] = []
-        unknown: dict[_Pair, list[int]] = {}
-        for place, (prompt, response) in enumerate(items):
-            start = time.perf_counter()
-            answer = extract_answer(response)
-            verdict = _verify_by_form(task_of[prompt.reference], answer)
-            if verdict is None and answer is not None:
-                verdict = self._cache.get(prompt.reference, answer)
-                if verdict is None:
-                    unknown.setdefault((prompt.reference, answer), []).append(place)
-            verdicts.append(verdict)
-            own_s.append(time.perf_counter() - start)
-        verdict_of = self._score(_groups([*unknown], task_of))
-        for pair, places in unknown.items():
-            verdict = verdict_of[pair]
-            if verdict.reason in (CORRECT, TIMEOUT) or verdict.reason.startswith(WRONG):
-                self._cache.put(pair[0], verdict, KEEP_TIMEOUT_S if verdict.reason == TIMEOUT else inf)
-            for place in places:
-                verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
-        return with_own_time(verdicts, own_s)
 
-    def _score(self, groups: Sequence[Sequence[_Pair]]) -> dict[_Pair, Verdict]:
+        def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
+            verdict_of = self._score(_groups(pairs, task_of))
+            return [(verdict_of[pair], _keep_s(verdict_of[pair].reason)) for pair in pairs]
+
+        return self._cache.verify_all(items, lambda prompt, text: _find_answer(task_of[prompt.reference], text), decide)
+
+    def _score(self, groups: Sequence[Sequence[Pair]]) -> dict[Pair, Verdict]:
         """Score groups of answers in the sandbox; a group whose time was over is scored again, one answer at a time."""
         results = self._programs.run([partial(_judge, group, self._limits) for group in groups])
-        verdict_of: dict[_Pair, Verdict] = {}
-        apart: list[list[_Pair]] = []
+        verdict_of: dict[Pair, Verdict] = {}
+        apart: list[list[Pair]] = []
         for group, result in zip(groups, results, strict=True):
             if isinstance(result, CutOff) and len(group) > 1:
                 apart += [[pair] for pair in group]
@@ -147,13 +128,13 @@ class GymVerifier:
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that are not the text of a task."""
-        found: dict[str, str] = {}
+        problems: dict[str, str] = {}
         for reference in dict.fromkeys(references):
             try:
                 GymTask.from_text(reference)
             except ValueError as error:
-                found[reference] = str(error)
-        return found
+                problems[reference] = str(error)
+        return problems
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return the right answers of the tasks in tags; some data sets have none."""
@@ -162,7 +143,7 @@ class GymVerifier:
         return TrialResponses(f"{_OPENING}{right or ''}{_CLOSING}", tagged, certain=bool(right))
 
 
-def _groups(pairs: Sequence[_Pair], task_of: Mapping[str, GymTask]) -> list[list[_Pair]]:
+def _groups(pairs: Sequence[Pair], task_of: Mapping[str, GymTask]) -> list[list[Pair]]:
     """Return the answers that share a process; those that their scorer evaluates as code share none."""
     alone = [[pair] for pair in pairs if task_of[pair[0]].data_set in EVALUATED]
     shared = [pair for pair in pairs if task_of[pair[0]].data_set not in EVALUATED]
@@ -191,15 +172,23 @@ def extract_answer(response: str) -> str | None:
     return None if has_open_box(response) else response.rpartition(_THOUGHT)[2].strip() or None
 
 
-def _verify_by_form(task: GymTask, answer: str | None) -> Verdict | None:
-    """Return the verdict on an answer that is missing, too long, or the data set's own; else None."""
+def _find_answer(task: GymTask, response: str) -> Verdict | str:
+    """Return the answer in a response, or the verdict if it is missing, too long, or the data set's own."""
+    answer = extract_answer(response)
     if answer is None or len(answer) > _MAX_ANSWER:
         return Verdict(False, 0.0, None, NO_ANSWER if answer is None else TOO_LONG, 0.0)
-    own = task.answer is not None and answer == task.answer.strip()
-    return Verdict(True, 1.0, answer, CORRECT, 0.0) if own else None
+    is_own = task.answer is not None and answer == task.answer.strip()
+    return Verdict(True, 1.0, answer, CORRECT, 0.0) if is_own else answer
 
 
-def _judge(pairs: Sequence[_Pair], limits: Limits) -> Judge[list[Reply]]:
+def _keep_s(reason: str) -> float:
+    """Return how long to keep a verdict in seconds; crashes are not kept."""
+    if reason == TIMEOUT:
+        return KEEP_TIMEOUT_S
+    return inf if reason == CORRECT or reason.startswith(WRONG) else 0.0
+
+
+def _judge(pairs: Sequence[Pair], limits: Limits) -> Judge[list[Reply]]:
     """Score pairs in one process; a process that an answer has ended is replaced.
 
     Raises:
