@@ -44,6 +44,7 @@ def test_the_sandbox_contains_attacks_on_an_ordinary_user(level: str, rng: np.ra
     assert_contained(run_campaign([level, *arguments], as_other_user=True), len(ALL) // int(arguments[1]))
 
 
+@pytest.mark.slow
 def test_attacks_bite_where_nothing_confines_them() -> None:
     """Checks that the canaries notice: a suite whose oracles cannot fail would prove nothing."""
     biting = {attack.name for attack in ALL if attack.bites}

@@ -48,11 +48,13 @@ def test_no_attack_forges_the_value_of_a_call(rng: np.random.Generator) -> None:
     assert_wrong(verdicts(drawn(rng, calls=True), CallCases("f", ((3,), (4,)), expected)))
 
 
+@pytest.mark.slow
 def test_no_attack_forges_the_output_of_a_program(rng: np.random.Generator) -> None:
     attacks = drawn(rng, calls=False)
     assert_wrong(verdicts(attacks, StdinCases(("3\n", "4\n"), (secrets.token_hex(8), secrets.token_hex(8)))))
 
 
+@pytest.mark.slow
 def test_no_attack_passes_assertions(rng: np.random.Generator) -> None:
     first, second = secrets.token_hex(8), secrets.token_hex(8)
     asserts = f"    assert candidate(3) == {first!r}\n    assert candidate(4) == {second!r}\n"

@@ -65,6 +65,7 @@ def test_answers_are_verified_as_stored(domain: str, questions: dict[str, Questi
     check(domain, questions, workers)
 
 
+@pytest.mark.slow
 @pytest.mark.linux
 def test_programs_are_verified_as_stored(questions: dict[str, Question], workers: Workers) -> None:
     check("code", questions, workers)
@@ -75,6 +76,7 @@ def test_texts_are_verified_as_stored(questions: dict[str, Question], workers: W
     check("ifeval", questions, workers)
 
 
+@pytest.mark.slow
 @pytest.mark.linux
 def test_answers_of_reasoning_gym_are_verified_as_stored(monkeypatch: pytest.MonkeyPatch, workers: Workers) -> None:
     pytest.importorskip("reasoning_gym")

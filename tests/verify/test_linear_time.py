@@ -167,6 +167,7 @@ def test_the_words_of_hostile_strings_come_from_the_patterns() -> None:
     assert {"__future__", "answer", "fbox", "\\circ"} <= set(literals())
 
 
+@pytest.mark.slow
 def test_quadratic_time_is_stopped() -> None:
     class Quadratic:
         def verify_all(self, _items: object) -> None:

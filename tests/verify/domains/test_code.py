@@ -42,7 +42,7 @@ def verifier(pool: CountingPool) -> CodeVerifier:
 
 def patient(pool: CountingPool, reason: str) -> CodeVerifier:
     """A verifier that waits long on a busy machine, unless the program is to reach the limit."""
-    return CodeVerifier(pool, timeout_s=0.5 if reason == "timeout" else 10.0)
+    return CodeVerifier(pool, timeout_s=0.1 if reason == "timeout" else 10.0)
 
 
 def prompt(tests: StdinCases | CallCases | TestCode, **options: object) -> Prompt:
@@ -317,7 +317,9 @@ LONG_VALUES = {
 
 
 class TestAttacks:
-    @pytest.mark.parametrize("kind", ["stdin", "calls", "parsed", "outside"])
+    @pytest.mark.parametrize(
+        "kind", ["stdin", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("calls", "parsed", "outside"))]
+    )
     def test_no_attack_passes(self, verifier: CodeVerifier, pool: CountingPool, kind: str) -> None:
         items = [(prompt(KINDS[kind]), fenced(code)) for code in ATTACKS.values()]
         right = "print(sum(map(int, input().split())))" if kind == "stdin" else "def add(a, b):\n    return a + b"
@@ -421,6 +423,7 @@ class TestScores:
         reasons = ["correct", "correct", "wrong answer", "raised ValueError", "exited"]
         assert verdict.reason == reasons[first]
 
+    @pytest.mark.slow
     def test_the_limit_of_the_data_counts_three_times(self, pool: CountingPool) -> None:
         code = "import time\ntime.sleep(1.3)\nprint(input())"
         tests = StdinCases(("1",), ("1",))
@@ -453,7 +456,7 @@ class TestCache:
 
     def test_a_timeout_is_kept_for_an_hour(self, pool: CountingPool, monkeypatch: pytest.MonkeyPatch) -> None:
         """A policy cannot have a step wait for the same program again."""
-        verifier = CodeVerifier(pool, timeout_s=0.3)
+        verifier = CodeVerifier(pool, timeout_s=0.1)
         before = pool.num_judges
         for _ in range(2):
             assert verify(verifier, prompt(SUMS), "while True: pass").reason == "timeout"

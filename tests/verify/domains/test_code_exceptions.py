@@ -118,6 +118,7 @@ def test_no_exception_ends_the_test_code_as_passed(verifier: CodeVerifier, code:
     assert verify(verifier, TestCode("f", GUARDED), squares("pass")).correct
 
 
+@pytest.mark.slow
 def test_calls_without_end_after_caught_exceptions_time_out() -> None:
     code = "while True:\n    try:\n        assert f(1) == 1 + 0\n        break\n    except ValueError:\n        pass\n"
     with ProgramPool(1) as pool:

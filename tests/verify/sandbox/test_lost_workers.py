@@ -54,6 +54,7 @@ def test_a_worker_that_is_killed_twice_is_lost(number: int) -> None:
     assert [r.value for r in results] == [1, None, None, 2]
 
 
+@pytest.mark.slow
 def test_a_machine_that_ends_every_worker_is_given_up_soon(tmp_path: Path) -> None:
     """Each attempt leaves a file; 16 lost calls in a row are enough, and the pool works again in the next run."""
     with WorkerPool(num_workers=2) as pool:
@@ -63,6 +64,7 @@ def test_a_machine_that_ends_every_worker_is_given_up_soon(tmp_path: Path) -> No
         assert [r.value for r in pool.run([call("echo", i) for i in range(5)])] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_lost_calls_among_others_are_all_made_twice(tmp_path: Path) -> None:
     calls = [call("leave_a_file_and_end", str(tmp_path)) if i % 5 == 0 else call("echo", i) for i in range(60)]
     with WorkerPool(num_workers=2) as pool:
@@ -78,6 +80,7 @@ def test_a_crash_of_the_call_is_its_own_fault(number: int) -> None:
     assert (result.failure, result.is_lost) == ("verifier crashed", False)
 
 
+@pytest.mark.slow
 def test_a_call_that_closes_its_output_and_stays_is_a_crash(tmp_path: Path) -> None:
     """The pool kills it, and its own SIGKILL is no fault of the machine."""
     with WorkerPool(num_workers=1, timeout_s=60) as pool:
@@ -98,6 +101,7 @@ def test_a_lost_worker_whose_child_holds_the_pipes_is_lost_and_the_child_ends(tm
     raise AssertionError("the child still runs")
 
 
+@pytest.mark.slow
 def test_workers_killed_from_outside_during_a_run_change_no_result(rng: np.random.Generator) -> None:
     """Every worker that runs is killed a few times; each call has its value, or was lost twice."""
     values = rng.integers(0, 1000, size=60).tolist()
@@ -196,6 +200,7 @@ def test_waiting_for_a_processor_does_not_count_as_time_of_a_call(monkeypatch: p
     assert time.monotonic() - began >= 0.55
 
 
+@pytest.mark.slow
 def test_a_call_that_never_gets_a_processor_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "waited_s", lambda _pid: time.monotonic())
     with WorkerPool(num_workers=1, timeout_s=0.03) as pool:

@@ -78,7 +78,10 @@ def outcome(pool: str, soft: int, hard: int, tmp_path: Path, least: int = 0) -> 
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize(("pool", "per_worker"), [("programs", 6), ("functions", 4), ("both", 10)])
+@pytest.mark.parametrize(
+    ("pool", "per_worker"),
+    [("functions", 4), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("programs", 6), ("both", 10)))],
+)
 def test_a_low_soft_limit_is_raised(pool: str, per_worker: int, tmp_path: Path) -> None:
     assert outcome(pool, 20, 1024, tmp_path, least=per_worker * NUM_WORKERS) == "worked"
 
@@ -91,6 +94,7 @@ def test_a_hard_limit_that_is_too_low_is_an_error(pool: str, tmp_path: Path) -> 
     assert found.endswith("or set verification.workers to a smaller number")
 
 
+@pytest.mark.slow
 def test_a_hard_limit_that_suffices_for_one_pool_alone(tmp_path: Path) -> None:
     """Each pair of workers needs 10 files, and the process 16 others: more than the limit, unlike for either pool."""
     most = 11 * NUM_WORKERS
@@ -100,6 +104,7 @@ def test_a_hard_limit_that_suffices_for_one_pool_alone(tmp_path: Path) -> None:
     assert outcome("one after the other", 20, most, tmp_path) == "worked"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_limit_that_suffices_stays(pool: str, tmp_path: Path) -> None:
     assert outcome(pool, 512, 512, tmp_path) == "worked"

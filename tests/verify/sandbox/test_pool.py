@@ -51,7 +51,7 @@ def alone(result: Result) -> str | None:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(num_workers=2, timeout_s=1.0, memory_bytes=96 << 20) as pool:
+    with WorkerPool(num_workers=2, timeout_s=0.5, memory_bytes=96 << 20) as pool:
         yield pool
 
 
@@ -81,8 +81,8 @@ def test_any_json_passes_unchanged(pool: WorkerPool, value: object) -> None:
     ("name", "arguments", "reason"),
     [
         ("slow_pid", (300,), "timeout"),
-        ("hang_in_c", (), "timeout"),
-        ("hang_for_good", (), "timeout"),
+        pytest.param("hang_in_c", (), "timeout", marks=pytest.mark.slow),
+        pytest.param("hang_for_good", (), "timeout", marks=pytest.mark.slow),
         ("fill_memory", (), "out of memory"),
         ("keep_memory", (1 << 40,), "out of memory"),
         ("crash", (), "verifier crashed"),
@@ -121,6 +121,7 @@ def test_an_exit_without_a_word_is_a_crash(pool: WorkerPool) -> None:
         assert alone(result) == "verifier crashed"
 
 
+@pytest.mark.slow
 def test_every_worker_may_fail_at_once(pool: WorkerPool) -> None:
     names = ["crash", "hang_in_c", "fill_memory", "hang_in_c", "crash"]
     results = pool.run([call(name) for name in names] + [call("echo", 1)])
@@ -164,10 +165,10 @@ def test_a_worker_that_keeps_memory_is_replaced() -> None:
 
 def test_loading_is_not_counted_as_the_time_of_a_call(pool: WorkerPool, tmp_path: Path) -> None:
     slow = tmp_path / "slow.py"
-    slow.write_text("import time; time.sleep(1.1)\ndef f(): return 1\n", "utf-8")
+    slow.write_text("import time; time.sleep(0.6)\ndef f(): return 1\n", "utf-8")
     (result,) = pool.run([VerifierCall(f"{slow}:f", ())])
     assert result.value == 1
-    assert result.seconds < pool.timeout_s < 1.1
+    assert result.seconds < pool.timeout_s < 0.6
 
 
 def test_what_cannot_be_loaded_is_named(pool: WorkerPool, tmp_path: Path) -> None:
@@ -328,13 +329,13 @@ def start_trainer(where: str, name: str, *arguments: str) -> tuple["subprocess.P
 @pytest.mark.parametrize(
     ("where", "name"),
     [
-        ("main", "idle"),
-        ("main", "hang_in_c"),
+        pytest.param("main", "idle", marks=pytest.mark.slow),
+        pytest.param("main", "hang_in_c", marks=pytest.mark.slow),
         ("main", "hang_with_child"),
-        ("thread", "idle"),
+        pytest.param("thread", "idle", marks=pytest.mark.slow),
         ("thread", "hang_in_c"),
-        ("thread", "hang_for_good"),
-        ("fork", "hang_in_c"),
+        pytest.param("thread", "hang_for_good", marks=pytest.mark.slow),
+        pytest.param("fork", "hang_in_c", marks=pytest.mark.slow),
     ],
 )
 def test_no_worker_outlives_a_killed_trainer(where: str, name: str, tmp_path: Path) -> None:
@@ -353,6 +354,7 @@ def test_no_worker_outlives_a_killed_trainer(where: str, name: str, tmp_path: Pa
         os.killpg(trainer.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_terminal_ends_the_trainer_without_a_word_of_the_workers() -> None:
     trainer, pids = start_trainer("main", "hang")
     with trainer:
@@ -385,7 +387,7 @@ def test_a_server_started_after_its_trainer_has_ended_exits(level: str) -> None:
 
     with ours, theirs:
         with start() as process:
-            assert not gone(process.pid, 0.5)  # it waits for work
+            assert not gone(process.pid, 0.2)  # it waits for work
             process.kill()
         os.close(write_end)
         with start() as process:

@@ -43,7 +43,7 @@ from brorl.verification.sandbox.server import LostError, Server, ServerSettings
 from brorl.verification.sandbox.values import MAX_DEPTH
 
 pytestmark = pytest.mark.linux
-SHORT = Limits(seconds=0.3)
+SHORT = Limits(seconds=0.15)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def main(): print(f({depth}))
         ("import sys\nsys.exit('message')", "exited with code 1"),
         ("import os\nos._exit(7)", "exited with code 7"),
         ("import ctypes\nctypes.string_at(0)", "killed by signal 11"),
-        ("import signal, time\nsignal.alarm(1)\ntime.sleep(50)", "killed by signal 14"),
+        ("import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0.05)\ntime.sleep(50)", "killed by signal 14"),
         ("x = bytearray(1 << 40)", "out of memory"),
         ("x = []\nwhile True: x.append(bytes(1 << 20))", "out of memory"),
         ("x = [0]\nwhile True: x += x", "out of memory"),
@@ -150,7 +150,10 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS.keys())
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(s, id=n, marks=() if n == "deaf" else pytest.mark.slow) for n, s in ENDLESS.items()],
+)
 def test_an_endless_program_is_stopped(pool: ProgramPool, source: str) -> None:
     reply = ended(pool, source, limits=SHORT)
     assert reply.failure in ("timeout", "out of memory"), reply
@@ -172,13 +175,13 @@ while True: threading.Thread(target=time.sleep, args=(1000,), daemon=True).start
 
 
 def test_the_output_before_a_failure_is_kept(pool: ProgramPool) -> None:
-    reply = ended(pool, "print('early', flush=True)\nwhile True: pass", limits=Limits(2.0))
+    reply = ended(pool, "print('early', flush=True)\nwhile True: pass", limits=Limits(0.5))
     assert (reply.value, reply.failure) == ("early\n", "timeout")
 
 
 def test_time_without_a_core_does_not_count(pool: ProgramPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The figure is the kernel's."""
-    source, limits = "import time\ntime.sleep(1.5)\nprint('done')", Limits(1.0)
+    source, limits = "import time\ntime.sleep(0.3)\nprint('done')", Limits(0.2)
     monkeypatch.setattr(process, "denied_s", lambda _pid: 0.0)
     assert ended(pool, source, limits=limits).failure == "timeout"
     monkeypatch.setattr(process, "denied_s", lambda _pid: 0.6 * time.monotonic())
@@ -200,6 +203,7 @@ def test_the_kernel_counts_the_time_without_a_core() -> None:
     assert scheduling.waited_s(busy[0].pid) == 0.0  # it has ended
 
 
+@pytest.mark.slow
 def test_a_slow_program_delays_no_other_by_more_than_its_limit(pool: ProgramPool) -> None:
     """Two workers: while one waits for its limit, the other finishes all the rest."""
     order: list[str] = []
