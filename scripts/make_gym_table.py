@@ -19,8 +19,7 @@ from typing import Any
 
 from brorl.prompts.gym_task import GymTask
 from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
-from brorl.verification.sandbox.call import VerifierCall
-from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "gym.md"
 ENTRIES = 10

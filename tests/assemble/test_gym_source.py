@@ -18,8 +18,7 @@ from brorl.config.reading import make_config
 from brorl.config.sources import GymConfig
 from brorl.errors import UserError
 from brorl.prompts.gym_task import GymTask
-from brorl.verification.sandbox.call import VerifierCall
-from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from run_support import command, save_tiny_model
 
 WORKER = Path(gym.__file__).with_name("gym_worker.py")

@@ -17,8 +17,7 @@ from brorl.errors import UserError
 from brorl.prompts.files import SourceReading
 from brorl.prompts.gym_task import GYM_DOMAIN, require_reasoning_gym
 from brorl.prompts.question import Question
-from brorl.verification.sandbox.call import VerifierCall
-from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 
 _CHECK, _GENERATE = (f"{Path(__file__).with_name('gym_worker.py')}:{name}" for name in ("check", "generate"))
 _TIMEOUT_S = 1800.0  # of one call: some data sets take seconds for an entry

@@ -15,8 +15,7 @@ from brorl.prompts.gym_task import GymTask
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.gym import GymVerifier, extract_answer
 from brorl.verification.domains.gym_guards import EVALUATED, GUARDS
-from brorl.verification.sandbox.call import VerifierCall
-from brorl.verification.sandbox.pool import ProgramPool, WorkerPool
+from brorl.verification.sandbox.pool import ProgramPool, VerifierCall, WorkerPool
 from brorl.verification.sandbox.requests import (
     CallFunction,
     CutOff,

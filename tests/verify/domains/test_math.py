@@ -13,8 +13,8 @@ from brorl.verification import verifier as reasons
 from brorl.verification.domains.math import TOO_LONG, MathVerifier, verify_by_form
 from brorl.verification.domains.math_extraction import extract_answer
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
-from brorl.verification.sandbox.call import Result, VerifierCall
-from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
+from brorl.verification.sandbox.requests import Reply
 
 
 class CountingPool(WorkerPool):
@@ -24,7 +24,7 @@ class CountingPool(WorkerPool):
         super().__init__(num_workers, timeout_s)
         self.asked: list[VerifierCall] = []
 
-    def run(self, calls: list[VerifierCall]) -> list[Result]:  # type: ignore[override]
+    def run(self, calls: list[VerifierCall]) -> list[Reply]:  # type: ignore[override]
         self.asked += calls
         return super().run(calls)
 
@@ -247,9 +247,9 @@ def test_what_a_busy_machine_did_is_not_remembered(pool: CountingPool) -> None:
             super().__init__(1, pool.timeout_s)
             self.runs = 0
 
-        def run(self, calls: list[VerifierCall]) -> list[Result]:  # type: ignore[override]
+        def run(self, calls: list[VerifierCall]) -> list[Reply]:  # type: ignore[override]
             self.runs += 1
-            return [Result(None, reasons.TIMEOUT, 1.0) for _ in calls] if self.runs == 1 else pool.run(calls)
+            return [Reply(None, reasons.TIMEOUT, 1.0) for _ in calls] if self.runs == 1 else pool.run(calls)
 
     verifier = MathVerifier(BusyOnce())
     verdicts = [verifier.verify_all([(question("1/2"), boxed("0.50"))])[0] for _ in range(2)]

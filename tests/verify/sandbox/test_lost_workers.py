@@ -15,8 +15,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.math import MathVerifier
 from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.sandbox import judging, process
-from brorl.verification.sandbox.call import LoadError, VerifierCall
-from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
 from brorl.verification.sandbox.server import LostError, Server, ServerSettings
 
 pytestmark = pytest.mark.linux
@@ -38,7 +37,7 @@ def test_a_worker_that_is_killed_once_costs_nothing(number: int, tmp_path: Path)
         results = pool.run(
             [call("echo", 1), call("end_once_by_signal", number, str(tmp_path / "seen")), call("echo", 2)]
         )
-    assert [(r.failure, r.is_lost) for r in results] == [(None, False)] * 3
+    assert [r.failure for r in results] == [None] * 3
     assert [results[0].value, results[2].value] == [1, 2]
     assert results[1].value not in (-1, os.getpid())
 
@@ -50,7 +49,6 @@ def test_a_worker_that_is_killed_twice_is_lost(number: int) -> None:
             [call("echo", 1), call("end_by_signal", number), call("end_by_signal", number), call("echo", 2)]
         )
     assert [r.failure for r in results] == [None, LOST, LOST, None]
-    assert [r.is_lost for r in results] == [False, True, True, False]
     assert [r.value for r in results] == [1, None, None, 2]
 
 
@@ -77,7 +75,7 @@ def test_lost_calls_among_others_are_all_made_twice(tmp_path: Path) -> None:
 def test_a_crash_of_the_call_is_its_own_fault(number: int) -> None:
     with WorkerPool(num_workers=1) as pool:
         (result,) = pool.run([call("end_by_signal", number)])
-    assert (result.failure, result.is_lost) == ("verifier crashed", False)
+    assert result.failure == "verifier crashed"
 
 
 @pytest.mark.slow
@@ -127,7 +125,7 @@ def test_workers_killed_from_outside_during_a_run_change_no_result(rng: np.rando
     assert {r.failure for r in results} <= {None, LOST} | {
         "unverified: a worker cannot start: exit code -9",
     }
-    assert all(r.value == value for r, value in zip(results, values, strict=True) if not r.is_lost)
+    assert all(r.value == value for r, value in zip(results, values, strict=True) if r.failure is None)
 
 
 def failing_starts(monkeypatch: pytest.MonkeyPatch, fails: "list[bool]") -> None:
@@ -184,7 +182,6 @@ def test_a_function_that_no_longer_loads_loses_its_calls_alone(tmp_path: Path) -
             )
             assert second.value == 2
             for result in (first, third):
-                assert result.is_lost
                 assert result.failure is not None
                 assert result.failure.startswith(f"unverified: a worker cannot start: {why}")
             pool.close()

@@ -28,7 +28,7 @@ def work(pool=pool):
     assert found == [(number, number + 1) for number in range({2 * NUM_WORKERS})], found
 """,
     "functions": f"""
-from brorl.verification.sandbox.call import VerifierCall
+from brorl.verification.sandbox.pool import VerifierCall
 from brorl.verification.sandbox.pool import WorkerPool
 pool = WorkerPool({NUM_WORKERS}, timeout_s=600.0)
 def work(pool=pool):

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from brorl.verification.sandbox import server
-from brorl.verification.sandbox.call import LoadError, Result, VerifierCall
 from brorl.verification.sandbox.inside.confinement import TRUSTED, UNSAFE
-from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
+from brorl.verification.sandbox.requests import Reply
 from brorl.verification.sandbox.server import ServerSettings
 
 pytestmark = pytest.mark.linux
@@ -43,7 +43,7 @@ def gone(pid: int, within_s: float = 10.0) -> bool:
     return False
 
 
-def alone(result: Result) -> str | None:
+def alone(result: Reply) -> str | None:
     """The failure of a result that is one."""
     assert result.value is None
     return result.failure
@@ -107,7 +107,7 @@ def test_an_accident_has_its_reason_and_no_neighbour_notices(
 def test_a_value_too_deep_for_this_process_is_a_crash(pool: WorkerPool) -> None:
     """The worker can write a value that this process, deep in its own calls, cannot read; other calls go on."""
 
-    def below(frames: int) -> list[Result]:
+    def below(frames: int) -> list[Reply]:
         return below(frames - 1) if frames else pool.run([call("nested", 800), call("echo", 1)])
 
     deep, other = below(500)
@@ -280,9 +280,7 @@ def test_arguments_out_of_range_are_refused(argument: dict[str, float], message:
 # A trainer of its own: it starts its workers, tells their ids, and has them work for longer than the test.
 TRAINER = """
 import os, signal, sys, threading, time
-from brorl.verification.sandbox import server
-from brorl.verification.sandbox.call import VerifierCall
-from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may ignore it
 

@@ -16,10 +16,9 @@ from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.denial import denial_after
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
-from brorl.verification.sandbox.call import LoadError, VerifierCall
-from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
 from brorl.verification.verdict_cache import VerdictCache
-from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict, with_own_time
+from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict, is_unverified, with_own_time
 
 MATH_DOMAIN = "math"
 TOO_LONG = "answer too long"
@@ -108,7 +107,7 @@ class MathVerifier:
         for _ in range(2):  # a second time for those that failed on a busy machine
             results = self._pool.run([VerifierCall(_CHECK, (tidy(r), self._limit_s)) for r in unchecked])
             good |= {reference for reference, result in zip(unchecked, results, strict=True) if result.value is True}
-            if lost := [result.failure for result in results if result.is_lost]:
+            if lost := [result.failure for result in results if is_unverified(result.failure or "")]:
                 raise LoadError(f"cannot check reference answers ({lost[0]}); free memory and processes, then rerun")
             unchecked = [reference for reference, result in zip(unchecked, results, strict=True) if result.failure]
         problem = "math-verify cannot read as a mathematical expression"

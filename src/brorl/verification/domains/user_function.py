@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
-from brorl.verification.sandbox.call import LoadError, Result, VerifierCall
-from brorl.verification.sandbox.pool import WorkerPool
+from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
+from brorl.verification.sandbox.requests import Reply
 from brorl.verification.verifier import CORRECT, RETURNED, WRONG, TrialResponses, Verdict, is_unverified
 
 _KEYS = ("correct", "score", "extracted", "reason", "answer")
@@ -84,7 +84,7 @@ def _load_advice(function: str, problem: str) -> str:
     return "give package.module:function, importable from the current directory, or path/to/file.py:function"
 
 
-def _verdict(result: Result) -> Verdict:
+def _verdict(result: Reply) -> Verdict:
     if result.failure:
         return Verdict(False, 0.0, None, result.failure, result.seconds)
     try:

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from brorl.errors import UserError
-from brorl.verification.sandbox.call import LoadError, Result, VerifierCall
 from brorl.verification.sandbox.inside.confinement import TRUSTED
 from brorl.verification.sandbox.inside.functions import MAX_REPLY_BYTES, RAISED
 from brorl.verification.sandbox.judging import JudgeLoop
@@ -35,6 +34,24 @@ from brorl.verification.verifier import CRASHED, OUT_OF_MEMORY, TIMEOUT, UNVERIF
 _MAX_LOADS = 3  # new workers that may end while they load a function
 _STARTING_FILES = 16  # the other ends of pipes, while one process starts
 _SPARE_FILES = 256  # that the trainer opens later
+
+
+class LoadError(UserError):
+    """A worker cannot load a function; nothing can be verified without it."""
+
+
+@dataclass(frozen=True)
+class VerifierCall:
+    """One call of a function in a worker.
+
+    Args:
+        function: `package.module:function` or `path/to/file.py:function`.
+        arguments: Its positional arguments, any JSON values. None loads the function without calling it; the value is
+            then its least and greatest number of positional arguments, the greatest None if there is no bound.
+    """
+
+    function: str
+    arguments: tuple[object, ...] | None
 
 
 class _Pool:
@@ -148,14 +165,16 @@ class WorkerPool(_Pool):
         self._start_timeout_s = start_timeout_s
         self._loaded: set[str] = set()
 
-    def run(self, calls: Sequence[VerifierCall]) -> list[Result]:
+    def run(self, calls: Sequence[VerifierCall]) -> list[Reply]:
         """Make calls, one at once per worker, and wait for all of them.
 
         Args:
             calls: Any number of calls.
 
         Returns:
-            One result per call, in the same order.
+            One reply per call, in the same order. Its value is the returned one after a round trip through JSON. Its
+            failure is `timeout`, `out of memory`, `verifier crashed` or `verifier raised ...` for a fault of the call,
+            and `unverified: ...` after two infrastructure failures.
 
         Raises:
             LoadError: If a function cannot be loaded.
@@ -170,14 +189,14 @@ class WorkerPool(_Pool):
         lost = next((one for one in results if isinstance(one, Lost)), None)
         if lost and not self._loaded:
             raise LoadError(f"no worker for verification can start: {lost.reason}; free memory or processes")
-        return [Result(None, f"{UNVERIFIED}: {one.reason}", 0.0) if isinstance(one, Lost) else one for one in results]
+        return [Reply(None, f"{UNVERIFIED}: {one.reason}", 0.0) if isinstance(one, Lost) else one for one in results]
 
-    def _judge(self, call: VerifierCall, problems: list[str]) -> Judge[Result]:
+    def _judge(self, call: VerifierCall, problems: list[str]) -> Judge[Reply]:
         """Load and call a function; `problems` are those of its loading in the current run."""
         is_new = call.function not in self._loaded
         while True:
             if len(problems) >= _MAX_LOADS:
-                return Result(None, f"{UNVERIFIED}: a worker cannot start: {problems[-1]}", 0.0)
+                return Reply(None, f"{UNVERIFIED}: a worker cannot start: {problems[-1]}", 0.0)
             reply = yield LoadFunction(call.function, Limits(self._start_timeout_s, self.memory_bytes))
             assert isinstance(reply, Reply)
             if reply.failure is None:
@@ -198,7 +217,7 @@ class WorkerPool(_Pool):
             failure = f"verifier {failure}"
         elif failure not in (None, TIMEOUT, OUT_OF_MEMORY):
             failure = CRASHED
-        return Result(reply.value, failure, reply.seconds)
+        return Reply(reply.value, failure, reply.seconds)
 
 
 class ProgramPool(_Pool):

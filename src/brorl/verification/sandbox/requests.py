@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from brorl.verification.sandbox.inside import program
 
@@ -150,7 +150,7 @@ class Reply:
             value.
     """
 
-    value: object
+    value: Any
     failure: str | None
     seconds: float
 
