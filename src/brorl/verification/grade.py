@@ -1,7 +1,7 @@
 """Grading: trees in, one verdict per distinct response out.
 
 A text is verified once per prompt, however many rollouts, token sequences and trees contain it. Each domain's verifier
-is called once, with all texts of its prompts, and once more with those that it could not verify because of the machine.
+is called once, with all texts of its prompts, and once more with those that it could not verify because of an infrastructure failure.
 A `Grader` also turns verdicts into rewards and groups. A group holds the verified rollouts only.
 """
 
@@ -18,7 +18,7 @@ from brorl.algorithms.rewards import RewardShaping, shaped_rewards
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 from brorl.verification.response_format import ResponseFormat
-from brorl.verification.verifier import TRUNCATED, Verdict, Verifier
+from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verify_distinct
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def verified(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def num_unverified(tree: RolloutTree, verdicts: Sequence[Verdict]) -> int:
-    """Return the number of rollouts whose response could not be verified because of the machine."""
+    """Return the number of rollouts whose response could not be verified because of an infrastructure failure."""
     return int(tree.leaf_count[[v.unverified for v in verdicts]].sum())
 
 
@@ -138,7 +138,7 @@ def grade(
         accept_truncated: Verify unfinished responses too. By default they are incorrect with the reason `truncated`.
 
     Returns:
-        For each tree L verdicts, aligned with its leaves. A response that could not be verified because of the machine
+        For each tree L verdicts, aligned with its leaves. A response that could not be verified because of an infrastructure failure
         is verified again after all others; if that fails too, its verdict is `unverified`.
 
     Raises:
@@ -155,32 +155,18 @@ def grade(
         ]
         for tree in trees
     ]
-    items_of: dict[str, dict[tuple[int, str], tuple[Prompt, str]]] = {}  # of each domain
-    for prompt, number, text_L in zip(prompts, number_P, texts_PL, strict=True):
-        items = items_of.setdefault(prompt.domain, {})
-        items.update(((number, text), (prompt, text)) for text in text_L if text is not None)
-    verdict_of = _verify(items_of, verifiers)
-    lost = {
-        domain: {key: item for key, item in items.items() if verdict_of[key].unverified}
-        for domain, items in items_of.items()
+    items = {
+        (number, text): (prompt, text)
+        for prompt, number, text_L in zip(prompts, number_P, texts_PL, strict=True)
+        for text in text_L
+        if text is not None
     }
-    verdict_of |= _verify(lost, verifiers)
+    verdict_of = verify_distinct(items, verifiers)
     truncated = Verdict(False, 0.0, None, TRUNCATED, 0.0)
     return [
         [truncated if text is None else verdict_of[number, text] for text in text_L]
         for number, text_L in zip(number_P, texts_PL, strict=True)
     ]
-
-
-def _verify(
-    items_of: Mapping[str, Mapping[tuple[int, str], tuple[Prompt, str]]], verifiers: Mapping[str, Verifier]
-) -> dict[tuple[int, str], Verdict]:
-    """Return the verdict of each item of each domain; a verifier without items is not called."""
-    verdict_of: dict[tuple[int, str], Verdict] = {}
-    for domain, items in items_of.items():
-        if items:
-            verdict_of.update(zip(items, verifiers[domain].verify_all(list(items.values())), strict=True))
-    return verdict_of
 
 
 def _answer_classes(verdicts: Sequence[Verdict]) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ response without a known question is returned as such, never guessed.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
-from brorl.verification.verifier import TRUNCATED, Verdict, Verifier
+from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verify_distinct
 
 UNREADABLE = "unreadable reference"
 _AT_ONCE = 1024
@@ -49,13 +49,6 @@ class Rescored(NamedTuple):
     verdict: Verdict
 
 
-class Matching(NamedTuple):
-    """Responses with their questions, and responses of unknown questions."""
-
-    known: list[tuple[StoredResponse, Question]]
-    unknown: list[StoredResponse]
-
-
 @dataclass(frozen=True)
 class Agreement:
     """Stored verdicts against new ones. Truncated and unverified responses are left out.
@@ -83,7 +76,9 @@ class Agreement:
         return (self.both_correct + self.both_incorrect) / self.number if self.number else float("nan")
 
 
-def match_questions(responses: Sequence[StoredResponse], questions: Sequence[Question]) -> Matching:
+def match_questions(
+    responses: Sequence[StoredResponse], questions: Sequence[Question]
+) -> tuple[list[tuple[StoredResponse, Question]], list[StoredResponse]]:
     """Find the question of each response.
 
     The id decides if it is that of a question. Otherwise the text decides, with differences of white space ignored, and
@@ -93,6 +88,9 @@ def match_questions(responses: Sequence[StoredResponse], questions: Sequence[Que
     Args:
         responses: The responses.
         questions: Questions with distinct ids.
+
+    Returns:
+        Responses with their questions, and responses of unknown questions.
     """
     by_id = {question.id: question for question in questions}
     by_text = _unambiguous([(question.asked, question) for question in questions])
@@ -101,16 +99,16 @@ def match_questions(responses: Sequence[StoredResponse], questions: Sequence[Que
     unknown: list[StoredResponse] = []
     for response in responses:
         name, text = response.question_id, response.question
-        found = by_id.get(name) if name is not None else None
-        if found is None and text is not None:
-            found = by_text.get(" ".join(text.split()))
-        if found is None and name is not None:
-            found = by_part.get(name)
-        if found is None:
+        question = by_id.get(name) if name is not None else None
+        if question is None and text is not None:
+            question = by_text.get(" ".join(text.split()))
+        if question is None and name is not None:
+            question = by_part.get(name)
+        if question is None:
             unknown.append(response)
         else:
-            known.append((response, found))
-    return Matching(known, unknown)
+            known.append((response, question))
+    return known, unknown
 
 
 def rescore(
@@ -121,8 +119,8 @@ def rescore(
 ) -> tuple[list[Rescored], float]:
     """Verify stored responses, each distinct one once.
 
-    A response that is stored as truncated keeps that verdict, because it was never verified. One that the machine kept
-    from being verified is verified a second time. A response to a question with an unreadable reference is incorrect.
+    A response that is stored as truncated keeps that verdict, because it was never verified. One that an
+    infrastructure failure kept from being verified is verified a second time. A response to a question with an unreadable reference is incorrect.
 
     Args:
         matched: Responses with their questions.
@@ -139,19 +137,8 @@ def rescore(
         if response.reason != TRUNCATED and question.id not in unreadable:
             prompt = prompt_of.setdefault(question.id, _prompt(question))
             items.setdefault((question.id, response.text), (prompt, response.text))
-    verdict_of: dict[tuple[str, str], Verdict] = {}
     begin = perf_counter()
-    for _ in range(2):
-        open_of: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
-        for key, (prompt, _) in items.items():
-            if key not in verdict_of or verdict_of[key].unverified:
-                open_of[prompt.domain].append(key)
-        for domain, keys in open_of.items():
-            for start in range(0, len(keys), _AT_ONCE):
-                part = keys[start : start + _AT_ONCE]
-                verdicts = verifiers[domain].verify_all([items[key] for key in part])
-                verdict_of.update(zip(part, verdicts, strict=True))
-                observe(len(verdict_of))
+    verdict_of = verify_distinct(items, verifiers, observe, _AT_ONCE)
     seconds = perf_counter() - begin
     truncated, unread = (Verdict(False, 0.0, None, reason, 0.0) for reason in (TRUNCATED, UNREADABLE))
 
@@ -163,17 +150,16 @@ def rescore(
     return [Rescored(response, question, verdict(response, question)) for response, question in matched], seconds
 
 
-def is_compared(one: Rescored) -> bool:
+def is_compared(rescored: Rescored) -> bool:
     """Whether a response has a stored verdict and a new one that can be compared."""
-    return one.response.correct is not None and one.verdict.reason != TRUNCATED and not one.verdict.unverified
+    response, _, verdict = rescored
+    return response.correct is not None and verdict.reason != TRUNCATED and not verdict.unverified
 
 
 def agreement(rescored: Sequence[Rescored]) -> Agreement:
     """Compare the stored verdicts with the new ones."""
-    pairs = [(bool(one.response.correct), one.verdict.correct) for one in rescored if is_compared(one)]
-    return Agreement(
-        pairs.count((True, True)), pairs.count((False, False)), pairs.count((True, False)), pairs.count((False, True))
-    )
+    pairs = Counter((bool(item.response.correct), item.verdict.correct) for item in rescored if is_compared(item))
+    return Agreement(pairs[True, True], pairs[False, False], pairs[True, False], pairs[False, True])
 
 
 def _prompt(question: Question) -> Prompt:
@@ -185,7 +171,5 @@ def _prompt(question: Question) -> Prompt:
 
 def _unambiguous(pairs: Sequence[tuple[str, Question]]) -> dict[str, Question]:
     """Return the questions by keys that one question alone has."""
-    found: dict[str, Question | None] = {}
-    for key, question in pairs:
-        found[key] = None if key in found else question
-    return {key: question for key, question in found.items() if question is not None}
+    counts = Counter(key for key, _ in pairs)
+    return {key: question for key, question in pairs if counts[key] == 1}

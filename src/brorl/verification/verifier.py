@@ -4,12 +4,14 @@ In: prompts, each with the text of one response. Out: a `Verdict` for each. A ve
 string: it never raises because of a response, never evaluates a response as code in this process, and bounds its time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from brorl.prompts.prompt import Prompt
+
+Key = TypeVar("Key", bound=Hashable)
 
 # The metrics count these reasons; every verifier uses exactly these texts.
 CORRECT = "correct"
@@ -38,7 +40,7 @@ def is_failure(reason: str) -> bool:
 
 
 def is_unverified(reason: str) -> bool:
-    """Whether a verdict was not reached because of the machine; the response caused all other failures."""
+    """Whether a verdict was not reached because of an infrastructure failure; the response caused all other failures."""
     return reason == UNVERIFIED or reason.startswith(UNVERIFIED + _SEPARATOR)
 
 
@@ -51,7 +53,7 @@ class Verdict:
         score: The number that the reward is computed from; 1.0 or 0.0 without partial credit. Finite.
         extracted: The answer that was found in the response, None if there was none.
         reason: `correct`, or the problem in a few words. `unverified: ...` is the reason of a verdict that was not
-            reached because of the machine; such a response is neither correct nor incorrect.
+            reached because of an infrastructure failure; such a response is neither correct nor incorrect.
         seconds: Wall time of the verification, 0 or more: of finding the answer in this process, of the worker or the
             programs, and of the comparison. If an earlier verdict was used again, only the first part.
         answer: Canonical form of a correct answer: equal strings are the same answer. None where the verifier has none.
@@ -80,12 +82,12 @@ class Verdict:
 
     @property
     def unverified(self) -> bool:
-        """Whether the machine kept the verifier from a decision: the response must not be scored at all."""
+        """Whether an infrastructure failure kept the verifier from a decision: the response must not be scored at all."""
         return is_unverified(self.reason)
 
 
 def unverified_verdict(cause: str, seconds: float = 0.0) -> Verdict:
-    """Return the verdict on a response that could not be verified because of the machine.
+    """Return the verdict on a response that could not be verified because of an infrastructure failure.
 
     Args:
         cause: What went wrong in a few words: `a worker was lost`.
@@ -131,7 +133,7 @@ class Verifier(Protocol):
 
         Returns:
             One verdict per pair, in the same order. A response that took too long has the reason `timeout`. One that
-            could not be verified because of the machine has an `unverified_verdict`; it may be passed again later.
+            could not be verified because of an infrastructure failure has an `unverified_verdict`; it may be passed again later.
 
         Raises:
             ValueError: If a prompt's reference is malformed; never because of a response.
@@ -158,3 +160,31 @@ class Verifier(Protocol):
             others: Different reference answers of other prompts, possibly none.
         """
         ...
+
+
+def verify_distinct(
+    items: Mapping[Key, tuple[Prompt, str]],
+    verifiers: Mapping[str, Verifier],
+    observe: Callable[[int], None] = lambda _: None,
+    at_once: int | None = None,
+) -> dict[Key, Verdict]:
+    """Verify items, domain by domain, and those that could not be verified a second time after all others.
+
+    Args:
+        items: Distinct pairs of a prompt and the text of a response.
+        verifiers: The verifier of each domain that occurs.
+        observe: Called with the number of items that have been verified.
+        at_once: Most items in one call of a verifier; None for all.
+    """
+    verdict_of: dict[Key, Verdict] = {}
+    for _ in range(2):
+        keys_of: dict[str, list[Key]] = {}
+        for key, (prompt, _text) in items.items():
+            if key not in verdict_of or verdict_of[key].unverified:
+                keys_of.setdefault(prompt.domain, []).append(key)
+        for domain, keys in keys_of.items():
+            size = at_once or len(keys)
+            for part in (keys[start : start + size] for start in range(0, len(keys), size)):
+                verdict_of.update(zip(part, verifiers[domain].verify_all([items[key] for key in part]), strict=True))
+                observe(len(verdict_of))
+    return verdict_of

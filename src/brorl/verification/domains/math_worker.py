@@ -48,7 +48,7 @@ class _OverrunError(BaseException):
     """The time is up; not an Exception, which SymPy catches in many places."""
 
 
-def compare(reference: str, answer: str, limit_s: float) -> dict[str, object]:
+def compare(reference: str, answer: str, limit_s: float, tolerance: float | None = None) -> dict[str, object]:
     """Compare an answer with its reference.
 
     Args:
@@ -56,26 +56,11 @@ def compare(reference: str, answer: str, limit_s: float) -> dict[str, object]:
         answer: The answer that was found in a response.
         limit_s: CPU time of this process for parsing and comparing in seconds, above 0. It does not depend on the
             load of the machine. C code may exceed it.
+        tolerance: Accepted difference of two numbers, relative to the reference, above 0.
 
     Returns:
         `correct`, and a `reason`: `correct`, `wrong answer`, `no single answer`, `not parsed`, `reference not parsed`
         or `timeout`.
-    """
-    reason = _within(limit_s, lambda: _compare(reference, answer)) or "timeout"
-    return {"correct": reason == "correct", "reason": reason}
-
-
-def agree(reference: str, answer: str, tolerance: float, limit_s: float) -> dict[str, object]:
-    """Compare an answer with its reference, numbers by their relative difference; otherwise as `compare` does.
-
-    Args:
-        reference: The right answer, as LaTeX or plain text.
-        answer: The answer that was found in a response.
-        tolerance: Accepted difference of two numbers, relative to the reference, above 0.
-        limit_s: CPU time as for `compare`.
-
-    Returns:
-        The keys of `compare`.
     """
     reason = _within(limit_s, lambda: _compare(reference, answer, tolerance)) or "timeout"
     return {"correct": reason == "correct", "reason": reason}
@@ -104,22 +89,22 @@ def _values(parsed: list[Any]) -> list[complex]:
     """Return the numbers of the first expression: of a number, of the right side of an equation, or of its elements."""
     part = _first_value(parsed)
     parts = part.args if isinstance(part, FiniteSet | Interval | Tuple) else [part]
-    values = [_value(one) for one in parts if isinstance(one, Expr) and one.is_number]
+    values = [_value(part) for part in parts if isinstance(part, Expr) and part.is_number]
     return sorted((value for value in values if value is not None), key=lambda value: (value.real, value.imag))
 
 
 def _small_numbers_differ(right: list[complex], given: list[complex]) -> bool:
     """Whether numbers that math-verify rounds to few digits or none differ by more than rounding to three digits."""
     return len(right) == len(given) and any(
-        0 < abs(one) < _SMALL and not _agree_in_three_digits(one, other)
-        for one, other in zip(right, given, strict=True)
+        0 < abs(value) < _SMALL and not _agree_in_three_digits(value, other)
+        for value, other in zip(right, given, strict=True)
     )
 
 
-def _agree_in_three_digits(one: complex, other: complex) -> bool:
+def _agree_in_three_digits(value: complex, other: complex) -> bool:
     """Whether two numbers other than 0 differ by at most half a unit of the third digit of the smaller one."""
-    smaller = min(abs(one), abs(other))
-    return smaller > 0 and abs(other - one) <= _HALF_UNIT * 10.0 ** (floor(log10(smaller)) - 2)
+    smaller = min(abs(value), abs(other))
+    return smaller > 0 and abs(other - value) <= _HALF_UNIT * 10.0 ** (floor(log10(smaller)) - 2)
 
 
 def _is_rounded(gold: list[Any], given: list[Any]) -> bool:
@@ -133,7 +118,9 @@ def _is_rounded(gold: list[Any], given: list[Any]) -> bool:
 def _multiplies_letters(parsed: list[Any]) -> bool:
     """Whether an expression has the letters `II`, which math-verify reads as i times i."""
     part = _first_value(parsed)
-    return part is not None and any(isinstance(one, Mul) and one.args.count(I) > 1 for one in preorder_traversal(part))
+    return part is not None and any(
+        isinstance(node, Mul) and node.args.count(I) > 1 for node in preorder_traversal(part)
+    )
 
 
 def _is_complex(parsed: list[Any]) -> bool:
@@ -170,7 +157,7 @@ def _ring(_number: int, _frame: FrameType | None) -> None:
     raise _OverrunError
 
 
-def _compare(reference: str, answer: str, tolerance: float | None = None) -> str:
+def _compare(reference: str, answer: str, tolerance: float | None) -> str:
     """Return the reason of the verdict; two numbers may differ by a tolerance, if there is one."""
     right, gold = _read_reference(reference)
     if not gold:
@@ -184,9 +171,9 @@ def _compare(reference: str, answer: str, tolerance: float | None = None) -> str
     if not given:
         return "not parsed" if given is None else "wrong answer"
     if tolerance is not None:
-        value, found = _number(gold), _number(given)
-        if value is not None and found is not None and not any(map(_multiplies_letters, (gold, given))):
-            return "correct" if abs(found - value) <= tolerance * abs(value) else "wrong answer"
+        value, other = _number(gold), _number(given)
+        if value is not None and other is not None and not any(map(_multiplies_letters, (gold, given))):
+            return "correct" if abs(other - value) <= tolerance * abs(value) else "wrong answer"
     # Text before expressions (both lists have the other order): equal texts need no algebra.
     if not verify(gold[::-1], given[::-1], timeout_seconds=None) and not _is_rounded(gold, given):
         return "wrong answer"
@@ -204,8 +191,8 @@ def _given(right: str, gold: list[Any], answer: str) -> list[Any] | None:
     if len(sides) > 1:
         read = [_parse(side) for side in sides]
         is_complex = _is_complex(gold)
-        numbers = [one for one in read if _number(one) is not None and _is_complex(one) <= is_complex]
-        if any(not verify(numbers[0], one, timeout_seconds=None) for one in numbers[1:]):
+        numbers = [side for side in read if _number(side) is not None and _is_complex(side) <= is_complex]
+        if any(not verify(numbers[0], side, timeout_seconds=None) for side in numbers[1:]):
             return []
         if not is_equation:
             return numbers[-1] if numbers else read[-1]

@@ -35,7 +35,7 @@ OTHER_UNIT = "another unit"
 
 _MAX_ANSWER = 2_000
 _ROUNDING = 1e-6
-_AGREE = f"{Path(__file__).with_name('math_worker.py')}:agree"
+_COMPARE = f"{Path(__file__).with_name('math_worker.py')}:compare"
 _COMMAND = re.compile(r"\\(?!text|mathrm|rm\b)[a-zA-Z]+")
 _CONSTANT = re.compile(r"(?<![a-zA-Z])(?:pi|e|sqrt|exp|ln|log)(?![a-zA-Z])")
 
@@ -82,7 +82,7 @@ class ScienceVerifier:
                 call, answer = found
                 unknown.setdefault(call, []).append((place, answer, time.perf_counter() - start))
         limit_s = self._pool.timeout_s / 2
-        results = self._pool.run([VerifierCall(_AGREE, (*call, limit_s)) for call in unknown])
+        results = self._pool.run([VerifierCall(_COMPARE, (*call[:2], limit_s, call[2])) for call in unknown])
         for places, result in zip(unknown.values(), results, strict=True):
             correct = result.failure is None and bool(result.value["correct"])
             reason = result.failure or str(result.value["reason"])
