@@ -1,8 +1,8 @@
 """Grading: trees in, one verdict per distinct response out.
 
 A text is verified once per prompt, however many rollouts, token sequences and trees contain it. Each domain's verifier
-is called once, with all texts of its prompts, and once more with those that it could not verify because of an infrastructure failure.
-A `Grader` also turns verdicts into rewards and groups. A group holds the verified rollouts only.
+is called once, with all texts of its prompts, and once more with those that it could not verify because of an
+infrastructure failure. A `Grader` also turns verdicts into rewards and groups, of the verified rollouts only.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def grade(
         accept_truncated: Verify unfinished responses too. By default they are incorrect with the reason `truncated`.
 
     Returns:
-        For each tree L verdicts, aligned with its leaves. A response that could not be verified because of an infrastructure failure
-        is verified again after all others; if that fails too, its verdict is `unverified`.
+        For each tree L verdicts, aligned with its leaves. A response that could not be verified is verified
+        again after all others; if that fails too, its verdict is `unverified`.
 
     Raises:
         ValueError: If the numbers of trees and prompts differ, a tree belongs to another prompt, or a domain has no

@@ -119,8 +119,8 @@ def rescore(
 ) -> tuple[list[Rescored], float]:
     """Verify stored responses, each distinct one once.
 
-    A response that is stored as truncated keeps that verdict, because it was never verified. One that an
-    infrastructure failure kept from being verified is verified a second time. A response to a question with an unreadable reference is incorrect.
+    A response that is stored as truncated keeps that verdict, because it was never verified. One that could not be
+    verified is verified a second time. A response to a question with an unreadable reference is incorrect.
 
     Args:
         matched: Responses with their questions.

@@ -40,7 +40,7 @@ def is_failure(reason: str) -> bool:
 
 
 def is_unverified(reason: str) -> bool:
-    """Whether a verdict was not reached because of an infrastructure failure; the response caused all other failures."""
+    """Whether an infrastructure failure kept a verdict from being reached; the response caused all other failures."""
     return reason == UNVERIFIED or reason.startswith(UNVERIFIED + _SEPARATOR)
 
 
@@ -82,7 +82,7 @@ class Verdict:
 
     @property
     def unverified(self) -> bool:
-        """Whether an infrastructure failure kept the verifier from a decision: the response must not be scored at all."""
+        """Whether an infrastructure failure kept the verifier from a decision: the response must not be scored."""
         return is_unverified(self.reason)
 
 
@@ -133,7 +133,8 @@ class Verifier(Protocol):
 
         Returns:
             One verdict per pair, in the same order. A response that took too long has the reason `timeout`. One that
-            could not be verified because of an infrastructure failure has an `unverified_verdict`; it may be passed again later.
+            could not be verified because of an infrastructure failure has an `unverified_verdict`; it may be passed
+            again later.
 
         Raises:
             ValueError: If a prompt's reference is malformed; never because of a response.

@@ -2,7 +2,7 @@
 
 from attacks.attack import Attack, call, program
 
-# Ways to die of SIGKILL without a kill from outside. A careless parent takes that for a fault of the machine.
+# Ways to die of SIGKILL without a kill from outside. A careless parent takes that for an infrastructure failure.
 _KILLS = {
     "a limit of processor time": "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nwhile True: pass",
     "a kill of itself": "import os\nos.kill(os.getpid(), 9)",

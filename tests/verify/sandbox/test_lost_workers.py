@@ -1,4 +1,4 @@
-"""Calls that the machine ended: they are made once more and then have no verdict."""
+"""Calls that infrastructure failures ended: they are made once more and then have no verdict."""
 
 import os
 import signal
@@ -80,7 +80,7 @@ def test_a_crash_of_the_call_is_its_own_fault(number: int) -> None:
 
 @pytest.mark.slow
 def test_a_call_that_closes_its_output_and_stays_is_a_crash(tmp_path: Path) -> None:
-    """The pool kills it, and its own SIGKILL is no fault of the machine."""
+    """The pool kills it, and its own SIGKILL is no infrastructure failure."""
     with WorkerPool(num_workers=1, timeout_s=60) as pool:
         (result,) = pool.run([call("close_output_and_stay", str(tmp_path / "pid"))])
     assert result.failure == "verifier crashed"

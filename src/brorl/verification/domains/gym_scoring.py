@@ -56,7 +56,7 @@ def score_task(task: GymTask, answer: str) -> Scored:
     scorer = scorer_of(task.data_set, json.dumps(task.config))
     try:
         found = scorer.score_answer(answer=answer, entry=task.entry)
-    except (MemoryError, OSError):  # of the machine
+    except (MemoryError, OSError):  # infrastructure failures
         raise
     except Exception as error:
         return Scored(False, 0.0, f"the scorer raised {type(error).__name__}")

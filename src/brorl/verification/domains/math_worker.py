@@ -171,9 +171,9 @@ def _compare(reference: str, answer: str, tolerance: float | None) -> str:
     if not given:
         return "not parsed" if given is None else "wrong answer"
     if tolerance is not None:
-        value, other = _number(gold), _number(given)
-        if value is not None and other is not None and not any(map(_multiplies_letters, (gold, given))):
-            return "correct" if abs(other - value) <= tolerance * abs(value) else "wrong answer"
+        value, number = _number(gold), _number(given)
+        if value is not None and number is not None and not any(map(_multiplies_letters, (gold, given))):
+            return "correct" if abs(number - value) <= tolerance * abs(value) else "wrong answer"
     # Text before expressions (both lists have the other order): equal texts need no algebra.
     if not verify(gold[::-1], given[::-1], timeout_seconds=None) and not _is_rounded(gold, given):
         return "wrong answer"
@@ -191,8 +191,8 @@ def _given(right: str, gold: list[Any], answer: str) -> list[Any] | None:
     if len(sides) > 1:
         read = [_parse(side) for side in sides]
         is_complex = _is_complex(gold)
-        numbers = [side for side in read if _number(side) is not None and _is_complex(side) <= is_complex]
-        if any(not verify(numbers[0], side, timeout_seconds=None) for side in numbers[1:]):
+        numbers = [parsed for parsed in read if _number(parsed) is not None and _is_complex(parsed) <= is_complex]
+        if any(not verify(numbers[0], other, timeout_seconds=None) for other in numbers[1:]):
             return []
         if not is_equation:
             return numbers[-1] if numbers else read[-1]

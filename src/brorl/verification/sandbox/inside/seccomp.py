@@ -69,7 +69,7 @@ _CONDITIONAL: list[tuple[str, tuple[Condition, ...]]] = [
         ("ioctl", (Condition(1, request),))
         for request in (_TCGETS, _TIOCGWINSZ, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)
     ),
-    # Limits can be read. The one of the stack can be changed; lowering another could pass for a fault of the machine.
+    # Limits can be read. The one of the stack can be changed; another one could feign an infrastructure failure.
     ("prlimit64", (Condition(0, 0), *_null(2))),
     ("prlimit64", (Condition(0, 0), Condition(1, _RLIMIT_STACK))),
     ("setrlimit", (Condition(0, _RLIMIT_STACK),)),
