@@ -74,12 +74,7 @@ class VerdictCache:
         return with_own_time(verdicts, own_s)
 
     def get(self, reference: str, answer: str) -> Verdict | None:
-        """Return the verdict on an answer, with the answer as extracted text; None if it is not known.
-
-        Args:
-            reference: The reference.
-            answer: The extracted answer.
-        """
+        """Return the verdict on an extracted answer; None if it is not known."""
         key = self._key(reference, answer)
         if key not in self._entries or monotonic() >= self._entries[key][-1]:
             return None
@@ -88,12 +83,7 @@ class VerdictCache:
         return Verdict(correct, score, answer, reason, 0.0)
 
     def put(self, reference: str, verdict: Verdict, for_s: float = inf) -> None:
-        """Keep a verdict.
-
-        Args:
-            reference: The reference.
-            verdict: The verdict on its extracted answer; it is not one of those that depend on the machine.
-            for_s: How long to keep it, in seconds.
+        """Keep a verdict for some seconds.
 
         Raises:
             ValueError: If the verdict has no extracted answer, or is unverified.

@@ -73,11 +73,7 @@ class Check:
 
 
 def parse_checks(test: TestCode) -> tuple[Check, ...] | None:
-    """Return the checks of test code; None if it does more than call the function with literal arguments.
-
-    Args:
-        test: The test code.
-    """
+    """Return the checks of test code; None if it does more than call the function with literal arguments."""
     try:
         checks = _Parser(test.function).block(ast.parse(test.code).body)
     except (_UnknownError, SyntaxError, ValueError, RecursionError, MemoryError):

@@ -40,12 +40,7 @@ class ValueRule:
     any_order: bool = False
 
     def same(self, expected: object, value: object) -> bool:
-        """Whether a value is the expected one.
-
-        Args:
-            expected: A value of builtin types.
-            value: The value of the program, of builtin types and any depth.
-        """
+        """Whether a value of the program, of builtin types and any depth, is the expected one."""
         try:
             if not self.any_order or not isinstance(expected, list | tuple):
                 return self._same(expected, value)
@@ -131,11 +126,8 @@ def _is_number(value: object) -> bool:
 def most_bytes(expected: object) -> int:
     """Return a bound of the size of all values that `ValueRule.same` can accept, as encoded text in bytes.
 
-    A number has other forms: 1e300 equals an integer of 300 digits, and 2 a complex number. A list can be a tuple.
-    All other values are written in one way.
-
-    Args:
-        expected: A value of plain types, of the depth that `values.encode` allows.
+    A number has other forms: 1e300 equals an integer of 300 digits, and 2 a complex number. A list can be a tuple. All
+    other values are written in one way.
     """
     if isinstance(expected, list | tuple | set | frozenset):
         return _BRACKETS + sum(most_bytes(item) + 1 for item in expected)
@@ -148,13 +140,7 @@ def most_bytes(expected: object) -> int:
 
 
 def same_output(expected: str, output: str, cases: StdinCases) -> bool:
-    """Whether the output of a program is the expected one.
-
-    Args:
-        expected: Expected text.
-        output: The program's text.
-        cases: The cases, for their rule.
-    """
+    """Whether the output of a program is the expected one, by the rule of the cases."""
     if cases.ignore_case:
         expected, output = expected.casefold(), output.casefold()
     if cases.compare == "exact":

@@ -67,8 +67,6 @@ class Outcome:
     """The decision on one answer.
 
     Attributes:
-        num_passed: Number of cases that passed.
-        num_cases: Number of all cases.
         reason: `correct`, or the problem of the first case that failed.
         seconds: Wall time of the programs and of the comparisons.
         timed_out: Whether a limit of time ended any case: another run can have another outcome.

@@ -191,9 +191,7 @@ def _keep_s(reason: str) -> float:
 def _judge(pairs: Sequence[Pair], limits: Limits) -> Judge[list[Reply]]:
     """Score pairs in one process; a process that an answer has ended is replaced.
 
-    Raises:
-        LostError: If a limit ended the loading of the scorers: the machine is too busy, or has too little memory.
-        RuntimeError: If the scorers cannot be imported.
+    A limit that ends the loading of the scorers is an infrastructure failure.
     """
     replies: list[Reply] = []
     loaded = False

@@ -22,13 +22,7 @@ _MOST_PARTIAL = 0.98  # the most partial credit of an answer that is not correct
 
 
 class Scored(NamedTuple):
-    """The score of an answer.
-
-    Attributes:
-        correct: Whether the answer is right.
-        score: 1.0 for a right answer, partial credit below 1 for others.
-        problem: Why there is no score; None if there is one.
-    """
+    """The score of an answer: 1.0 for a right one, partial credit below 1 for others, or why there is none."""
 
     correct: bool
     score: float
@@ -36,14 +30,9 @@ class Scored(NamedTuple):
 
 
 def score(reference: str, answer: str) -> Scored:
-    """Score an answer.
+    """Score any string as an answer to the text of a `GymTask`.
 
-    Args:
-        reference: The text of a `GymTask`.
-        answer: Any string.
-
-    Returns:
-        The score. A scorer that raises, or returns no number from 0 to 1, gives a score of 0 with the problem.
+    A scorer that raises, or returns no number from 0 to 1, gives a score of 0 with the problem.
     """
     return score_task(GymTask.from_text(reference), answer)
 
@@ -70,12 +59,7 @@ def score_task(task: GymTask, answer: str) -> Scored:
 
 @lru_cache(maxsize=256)
 def scorer_of(name: str, config: str) -> ProceduralDataset:
-    """Return a data set that scores answers.
-
-    Args:
-        name: Its name.
-        config: Its settings as JSON text.
-    """
+    """Return a data set that scores answers, by its name and the JSON text of its settings."""
     data_set, settings = DATASETS[name]
     return _without_constructor(data_set)(settings(**json.loads(config), seed=0))
 

@@ -40,17 +40,9 @@ _FUNCTIONS = "answer"  # of a trusted worker's process
 
 
 class JudgeSession(Generic[T]):
-    """One run of a judge on one server.
-
-    Args:
-        number: Index of the judge.
-        make_judge: Makes the judge.
-        server: Starts its processes.
-        part_s: Time of its processes in seconds, as `Process.used_s` counts it, after which it ends without a decision.
+    """One run of a judge on one server, until it decides or its processes have used `part_s` seconds.
 
     Attributes:
-        number: Index of the judge.
-        server: The server.
         process: The process whose reply the judge waits for.
         decisions: The judge's decision, as the only element, once there is one.
         ready_at: Since when (monotonic clock) something for it is known to have arrived; infinity if nothing has.
@@ -90,12 +82,7 @@ class JudgeSession(Generic[T]):
         return self._left_s <= (self.process.used_s() if self.process else 0.0)
 
     def advance(self) -> None:
-        """Continue as far as possible without waiting.
-
-        Raises:
-            LostError: If an infrastructure failure ended a process.
-            Exception: Any exception of the judge.
-        """
+        """Continue as far as possible without waiting; an infrastructure failure is a LostError."""
         if not self._started:
             self._started = True
             self._pass(None)
@@ -153,15 +140,10 @@ class JudgeSession(Generic[T]):
 
 
 class JudgeLoop(Generic[T]):
-    """Runs a number of judges.
+    """Runs judges, `num_workers` at once, on servers that it takes from `idle` and returns.
 
-    Args:
-        judges: Functions that make a judge.
-        settings: How servers are started.
-        idle: Servers without work, taken from here and returned.
-        num_workers: Maximum number of judges at once.
-        timeout_s: Wall time of all judges in seconds. Each gets an equal part of half of it first, in its turn. Those
-            that need more run again after all others.
+    In the time `timeout_s` of all judges, each gets an equal part of half of it first, in its turn. Those that need
+    more run again after all others.
     """
 
     def __init__(

@@ -102,11 +102,7 @@ def choose_level(wish: str) -> Level:
 
 @cache
 def probe_level(name: str) -> Level:
-    """Try attacks on a level; once per process.
-
-    Args:
-        name: `landlock` or `seccomp`.
-    """
+    """Try attacks on the level `landlock` or `seccomp`; once per process."""
     with _targets() as attacks:
         idle: list[Server] = []
         loop = JudgeLoop([lambda: _attack(attacks)], ServerSettings(name), idle, 1)

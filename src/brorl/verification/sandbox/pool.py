@@ -55,18 +55,12 @@ class VerifierCall:
 
 
 class _Pool:
-    """A number of workers.
-
-    Args:
-        num_workers: Number of workers, 1 or more; None for the cores of this process.
+    """A number of workers; None for the cores of this process.
 
     Attributes:
         num_workers: Number of workers.
         files_per_worker: Most descriptors that this process holds for one worker.
         files_when_idle: Descriptors that this process holds for an idle worker.
-
-    Raises:
-        ValueError: If the number is below 1.
     """
 
     files_per_worker: ClassVar[int]
@@ -97,13 +91,7 @@ class _Pool:
     def _run_judges(
         self, judges: Sequence[Callable[[], Judge[T]]], settings: ServerSettings, timeout_s: float = inf
     ) -> list[T | Lost]:
-        """Run judges, one per worker at once.
-
-        Raises:
-            RuntimeError: If this process is a fork of the one that made the pool.
-            UserError: If this process cannot open enough files for the workers of all pools in use, or a module cannot
-                be preloaded.
-        """
+        """Run judges, one per worker at once."""
         if self._pid != os.getpid():
             name = type(self).__name__
             raise RuntimeError(f"a {name} cannot be used in a fork of the process that made it; make another one")
@@ -336,11 +324,7 @@ def num_cores() -> int:
 
 
 def _allow_open_files(num_workers: int, more: int) -> None:
-    """Raise the soft limit of open files of this process, if it is too low for more of them.
-
-    Raises:
-        UserError: If the hard limit is too low.
-    """
+    """Raise the soft limit of open files of this process if it is too low; a low hard limit is a UserError."""
     if sys.platform == "win32":
         return
     import resource

@@ -52,10 +52,6 @@ class IdleLossError(LostError):
 class Process:
     """One process, for one `RunProgram`, or for one request that loads something and the calls that follow.
 
-    Args:
-        server: The server that starts it.
-        request: Its first request.
-
     Attributes:
         number: The server's number of it.
         deadline: Time (monotonic clock) by which the current request must be finished.
@@ -129,11 +125,7 @@ class Process:
         return self._token == -1 and self.number in self._server.alive and self._failure is None
 
     def request(self, request: Request) -> None:
-        """Send a request to a process that has loaded something.
-
-        Raises:
-            ValueError: If the program waits for a value and gets a call, or the other way around.
-        """
+        """Send a request to a process that has loaded something; one out of turn is a ValueError."""
         if (self._asked_at is not None) != isinstance(request, GiveValue):
             state = "has not called an outside function" if self._asked_at is None else "waits for GiveValue"
             raise ValueError(f"the judge requested {type(request).__name__}, but the program {state}")
@@ -201,11 +193,8 @@ class Process:
     def advance(self, late_s: float = 0.0) -> Reply | Asked | None:
         """Exchange what can be exchanged now, enforce the limits, and return the reply once there is one.
 
-        Args:
-            late_s: For how long something has waited here to be read, in seconds; no time of the reply.
-
-        Raises:
-            LostError: If an infrastructure failure ended the process, or kept it from starting.
+        Something may have waited here to be read for `late_s` seconds, which are no time of the reply. A LostError
+        names an infrastructure failure.
         """
         self._late_s = late_s
         if self._unsent:
@@ -229,11 +218,7 @@ class Process:
         return None
 
     def _check_time(self) -> None:
-        """Stop a program whose time is up.
-
-        Raises:
-            LostError: If other processes of the machine had most of that time.
-        """
+        """Stop a program whose time is up; if others had its core for most of that time, it is lost."""
         limit = self._limits.seconds
         if self.used_s() > limit - _SHORTEST_WAIT_S:
             self._stop(Fault.TIMEOUT)
@@ -348,11 +333,7 @@ class Process:
         return Reply(None, str(failure or EXITED_IN_CALL), seconds)
 
     def _why(self, ending: Ending) -> str | None:
-        """Return why a process ended that was not stopped.
-
-        Raises:
-            LostError: If something outside killed it: no confined program can send itself this signal.
-        """
+        """Return why a process ended that was not stopped; no confined program can send itself SIGKILL."""
         if ending.too_many_threads:
             return Fault.TOO_MANY_THREADS
         code = os.waitstatus_to_exitcode(ending.status)
@@ -372,8 +353,8 @@ class Process:
         """Return why a trusted worker ended.
 
         SIGKILL and SIGTERM come from outside: from the kernel when the machine is out of memory, from a guard of the
-        system, or from a person. A call that aborts, exits, crashes in C code or exceeds its own limit of memory ends
-        in another way.
+        system, or from a person. A call that aborts, exits, crashes or exceeds its own limit of memory ends in another
+        way.
         """
         if code == EXIT_OUT_OF_MEMORY:
             return Fault.OUT_OF_MEMORY

@@ -48,8 +48,7 @@ class Fault(StrEnum):
 def fault_of(failure: str) -> Fault | None:
     """Return the fault that the text of a failure names; None for an exception and for a value that is not plain.
 
-    Args:
-        failure: `Reply.failure`. The program may have written it: a fault of that name is a failure too.
+    The program may have written the text: a fault of that name is a failure too.
     """
     return next((fault for fault in Fault if failure == fault or failure.startswith(f"{fault} ")), None)
 

@@ -16,13 +16,9 @@ _CLOCK_OF_PROCESS = 2  # the clock of the processor time of all threads, also of
 
 
 def waited_s(pid: int) -> float:
-    """Return how long a process was ready to run without a processor since its start, in seconds.
+    """Return how long a process was ready to run without a processor, in seconds since its start.
 
-    Args:
-        pid: Number of a process.
-
-    Returns:
-        The most of its threads; 0 if it has ended, or if the system does not report it.
+    It is the most of its threads; 0 if the process has ended, or if the system does not report it.
     """
     return max((waited for _, waited in _threads(pid)), default=0.0)
 
@@ -30,14 +26,9 @@ def waited_s(pid: int) -> float:
 def denied_s(pid: int) -> float | None:
     """Return a count that grows while others have the one core of a process and one of its threads is ready to run.
 
-    Differences of two counts are at most that time, for any threads: while a thread waits for a sibling, the processor
-    time of the process grows as much as the thread's waiting.
-
-    Args:
-        pid: Number of a process whose threads share one core.
-
-    Returns:
-        Seconds, also below 0; None if the process has been reaped, or if the system does not report it.
+    Differences of two counts, in seconds, are at most that time, for any threads: while a thread waits for a sibling,
+    the processor time of the process grows as much as the thread's waiting. None if the process has been reaped, or if
+    the system does not report it.
     """
     counts = [ran + waited for ran, waited in _threads(pid)]
     with contextlib.suppress(OSError):

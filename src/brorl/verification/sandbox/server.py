@@ -69,15 +69,7 @@ class ServerSettings:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a process ended.
-
-    Attributes:
-        status: As `os.wait` returns it.
-        cpu_seconds: CPU time.
-        waited_seconds: Its last count of the time without a core.
-        memory_bytes: Greatest resident memory.
-        too_many_threads: Whether the server killed it for its threads.
-    """
+    """How a process ended: its status as of `os.wait`, and its last count of the time without a core."""
 
     status: int
     cpu_seconds: float
@@ -88,9 +80,6 @@ class Ending:
 
 class Server:
     """One fork server.
-
-    Args:
-        settings: What it is started with.
 
     Attributes:
         control: Socket on which its reports arrive.
@@ -141,16 +130,7 @@ class Server:
             )
 
     def start(self, memory_bytes: int, cpu_seconds: int, descriptors: Sequence[int]) -> int:
-        """Start a process and return its number.
-
-        Args:
-            memory_bytes: Memory that it can use.
-            cpu_seconds: CPU time after which the kernel kills it.
-            descriptors: Its descriptors for requests and replies, and for standard input and output or neither.
-
-        Raises:
-            LostError: If the server has ended.
-        """
+        """Start a process with descriptors for requests, replies and standard streams, and return its number."""
         self._count += 1
         message = {
             "start": self._count,
@@ -173,12 +153,7 @@ class Server:
                 self.control.send(json.dumps({"kill": number}).encode())
 
     def receive(self) -> None:
-        """Read the reports that have arrived.
-
-        Raises:
-            LostError: If the server has ended.
-            PreloadError: If it could not be set up.
-        """
+        """Read the reports that have arrived. Raises LostError if the server has ended, and PreloadError."""
         while True:
             try:
                 data = self.control.recv(4096, socket.MSG_DONTWAIT)
@@ -203,11 +178,7 @@ class Server:
         self._endings.clear()
 
     def take_ending(self, number: int) -> Ending | None:
-        """Return how a process ended; None while it runs.
-
-        Raises:
-            LostError: If it never started.
-        """
+        """Return how a process ended; None while it runs. Raises LostError if it never started."""
         ending = self._endings.pop(number, None)
         if isinstance(ending, LostError):
             raise ending

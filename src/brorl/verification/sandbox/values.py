@@ -30,17 +30,10 @@ class NotPlainError(ValueError):
 
 
 def encode(value: object, depth: int = MAX_DEPTH) -> str:
-    """Return the text of a plain value.
+    """Return the text of a plain value; NotPlainError if it contains another one, or is nested deeper than `depth`.
 
     An instance of a subclass of a plain type, such as `namedtuple`, `defaultdict` or `IntEnum`, and a `deque` become
     values of the plain type.
-
-    Args:
-        value: Any value.
-        depth: Maximum depth of nesting.
-
-    Raises:
-        NotPlainError: If it is, or contains, a value of another type, or is nested too deeply.
     """
     return json.dumps(_encoded(value, depth), separators=(",", ":"), check_circular=False)
 
@@ -48,13 +41,10 @@ def encode(value: object, depth: int = MAX_DEPTH) -> str:
 def decode(text: str, depth: int = MAX_DEPTH) -> Any:
     """Return the value of a text.
 
-    Args:
-        text: Any text.
-        depth: Maximum depth of nesting.
-
     Raises:
         ValueError: If it is not the text of a plain value, is nested too deeply, or has a set or dict with many
-            elements of equal hashes.
+        elements of
+            equal hashes.
     """
     try:
         return _decoded(json.loads(text, parse_int=_parse_int, parse_float=_parse_float), depth)

@@ -35,11 +35,7 @@ _CAP_VERSION = 0x20080522  # version 3: two words per set
 
 
 class Confinement:
-    """The confinement of one level.
-
-    Args:
-        level: LANDLOCK, SECCOMP, UNSAFE or TRUSTED.
-        directories: Directories that a program at the level LANDLOCK can read.
+    """The confinement of one level; at the level LANDLOCK, programs can read the given directories.
 
     Raises:
         OSError: If this machine cannot do it.
@@ -88,15 +84,12 @@ class Confinement:
             self._ruleset = Ruleset(directories)
 
     def enter(self, memory_bytes: int, cpu_seconds: int, core: int | None) -> None:
-        """Confine this process.
+        """Confine this process; OSError if the kernel rejects a part.
 
         Args:
             memory_bytes: Address space that it can use beyond that of the server.
             cpu_seconds: CPU time after which the kernel kills it; the parent bounds the wall time.
             core: The one core that its threads can use; None for all.
-
-        Raises:
-            OSError: If the kernel rejects a part.
         """
         os.setsid()
         if core is not None:

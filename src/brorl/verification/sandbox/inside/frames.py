@@ -19,13 +19,7 @@ READY, UNCONFINED, FAILED, VALUE, ASKED = 11, 12, 13, 14, 15
 
 
 class Frame(NamedTuple):
-    """One message.
-
-    Attributes:
-        kind: One of the constants above.
-        token: The request that the message is, or belongs to; 0 before the first.
-        body: Its content.
-    """
+    """One message; its token is that of the request that it is or belongs to, 0 before the first."""
 
     kind: int
     token: int

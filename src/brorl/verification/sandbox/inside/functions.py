@@ -28,12 +28,10 @@ _ERROR_CHARACTERS = 280
 
 
 def serve_functions(requests: int, replies: int, memory_bytes: int) -> NoReturn:
-    """Serve requests until their pipe ends. Out of memory ends the process: an exit code needs no memory.
+    """Serve requests until their pipe ends, within a limit of private writable memory.
 
-    Args:
-        requests: Descriptor of the requests.
-        replies: Descriptor of the replies.
-        memory_bytes: Limit of private writable memory: libraries reserve far more address space than they use.
+    Libraries reserve far more address space than they use. Out of memory ends the process: an exit code needs no
+    memory.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
@@ -75,10 +73,7 @@ def _encode(value: object) -> bytes:
 
 
 def load(name: str) -> Callable[..., object]:
-    """Import a function by `package.module:function` or `path/to/file.py:function`.
-
-    Args:
-        name: The import path; the current directory is searched for modules too.
+    """Import a function by `package.module:function`, also of the current directory, or `path/to/file.py:function`.
 
     Raises:
         Exception: Any exception of the import.

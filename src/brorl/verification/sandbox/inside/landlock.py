@@ -30,10 +30,7 @@ def landlock_version() -> int:
 
 
 class Ruleset:
-    """A ruleset, ready to be enforced in forks of this process.
-
-    Args:
-        directories: Directories whose files can be read, without packages that are installed below them.
+    """A ruleset that allows to read directories, without the packages below; ready for forks of this process.
 
     Raises:
         OSError: If the kernel rejects it.
@@ -65,11 +62,7 @@ class Ruleset:
             os.close(descriptor)
 
     def enforce(self) -> None:
-        """Restrict this process from now on.
-
-        Raises:
-            OSError: If the kernel rejects it.
-        """
+        """Restrict this process from now on; OSError if the kernel rejects it."""
         self._call(_RESTRICT_SELF, self._descriptor, self._flags)
 
     def _call(self, *arguments: object) -> int:

@@ -41,12 +41,7 @@ _FILE = "answer.py"
 
 
 def serve(requests: int, replies: int) -> NoReturn:
-    """Serve the requests of the parent, then end the process.
-
-    Args:
-        requests: Descriptor of the requests.
-        replies: Descriptor of the replies.
-    """
+    """Serve the requests that arrive on one descriptor, reply on the other, then end the process."""
     loaded = _Loaded(requests, replies)
     while (frame := read_frame(requests)) is not None:
         if frame.kind == RUN:

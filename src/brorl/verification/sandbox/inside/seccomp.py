@@ -85,14 +85,9 @@ _UNKNOWN = "clone3"  # its flags are in memory, where a filter cannot look; the 
 
 
 def make_filter(reading: bool, machine: str | None = None) -> bytes:
-    """Return the filter as an array of `struct sock_filter`.
+    """Return the filter as an array of `struct sock_filter`; with `reading`, files can be opened for reading.
 
-    Args:
-        reading: Allow opening files for reading.
-        machine: Architecture as `platform.machine` names it; this machine's by default.
-
-    Raises:
-        OSError: If the architecture has no table.
+    It is for the architecture that `platform.machine` names. One without a table of system calls is an OSError.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
@@ -151,14 +146,7 @@ def _step(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes
 
 
 class Filter:
-    """A filter, ready to be installed in forks of this process.
-
-    Args:
-        reading: Allow opening files for reading.
-
-    Raises:
-        OSError: If the architecture has no table.
-    """
+    """A filter, ready to be installed in forks of this process."""
 
     def __init__(self, reading: bool) -> None:
         program = make_filter(reading)
@@ -168,10 +156,6 @@ class Filter:
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def install(self) -> None:
-        """Filter the calls of this process from now on.
-
-        Raises:
-            OSError: If the kernel rejects the filter.
-        """
+        """Filter the calls of this process from now on; OSError if the kernel rejects the filter."""
         if self._prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), self._program, 0, 0):
             raise OSError(ctypes.get_errno(), f"seccomp: {os.strerror(ctypes.get_errno())}")
