@@ -5,7 +5,7 @@ string: it never raises because of a response, never evaluates a response as cod
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -94,17 +94,6 @@ def unverified_verdict(cause: str, seconds: float = 0.0) -> Verdict:
         seconds: Wall time that was spent, 0 or more.
     """
     return Verdict(False, 0.0, None, f"{UNVERIFIED}{_SEPARATOR}{cause}", seconds)
-
-
-def with_own_time(verdicts: Sequence[Verdict | None], own_s: Sequence[float]) -> list[Verdict]:
-    """Return the verdicts with the time that this process spent on each response in addition.
-
-    Args:
-        verdicts: The verdicts with the time of their workers.
-        own_s: The time of this process for each, in seconds.
-    """
-    timed = zip(verdicts, own_s, strict=True)
-    return [replace(verdict, seconds=verdict.seconds + own) for verdict, own in timed if verdict is not None]
 
 
 class TrialResponses(NamedTuple):

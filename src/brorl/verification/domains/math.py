@@ -7,9 +7,8 @@ math-verify that are corrected. Answers of more than 2,000 characters are incorr
 """
 
 import re
-import time
 from collections.abc import Sequence
-from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from brorl.prompts.prompt import Prompt
@@ -17,8 +16,9 @@ from brorl.verification.domains.denial import denial_after
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS
 from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
-from brorl.verification.verdict_cache import VerdictCache
-from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict, is_unverified, with_own_time
+from brorl.verification.sandbox.requests import Reply
+from brorl.verification.verdict_cache import Pair, VerdictCache
+from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict, is_unverified
 
 MATH_DOMAIN = "math"
 TOO_LONG = "answer too long"
@@ -68,29 +68,16 @@ class MathVerifier:
             `unverified: ...`. The verdicts of math-verify are kept, with the timeouts of its CPU time; failures of a
             worker are not.
         """
-        verdicts: list[Verdict | None] = []
-        own_s: list[float] = []
-        unknown: dict[tuple[str, str], list[int]] = {}
-        for place, (prompt, response) in enumerate(items):
-            start = time.perf_counter()
+
+        def find(prompt: Prompt, response: str) -> Verdict | str:
             answer = extract_answer(response)
-            verdict = verify_by_form(prompt.reference, answer)
-            if verdict is None and answer is not None:
-                verdict = self._cache.get(prompt.reference, answer)
-                if verdict is None:
-                    unknown.setdefault((prompt.reference, answer), []).append(place)
-            verdicts.append(verdict)
-            own_s.append(time.perf_counter() - start)
-        calls = [VerifierCall(_COMPARE, (tidy(reference), answer, self._limit_s)) for reference, answer in unknown]
-        for (pair, places), result in zip(unknown.items(), self._pool.run(calls), strict=True):
-            correct = result.failure is None and bool(result.value["correct"])
-            reason = result.failure or str(result.value["reason"])
-            verdict = Verdict(correct, float(correct), pair[1], reason, result.seconds)
-            if result.failure is None:
-                self._cache.put(pair[0], verdict)
-            for place in places:
-                verdicts[place] = verdict if place == places[0] else replace(verdict, seconds=0.0)
-        return with_own_time(verdicts, own_s)
+            return verify_by_form(prompt.reference, answer) or answer or ""
+
+        def decide(pairs: Sequence[Pair]) -> list[tuple[Verdict, float]]:
+            calls = [VerifierCall(_COMPARE, (tidy(reference), answer, self._limit_s)) for reference, answer in pairs]
+            return [_verdict(pair[1], reply) for pair, reply in zip(pairs, self._pool.run(calls), strict=True)]
+
+        return self._cache.verify_all(items, find, decide)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that math-verify cannot parse.
@@ -117,6 +104,14 @@ class MathVerifier:
         """Return the references, each in a box."""
         right, *wrong = (text if "\\boxed" in text else f"\\boxed{{{text}}}" for text in (reference, *others))
         return TrialResponses(right, wrong)
+
+
+def _verdict(answer: str, reply: Reply) -> tuple[Verdict, float]:
+    """Return the verdict of a worker, and how long to keep it in seconds; failures are not kept."""
+    if reply.failure is not None:
+        return Verdict(False, 0.0, answer, reply.failure, reply.seconds), 0.0
+    correct = bool(reply.value["correct"])
+    return Verdict(correct, float(correct), answer, str(reply.value["reason"]), reply.seconds), inf
 
 
 def verify_by_form(reference: str, answer: str | None) -> Verdict | None:
