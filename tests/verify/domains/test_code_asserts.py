@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from brorl.prompts.code_tests import TestCode
-from brorl.verification.domains.code_asserts import parse_checks
+from brorl.verification.domains.code_checks import parse_checks
 
 IS_FLOATS = '''
 def is_floats(x) -> bool:

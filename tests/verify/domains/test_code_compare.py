@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from brorl.prompts.code_tests import StdinCases
-from brorl.verification.domains.code_asserts import Check
-from brorl.verification.domains.code_compare import ValueRule, same_output
+from brorl.verification.domains.code_checks import Check, ValueRule
+from brorl.verification.domains.code_judges import same_output
 from brorl.verification.sandbox.values import decode, encode
 
 JSON = ValueRule(sequences_alike=True)

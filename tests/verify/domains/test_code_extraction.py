@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brorl.verification.domains.code_extraction import extract_code
+from brorl.verification.domains.code import extract_code
 
 
 @pytest.mark.parametrize(

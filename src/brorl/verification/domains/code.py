@@ -1,7 +1,7 @@
 """Verifier of Python programs, by running them in the sandbox.
 
-In: prompts whose reference is the text of `CodeTests`, and responses. Out: verdicts. `code_extraction` extracts the
-code. Programs run in sandboxed processes; expected values stay in this process, and values are compared here.
+In: prompts whose reference is the text of `CodeTests`, and responses. Out: verdicts. The code is the last fenced block
+of Python. Programs run in sandboxed processes; expected values stay in this process, and values are compared here.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 
 from brorl.errors import first_line
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.code_asserts import Check, Kind, parse_checks
-from brorl.verification.domains.code_compare import ValueRule
-from brorl.verification.domains.code_extraction import extract_code
+from brorl.verification.domains.code_checks import Check, Kind, ValueRule, parse_checks
 from brorl.verification.domains.code_judges import (
     SYNTAX_ERROR,
     WEAKLY_CORRECT,
@@ -53,6 +51,9 @@ _MIN_CASE_S = 1.0
 _MIN_MEMORY = 1 << 29
 # Possessive: a run of blanks would otherwise be split in all ways, in time quadratic in its length.
 _FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
+_OPENING = re.compile(r"(?P<before>.*?)(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)[ \t]*+(?P<info>[^`\n]{0,200}+)")
+_INFO = re.compile(r"\{?\.?(?P<language>[\w+#-]*)\}?(?:[ \t{:].*)?")
+_PYTHON = frozenset({"python", "python3", "py", "py3", "python2", "pypy", "pypy3", "cpython"})
 
 
 @dataclass(frozen=True)
@@ -241,3 +242,93 @@ def _module(prelude: str, code: str) -> str:
         return code
     future = "\n".join(_FUTURE.findall(code))
     return f"{future}\n{prelude}\n{_FUTURE.sub('', code) if future else code}"
+
+
+@dataclass
+class _Block:
+    """An open block: its fence, the language of its info string, its indentation and its lines so far."""
+
+    fence: str
+    language: str
+    indentation: int
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def code(self) -> str:
+        return "\n".join(self.lines)
+
+
+def extract_code(response: str) -> str | None:
+    """Return the last block marked as Python, or else the last block without a language.
+
+    - Blocks of other languages (`text`, `bash`, `output`) are never the answer, and neither are blank blocks.
+    - A block without a closing fence ends with the response, or with the next fence that has an info string.
+    - A closing fence is at least as long as the opening one, at the start or the end of a line. Shorter fences, and
+      fences of the other character, are part of the code.
+    - The indentation of the opening fence is removed from the lines of the block.
+
+    Args:
+        response: Any string.
+
+    Returns:
+        The code without the fences; None if there is no such block.
+    """
+    marked: str | None = None
+    unmarked: str | None = None
+    for block in _blocks(response):
+        if not block.code.strip():
+            continue
+        if block.language in _PYTHON:
+            marked = block.code
+        elif not block.language:
+            unmarked = block.code
+    return unmarked if marked is None else marked
+
+
+def _blocks(response: str) -> list[_Block]:
+    """Return all blocks in order; one pass over the lines."""
+    blocks: list[_Block] = []
+    block: _Block | None = None
+    for raw in response.split("\n"):
+        line = raw.removesuffix("\r")
+        if block is None:
+            block = _opened(line)
+        elif _reopens(line, block):
+            blocks.append(block)
+            block = _opened(line.lstrip())
+        elif line.lstrip().startswith(block.fence):
+            blocks.append(block)
+            block = None
+        elif line.rstrip().endswith(block.fence):
+            block.lines.append(_dedented(line.rstrip().rstrip(block.fence[0]), block.indentation))
+            blocks.append(block)
+            block = None
+        else:
+            block.lines.append(_dedented(line, block.indentation))
+    return blocks if block is None else [*blocks, block]
+
+
+def _opened(line: str) -> _Block | None:
+    """Return the block that a line opens."""
+    if "```" not in line and "~~~" not in line:
+        return None
+    opening = _OPENING.fullmatch(line)
+    info = _INFO.fullmatch(opening["info"].strip()) if opening else None
+    if opening is None or info is None:
+        return None
+    before = opening["before"]
+    return _Block(opening["fence"], info["language"].lower(), 0 if before.strip() else len(before))
+
+
+def _reopens(line: str, block: _Block) -> bool:
+    """Whether a line within a block is the opening fence of another block of Python."""
+    text = line.strip()
+    if not text.startswith(block.fence):
+        return False
+    return text.lstrip(block.fence[0]).strip().lower() in _PYTHON
+
+
+def _dedented(line: str, indentation: int) -> str:
+    """Return a line without at most this much white space at its start."""
+    space = len(line) - len(line.lstrip(" \t"))
+    return line[min(space, indentation) :]

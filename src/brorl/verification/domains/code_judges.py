@@ -14,12 +14,12 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
 
 from brorl.prompts.code_tests import StdinCases, TestCode
-from brorl.verification.domains.code_asserts import Check
-from brorl.verification.domains.code_compare import same_output
+from brorl.verification.domains.code_checks import Check
 from brorl.verification.sandbox.requests import (
     REPLY_BYTES,
     Asked,
@@ -58,6 +58,8 @@ _PASSED_ON = frozenset(
         *("ValueError", "ZeroDivisionError"),
     )
 )
+_NUMBER = re.compile(r"[-+]?(?:\d{1,4000}(?:\.\d{0,4000})?|\.\d{1,4000})(?:[eE][-+]?\d{1,3})?", re.ASCII)
+_INTEGER = re.compile(r"[-+]?\d+", re.ASCII)
 _NUMPY = Path(__file__).with_name("code_numpy.py")
 _TESTS = "tests"
 
@@ -299,3 +301,37 @@ def _reason(failure: str | None) -> str:
         return f"{RAISED_BY_ANSWER} an exception"
     name = exception[1].rpartition(".")[2]
     return SYNTAX_ERROR if name in _SYNTAX_ERRORS else f"{RAISED_BY_ANSWER} {name}"
+
+
+def same_output(expected: str, output: str, cases: StdinCases) -> bool:
+    """Whether the output of a program is the expected one, by the rule of the cases."""
+    if cases.ignore_case:
+        expected, output = expected.casefold(), output.casefold()
+    if cases.compare == "exact":
+        return expected.replace("\r\n", "\n").removesuffix("\n") == output.replace("\r\n", "\n").removesuffix("\n")
+    if cases.compare == "tokens":
+        return _same_tokens(expected.split(), output.split(), cases.tolerance)
+    expected_lines, lines = ([line.split() for line in text.strip().split("\n")] for text in (expected, output))
+    if cases.tolerance is None:  # white space within a line counts
+        return [s.strip() for s in expected.strip().split("\n")] == [s.strip() for s in output.strip().split("\n")]
+    return len(expected_lines) == len(lines) and all(
+        _same_tokens(one, other, cases.tolerance) for one, other in zip(expected_lines, lines, strict=True)
+    )
+
+
+def _same_tokens(expected: list[str], tokens: list[str], tolerance: float | None) -> bool:
+    return len(expected) == len(tokens) and all(
+        one == other or (tolerance is not None and _same_number(one, other, tolerance))
+        for one, other in zip(expected, tokens, strict=True)
+    )
+
+
+def _same_number(expected: str, token: str, tolerance: float) -> bool:
+    """Whether two tokens are numbers of the same value; an expected integer has no relative error."""
+    if not (_NUMBER.fullmatch(expected) and _NUMBER.fullmatch(token)):
+        return False
+    right, number = Decimal(expected), Decimal(token)
+    if right == number:
+        return True
+    scale = 1 if _INTEGER.fullmatch(expected) else max(Decimal(1), abs(right))
+    return abs(number - right) <= Decimal(tolerance) * scale
