@@ -56,10 +56,10 @@ def try_verifier(verifier: Verifier, prompts: Sequence[Prompt]) -> Trial:
     responses = [made.right, *dict.fromkeys(r for r in (*made.wrong, _NO_ANSWER) if r != made.right)]
     verdicts = verifier.verify_all([(prompt, response) for response in responses])
     right, *wrong = (Verified(*pair) for pair in zip(responses, verdicts, strict=True))
-    incorrect = next((one for one in wrong if not one.verdict.correct), wrong[0])
+    incorrect = next((response for response in wrong if not response.verdict.correct), wrong[0])
     spread = [prompts[place * len(prompts) // _MOST] for place in range(_MOST)]
-    tried = [(one, verifier.trial_responses(one.reference, ())) for one in dict.fromkeys(spread)]
-    answers = [(one, made.right) for one, made in tried if made.certain]
+    tried = [(other, verifier.trial_responses(other.reference, ())) for other in dict.fromkeys(spread)]
+    answers = [(other, made.right) for other, made in tried if made.certain]
     accepted = verifier.verify_all(answers)
-    of_answers = [(one, verdict) for (one, _), verdict in zip(answers, accepted, strict=True)]
+    of_answers = [(other, verdict) for (other, _), verdict in zip(answers, accepted, strict=True)]
     return Trial(prompt, right, incorrect, made.certain, of_answers)

@@ -61,14 +61,14 @@ class ValueRule:
 
     def same_set(self, expected: Collection[object], values: Iterable[object]) -> bool:
         """Whether values without their order and repetitions are the expected ones."""
-        keys = {self._key(one) for one in expected}
-        found: set[Hashable] = set()
+        keys = {self._key(value) for value in expected}
+        seen: set[Hashable] = set()
         for value in values:  # no key that is not expected enters a set: an answer could choose equal hashes
             key = self._key(value)
             if key not in keys:
                 return False
-            found.add(key)
-        return len(found) == len(keys)
+            seen.add(key)
+        return len(seen) == len(keys)
 
     def _same_elements(self, expected: Iterable[object], values: Iterable[object]) -> bool:
         """Whether as many expected values as other values are the same, in any order."""
@@ -93,9 +93,9 @@ class ValueRule:
         if isinstance(expected, dict):
             if not isinstance(value, dict) or len(expected) != len(value):
                 return False
-            found = {self._key(key): item for key, item in value.items()}
+            items = {self._key(key): item for key, item in value.items()}
             keys = [(self._key(key), item) for key, item in expected.items()]
-            return all(key in found and self._same(item, found[key]) for key, item in keys)
+            return all(key in items and self._same(item, items[key]) for key, item in keys)
         return type(expected) is type(value) and expected == value
 
     def _alike(self, expected: object, value: object) -> bool:
@@ -294,7 +294,7 @@ class _Parser:
             raise _UnknownError
         kind = _assertion_kind(self._functions["assertion"])
         return [
-            _evalplus_check(tuple(one), expected, atol, kind) for one, expected in zip(inputs, results, strict=True)
+            _evalplus_check(tuple(given), expected, atol, kind) for given, expected in zip(inputs, results, strict=True)
         ]
 
     def _arguments(self, call: ast.expr) -> tuple[object, ...]:

@@ -315,14 +315,14 @@ def same_output(expected: str, output: str, cases: StdinCases) -> bool:
     if cases.tolerance is None:  # white space within a line counts
         return [s.strip() for s in expected.strip().split("\n")] == [s.strip() for s in output.strip().split("\n")]
     return len(expected_lines) == len(lines) and all(
-        _same_tokens(one, other, cases.tolerance) for one, other in zip(expected_lines, lines, strict=True)
+        _same_tokens(right, line, cases.tolerance) for right, line in zip(expected_lines, lines, strict=True)
     )
 
 
 def _same_tokens(expected: list[str], tokens: list[str], tolerance: float | None) -> bool:
     return len(expected) == len(tokens) and all(
-        one == other or (tolerance is not None and _same_number(one, other, tolerance))
-        for one, other in zip(expected, tokens, strict=True)
+        right == token or (tolerance is not None and _same_number(right, token, tolerance))
+        for right, token in zip(expected, tokens, strict=True)
     )
 
 

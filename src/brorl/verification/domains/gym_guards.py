@@ -103,8 +103,8 @@ def _value(node: ast.AST, numbers: list[int]) -> Fraction:
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, numbers)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-            found: Fraction = _OPERATORS[type(sign)](_value(left, numbers), _value(right, numbers))
-            return found
+            value: Fraction = _OPERATORS[type(sign)](_value(left, numbers), _value(right, numbers))
+            return value
     raise ValueError("not an arithmetic expression")
 
 
@@ -158,9 +158,9 @@ def _one_duration(answer: str, entry: Entry) -> bool:
 
 
 def _sorted_numbers(answer: str, entry: Entry) -> bool:
-    found = _json_or_none(answer.replace("'", '"'))
+    listed = _json_or_none(answer.replace("'", '"'))
     try:
-        values = [float(value) for value in found] if isinstance(found, list) else []
+        values = [float(value) for value in listed] if isinstance(listed, list) else []
     except (TypeError, ValueError, OverflowError):
         return False
     return all(map(isfinite, values)) and values == [float(value) for value in entry["metadata"]["sorted_numbers"]]
@@ -192,19 +192,20 @@ def _no_longer(answer: str, entry: Entry) -> bool:
 def _as_many_numbers(answer: str, entry: Entry) -> bool:
     """Whether a list has as many numbers as the oracle's, at least one, and nothing else."""
     try:
-        found = [float(part) for part in answer.split(",")]
+        numbers = [float(part) for part in answer.split(",")]
     except ValueError:
         return False
     right = str(entry["answer"] or "")
-    return bool(right) and all(map(isfinite, found)) and len(found) == len(right.split(","))
+    return bool(right) and all(map(isfinite, numbers)) and len(numbers) == len(right.split(","))
 
 
 def _states_roles_alone(answer: str, entry: Entry) -> bool:
     """Whether an answer has as many words as the oracle's, without `is`, `a`, `an` and `and`."""
 
     def words(text: str) -> list[str]:
-        found = re.sub(r"[.,()]", " ", text.casefold()).split()
-        return [word for word in found if word not in ("is", "a", "an", "and")]
+        return [
+            word for word in re.sub(r"[.,()]", " ", text.casefold()).split() if word not in ("is", "a", "an", "and")
+        ]
 
     return len(words(answer)) == len(words(str(entry["answer"])))
 
@@ -223,10 +224,10 @@ def _new_conclusion(answer: str, entry: Entry) -> bool:
         return [bool(expression.evaluate(world)) for world in worlds]
 
     try:
-        found = table(answer)
+        truth = table(answer)
     except (ValueError, KeyError, AttributeError, RecursionError):
         return False
-    return all(found != table(premise) for premise in entry["metadata"]["premises"])
+    return all(truth != table(premise) for premise in entry["metadata"]["premises"])
 
 
 def _variables(entry: Entry) -> set[str]:

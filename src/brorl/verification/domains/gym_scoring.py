@@ -44,16 +44,16 @@ def score_task(task: GymTask, answer: str) -> Scored:
         return Scored(False, 0.0, "rejected by a guard")
     scorer = scorer_of(task.data_set, json.dumps(task.config))
     try:
-        found = scorer.score_answer(answer=answer, entry=task.entry)
+        result = scorer.score_answer(answer=answer, entry=task.entry)
     except (MemoryError, OSError):  # infrastructure failures
         raise
     except Exception as error:
         return Scored(False, 0.0, f"the scorer raised {type(error).__name__}")
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= 1 + _NOISE:
-        return Scored(False, 0.0, f"the scorer returned {str(found)[:40]}")
+    if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= 1 + _NOISE:
+        return Scored(False, 0.0, f"the scorer returned {str(result)[:40]}")
     least = 1.0 if type(scorer).score_answer is ProceduralDataset.score_answer else guard.least
-    if found < least:
-        return Scored(False, min(float(found), _MOST_PARTIAL))
+    if result < least:
+        return Scored(False, min(float(result), _MOST_PARTIAL))
     return Scored(True, 1.0) if guard.confirms(answer, task.entry) else Scored(False, 0.0, "rejected by a guard")
 
 

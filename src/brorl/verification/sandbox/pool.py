@@ -174,10 +174,13 @@ class WorkerPool(_Pool):
         settings = ServerSettings(TRUSTED, packages=tuple(path or str(Path.cwd()) for path in sys.path))
         problems: dict[str, list[str]] = defaultdict(list)
         results = self._run_judges([partial(self._judge, call, problems[call.function]) for call in calls], settings)
-        lost = next((one for one in results if isinstance(one, Lost)), None)
+        lost = next((result for result in results if isinstance(result, Lost)), None)
         if lost and not self._loaded:
             raise LoadError(f"no worker for verification can start: {lost.reason}; free memory or processes")
-        return [Reply(None, f"{UNVERIFIED}: {one.reason}", 0.0) if isinstance(one, Lost) else one for one in results]
+        return [
+            Reply(None, f"{UNVERIFIED}: {result.reason}", 0.0) if isinstance(result, Lost) else result
+            for result in results
+        ]
 
     def _judge(self, call: VerifierCall, problems: list[str]) -> Judge[Reply]:
         """Load and call a function; `problems` are those of its loading in the current run."""

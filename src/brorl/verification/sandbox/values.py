@@ -116,7 +116,7 @@ def _decoded(item: object, depth: int) -> object:
     if type(item) is list:
         if depth == 0:
             raise ValueError("nested too deeply")
-        return [_decoded(one, depth - 1) for one in item]
+        return [_decoded(element, depth - 1) for element in item]
     if type(item) is not dict:
         return item
     if depth == 0:
@@ -132,7 +132,7 @@ def _decoded(item: object, depth: int) -> object:
 def _items(content: object, depth: int) -> list[Any]:
     if type(content) is not list:
         raise ValueError(f"a {type(content).__name__}, not a list of values")
-    return [_decoded(one, depth) for one in content]
+    return [_decoded(element, depth) for element in content]
 
 
 def _text(content: object) -> str:

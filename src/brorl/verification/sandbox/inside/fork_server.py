@@ -144,13 +144,13 @@ class _Server:
         """Serve until the parent closes its end."""
         while True:
             sources = [self._lifeline, self._control.fileno(), self._wakeup]
-            ready, _, _ = select.select(sources, [], [], _WATCH_S if self._number_of else None)
-            if self._lifeline in ready:
+            readable, _, _ = select.select(sources, [], [], _WATCH_S if self._number_of else None)
+            if self._lifeline in readable:
                 break
-            if self._wakeup in ready:
+            if self._wakeup in readable:
                 os.read(self._wakeup, 4096)
                 self._reap()
-            if self._control.fileno() in ready and not self._receive():
+            if self._control.fileno() in readable and not self._receive():
                 break
             if not self._trusted:
                 self._watch_threads()
