@@ -18,7 +18,7 @@ class OneAtATime:
 
     Args:
         verifier: The verifier; nothing else may call it.
-        lock: Shared by verifiers that fraction workers.
+        lock: Shared by verifiers that use the same workers.
     """
 
     def __init__(self, verifier: Verifier, lock: threading.Lock | None = None) -> None:

@@ -1,10 +1,8 @@
 """Answers to tasks of Reasoning Gym: right ones are accepted, junk and exploits are not, and nothing escapes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +22,12 @@ from brorl.verification.sandbox.requests import (
     Limits,
     LoadProgram,
     Lost,
+    LostError,
     Reply,
     Request,
     T,
 )
+from brorl.verification.verifier import Verdict
 
 TABLE = Path(__file__).parents[3] / "scripts" / "make_gym_table.py"
 MAZE = GymTask("maze", {"question": "?", "answer": "7", "metadata": {}})
@@ -61,38 +61,27 @@ def test_the_answer_of_a_response(response: str, answer: str | None) -> None:
     assert extract_answer(response) == answer
 
 
-@dataclass
-class FakePrograms:
-    """Stands in for the sandbox: every judge gets the same replies."""
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
 
-    reply: Reply | Lost
-    requests: list[Any] = field(default_factory=list)
 
-    def preloading(self, *_modules: str) -> "FakePrograms":
-        return self
+def replying(reply: Reply | LostError) -> ScriptedPool:
+    """A sandbox in which every call has the same reply."""
 
-    def run(self, judges: Sequence[Callable[[], Judge[Any]]]) -> list[Any]:
-        return [self._decision(make()) for make in judges]
+    def script(request: Request) -> Reply:
+        if isinstance(reply, LostError):
+            raise reply
+        return Reply(None, None, 0.0) if isinstance(request, LoadProgram) else reply
 
-    def _decision(self, judge: Judge[Any]) -> Any:
-        if isinstance(self.reply, Lost):
-            return self.reply
-        reply: Any = None
-        try:
-            while True:
-                request = judge.send(reply)
-                self.requests.append(request)
-                reply = Reply(None, None, 0.0) if isinstance(request, LoadProgram) else self.reply
-        except StopIteration as stop:
-            return stop.value
+    return ScriptedPool(script)
 
 
 def verified(
-    reply: Reply | Lost, monkeypatch: pytest.MonkeyPatch, *answers: str, partial_credit: bool = True
-) -> tuple[list[Any], FakePrograms]:
-    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
-    programs = FakePrograms(reply)
-    verifier = GymVerifier(programs, partial_credit=partial_credit)  # type: ignore[arg-type]
+    reply: Reply | LostError, *answers: str, partial_credit: bool = True
+) -> tuple[list[Verdict], ScriptedPool]:
+    programs = replying(reply)
+    verifier = GymVerifier(programs, partial_credit=partial_credit)
     return verifier.verify_all([(prompt(MAZE), answer) for answer in answers]), programs
 
 
@@ -111,32 +100,33 @@ def verified(
         (None, "exited inside the call", False, 0.0, "verifier crashed"),
     ],
 )
+@pytest.mark.usefixtures("installed")
 def test_what_a_confined_process_returns_is_checked(
-    value: object, failure: str | None, correct: bool, score: float, reason: str, monkeypatch: pytest.MonkeyPatch
+    value: object, failure: str | None, correct: bool, score: float, reason: str
 ) -> None:
-    (verdict,), _ = verified(Reply(value, failure, 0.5), monkeypatch, "8")
+    (verdict,), _ = verified(Reply(value, failure, 0.5), "8")
     assert (verdict.correct, verdict.score, verdict.reason, verdict.extracted) == (correct, score, reason, "8")
 
 
 @pytest.mark.parametrize(("correct", "score", "expected"), [(False, 0.25, 0.0), (True, 1.0, 1.0)])
-def test_without_partial_credit_a_score_is_0_or_1(
-    correct: bool, score: float, expected: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("installed")
+def test_without_partial_credit_a_score_is_0_or_1(correct: bool, score: float, expected: float) -> None:
     reply = Reply((correct, score, None), None, 0.5)
-    verdicts, _ = verified(reply, monkeypatch, "8", "<answer>8</answer>", partial_credit=False)
+    verdicts, _ = verified(reply, "8", "<answer>8</answer>", partial_credit=False)
     assert [verdict.score for verdict in verdicts] == [expected, expected]
 
 
-def test_a_forged_problem_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    (verdict,), _ = verified(Reply((False, 0.0, "x" * 100_000), None, 0.5), monkeypatch, "8")
+@pytest.mark.usefixtures("installed")
+def test_a_forged_problem_is_short() -> None:
+    (verdict,), _ = verified(Reply((False, 0.0, "x" * 100_000), None, 0.5), "8")
     assert verdict.reason.startswith("wrong answer: xxx")
     assert len(verdict.reason) < 200
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_scorers_that_are_not_loaded_leave_answers_unverified(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("installed")
+def test_scorers_that_are_not_loaded_leave_answers_unverified(fault: Fault) -> None:
     """No answer has a part in it: the process is new. The limit of an answer is not that of the load."""
-    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
     loads: list[LoadProgram] = []
 
     def script(request: Request) -> Reply:
@@ -155,9 +145,9 @@ def test_scorers_that_are_not_loaded_leave_answers_unverified(fault: Fault, monk
     assert again[0].reason == "timeout"
 
 
-def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("installed")
+def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it() -> None:
     """A group of answers without time is scored again apart."""
-    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
 
     class ShortPool(ScriptedPool):
         """Cuts off the judges whose answer is slow."""
@@ -174,16 +164,17 @@ def test_an_answer_that_uses_the_time_of_all_harms_no_answer_beside_it(monkeypat
     assert pool.num_judges == 4
 
 
-def test_a_lost_worker_leaves_answers_unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts, _ = verified(Lost("a worker was lost"), monkeypatch, "8", "7", "9")
+@pytest.mark.usefixtures("installed")
+def test_a_lost_worker_leaves_answers_unverified() -> None:
+    verdicts, _ = verified(LostError("a worker was lost"), "8", "7", "9")
     assert [verdict.unverified for verdict in verdicts] == [True, False, True]
     assert verdicts[0].reason == "unverified: a worker was lost"
 
 
-@pytest.mark.usefixtures("no_own_time")
-def test_an_answer_is_scored_once_and_the_own_answer_never(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("installed", "no_own_time")
+def test_an_answer_is_scored_once_and_the_own_answer_never() -> None:
     texts = ["8", "<answer>8</answer>", "7", " 7 ", "x" * 100_001, ""]
-    verdicts, programs = verified(Reply((False, 0.0, None), None, 0.5), monkeypatch, *texts)
+    verdicts, programs = verified(Reply((False, 0.0, None), None, 0.5), *texts)
     called = [request for request in programs.requests if isinstance(request, CallFunction)]
     assert [request.arguments[1] for request in called] == ["8"]
     assert [v.reason for v in verdicts] == [
@@ -192,12 +183,12 @@ def test_an_answer_is_scored_once_and_the_own_answer_never(monkeypatch: pytest.M
     assert [v.seconds for v in verdicts] == [0.5, 0.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_answers_that_are_evaluated_share_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brorl.verification.domains.gym.require_reasoning_gym", lambda: None)
+@pytest.mark.usefixtures("installed")
+def test_answers_that_are_evaluated_share_no_process() -> None:
     puzzle = GymTask("puzzle24", {"answer": "4*6", "metadata": {"numbers": [4, 6]}})
     for task, processes in ((puzzle, 5), (MAZE, 1)):
-        programs = FakePrograms(Reply((False, 0.0, None), None, 0.0))
-        verifier = GymVerifier(programs)  # type: ignore[arg-type]
+        programs = replying(Reply((False, 0.0, None), None, 0.0))
+        verifier = GymVerifier(programs)
         verifier.verify_all([(prompt(task), f"{number} + 1") for number in range(5)])
         assert sum(isinstance(request, LoadProgram) for request in programs.requests) == processes
 

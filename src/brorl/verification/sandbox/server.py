@@ -184,11 +184,6 @@ class Server:
             raise ending
         return ending
 
-    @property
-    def usable(self) -> bool:
-        """Whether the server still runs."""
-        return self._process.poll() is None
-
     def _cut_lifeline(self) -> None:
         if self._lifeline in _LIFELINES:
             _LIFELINES.discard(self._lifeline)
