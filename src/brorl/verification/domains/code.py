@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import inf
 
@@ -49,6 +49,7 @@ _ALL_CASES = 10  # times the limit of one case
 _SLOWER = 3.0  # Python than the compiled languages that time limits are made for
 _MIN_CASE_S = 1.0
 _MIN_MEMORY = 1 << 29
+_NO_SOURCE = re.compile("[\0\ud800-\udfff]")  # a null character or a lone surrogate
 # Possessive: a run of blanks would otherwise be split in all ways, in time quadratic in its length.
 _FUTURE = re.compile(r"^from[ \t]++__future__[ \t]++import[ \t]++(?:\([^()]{0,500}+\)|[^\n(]*+)$", re.MULTILINE)
 _OPENING = re.compile(r"(?P<before>.*?)(?P<fence>(?<!`)`{3,}+|(?<!~)~{3,}+)[ \t]*+(?P<info>[^`\n]{0,200}+)")
@@ -229,11 +230,7 @@ def _find_code(response: str) -> Verdict | str:
         return Verdict(False, 0.0, None, NO_CODE, 0.0)
     if len(code) > _MAX_CODE:
         return Verdict(False, 0.0, None, TOO_LONG, 0.0)
-    try:
-        code.encode()
-    except UnicodeEncodeError:  # a lone surrogate
-        return Verdict(False, 0.0, code, SYNTAX_ERROR, 0.0)
-    return Verdict(False, 0.0, code, SYNTAX_ERROR, 0.0) if "\0" in code else code
+    return Verdict(False, 0.0, code, SYNTAX_ERROR, 0.0) if _NO_SOURCE.search(code) else code
 
 
 def _module(prelude: str, code: str) -> str:
@@ -242,20 +239,6 @@ def _module(prelude: str, code: str) -> str:
         return code
     future = "\n".join(_FUTURE.findall(code))
     return f"{future}\n{prelude}\n{_FUTURE.sub('', code) if future else code}"
-
-
-@dataclass
-class _Block:
-    """An open block: its fence, the language of its info string, its indentation and its lines so far."""
-
-    fence: str
-    language: str
-    indentation: int
-    lines: list[str] = field(default_factory=list)
-
-    @property
-    def code(self) -> str:
-        return "\n".join(self.lines)
 
 
 def extract_code(response: str) -> str | None:
@@ -273,43 +256,44 @@ def extract_code(response: str) -> str | None:
     Returns:
         The code without the fences; None if there is no such block.
     """
-    marked: str | None = None
-    unmarked: str | None = None
-    for block in _blocks(response):
-        if not block.code.strip():
-            continue
-        if block.language in _PYTHON:
-            marked = block.code
-        elif not block.language:
-            unmarked = block.code
+    marked = unmarked = None
+    for language, code in _blocks(response):
+        if code.strip() and language in _PYTHON:
+            marked = code
+        elif code.strip() and not language:
+            unmarked = code
     return unmarked if marked is None else marked
 
 
-def _blocks(response: str) -> list[_Block]:
-    """Return all blocks in order; one pass over the lines."""
-    blocks: list[_Block] = []
-    block: _Block | None = None
+def _blocks(response: str) -> Iterator[tuple[str, str]]:
+    """Yield the language and the code of each block; one pass over the lines."""
+    opening: tuple[str, str, int] | None = None
+    code: list[str] = []
     for raw in response.split("\n"):
         line = raw.removesuffix("\r")
-        if block is None:
-            block = _opened(line)
-        elif _reopens(line, block):
-            blocks.append(block)
-            block = _opened(line.lstrip())
-        elif line.lstrip().startswith(block.fence):
-            blocks.append(block)
-            block = None
-        elif line.rstrip().endswith(block.fence):
-            block.lines.append(_dedented(line.rstrip().rstrip(block.fence[0]), block.indentation))
-            blocks.append(block)
-            block = None
-        else:
-            block.lines.append(_dedented(line, block.indentation))
-    return blocks if block is None else [*blocks, block]
+        if opening is None:
+            opening, code = _opening(line), []
+            continue
+        fence, language, indentation = opening
+        text = line.strip()
+        if text.startswith(fence):
+            yield language, "\n".join(code)
+            reopens = text.lstrip(fence[0]).strip().lower() in _PYTHON
+            opening, code = _opening(line.lstrip()) if reopens else None, []
+            continue
+        closes = text.endswith(fence)
+        content = line.rstrip().rstrip(fence[0]) if closes else line
+        space = len(content) - len(content.lstrip(" \t"))
+        code.append(content[min(space, indentation) :])
+        if closes:
+            yield language, "\n".join(code)
+            opening = None
+    if opening is not None:
+        yield opening[1], "\n".join(code)
 
 
-def _opened(line: str) -> _Block | None:
-    """Return the block that a line opens."""
+def _opening(line: str) -> tuple[str, str, int] | None:
+    """Return the fence, the language and the indentation of the block that a line opens."""
     if "```" not in line and "~~~" not in line:
         return None
     opening = _OPENING.fullmatch(line)
@@ -317,18 +301,4 @@ def _opened(line: str) -> _Block | None:
     if opening is None or info is None:
         return None
     before = opening["before"]
-    return _Block(opening["fence"], info["language"].lower(), 0 if before.strip() else len(before))
-
-
-def _reopens(line: str, block: _Block) -> bool:
-    """Whether a line within a block is the opening fence of another block of Python."""
-    text = line.strip()
-    if not text.startswith(block.fence):
-        return False
-    return text.lstrip(block.fence[0]).strip().lower() in _PYTHON
-
-
-def _dedented(line: str, indentation: int) -> str:
-    """Return a line without at most this much white space at its start."""
-    space = len(line) - len(line.lstrip(" \t"))
-    return line[min(space, indentation) :]
+    return opening["fence"], info["language"].lower(), 0 if before.strip() else len(before)

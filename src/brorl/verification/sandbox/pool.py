@@ -10,6 +10,7 @@ A pool has no threads of its own.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
 import weakref
@@ -19,7 +20,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isfinite
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 from brorl.errors import UserError
@@ -78,9 +78,7 @@ class _Pool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -310,9 +308,7 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -328,10 +324,6 @@ def num_cores() -> int:
 
 def _allow_open_files(num_workers: int, more: int) -> None:
     """Raise the soft limit of open files of this process if it is too low; a low hard limit is a UserError."""
-    if sys.platform == "win32":
-        return
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = len(os.listdir("/dev/fd")) + more + _STARTING_FILES  # noqa: PTH208 (names are enough)
     if soft == resource.RLIM_INFINITY or needed + _SPARE_FILES <= soft:
