@@ -124,11 +124,11 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     points, samples, late = [Point(0, 0.0, 0, score(benchmark, evaluator))], 0, 0
     source.publish(learner.weights(), 0)
     for step in range(1, args.steps + 1):
-        batch = source.next_groups(step)
-        assert batch.sampled.lead is not None
-        staleness += batch.sampled.lead.staleness
-        late += sum(batch.sampled.lead.late_at.values())
-        samples += batch.sampled.summary()["samples"]
+        batch = source.next_batch(step)
+        assert batch.staleness is not None
+        staleness += batch.staleness.updates
+        late += sum(batch.staleness.late_at.values())
+        samples += batch.summary()["samples"]
         update = learner.step(batch.groups, reinforce_pp_baseline(batch.groups), derived_seed(seed, step))
         mismatch.append(update.mismatch_kl or 0.0)
         pool.advance(args.learn_s)

@@ -74,7 +74,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
     try:
         source.publish(learner.weights(), 0)
         for step in range(1, 31):
-            batch = source.next_groups(step)
+            batch = source.next_batch(step)
             assert all(0 <= step - 1 - group.version <= 1 for group in batch.groups)
             update = learner.step(batch.groups, rloo(batch.groups), step)
             source.publish(learner.weights(), step)
@@ -157,7 +157,7 @@ def test_an_exception_in_the_background_reaches_the_loop() -> None:
     try:
         source.publish([], 0)
         with pytest.raises(RuntimeError, match="no such kernel"):
-            source.next_groups(1)
+            source.next_batch(1)
     finally:
         source.close()
         pool.close()
@@ -269,7 +269,7 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
             source = Collector(OneByOne(engine), stream, grader, sampling, 16, 3, False, 20, 0)  # type: ignore[arg-type]
         source.publish(learner.weights(), 0)
         for step in range(1, 6):
-            groups = source.next_groups(step).groups
+            groups = source.next_batch(step).groups
             learner.step(groups, rloo(groups), step)
             source.publish(learner.weights(), step)
         finals.append({name: p.detach().clone() for name, p in model.named_parameters()})

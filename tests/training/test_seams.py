@@ -132,7 +132,10 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -
     prompts = [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "first") for i in range(NUM_PROMPTS)]
     grader = Grader({"first": FirstTokenVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping())
     sampling = SamplingParams(max_new_tokens=2)
-    source = Collector(engine, PromptStream(prompts, 0), grader, sampling, N, PER_STEP, True, 20, 0)
+    source = Collector(
+        engine=engine, stream=PromptStream(prompts, 0), grader=grader, sampling=sampling, rollouts_per_prompt=N,
+        prompts_per_step=PER_STEP, dynamic_sampling=True, max_tries=20, seed=0,
+    )  # fmt: skip
     diagnostics = Diagnostics(source.sampler, learner, grader, sampling, True, 0, 2, False, 0)
     tokenizer = AutoTokenizer.from_pretrained(Path(brorl.__file__).parent / "quickstart_model")
     return TrainingRun(
@@ -178,9 +181,9 @@ class Ahead:
     def num_prompts(self) -> int:
         return self._inner.num_prompts
 
-    def next_groups(self, step: int) -> Batch:
-        batch = self._next or self._inner.next_groups(step)
-        self._next = self._inner.next_groups(step + 1)
+    def next_batch(self, step: int) -> Batch:
+        batch = self._next or self._inner.next_batch(step)
+        self._next = self._inner.next_batch(step + 1)
         return batch
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

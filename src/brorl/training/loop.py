@@ -36,7 +36,7 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
             journal.begin()
             for step in journal.steps():
                 with stop.discarding():
-                    batch = source.next_groups(step)
+                    batch = source.next_batch(step)
                     held_out = diagnostics.hold_out(step, batch.groups)
 
                 with run.clock("training"):
