@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl.algorithms.rewards import (
-    CosineLength,
-    Overlong,
-    RewardShaping,
-    cosine_length_reward,
-    overlong_punishment,
-    shaped_rewards,
-    stop_properly,
-)
+from brorl.algorithms.rewards import Overlong, cosine_length_reward, overlong_punishment, shaped_rewards, stop_properly
+from brorl.algorithms.settings import CosineLength, RewardShaping
 
 LIMIT = 40
 values = st.floats(-2, 2, allow_nan=False).map(lambda x: round(x, 3))
