@@ -75,7 +75,8 @@ def shaped_rewards(
     reward_L = np.asarray(score_L if shaping.partial_credit else correct_L, np.float64)
     if shaping.cosine_length.in_force(step):
         reward_L = cosine_length_reward(correct_L, length_L, shaping.cosine_length, max_new_tokens)
-    reward_L = reward_L + shaping.format_reward * formatted_L
+    if shaping.format_pattern is not None:
+        reward_L = reward_L + shaping.format_reward * formatted_L
     reward_L = stop_properly(reward_L, truncated_L, shaping.stop_properly)
     if shaping.overlong_tokens:
         reward_L = reward_L + overlong_punishment(length_L, max_new_tokens, shaping.overlong_tokens)
