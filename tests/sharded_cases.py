@@ -21,8 +21,9 @@ from brorl.model import logprobs as logprobs_module
 from brorl.model import row_logits
 from brorl.model.forward import FlatForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.lora import add_adapter
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS
+from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
 from brorl.training.learner import LearnerSettings, Update
 from brorl.training.rank_model import load_on_first_rank
@@ -59,7 +60,7 @@ def model_of(case: Case) -> PreTrainedModel:
     model = small_model("qwen3", seed=case.seed, num_hidden_layers=2, dtype=case.dtype, **case.overrides)
     if case.lora:
         torch.manual_seed(case.seed)
-        add_adapter(model, LoraSettings(case.lora))
+        add_adapter(model, LoraSettings(rank=case.lora))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
@@ -74,7 +75,7 @@ def learner_of(case: Case, ranks: Ranks, load: Callable[[Case], PreTrainedModel]
     logprobs_module.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
     if ranks.size == 1:
         return TreeLearner(load(case), case.settings)
-    lora = LoraSettings(case.lora) if case.lora else None
+    lora = LoraSettings(rank=case.lora) if case.lora else None
     model, weights, _ = load_on_first_rank(ranks, lambda: (load(case), None), lora, case.gradient_checkpointing)
     use_exact_norms(model)
     shard(model, weights, torch.device("cpu"), case.settings.autocast)

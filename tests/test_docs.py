@@ -15,12 +15,12 @@ from ruamel.yaml import YAML
 
 import losing_function
 from async_support import WordyEngine, virtual_source
-from brorl.config.phases import PhaseConfig
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.reporting.page.page import make_page
 from brorl.runs.run_record import read_run
+from brorl.training.settings import PhaseSettings
 from brorl.verification.domains.table import DOMAINS
 from run_support import SMALL, command
 
@@ -168,10 +168,10 @@ def test_the_settings_reference_names_every_setting() -> None:
     page = (DOCS / "reference" / "settings.md").read_text("utf-8")
     named = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
     in_sources = {
-        *CountdownConfig.model_fields,
-        *FileConfig.model_fields,
-        *GymConfig.model_fields,
-        *PhaseConfig.model_fields,
+        *CountdownSource.model_fields,
+        *FileSource.model_fields,
+        *GymSource.model_fields,
+        *PhaseSettings.model_fields,
     } - {"advantage"}
     assert named - in_sources == {name for name, _ in settings_of(TrainConfig)} - in_sources
     assert in_sources <= named

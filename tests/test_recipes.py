@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 import brorl
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.cluster_job import Given, build_job
 from brorl.assemble.data import build_format
 from brorl.assemble.settings import build_learner_settings, build_shaping
-from brorl.config.loss import AdvantageConfig
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import FileConfig
 from brorl.model.forward import TreeForward
 from brorl.planning.cluster.capacity import capacities, capacity
 from brorl.planning.cluster.gpus import GPUS, Cluster
 from brorl.planning.cluster.model_shape import PUBLISHED
 from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.settings import FileSource
 from brorl.prompts.templates import TEMPLATES
 from brorl.verification.domains.table import DOMAINS
 
@@ -117,7 +117,7 @@ def test_a_plan_of_a_recipe_has_its_placement(name: str, gpus: int) -> None:
 @pytest.mark.parametrize("name", ["prorl", "brorl", "small/prorl", "small/brorl"])
 def test_the_papers_recipes_have_the_papers_advantages(name: str) -> None:
     assert config(name).phases == ()
-    assert config(name).advantage == AdvantageConfig(estimator="reinforce_pp_baseline")
+    assert config(name).advantage == AdvantageSettings(estimator="reinforce_pp_baseline")
 
 
 def test_the_papers_numbers() -> None:
@@ -149,7 +149,7 @@ def test_the_five_domains_have_layouts_templates_weights_and_verifiers(name: str
     assert {*recipe.rewards.domain_weights} == {*weights} == {*TEMPLATES}
     assert {*weights} <= {*DOMAINS}
     for source in recipe.data.sources:
-        if isinstance(source, FileConfig):
+        if isinstance(source, FileSource):
             assert source.layout is not None
             assert source.path in LAYOUTS[source.layout].data_sets
     style = build_format(recipe)

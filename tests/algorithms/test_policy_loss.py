@@ -7,13 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from brorl.algorithms.policy_loss import (
-    PolicyLossSettings,
-    cispo_loss,
-    clipped_policy_loss,
-    gspo_loss,
-    node_weights,
-)
+from brorl.algorithms.policy_loss import cispo_loss, clipped_policy_loss, gspo_loss, node_weights
+from brorl.algorithms.settings import PolicyLossSettings
 from brorl.model.logprobs import chunk_logprobs
 from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree

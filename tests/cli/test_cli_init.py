@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from brorl.config.reading import make_config, parse_yaml
-from brorl.config.sources import FileConfig
+from brorl.prompts.settings import FileSource
 from run_support import command, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
@@ -37,10 +37,10 @@ def sums(rng: np.random.Generator, number: int, question: str, answer: str, form
     return [{question: f"What is {a} + {b}?", answer: form.format(a + b), "note": "easy"} for a, b in pairs]
 
 
-def source_of(recipe: str) -> FileConfig:
+def source_of(recipe: str) -> FileSource:
     config = make_config(parse_yaml(Path(recipe).read_text(), recipe), {}, recipe)
     (source,) = config.data.sources
-    assert isinstance(source, FileConfig)
+    assert isinstance(source, FileSource)
     return source
 
 

@@ -15,7 +15,7 @@ import brorl.planning.pilot_gradients as gradients_module
 import brorl.planning.step_timing as timing_module
 from brorl.algorithms import advantages
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.model.next_token import NextToken
 from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
 from brorl.planning.gradient_noise import NoiseMoments, noise_moments

@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.assemble.settings import build_learner_settings, build_rollouts_per_prompt
 from brorl.config.reading import dump_yaml, make_config, parse_yaml
 from brorl.config.settings import TrainConfig

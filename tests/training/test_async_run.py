@@ -15,8 +15,7 @@ from torch import Tensor
 
 from async_support import by_tokens, source_over
 from brorl.algorithms.advantages import rloo
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import ImportanceCorrection, RewardShaping
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt
@@ -55,7 +54,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
     """Two workers sample while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)
     settings = LearnerSettings(
-        learning_rate=3e-3, recompute_old_logprobs=True, importance=ImportanceCorrection("truncate", high=5.0)
+        learning_rate=3e-3, recompute_old_logprobs=True, importance=ImportanceCorrection(correction="truncate", high=5.0)
     )
     learner = TreeLearner(model, settings)
     prompts = [Prompt(f"p{i}", str(i), (1 + i, 5), "", "first") for i in range(6)]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.training.collapse import Collapse, CollapseLimits, find_collapse
+from brorl.training.collapse import Collapse, find_collapse
 from brorl.training.monitor import Monitor
+from brorl.training.settings import CollapseLimits
 
 SHORT = CollapseLimits(window=3, patience=2)
 

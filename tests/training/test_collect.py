@@ -11,7 +11,7 @@ from torch import Tensor
 
 from brorl.activity import Activity, Round
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams

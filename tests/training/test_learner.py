@@ -13,7 +13,7 @@ import brorl.training.mini_batch as mini_batch_module
 import brorl.training.step_inputs as inputs_module
 from brorl.activity import Activity, Updating
 from brorl.algorithms.groups import Group
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
@@ -24,7 +24,7 @@ from brorl.tree import RolloutTree
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 
 SETTINGS = LearnerSettings(
-    learning_rate=1e-3, loss=PolicyLossSettings("ppo", 0.2, 0.28), next_token=NextToken(0.9), max_nodes=20
+    learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), next_token=NextToken(0.9), max_nodes=20
 )
 Batch = tuple[list[Group], list[np.ndarray]]
 

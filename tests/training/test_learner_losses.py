@@ -17,9 +17,7 @@ from transformers import PreTrainedModel
 
 import brorl.training.mini_batch as mini_batch_module
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.training.learner import LearnerSettings, Update
@@ -192,7 +190,7 @@ def moved(model: PreTrainedModel, rng: np.random.Generator, size: float = 0.05) 
 
 
 def loss_of(kind: str, aggregation: str) -> PolicyLossSettings:
-    return PolicyLossSettings(kind, 0.1, 0.15, aggregation, LONGEST)  # type: ignore[arg-type]
+    return PolicyLossSettings(kind=kind, clip_low=0.1, clip_high=0.15, aggregation=aggregation, max_new_tokens=LONGEST)  # type: ignore[arg-type]
 
 
 def assert_step_equals_rows(
@@ -245,7 +243,7 @@ def test_each_importance_correction(mode: str, kind: str, aggregation: str, rng:
     settings = replace(
         SETTINGS,
         loss=loss_of(kind, aggregation),
-        importance=ImportanceCorrection(mode, 0.8, 1.25),  # type: ignore[arg-type]
+        importance=ImportanceCorrection(correction=mode, low=0.8, high=1.25),  # type: ignore[arg-type]
         recompute_old_logprobs=True,
     )
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
@@ -261,7 +259,7 @@ def test_each_kl_estimator_in_the_loss(
 ) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    penalty = KLPenalty(0.7, estimator, "loss", clamp=0.8)  # type: ignore[arg-type]
+    penalty = KLPenalty(coefficient=0.7, estimator=estimator, placement="loss", clamp=0.8)  # type: ignore[arg-type]
     settings = replace(SETTINGS, loss=loss_of(kind, aggregation), kl=penalty, offload_reference=offload)
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -272,7 +270,7 @@ def test_each_kl_estimator_in_the_loss(
 def test_a_penalty_of_coefficient_zero_only_measures(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start, batch = deepcopy(model), sampled(model, rng)
-    settings = replace(SETTINGS, kl=KLPenalty(0.0, "k3"))
+    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.0, estimator="k3"))
     learner = TreeLearner(model, settings)
     moved(model, rng)
     assert assert_step_equals_rows(learner, settings, batch, start).reference_kl > 0
@@ -283,7 +281,7 @@ def test_kl_in_the_reward(estimator: str, recompute: bool, rng: np.random.Genera
     """Rewards lose the penalty of the sampling policy; the step adds nothing to the loss, and measures."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    penalty = KLPenalty(0.7, estimator, "reward", clamp=0.8)  # type: ignore[arg-type]
+    penalty = KLPenalty(coefficient=0.7, estimator=estimator, placement="reward", clamp=0.8)  # type: ignore[arg-type]
     settings = replace(SETTINGS, kl=penalty, recompute_old_logprobs=recompute)
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -307,7 +305,7 @@ def test_kl_in_the_reward(estimator: str, recompute: bool, rng: np.random.Genera
 @pytest.mark.parametrize("placement", ["loss", "reward"])
 def test_a_step_after_penalised_takes_no_pass_more_than_it_needs(placement: str, rng: np.random.Generator) -> None:
     model = small_model(seed=1, num_hidden_layers=1)
-    learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(0.7, "k2", placement), recompute_old_logprobs=True))  # type: ignore[arg-type]
+    learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement), recompute_old_logprobs=True))  # type: ignore[arg-type]
     groups, advantages = sampled(model, rng)
     passes = []
     original = learner._scores.of_own
@@ -328,7 +326,7 @@ def test_chosen_responses_carry_their_factors_into_the_penalty(
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
     settings = replace(
-        SETTINGS, kl=KLPenalty(0.7, "k2", placement), max_responses_per_outcome=1, loss=loss_of("ppo", "sequence_mean")
+        SETTINGS, kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement), max_responses_per_outcome=1, loss=loss_of("ppo", "sequence_mean")
     )  # type: ignore[arg-type]
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -349,8 +347,8 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
         learning_rate=2e-2,
         mini_batches=2,
         loss=loss_of("gspo", "sequence_mean"),
-        kl=KLPenalty(0.3, "k3"),
-        importance=ImportanceCorrection("sequence_mask", 0.7, 1.4),
+        kl=KLPenalty(coefficient=0.3, estimator="k3"),
+        importance=ImportanceCorrection(correction="sequence_mask", low=0.7, high=1.4),
         recompute_old_logprobs=True,
     )
     learner = TreeLearner(model, settings)
@@ -376,14 +374,14 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
     assert abs(update.old_policy_kl) > 1e-9  # 0 in the first mini-batch
 
 
-@pytest.mark.parametrize(("mode", "kl"), [("none", None), ("truncate", None), ("mask", KLPenalty(0.7, "k2", "reward"))])
+@pytest.mark.parametrize(("mode", "kl"), [("none", None), ("truncate", None), ("mask", KLPenalty(coefficient=0.7, estimator="k2", placement="reward"))])
 def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
     mode: str, kl: KLPenalty | None, rng: np.random.Generator
 ) -> None:
     """After a step has moved the weights, a group's ratios are to the weights that sampled it, also when recomputed."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    importance = ImportanceCorrection(mode, 0.8, 1.25)  # type: ignore[arg-type]
+    importance = ImportanceCorrection(correction=mode, low=0.8, high=1.25)  # type: ignore[arg-type]
     settings = replace(
         SETTINGS, learning_rate=3e-2, importance=importance, kl=kl, recompute_old_logprobs=True, mini_batches=1
     )
@@ -447,8 +445,8 @@ def test_dual_clip(rng: np.random.Generator) -> None:
     ("kind", "aggregation", "kl"),
     [
         ("ppo", "token_mean", None),
-        ("cispo", "sequence_mean", KLPenalty(0.7, "k2", "loss", clamp=0.8)),
-        ("gspo", "constant", KLPenalty(0.7, "k3", "reward", clamp=0.8)),
+        ("cispo", "sequence_mean", KLPenalty(coefficient=0.7, estimator="k2", placement="loss", clamp=0.8)),
+        ("gspo", "constant", KLPenalty(coefficient=0.7, estimator="k3", placement="reward", clamp=0.8)),
     ],
 )
 def test_truncated_responses_can_be_left_out_of_the_loss(

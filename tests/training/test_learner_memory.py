@@ -10,9 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.errors import OutOfMemoryError, UserError
 from brorl.prompts.prompt import Prompt
 from brorl.training.chunk_size import LEAST_NODES
@@ -24,9 +22,9 @@ SETTINGS = LearnerSettings(learning_rate=1e-3, max_nodes=128, max_grad_norm=1e9)
 EVERYTHING = replace(
     SETTINGS,
     mini_batches=2,
-    loss=PolicyLossSettings("gspo", 0.1, 0.1),
-    kl=KLPenalty(0.5),
-    importance=ImportanceCorrection("truncate"),
+    loss=PolicyLossSettings(kind="gspo", clip_low=0.1, clip_high=0.1),
+    kl=KLPenalty(coefficient=0.5),
+    importance=ImportanceCorrection(correction="truncate"),
     recompute_old_logprobs=True,
 )
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
@@ -132,7 +130,7 @@ def test_memory_that_is_too_small_for_anything_ends_with_the_ways_out(rng: np.ra
 
 def test_memory_that_runs_out_in_the_reference_leaves_the_models_own_weights(rng: np.random.Generator) -> None:
     model = small_model(seed=1, num_hidden_layers=1)
-    learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(0.5)))
+    learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(coefficient=0.5)))
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
     before = deepcopy(model.state_dict())
@@ -191,7 +189,7 @@ def test_a_restored_learner_with_a_reference_continues_bitwise(rng: np.random.Ge
 @pytest.mark.parametrize("clear", [False, True])
 def test_a_reset_takes_the_current_weights_and_may_clear_the_optimizer(clear: bool, rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
-    settings = replace(SETTINGS, kl=KLPenalty(0.5))
+    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.5))
     learner, batch = TreeLearner(model, settings), batch_of(rng)
     assert learner.has_reference
     learner.step(*batch, seed=0)
@@ -233,7 +231,7 @@ def test_moments_of_another_run_are_taken_and_nothing_else(rng: np.random.Genera
 
 def test_a_correction_without_recomputed_log_probs_and_a_reset_without_a_reference_are_refused() -> None:
     with pytest.raises(ValueError, match=r"set optimizer\.old_logprobs: recompute, or importance"):
-        replace(SETTINGS, importance=ImportanceCorrection("mask"))
+        replace(SETTINGS, importance=ImportanceCorrection(correction="mask"))
     learner = TreeLearner(small_model(seed=1, num_hidden_layers=1), SETTINGS)
     assert not learner.has_reference
     with pytest.raises(ValueError, match="no reference policy to reset"):

@@ -10,11 +10,11 @@ import pytest
 
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.comparison import ArmPlan, run_config
 from brorl.assemble.objective import build_objective
 from brorl.assemble.settings import build_schedule
 from brorl.comparison.reading import read_run_scores
-from brorl.config.loss import AdvantageConfig
 from brorl.config.reading import make_config
 from brorl.config.resuming import first_change, fixed_settings
 from brorl.config.settings import TrainConfig
@@ -262,7 +262,7 @@ def test_contradictions_are_named(settings: dict[str, Any], expected: str) -> No
 
 def test_phases_on_the_command_line_replace_the_advantages_of_the_recipe() -> None:
     recipe, phases = {"advantage": {"estimator": "maxrl"}}, {"phases": [{"name": "a"}]}
-    assert make_config(recipe, phases, "test").advantages == (AdvantageConfig(),)
+    assert make_config(recipe, phases, "test").advantages == (AdvantageSettings(),)
     with pytest.raises(UserError, match=r"both are set; .* or set phases: \[\]"):
         make_config(phases, recipe, "test")
     assert make_config(phases, recipe | {"phases": []}, "test").advantages[0].estimator == "maxrl"

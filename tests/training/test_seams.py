@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 import brorl
 from brorl.algorithms.advantages import rloo
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.cost import Budget
@@ -26,7 +26,6 @@ from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_st
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.chunk_loss import LossSums
-from brorl.training.collapse import CollapseLimits
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.journal import Ending
@@ -37,6 +36,7 @@ from brorl.training.objective import Objective, ObjectivePhase
 from brorl.training.reference_schedule import ReferenceSchedule
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.schedule import Schedule
+from brorl.training.settings import CollapseLimits
 from brorl.training.source import Batch, GroupSource, SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from brorl.algorithms import advantages
 from brorl.algorithms.groups import Group
-from brorl.algorithms.policy_loss import PolicyLossSettings
-from brorl.algorithms.rewards import CosineLength, RewardShaping
+from brorl.algorithms.settings import AdvantageSettings, CosineLength, PolicyLossSettings, RewardShaping
 from brorl.assemble.objective import build_advantages
-from brorl.config.loss import AdvantageConfig
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
@@ -161,20 +159,20 @@ def test_a_lost_response_is_verified_again_after_all_others(rng: np.random.Gener
 
 
 ESTIMATORS = [
-    AdvantageConfig(estimator="rloo"),
-    AdvantageConfig(estimator="grpo"),
-    AdvantageConfig(estimator="reinforce_pp_baseline"),
-    AdvantageConfig(estimator="maxrl"),
-    AdvantageConfig(estimator="power", alpha=0.5),
-    AdvantageConfig(estimator="pass_at_k", k=3),
-    AdvantageConfig(estimator="rloo", rarity=0.5),
+    AdvantageSettings(estimator="rloo"),
+    AdvantageSettings(estimator="grpo"),
+    AdvantageSettings(estimator="reinforce_pp_baseline"),
+    AdvantageSettings(estimator="maxrl"),
+    AdvantageSettings(estimator="power", alpha=0.5),
+    AdvantageSettings(estimator="pass_at_k", k=3),
+    AdvantageSettings(estimator="rloo", rarity=0.5),
 ]
 
 
 @pytest.mark.parametrize("config", ESTIMATORS, ids=lambda c: f"{c.estimator}{c.rarity or ''}")
 @pytest.mark.parametrize("subset", [None, 2])
 def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
-    config: AdvantageConfig, subset: int | None, rng: np.random.Generator
+    config: AdvantageSettings, subset: int | None, rng: np.random.Generator
 ) -> None:
     trees = random_trees(rng, 6)
     lost = lost_texts(rng, trees)
@@ -188,7 +186,7 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     assert sum(t.num_rollouts for t in trees) > sum(g.tree.num_rollouts for g in groups)
     model = small_model(seed=int(rng.integers(1 << 30)))
     settings = LearnerSettings(
-        learning_rate=1e-3, loss=PolicyLossSettings("ppo", 0.2, 0.28), next_token=NextToken(0.9), max_nodes=20,
+        learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), next_token=NextToken(0.9), max_nodes=20,
         max_responses_per_outcome=subset,
     )  # fmt: skip
     estimate = build_advantages(config, seed=0)
@@ -208,7 +206,7 @@ def test_a_step_equals_plain_rows_of_the_verified_rollouts(rng: np.random.Genera
     groups = [g for g in grader.groups([prompt_of(t) for t in trees], trees, step=1) if g is not None]
     model = small_model(seed=int(rng.integers(1 << 30)))
     plain = deepcopy(model)
-    settings = LearnerSettings(learning_rate=1e-3, loss=PolicyLossSettings("ppo", 0.2, 0.28), max_nodes=20)
+    settings = LearnerSettings(learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), max_nodes=20)
     TreeLearner(model, settings).step(groups, advantages.rloo(groups), seed=0)
 
     gain, num_tokens = torch.zeros((), dtype=torch.float64), 0
@@ -245,8 +243,8 @@ def test_pass_at_k_of_a_group_that_became_too_small_is_that_of_fewer_attempts(si
     tree = RolloutTree.from_responses((1,), [[2 if i == 0 else 3, 4 + i] for i in range(size)])
     group = Group(prompt_of(tree), tree, tree.token[tree.parent[tree.leaf]] == 2, np.zeros(size))
     group = replace(group, reward_L=group.correct_L.astype(float))
-    small = build_advantages(AdvantageConfig(estimator="pass_at_k", k=4), seed=0)([group])
-    same = build_advantages(AdvantageConfig(estimator="pass_at_k", k=min(4, size - 1)), seed=0)([group])
+    small = build_advantages(AdvantageSettings(estimator="pass_at_k", k=4), seed=0)([group])
+    same = build_advantages(AdvantageSettings(estimator="pass_at_k", k=min(4, size - 1)), seed=0)([group])
     assert small[0].tolist() == same[0].tolist()
     assert small[0].any()
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -30,8 +31,12 @@ from brorl.rollout.engine import Engine
 from brorl.rollout.pooled_engine import PooledEngine
 from brorl.rollout.vllm import VllmEngine
 from brorl.seeds import derived_seed
+from brorl.training.async_source import AsyncSource
 from brorl.training.learner import Learner
 from brorl.training.ranks import Backend, join
+from brorl.training.source import GroupSource
+from brorl.training.stopwatch import Stopwatch
+from brorl.verification.one_at_a_time import OneAtATime
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
@@ -62,22 +67,9 @@ def build_cluster(
     if not settings.enabled:
         return None
     check_ray(config)
-    from brorl.distributed.cluster import Cluster, ClusterShape
+    from brorl.distributed.cluster import Cluster
 
-    shape = ClusterShape(
-        nodes=settings.nodes,
-        address=settings.address,
-        rollout_workers=settings.rollout_workers,
-        learner_ranks=settings.learner_ranks if learns else 0,
-        verifier_workers=settings.verifier_workers,
-        cpus=settings.cpus_per_worker,
-        gpus_per_rollout_worker=settings.gpus_per_rollout_worker,
-        gpus_per_learner_rank=settings.gpus_per_learner_rank if learns else 0,
-        colocated=settings.placement == "colocated",
-        in_turn=settings.mode == "sync",
-        join_timeout_s=settings.join_timeout_s,
-    )
-    return Cluster(shape, say, note, advice)
+    return Cluster(settings if learns else settings.without_learner(), say, note, advice)
 
 
 def check_ray(config: TrainConfig) -> None:
@@ -94,9 +86,7 @@ def check_ray(config: TrainConfig) -> None:
 
 
 def place_engine(cluster: Cluster, config: TrainConfig, context: int, say: Say, observe: Observe) -> Engine:
-    """Start the rollout workers, and return an engine over them.
-
-    Every worker loads `config.model`. The weights to sample with are published to it.
+    """Start the rollout workers, which load `config.model`, and return an engine over them.
 
     Args:
         cluster: The cluster, which has started.
@@ -112,11 +102,52 @@ def place_pool(cluster: Cluster, config: TrainConfig, context: int, say: Say) ->
     """Start the rollout workers; see `place_engine`."""
     from brorl.distributed.rollout_workers import RayRolloutPool
 
-    settings, shares_gpus = config.cluster, cluster.shape.shares_gpus
+    settings, shares_gpus = config.cluster, cluster.settings.shares_gpus
     recipe = _EngineRecipe(_on(config, "cuda" if settings.gpus_per_rollout_worker else "cpu"), context, shares_gpus)
     pool = RayRolloutPool(recipe, _pool_config(cluster, config, "rollout"), settings.cpus_per_worker, say, shares_gpus)
     cluster.on_release(pool.close)
     return pool
+
+
+def place_async_source(
+    cluster: Cluster, config: TrainConfig, inputs: RunInputs, clock: Stopwatch, say: Say, observe: Observe
+) -> GroupSource:
+    """Start the rollout workers, and return a source that samples ahead of the learner.
+
+    Args:
+        cluster: The cluster, which has started.
+        config: The run's settings.
+        inputs: The prompts and the grader, whose verifiers allow calls from several threads.
+        clock: Adds up the seconds of each phase.
+        say: Receives a line for each lost worker.
+        observe: Receives the progress of sampling.
+    """
+    pool, settings = place_pool(cluster, config, inputs.context, say), config.cluster
+    source = AsyncSource(
+        pool=pool,
+        stream=inputs.prompts.train,
+        grader=inputs.grader,
+        sampling=config.sampling.params,
+        rollouts_per_prompt=config.rollouts_per_prompt,
+        prompts_per_step=config.prompts_per_step,
+        dynamic_sampling=config.dynamic_sampling.enabled,
+        max_tries=config.dynamic_sampling.max_tries,
+        seed=config.seed,
+        max_staleness=settings.max_staleness,
+        stragglers=settings.stragglers,
+        segment_tokens=settings.segment_tokens,
+        prompts_per_task=settings.prompts_per_task,
+        clock=clock,
+        observe=observe,
+    )
+    cluster.on_release(source.close)  # before the pool
+    return source
+
+
+def in_turns(verifiers: Mapping[str, Verifier]) -> dict[str, Verifier]:
+    """Return verifiers that allow calls from several threads; those of one run share worker processes."""
+    lock = Lock()
+    return {domain: OneAtATime(verifier, lock) for domain, verifier in verifiers.items()}
 
 
 def place_verifiers(
@@ -155,25 +186,25 @@ def _pool_config(cluster: Cluster, config: TrainConfig, kind: Literal["rollout",
 
 
 def place_learner(
-    cluster: Cluster, config: TrainConfig, ready: RunInputs, shared: Path, say: Say, observe: Observe
+    cluster: Cluster, config: TrainConfig, inputs: RunInputs, shared: Path, say: Say, observe: Observe
 ) -> Learner:
     """Start the learner ranks, and return a learner over them.
 
     Args:
         cluster: The cluster, which has started.
         config: The run's settings.
-        ready: The source of the model and the length of a context.
+        inputs: The model and the length of a context.
         shared: The run directory, which the ranks must see.
         say: Receives lines for the user.
         observe: Receives the activity of the learner.
     """
     from brorl.distributed.remote_learner import RemoteLearner
 
-    source = Path(ready.source)
+    folder = Path(inputs.model_path)
     recipe = _LearnerRecipe(
         _on(config, "cuda" if config.cluster.gpus_per_learner_rank else "cpu"),
-        str(source.resolve()) if source.is_dir() else ready.source,
-        ready.context,
+        str(folder.resolve()) if folder.is_dir() else inputs.model_path,
+        inputs.context,
     )
     halved = config.engine.kind == "vllm" and config.dtype == "bfloat16"  # of float32, to the format of the engine
     sent_dtype, timeout_s = torch.bfloat16 if halved else None, config.cluster.learner_timeout_s
@@ -263,10 +294,10 @@ class _LearnerRecipe:
         config = self.config
         torch.set_num_threads(config.cluster.cpus_per_worker)
         torch.manual_seed(derived_seed(config.seed, 0))  # as `prepare` does: new adapters start from it
-        ready = ModelInputs(self.source, _tokenizer(config, self.source), self.context)
+        inputs = ModelInputs(self.source, _tokenizer(config, self.source), self.context)
         backend: Backend = "nccl" if config.cluster.gpus_per_learner_rank else "gloo"
         ranks = join(place.rank, place.size, place.address, place.port, backend, config.cluster.learner_timeout_s)
-        return build_rank(config, ready, ranks, say, observe)
+        return build_rank(config, inputs, ranks, say, observe)
 
 
 def _on(config: TrainConfig, device: str) -> TrainConfig:

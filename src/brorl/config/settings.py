@@ -1,7 +1,7 @@
 """Every setting of a training recipe: typed, documented, checked before any work starts.
 
 In: nested values, from YAML, the command line or Python (`brorl.config.reading`). Out: a frozen `TrainConfig`. Each
-section checks its own settings; `TrainConfig` checks the sections against each other.
+section checks its own settings; `TrainConfig` composes the sections, and checks them against each other.
 """
 
 from __future__ import annotations
@@ -11,22 +11,35 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from brorl.config.cluster import ClusterConfig
-from brorl.config.data import DataConfig, PromptConfig, VerificationConfig
-from brorl.config.evaluation import (
-    BudgetConfig,
-    CollapseConfig,
-    DiagnosticsConfig,
-    EvaluationConfig,
-    TrackingConfig,
+from brorl.algorithms.learning_rate import scaled_learning_rate
+from brorl.algorithms.settings import (
+    AdvantageSettings,
+    ImportanceCorrection,
+    KLPenalty,
+    PolicyLossSettings,
+    RewardShaping,
 )
-from brorl.config.loss import AdvantageConfig, ImportanceConfig, KLConfig, LossConfig, ReferenceConfig
-from brorl.config.optimization import EngineConfig, LoraConfig, OptimizerConfig
-from brorl.config.phases import PhaseConfig
-from brorl.config.rewards import RewardsConfig
-from brorl.config.rollouts import AdaptiveConfig, DynamicSamplingConfig, SamplingConfig
-from brorl.config.section import Listed, Section
+from brorl.cost import Budget
+from brorl.distributed.settings import ClusterSettings
+from brorl.evaluation.settings import EvaluationSettings
+from brorl.model.settings import LoraSettings
 from brorl.paths import is_folder
+from brorl.prompts.settings import DataSettings, PromptFormat
+from brorl.rollout.settings import EngineSettings
+from brorl.sampling import SamplingSettings
+from brorl.section import Listed, Section
+from brorl.trackers import TrackingSettings
+from brorl.training.settings import (
+    AdaptiveSettings,
+    BudgetSettings,
+    CollapseLimits,
+    DiagnosticsSettings,
+    DynamicSamplingSettings,
+    OptimizerSettings,
+    PhaseSettings,
+    ReferenceSettings,
+)
+from brorl.verification.settings import VerificationSettings
 
 
 class TrainConfig(Section):
@@ -54,31 +67,31 @@ class TrainConfig(Section):
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
         "float32", description="number format of the computation; with bfloat16 the trained weights stay float32"
     )
-    data: DataConfig = DataConfig()
-    prompt: PromptConfig = PromptConfig()
-    sampling: SamplingConfig = SamplingConfig()
-    adaptive: AdaptiveConfig = AdaptiveConfig()
-    verification: VerificationConfig = VerificationConfig()
-    rewards: RewardsConfig = RewardsConfig()
-    advantage: AdvantageConfig = AdvantageConfig()
-    phases: Annotated[tuple[PhaseConfig, ...], Listed, Field(strict=False)] = Field(
+    data: DataSettings = DataSettings()
+    prompt: PromptFormat = PromptFormat()
+    sampling: SamplingSettings = SamplingSettings()
+    adaptive: AdaptiveSettings = AdaptiveSettings()
+    verification: VerificationSettings = VerificationSettings()
+    rewards: RewardShaping = RewardShaping()
+    advantage: AdvantageSettings = AdvantageSettings()
+    phases: Annotated[tuple[PhaseSettings, ...], Listed, Field(strict=False)] = Field(
         (), description="objectives that follow one another in place of `advantage`, such as broaden and sharpen "
         "(docs/how-to/broaden.md)",
     )  # fmt: skip
-    dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
-    loss: LossConfig = LossConfig()
-    importance: ImportanceConfig = ImportanceConfig()
-    kl: KLConfig = KLConfig()
-    reference: ReferenceConfig = ReferenceConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    lora: LoraConfig = LoraConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    budget: BudgetConfig = BudgetConfig()
-    collapse: CollapseConfig = CollapseConfig()
-    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
-    engine: EngineConfig = EngineConfig()
-    cluster: ClusterConfig = ClusterConfig()
-    tracking: TrackingConfig = TrackingConfig()
+    dynamic_sampling: DynamicSamplingSettings = DynamicSamplingSettings()
+    loss: PolicyLossSettings = PolicyLossSettings()
+    importance: ImportanceCorrection = ImportanceCorrection()
+    kl: KLPenalty = KLPenalty()
+    reference: ReferenceSettings = ReferenceSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    lora: LoraSettings = LoraSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    budget: BudgetSettings = BudgetSettings()
+    collapse: CollapseLimits = CollapseLimits()
+    diagnostics: DiagnosticsSettings = DiagnosticsSettings()
+    engine: EngineSettings = EngineSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    tracking: TrackingSettings = TrackingSettings()
 
     @property
     def samples_per_step(self) -> int:
@@ -86,7 +99,7 @@ class TrainConfig(Section):
         return self.prompts_per_step * self.rollouts_per_prompt
 
     @property
-    def advantages(self) -> tuple[AdvantageConfig, ...]:
+    def advantages(self) -> tuple[AdvantageSettings, ...]:
         """The advantages of every phase, or the one of the whole run."""
         return tuple(phase.advantage for phase in self.phases) or (self.advantage,)
 
@@ -94,6 +107,37 @@ class TrainConfig(Section):
     def needs_answers(self) -> bool:
         """Whether rarity counts canonical answers, which verifiers then compute."""
         return any(advantage.rarity and advantage.rarity_by == "answer" for advantage in self.advantages)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate, scaled for the batch."""
+        optimizer = self.optimizer
+        if not optimizer.reference_batch:
+            return optimizer.learning_rate
+        return scaled_learning_rate(optimizer.learning_rate, self.samples_per_step, optimizer.reference_batch)
+
+    @property
+    def total_budget(self) -> Budget:
+        """The budget of the run: its number of steps if no budget is set."""
+        if self.budget.limit is not None:
+            return Budget(self.budget.unit, self.budget.limit, self.budget.marks)
+        assert self.steps is not None  # `_run_ends` has checked it
+        return Budget("steps", self.steps)
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether the learner computes in bfloat16 with float32 weights; adapters go with a base in bfloat16."""
+        return self.dtype == "bfloat16" and not self.lora.rank
+
+    @property
+    def adapters(self) -> LoraSettings | None:
+        """The adapters to train; None if all weights are trained."""
+        return self.lora if self.lora.rank else None
+
+    @property
+    def max_evaluated_tokens(self) -> int:
+        """Length limit of a response in an evaluation."""
+        return self.evaluation.max_new_tokens or self.sampling.max_new_tokens
 
     @property
     def recompute_old_logprobs(self) -> bool:
@@ -128,7 +172,7 @@ class TrainConfig(Section):
         ends = [phase.until for phase in self.phases]
         if ends and (ends[-1] != 1 or ends != sorted({*ends})):
             raise ValueError(f"phases: `until` must rise from phase to phase, to 1 in the last one, not {ends}")
-        if self.phases and self.advantage != AdvantageConfig():
+        if self.phases and self.advantage != AdvantageSettings():
             raise ValueError(
                 "phases replace `advantage`, and both are set; move the settings of `advantage` into the phases, or "
                 "set phases: []"

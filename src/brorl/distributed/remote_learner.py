@@ -60,7 +60,7 @@ class RemoteLearner:
     ) -> None:
         self.timeout_s, self._say, self._observe = timeout_s, say, observe
         self._exchange = TreeExchange()
-        size, shared_gpu = cluster.shape.learner_ranks, cluster.shape.shares_gpus
+        size, shared_gpu = cluster.settings.learner_ranks, cluster.settings.shares_gpus
         remote: Any = ray.remote  # its types do not know concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
         self._ranks = [

@@ -15,15 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brorl.algorithms.kl import KLPenalty, kl_estimates
-from brorl.algorithms.policy_loss import (
-    PolicyLoss,
-    PolicyLossSettings,
-    SequenceLoss,
-    cispo_loss,
-    clipped_policy_loss,
-    gspo_loss,
-)
+from brorl.algorithms.kl import kl_estimates
+from brorl.algorithms.policy_loss import PolicyLoss, SequenceLoss, cispo_loss, clipped_policy_loss, gspo_loss
+from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
 from brorl.model.logprobs import ChunkLogprobs
 from brorl.training.mini_batch import MiniBatch
 
@@ -128,7 +122,7 @@ def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSet
     """Return the policy term of nodes."""
     weights = batch.positive_K[chunk.index], batch.negative_K[chunk.index]
     logprobs = chunk.logprob, batch.old_logprob_K[chunk.index]
-    low, high, denominator = settings.clip_low, settings.clip_high, batch.denominator
+    (low, high), denominator = settings.clip, batch.denominator
     match settings.kind:
         case "ppo":
             return clipped_policy_loss(
@@ -166,8 +160,8 @@ def response_losses(
             advantage_L,
             new_M,
             old_M,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
+            clip_low=settings.clip.low,
+            clip_high=settings.clip.high,
             denominator=batch.denominator,
         )
         for tree, advantage_L, new_M, old_M in zip(

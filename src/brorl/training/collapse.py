@@ -14,40 +14,9 @@ from statistics import fmean, median
 from typing import Any
 
 from brorl.runs.run_directory import Record
+from brorl.training.settings import CollapseLimits
 
-
-@dataclass(frozen=True)
-class CollapseLimits:
-    """Where a change becomes a sign of collapse.
-
-    Attributes:
-        entropy_fraction: The entropy is collapsing when it is below this fraction of its level in the first steps; 0
-            for never. A tenth: training sharpens every model (the quickstart keeps about half of its entropy while its
-            pass@1 more than doubles), but one that has lost nine tenths draws nearly the same response every time,
-            and then no group is mixed.
-        reference_kl: The policy has run away when its KL to the reference is above this, in nats per token; None for
-            never. One nat: the sampled tokens are then, in the geometric mean, 2.7 times as likely as under the
-            reference: one response of 100 tokens is e^100 times as likely.
-        window: First and last level are medians over this many steps; no single step gives a sign.
-        patience: Coverage collapses only if it is lost in so many evaluations in a row.
-
-    Raises:
-        ValueError: If a limit is out of its range.
-    """
-
-    entropy_fraction: float = 0.1
-    reference_kl: float | None = 1.0
-    window: int = 10
-    patience: int = 3
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.entropy_fraction < 1:
-            raise ValueError(f"collapse.entropy_fraction must be at least 0 and below 1, got {self.entropy_fraction}")
-        if self.reference_kl is not None and not 0 < self.reference_kl < float("inf"):
-            raise ValueError(f"collapse.reference_kl must be a finite number above 0, got {self.reference_kl}")
-        for name in ("window", "patience"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"collapse.{name} must be at least 1, got {getattr(self, name)}")
+WINDOW = 10  # steps over which the first and the last level are medians: no single step gives a sign
 
 
 @dataclass(frozen=True)
@@ -72,7 +41,7 @@ class Collapse:
         return f"step {self.step}: the model may be collapsing: {'; '.join(self.findings)}. {self.advice}"
 
 
-def find_collapse(records: Sequence[Record], limits: CollapseLimits) -> Collapse | None:
+def find_collapse(records: Sequence[Record], limits: CollapseLimits, window: int = WINDOW) -> Collapse | None:
     """Return the signs of collapse that the last record shows and the record before it did not.
 
     A sign that disappears and returns is reported again. Signs are a function of the records only: a resumed run
@@ -81,24 +50,25 @@ def find_collapse(records: Sequence[Record], limits: CollapseLimits) -> Collapse
     Args:
         records: Lines of the metrics, steps ascending.
         limits: The limits.
+        window: Number of steps of a level.
 
     Returns:
         The new signs; None if there are none.
     """
     if not records:
         return None
-    before = _signs(records[:-1], limits)
-    new = {sign: finding for sign, finding in _signs(records, limits).items() if sign not in before}
+    before = _signs(records[:-1], limits, window)
+    new = {sign: finding for sign, finding in _signs(records, limits, window).items() if sign not in before}
     if not new:
         return None
     return Collapse(int(records[-1]["step"]), tuple(new), tuple(new.values()), _advice(tuple(new)))
 
 
-def _signs(records: Sequence[Record], limits: CollapseLimits) -> dict[str, str]:
+def _signs(records: Sequence[Record], limits: CollapseLimits, window: int) -> dict[str, str]:
     """Return the signs after some records, each with its finding."""
     found = {
-        "entropy": _entropy_sign(_updates(records, "entropy"), limits),
-        "reference_kl": _reference_sign(_updates(records, "reference_kl"), limits),
+        "entropy": _entropy_sign(_updates(records, "entropy"), limits, window),
+        "reference_kl": _reference_sign(_updates(records, "reference_kl"), limits, window),
         "coverage": _coverage_sign([r["evaluation"] for r in records if r.get("evaluation")], limits),
     }
     return {sign: finding for sign, finding in found.items() if finding}
@@ -110,10 +80,10 @@ def _updates(records: Sequence[Record], name: str) -> list[float]:
     return [float(v) for v in values if v is not None]
 
 
-def _entropy_sign(entropies: Sequence[float], limits: CollapseLimits) -> str | None:
-    if len(entropies) < 2 * limits.window:
+def _entropy_sign(entropies: Sequence[float], limits: CollapseLimits, window: int) -> str | None:
+    if len(entropies) < 2 * window:
         return None
-    first, last = median(entropies[: limits.window]), median(entropies[-limits.window :])
+    first, last = median(entropies[:window]), median(entropies[-window:])
     if not last < limits.entropy_fraction * first:
         return None
     return (
@@ -122,10 +92,10 @@ def _entropy_sign(entropies: Sequence[float], limits: CollapseLimits) -> str | N
     )
 
 
-def _reference_sign(kls: Sequence[float], limits: CollapseLimits) -> str | None:
-    if limits.reference_kl is None or len(kls) < limits.window:
+def _reference_sign(kls: Sequence[float], limits: CollapseLimits, window: int) -> str | None:
+    if limits.reference_kl is None or len(kls) < window:
         return None
-    last = median(kl if isfinite(kl) else float("inf") for kl in kls[-limits.window :])
+    last = median(kl if isfinite(kl) else float("inf") for kl in kls[-window:])
     if not last > limits.reference_kl:
         return None
     return f"the KL to the reference is {last:.3g} nats per token, above {limits.reference_kl:g}"

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.forward import Forward, TreeForward
 from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
@@ -42,6 +40,7 @@ class LearnerSettings:
         loss: Kind, bounds and aggregation of the policy loss.
         kl: Penalty against a reference policy; None has no reference.
         importance: Correction for the policy that sampled; needs `recompute_old_logprobs`.
+        max_new_tokens: Length limit of a response, which the constant aggregation of the loss needs.
         offload_reference: Keep the reference in the memory of the CPU between its uses.
         forward: How trees go through the model.
     """
@@ -60,15 +59,20 @@ class LearnerSettings:
     loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
     kl: KLPenalty | None = None
     importance: ImportanceCorrection = field(default_factory=ImportanceCorrection)
+    max_new_tokens: int | None = None
     offload_reference: bool = False
     forward: Forward = field(default_factory=TreeForward)
 
     def __post_init__(self) -> None:
-        if self.importance.mode != "none" and not self.recompute_old_logprobs:
+        if self.importance.correction != "none" and not self.recompute_old_logprobs:
             raise ValueError(
-                f"the importance correction '{self.importance.mode}' compares the engine's log-probs with the "
+                f"the importance correction '{self.importance.correction}' compares the engine's log-probs with the "
                 "learner's, and old log-probs are the engine's; set optimizer.old_logprobs: recompute, or "
                 "importance.correction: none"
+            )
+        if self.loss.aggregation == "constant" and not self.max_new_tokens:
+            raise ValueError(
+                "the constant aggregation divides by rollouts times max_new_tokens; give max_new_tokens, at least 1"
             )
 
 

@@ -19,10 +19,11 @@ from transformers import PreTrainedModel
 
 from brorl.algorithms.aggregation import loss_denominator, response_weights
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection, importance_factors
-from brorl.algorithms.policy_loss import PolicyLossSettings, node_weights
+from brorl.algorithms.importance import importance_factors
+from brorl.algorithms.policy_loss import node_weights
 from brorl.algorithms.response_subset import choose_responses
 from brorl.model.to_device import to_device
+from brorl.training.learner import LearnerSettings
 from brorl.tree import IntArray, RolloutTree
 
 FloatArray = NDArray[np.float64]
@@ -153,8 +154,7 @@ def assemble(
     trained: Sequence[TrainedResponses],
     old_logprobs: Sequence[FloatArray],
     reference_logprobs: Sequence[FloatArray] | None,
-    loss: PolicyLossSettings,
-    importance: ImportanceCorrection,
+    settings: LearnerSettings,
     fraction: float,
     tensor: Callable[[Sequence[NDArray[Any]]], Tensor],
 ) -> MiniBatch:
@@ -165,18 +165,18 @@ def assemble(
         trained: Their responses that are back-propagated.
         old_logprobs: For each tree the log-probs of the old policy, shape [M].
         reference_logprobs: For each tree those of the reference.
-        loss: Kind and aggregation of the loss.
-        importance: Correction of the weights for the policy that sampled.
+        settings: The loss, and the correction of the weights for the policy that sampled.
         fraction: Number of its groups over the mean number of a mini-batch of the step.
         tensor: Concatenates arrays on the device of the model.
 
     Returns:
         The mini-batch.
     """
+    loss = settings.loss
     advantages, positive, negative, sampled, token_weight = [], [], [], [], []
     for responses, old_logprob_M in zip(trained, old_logprobs, strict=True):
         tree = responses.tree
-        factors = importance_factors(tree, old_logprob_M, importance)
+        factors = importance_factors(tree, old_logprob_M, settings.importance)
         aggregation_L = response_weights(tree, loss.aggregation)
         advantage_L = responses.advantage_L * responses.factor_L * aggregation_L * factors.response_L
         weights = node_weights(tree, advantage_L)
@@ -197,5 +197,5 @@ def assemble(
         reference_logprob_K=None if reference_logprobs is None else tensor(reference_logprobs),
         sampled_K=tensor(sampled),
         token_weight_K=tensor(token_weight),
-        denominator=loss_denominator(whole, loss.aggregation, loss.max_new_tokens, loss.mask_truncated) / fraction,
+        denominator=loss_denominator(whole, loss.aggregation, settings.max_new_tokens, loss.mask_truncated) / fraction,
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from brorl.runs.run_directory import Record
-from brorl.training.collapse import CollapseLimits, find_collapse
+from brorl.training.collapse import find_collapse
 from brorl.training.schedule import is_due
+from brorl.training.settings import CollapseLimits
 
 _KEPT = ("step", "update", "evaluation")
 
@@ -19,15 +20,14 @@ class Monitor:
     """Keeps the part of a run's metrics that the best evaluation and the signs of collapse depend on.
 
     Args:
-        limits: When a model counts as collapsing.
-        stop: Whether the run ends at the first sign.
+        limits: When a model counts as collapsing, and whether the run then ends.
         keep_best: Whether the best checkpoint is kept.
         evaluate_every: Steps between the evaluations that count for a collapse. Others, at evaluation points of the
             budget or where a resumed run had ended, must not change the training.
     """
 
-    def __init__(self, limits: CollapseLimits, stop: bool, keep_best: bool, evaluate_every: int) -> None:
-        self.stop = stop
+    def __init__(self, limits: CollapseLimits, keep_best: bool, evaluate_every: int) -> None:
+        self.stop = limits.stop
         self._evaluate_every = evaluate_every
         self._limits = limits
         self._keep_best = keep_best

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.model.blueprint import Blueprint
-from brorl.model.lora import LoraSettings
+from brorl.model.settings import LoraSettings
 from brorl.training.ranks import Ranks
 
 T = TypeVar("T")

@@ -13,52 +13,34 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from brorl.training.settings import ReferenceSettings
+
 SPIKE_STEPS = 5
 
 
 class ReferenceSchedule:
     """Decides after which steps the reference is reset: at intervals, when the KL spikes, when validation stalls.
 
-    A spike is not one noisy step: the median of the last 5 measurements of the KL must be above `kl_above`. No single
-    value decides, however large. Values that are not finite count as
-    above. There is no reset by KL or validation within `cooldown` steps of the last one; the first steps of a run are
-    a cooldown too, since the policy has just been its reference. All counters start again with every reset, whatever
-    its reason: steps, measured KLs, evaluations without a new best. The best score is forgotten too: after a reset
-    the policy is compared with its scores from then on.
+    A spike is not one noisy step: the median of the last 5 measurements of the KL must be above `reset_kl_above`. No
+    single value decides, however large. Values that are not finite count as above. There is no reset by KL or
+    validation within `cooldown` steps of the last one; the first steps of a run are a cooldown too, since the policy
+    has just been its reference. All counters start again with every reset, whatever its reason: steps, measured KLs,
+    evaluations without a new best. The best score is forgotten too: after a reset the policy is compared with its
+    scores from then on.
 
     Args:
-        every: Reset when so many steps have passed since the last reset; 0 never.
-        kl_above: Reset when the KL (nats per token) spikes above this; None never.
-        patience: Reset after so many evaluations in a row without a new best score; None never.
+        settings: When the reference is reset, and whether a reset clears the optimizer's moments too (ProRL v1).
         cooldown: Steps after a reset in which KL and validation give no reason for another. Their values in these steps
             still count afterwards.
-        clear_optimizer: Whether a reset clears the optimizer's moments too (ProRL v1).
-
-    Raises:
-        ValueError: If a setting is out of its range.
 
     Source: ProRL (arXiv 2505.24864), section 3.2, resets when validation stalls or the KL spikes, by hand; ProRL v2
     every 200 to 500 steps. The rules for spike, stall and cooldown are ours.
     """
 
-    def __init__(
-        self,
-        every: int = 0,
-        kl_above: float | None = None,
-        patience: int | None = None,
-        cooldown: int = 20,
-        clear_optimizer: bool = False,
-    ) -> None:
-        if every < 0:
-            raise ValueError(f"reference.reset_every must be 0 (never) or a number of steps, got {every}")
-        if kl_above is not None and not 0 < kl_above < float("inf"):
-            raise ValueError(f"reference.reset_kl_above must be a finite number above 0, got {kl_above}")
-        if patience is not None and patience < 1:
-            raise ValueError(f"reference.reset_patience must be at least 1 evaluation, got {patience}")
-        if cooldown < 0:
-            raise ValueError(f"the cooldown of reference resets must be 0 or a number of steps, got {cooldown}")
-        self._every, self._kl_above, self._patience, self._cooldown = every, kl_above, patience, cooldown
-        self.clear_optimizer = clear_optimizer
+    def __init__(self, settings: ReferenceSettings, cooldown: int = 20) -> None:
+        self._every, self._kl_above = settings.reset_every, settings.reset_kl_above
+        self._patience, self._cooldown = settings.reset_patience, cooldown
+        self.clear_optimizer = settings.reset_optimizer
         self._start_again(0)
 
     def _start_again(self, step: int) -> None:

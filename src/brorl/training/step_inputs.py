@@ -17,7 +17,8 @@ from torch import Tensor
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import Mismatch, MismatchSums, check_sampler_logprobs, kept_tokens
-from brorl.algorithms.kl import KLPenalty, penalized_group
+from brorl.algorithms.kl import penalized_group
+from brorl.algorithms.settings import KLPenalty
 from brorl.training.learner import FloatArray, LearnerSettings
 from brorl.training.mini_batch import MiniBatch, TrainedResponses, assemble, choose_trained
 from brorl.training.ranks import Ranks
@@ -127,21 +128,20 @@ class StepPreparation:
         ]
         trained = [[x for x in part if x] for part in chosen]
         every = list(chain(*trained))
-        if settings.importance.mode != "none":
+        if settings.importance.correction != "none":
             check_sampler_logprobs([x.tree for x in every])
         own = [
             [part[p.tree].part(p.start, p.stop) for p in self._scores.share([x.tree for x in part])] for part in trained
         ]
         old, reference = self._before_update(own, every)
-        loss, importance = settings.loss, settings.importance
         batches = []
         for part, mine, its_old, its_reference in zip(parts, own, old, reference, strict=True):
             trees = [groups[i].tree for i in part]
             fraction = len(part) * len(parts) / len(groups)
-            batches.append(assemble(trees, mine, its_old, its_reference, loss, importance, fraction, self._tensor))
+            batches.append(assemble(trees, mine, its_old, its_reference, settings, fraction, self._tensor))
         every_own, every_old = list(chain(*own)), list(chain(*old))
         num_tokens = sum(x.tree.num_sampled_tokens for x in every)
-        kept = sum(self._ranks.gather(kept_tokens([x.tree for x in every_own], every_old, importance)))
+        kept = sum(self._ranks.gather(kept_tokens([x.tree for x in every_own], every_old, settings.importance)))
         masked = 1.0 - kept / num_tokens if num_tokens else 0.0
         return StepInputs(batches, every, self._mismatch(every, every_own, every_old), masked)
 
