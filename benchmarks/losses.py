@@ -39,7 +39,9 @@ VARIANTS = {
     "ppo, KL in the loss": settings(kl=KLPenalty(coefficient=1e-4)),
     "ppo, KL in the loss, reference offloaded": settings(kl=KLPenalty(coefficient=1e-4), offload_reference=True),
     "the recipe: recomputed, truncated, KL": settings(
-        recompute_old_logprobs=True, importance=ImportanceCorrection(correction="truncate"), kl=KLPenalty(coefficient=1e-4)
+        recompute_old_logprobs=True,
+        importance=ImportanceCorrection(correction="truncate"),
+        kl=KLPenalty(coefficient=1e-4),
     ),
 }
 
@@ -64,7 +66,7 @@ def main() -> None:
     for _ in range(1 + repeats):  # the first warms up
         for name, learner in learners.items():
             started = perf_counter()
-            learner.step(groups, advantages, seed=0)
+            learner.learn(groups, lambda _: advantages, seed=0)
             seconds[name].append(perf_counter() - started)
     median = {name: float(np.median(times[1:])) for name, times in seconds.items()}
     for name, value in median.items():

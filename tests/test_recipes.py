@@ -5,12 +5,12 @@ from math import sqrt
 from pathlib import Path
 
 import pytest
+from brorl.assemble.settings import build_learner_settings, build_shaping
 
 import brorl
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.cluster_job import Given, build_job
 from brorl.assemble.data import build_format
-from brorl.assemble.settings import build_learner_settings, build_shaping
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import TreeForward

@@ -82,7 +82,9 @@ def test_the_penalised_reward_equals_a_loop_over_each_response(estimator: str, r
     correct_L = rng.random(tree.num_responses) < 0.5
     group = Group(Prompt("i", "t", tree.prompt_ids, "a", "d"), tree, correct_L, rng.normal(size=tree.num_responses))
     old_M, reference_M = rng.uniform(-3, -0.1, (2, tree.num_unique_tokens))
-    got = penalized_group(group, old_M, reference_M, KLPenalty(coefficient=0.3, estimator=estimator, placement="reward", clamp=1.0))
+    got = penalized_group(
+        group, old_M, reference_M, KLPenalty(coefficient=0.3, estimator=estimator, placement="reward", clamp=1.0)
+    )
     clamped = 0
     for leaf, path in rollouts(tree):
         ratios = [float(old_M[n] - reference_M[n]) for n in path]

@@ -163,7 +163,9 @@ class TestChat:
         said = [{"role": "user", "content": "What is {x}? Box it."}]
         if system:
             said.insert(0, {"role": "system", "content": system})
-        style = PromptFormat(template="{prompt} Box it.", system_prompt=system, chat=chat, chat_template_options=options)  # type: ignore[arg-type]
+        style = PromptFormat(
+            template="{prompt} Box it.", system_prompt=system, chat=chat, chat_template_options=options
+        )  # type: ignore[arg-type]
         (prompt,) = render([ask("What is {x}?")], style, tokenizer)
         expected = tokenizer.apply_chat_template(said, add_generation_prompt=True, **options)
         assert prompt.text == tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True, **options)

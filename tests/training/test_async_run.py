@@ -54,7 +54,9 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
     """Two workers sample while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)
     settings = LearnerSettings(
-        learning_rate=3e-3, recompute_old_logprobs=True, importance=ImportanceCorrection(correction="truncate", high=5.0)
+        learning_rate=3e-3,
+        recompute_old_logprobs=True,
+        importance=ImportanceCorrection(correction="truncate", high=5.0),
     )
     learner = TreeLearner(model, settings)
     prompts = [Prompt(f"p{i}", str(i), (1 + i, 5), "", "first") for i in range(6)]
@@ -75,7 +77,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
         for step in range(1, 31):
             batch = source.next_batch(step)
             assert all(0 <= step - 1 - group.version <= 1 for group in batch.groups)
-            update = learner.step(batch.groups, rloo(batch.groups), step)
+            update = learner.learn(batch.groups, rloo, step)
             source.publish(learner.weights(), step)
             fractions.append(sum(g.num_correct for g in batch.groups) / (3 * 32))
             mismatch.append(update.mismatch_mean)
@@ -269,7 +271,7 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
         source.publish(learner.weights(), 0)
         for step in range(1, 6):
             groups = source.next_batch(step).groups
-            learner.step(groups, rloo(groups), step)
+            learner.learn(groups, rloo, step)
             source.publish(learner.weights(), step)
         finals.append({name: p.detach().clone() for name, p in model.named_parameters()})
     ours, theirs = finals

@@ -123,8 +123,9 @@ def test_without_staleness_the_groups_are_those_of_the_collector(learning: list[
     )
     engine = WordyEngine(fraction)
     collector = Collector(
-        engine, PromptStream(prompts_of(11), 0), grader(), SamplingParams(max_new_tokens=64), N, 3, mixed, 20, seed
-    )
+        engine=engine, stream=PromptStream(prompts_of(11), 0), grader=grader(), max_tries=20, seed=seed,
+        sampling=SamplingParams(max_new_tokens=64), rollouts_per_prompt=N, prompts_per_step=3, dynamic_sampling=mixed,
+    )  # fmt: skip
     source.publish([], 0)
     for step in range(1, 8):
         ours, theirs = source.next_batch(step), collector.next_batch(step)

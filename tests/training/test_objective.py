@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from brorl.assemble.settings import build_schedule
 
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.comparison import ArmPlan, run_config
 from brorl.assemble.objective import build_objective
-from brorl.assemble.settings import build_schedule
 from brorl.comparison.reading import read_run_scores
 from brorl.config.reading import make_config
 from brorl.config.resuming import first_change, fixed_settings

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.training.reference_schedule import ReferenceSchedule
+from brorl.training.schedule import ReferenceSchedule
 
 Row = tuple[int, float | None, float | None]
 

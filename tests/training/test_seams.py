@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import brorl
-from brorl.algorithms.advantages import rloo
+from brorl.algorithms.advantages import EstimateAdvantages, rloo
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.assemble.run import build_run
@@ -29,13 +29,12 @@ from brorl.training.chunk_loss import LossSums
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.journal import Ending
-from brorl.training.learner import Learner, Update
+from brorl.training.learner import Learner, StepMetrics
 from brorl.training.loop import train
 from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective, ObjectivePhase
-from brorl.training.reference_schedule import ReferenceSchedule
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
-from brorl.training.schedule import Schedule
+from brorl.training.schedule import ReferenceSchedule, Schedule
 from brorl.training.settings import CollapseLimits
 from brorl.training.source import Batch, GroupSource, SourceState
 from brorl.training.stopwatch import Stopwatch
@@ -92,16 +91,16 @@ class PreferenceLearner:
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         return list(groups)
 
-    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
-        return list(groups)
-
-    def step(self, groups: Sequence[Group], advantages: Sequence[Any], seed: int, lr_scale: float = 1.0) -> Update:
+    def learn(
+        self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
+    ) -> StepMetrics:
         assert seed >= 0
+        advantages = estimate_advantages(groups)
         assert lr_scale == 1
         self.trained.append(list(groups))
         gain = sum(float(g.tree.leaf_count @ (a * g.correct_L)) for g, a in zip(groups, advantages, strict=True))
         self.log_odds = self.log_odds + 0.01 * gain
-        return Update(-gain, gain, *[0.0] * 4, len(groups), 0.0, 0.0, *[None] * 5, 0.0, 1, 0)
+        return StepMetrics(-gain, gain, *[0.0] * 4, len(groups), 0.0, 0.0, *[None] * 5, 0.0, 1, 0)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[Any]:
         raise AssertionError(f"no check of {len(trees)} trees is due")

@@ -26,6 +26,7 @@ from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader, num_unverified, verified
 from brorl.verification.verifier import Verdict, unverified_verdict
+from learner_support import learn
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 
 REASON = "unverified: a worker was lost"
@@ -193,7 +194,7 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     models = []
     for batch in (groups, expected):
         models.append(deepcopy(model))
-        TreeLearner(models[-1], settings).step(batch, estimate(batch), seed=5)
+        learn(TreeLearner(models[-1], settings), batch, estimate(batch), seed=5)
     for a, b, start in zip(*(m.parameters() for m in (*models, model)), strict=True):
         assert (a - b).abs().max() <= 1e-9 * (b - start).abs().max()
 
@@ -206,8 +207,10 @@ def test_a_step_equals_plain_rows_of_the_verified_rollouts(rng: np.random.Genera
     groups = [g for g in grader.groups([prompt_of(t) for t in trees], trees, step=1) if g is not None]
     model = small_model(seed=int(rng.integers(1 << 30)))
     plain = deepcopy(model)
-    settings = LearnerSettings(learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), max_nodes=20)
-    TreeLearner(model, settings).step(groups, advantages.rloo(groups), seed=0)
+    settings = LearnerSettings(
+        learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), max_nodes=20
+    )
+    learn(TreeLearner(model, settings), groups, advantages.rloo(groups), seed=0)
 
     gain, num_tokens = torch.zeros((), dtype=torch.float64), 0
     for tree in trees:

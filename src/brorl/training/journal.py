@@ -18,7 +18,7 @@ from brorl.cost import cost_of_step, total_cost
 from brorl.evaluation.benchmark import Answers, Benchmark
 from brorl.runs.checkpoint import TrainerState, mark_best, save_checkpoint
 from brorl.runs.run_directory import Record
-from brorl.training.learner import Update
+from brorl.training.learner import StepMetrics
 from brorl.training.run import TrainingRun
 from brorl.training.schedule import is_due
 from brorl.training.source import Batch, NoGroupsError, UnverifiedError
@@ -75,14 +75,14 @@ class Journal:
             self._run.clock.restart()
             yield self._step + 1
 
-    def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], update: Update) -> Record:
+    def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], metrics: StepMetrics) -> Record:
         """Return the line of the metrics of a step, and store the step's rollouts when due.
 
         Args:
             step: The step.
             batch: Its groups.
             held_out: Rollouts that were kept out of the update, for the held-out check.
-            update: The measurements of the update.
+            metrics: The measurements of the learner.
         """
         clock = self._run.clock
         with clock("storing"):
@@ -95,7 +95,7 @@ class Journal:
             "step": step,
             "sampling": batch.summary(),
             "kept": {"groups": len(batch.groups), "carried": batch.num_carried, "samples": samples},
-            "update": asdict(update),
+            "update": asdict(metrics),
             **self._run.algorithm.objective.record(),
             **measured,
             "seconds": clock.seconds(),
