@@ -480,8 +480,8 @@ def test_a_chosen_subset_holds_no_truncated_response(rng: np.random.Generator) -
     for seed in range(draws):
         chosen_responses = choose_trained(group, advantage_L, 1, True, np.random.default_rng(seed))
         assert chosen_responses is not None
-        assert chosen_responses.node_M is not None
-        chosen = np.searchsorted(tree.leaf, chosen_responses.node_M[chosen_responses.tree.leaf])
+        place = {response: i for i, (response, _) in enumerate(tree.responses())}
+        chosen = [place[response] for response, _ in chosen_responses.tree.responses()]
         sum_L[chosen] += chosen_responses.factor_L
         factor_L[chosen] = chosen_responses.factor_L
     assert (sum_L[~tree.finished] == 0).all()
