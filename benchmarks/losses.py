@@ -39,7 +39,9 @@ VARIANTS = {
     "ppo, KL in the loss": settings(kl=KLPenalty(coefficient=1e-4)),
     "ppo, KL in the loss, reference offloaded": settings(kl=KLPenalty(coefficient=1e-4), offload_reference=True),
     "the recipe: recomputed, truncated, KL": settings(
-        recompute_old_logprobs=True, importance=ImportanceCorrection(correction="truncate"), kl=KLPenalty(coefficient=1e-4)
+        recompute_old_logprobs=True,
+        importance=ImportanceCorrection(correction="truncate"),
+        kl=KLPenalty(coefficient=1e-4),
     ),
 }
 

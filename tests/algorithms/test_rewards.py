@@ -96,8 +96,12 @@ def test_every_piece_is_applied_in_the_stated_order() -> None:
         domain_weights={"math": 10.0, "code": 3.0},
     )
     one = (np.array([True]), np.array([1.0]), np.array([8]), np.array([True]))
-    assert shaped_rewards(*one, "math", 1, shaping, max_new_tokens=16) == pytest.approx([(0.75 * 0.4 - 0.5) * 10], rel=1e-12)
-    assert shaped_rewards(*one, "science", 1, shaping, max_new_tokens=16) == pytest.approx([0.75 * 0.4 - 0.5], rel=1e-12)
+    assert shaped_rewards(*one, "math", 1, shaping, max_new_tokens=16) == pytest.approx(
+        [(0.75 * 0.4 - 0.5) * 10], rel=1e-12
+    )
+    assert shaped_rewards(*one, "science", 1, shaping, max_new_tokens=16) == pytest.approx(
+        [0.75 * 0.4 - 0.5], rel=1e-12
+    )
 
 
 def test_cosine_at_its_ends_and_in_the_middle() -> None:

@@ -118,21 +118,6 @@ def test_targets_are_layers_by_name(rng: np.random.Generator) -> None:
         target_layers(small_model(), ("q_proj", "c_attn"))
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"rank": 0}, "lora.rank must be >= 1"),
-        ({"rank": 2, "alpha": 0.0}, "lora.alpha > 0"),
-        ({"rank": 2, "target_modules": "q_proj"}, "layer names or all-linear"),
-        ({"rank": 2, "target_modules": ()}, "layer names or all-linear"),
-    ],
-)
-def test_settings_out_of_range_are_refused(values: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LoraSettings(**values)
-    assert LoraSettings(rank=2, target_modules=("all-linear",)) == LoraSettings(rank=2)
-
-
 def test_a_saved_adapter_loads_with_transformers_and_is_continued_bitwise(
     base: Path, tmp_path: Path, rng: np.random.Generator
 ) -> None:
@@ -182,7 +167,10 @@ def test_without_lora_settings_an_adapter_is_merged(base: Path, tmp_path: Path, 
     [
         (LoraSettings(rank=4, alpha=12.0), r"rank 4, alpha 12 and 7 target modules"),
         (LoraSettings(rank=3, alpha=6.5), r"rank 3, alpha 6.5 and 7 target modules"),
-        (LoraSettings(rank=3, alpha=12.0, target_modules=("q_proj",)), r"rank 3, alpha 12 and 1 target modules \(q_proj\)"),
+        (
+            LoraSettings(rank=3, alpha=12.0, target_modules=("q_proj",)),
+            r"rank 3, alpha 12 and 1 target modules \(q_proj\)",
+        ),
     ],
 )
 def test_an_adapter_with_other_settings_is_not_continued(

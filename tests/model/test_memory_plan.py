@@ -44,7 +44,9 @@ def bytes_of(tensors: object) -> int:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])  # with and without a head dimension of its own
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lora", [None, LoraSettings(rank=3), LoraSettings(rank=2, target_modules=("q_proj", "down_proj"))])
+@pytest.mark.parametrize(
+    "lora", [None, LoraSettings(rank=3), LoraSettings(rank=2, target_modules=("q_proj", "down_proj"))]
+)
 def test_what_is_kept_is_counted_exactly(architecture: str, dtype: str, lora: LoraSettings | None) -> None:
     """Weights, gradients and moments of a real model after an AdamW step, tied embeddings counted once."""
     trained_dtype = torch.float32 if dtype == "bfloat16" and lora is None else DTYPES[dtype]

@@ -54,7 +54,9 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
     """Two workers sample while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)
     settings = LearnerSettings(
-        learning_rate=3e-3, recompute_old_logprobs=True, importance=ImportanceCorrection(correction="truncate", high=5.0)
+        learning_rate=3e-3,
+        recompute_old_logprobs=True,
+        importance=ImportanceCorrection(correction="truncate", high=5.0),
     )
     learner = TreeLearner(model, settings)
     prompts = [Prompt(f"p{i}", str(i), (1 + i, 5), "", "first") for i in range(6)]

@@ -24,7 +24,10 @@ from brorl.tree import RolloutTree
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 
 SETTINGS = LearnerSettings(
-    learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), next_token=NextToken(0.9), max_nodes=20
+    learning_rate=1e-3,
+    loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28),
+    next_token=NextToken(0.9),
+    max_nodes=20,
 )
 Batch = tuple[list[Group], list[np.ndarray]]
 

@@ -7,6 +7,7 @@ response as in its paper, and autograd does the rest (float64).
 import math
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,8 +34,10 @@ from small_models import (
     small_model,
 )
 
-SETTINGS = LearnerSettings(learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=30, max_grad_norm=1e9)
-LONGEST = 9  # max_new_tokens of the constant aggregation
+SETTINGS = LearnerSettings(
+    learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=30, max_grad_norm=1e9, max_new_tokens=9
+)
+LONGEST = SETTINGS.max_new_tokens
 Rows = list[list[Tensor]]
 Batch = tuple[list[Group], list[np.ndarray]]
 
@@ -53,7 +56,7 @@ def row_factors(ratio_T: np.ndarray, importance: ImportanceCorrection) -> np.nda
     """The factor of each token of a row, from its ratios exp(old - sampler)."""
     low, high = importance.low, importance.high
     inside = low <= math.prod(ratio_T.tolist()) ** (1 / ratio_T.size) <= high
-    match importance.mode:
+    match importance.correction:
         case "none":
             return np.ones_like(ratio_T)
         case "truncate":
@@ -68,7 +71,7 @@ def add_row(
     tally: Tally, new_T: Tensor, old_T: Tensor, advantage: float, factor_T: np.ndarray, loss: PolicyLossSettings
 ) -> None:
     """Add the policy term of a row, token by token."""
-    low, high = 1 - loss.clip_low, 1 + loss.clip_high
+    low, high = 1 - loss.clip.low, 1 + loss.clip.high
     fraction = 1 / new_T.numel() if loss.aggregation == "sequence_mean" else 1.0
     sequence_ratio = torch.exp((new_T - old_T).mean())
     for new, old, factor in zip(new_T, old_T, factor_T, strict=True):
@@ -189,8 +192,8 @@ def moved(model: PreTrainedModel, rng: np.random.Generator, size: float = 0.05) 
             parameter += size * torch.from_numpy(rng.normal(size=parameter.shape))
 
 
-def loss_of(kind: str, aggregation: str) -> PolicyLossSettings:
-    return PolicyLossSettings(kind=kind, clip_low=0.1, clip_high=0.15, aggregation=aggregation, max_new_tokens=LONGEST)  # type: ignore[arg-type]
+def loss_of(kind: str, aggregation: str, **changes: Any) -> PolicyLossSettings:
+    return PolicyLossSettings(kind=kind, clip_low=0.1, clip_high=0.15, aggregation=aggregation, **changes)  # type: ignore[arg-type]
 
 
 def assert_step_equals_rows(
@@ -305,7 +308,12 @@ def test_kl_in_the_reward(estimator: str, recompute: bool, rng: np.random.Genera
 @pytest.mark.parametrize("placement", ["loss", "reward"])
 def test_a_step_after_penalised_takes_no_pass_more_than_it_needs(placement: str, rng: np.random.Generator) -> None:
     model = small_model(seed=1, num_hidden_layers=1)
-    learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement), recompute_old_logprobs=True))  # type: ignore[arg-type]
+    learner = TreeLearner(
+        model,
+        replace(
+            SETTINGS, kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement), recompute_old_logprobs=True
+        ),
+    )  # type: ignore[arg-type]
     groups, advantages = sampled(model, rng)
     passes = []
     original = learner._scores.of_own
@@ -326,7 +334,10 @@ def test_chosen_responses_carry_their_factors_into_the_penalty(
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
     settings = replace(
-        SETTINGS, kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement), max_responses_per_outcome=1, loss=loss_of("ppo", "sequence_mean")
+        SETTINGS,
+        kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement),
+        max_responses_per_outcome=1,
+        loss=loss_of("ppo", "sequence_mean"),
     )  # type: ignore[arg-type]
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -374,7 +385,10 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
     assert abs(update.old_policy_kl) > 1e-9  # 0 in the first mini-batch
 
 
-@pytest.mark.parametrize(("mode", "kl"), [("none", None), ("truncate", None), ("mask", KLPenalty(coefficient=0.7, estimator="k2", placement="reward"))])
+@pytest.mark.parametrize(
+    ("mode", "kl"),
+    [("none", None), ("truncate", None), ("mask", KLPenalty(coefficient=0.7, estimator="k2", placement="reward"))],
+)
 def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
     mode: str, kl: KLPenalty | None, rng: np.random.Generator
 ) -> None:
@@ -435,7 +449,7 @@ def test_a_step_of_waiting_groups_alone_measures_no_mismatch(rng: np.random.Gene
 
 def test_dual_clip(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)))
-    loss = replace(loss_of("ppo", "token_mean"), dual_clip=1.3)
+    loss = loss_of("ppo", "token_mean", dual_clip=1.3)
     settings = replace(SETTINGS, loss=loss)
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
     assert update.clip_fraction > update.clip_low_fraction + update.clip_high_fraction + 1e-6
@@ -455,7 +469,7 @@ def test_truncated_responses_can_be_left_out_of_the_loss(
     """They count in no term and in no denominator, with whatever else there is."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    settings = replace(SETTINGS, loss=replace(loss_of(kind, aggregation), mask_truncated=True), kl=kl)
+    settings = replace(SETTINGS, loss=loss_of(kind, aggregation, mask_truncated=True), kl=kl)
     learner = TreeLearner(model, settings)
     moved(model, rng)
     while True:  # until every group has finished and truncated responses
@@ -516,7 +530,7 @@ def row_entropies(model: PreTrainedModel, tree: RolloutTree, temperature: float)
 def test_the_entropy_bonus(kind: str, aggregation: str, rng: np.random.Generator) -> None:
     """The mean over the rows' tokens of the entropy of the whole vocabulary, with the weights of the aggregation."""
     model = small_model(seed=int(rng.integers(1 << 30)))
-    settings = replace(SETTINGS, loss=replace(loss_of(kind, aggregation), entropy_coefficient=0.4))
+    settings = replace(SETTINGS, loss=loss_of(kind, aggregation, entropy_coefficient=0.4))
     groups, advantages = sampled(model, rng)
     plain, trees = deepcopy(model), [g.tree for g in groups]
     plain.zero_grad()

@@ -25,9 +25,12 @@ from sharded_cases import FLAT, Case, Result
 from small_models import random_tree
 
 SETTINGS = LearnerSettings(
-    learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15), next_token=NextToken(0.9), max_nodes=20
+    learning_rate=1e-3,
+    loss=PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15),
+    next_token=NextToken(0.9),
+    max_nodes=20,
+    max_new_tokens=7,
 )
-LONGEST = 7
 SHAPES = {
     "even": [(12, 7)] * 4,
     "ragged": [(1, 7), (30, 7), (3, 2), (9, 5), (2, 1)],
@@ -91,24 +94,33 @@ def check(processes: RankProcesses, size: int, case: Case) -> Result:
 def test_the_update_is_that_of_one_process(
     size: int, shape: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    unclipped = replace(SETTINGS, loss=PolicyLossSettings(kind="ppo", clip_low=1.0, clip_high=1e3))  # a clip could leave no gradient
+    unclipped = replace(
+        SETTINGS, loss=PolicyLossSettings(kind="ppo", clip_low=1.0, clip_high=1e3)
+    )  # a clip could leave no gradient
     check(processes, size, case_of(rng, unclipped, shape))
 
 
 LOSSES = {
     "dual clip": {"loss": PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15, dual_clip=1.5)},
     "cispo": {"loss": PolicyLossSettings(kind="cispo", clip_low=0.1, clip_high=0.15, aggregation="sequence_mean")},
-    "gspo": {"loss": PolicyLossSettings(kind="gspo", clip_low=0.01, clip_high=0.01, aggregation="constant", max_new_tokens=LONGEST)},
+    "gspo": {"loss": PolicyLossSettings(kind="gspo", clip_low=0.01, clip_high=0.01, aggregation="constant")},
     "entropy bonus": {"loss": PolicyLossSettings(kind="ppo", entropy_coefficient=0.3)},
     "mask truncated": {"loss": PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15, mask_truncated=True)},
     "kl in the loss": {"kl": KLPenalty(coefficient=0.7, estimator="k3", placement="loss")},
     "kl offloaded": {"kl": KLPenalty(coefficient=0.7, estimator="k2", placement="loss"), "offload_reference": True},
     "kl in the reward": {"kl": KLPenalty(coefficient=0.7, estimator="k1", placement="reward")},
-    "kl in the reward, recomputed": {"kl": KLPenalty(coefficient=0.7, estimator="k2", placement="reward"), "recompute_old_logprobs": True},
+    "kl in the reward, recomputed": {
+        "kl": KLPenalty(coefficient=0.7, estimator="k2", placement="reward"),
+        "recompute_old_logprobs": True,
+    },
     "mini-batches": {"mini_batches": 3, "warmup_updates": 4, "weight_decay": 0.1},
     "few responses": {"max_responses_per_outcome": 2},
     "flat": {"forward": FLAT},
-    "flat gspo": {"forward": FLAT, "loss": PolicyLossSettings(kind="gspo", clip_low=0.01, clip_high=0.01), "kl": KLPenalty(coefficient=0.7, estimator="k2")},
+    "flat gspo": {
+        "forward": FLAT,
+        "loss": PolicyLossSettings(kind="gspo", clip_low=0.01, clip_high=0.01),
+        "kl": KLPenalty(coefficient=0.7, estimator="k2"),
+    },
 }
 
 
@@ -164,7 +176,12 @@ def test_logits_in_blocks_with_and_without_gradients(
     processes: RankProcesses,
     rng: np.random.Generator,
 ) -> None:
-    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.7, estimator="k2", placement="reward"), recompute_old_logprobs=True, **changes)
+    settings = replace(
+        SETTINGS,
+        kl=KLPenalty(coefficient=0.7, estimator="k2", placement="reward"),
+        recompute_old_logprobs=True,
+        **changes,
+    )
     case = replace(
         case_of(rng, settings),
         overrides={"tie_word_embeddings": tied},

@@ -29,7 +29,7 @@ from brorl.verification.verifier import Verdict, unverified_verdict
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 
 REASON = "unverified: a worker was lost"
-SHAPING = RewardShaping(cosine_length=CosineLength(max_length=9))
+SHAPING = RewardShaping(cosine_length=CosineLength(every_steps=1, on_steps=1))
 Rollout = tuple[tuple[int, ...], bool]  # the tokens of one rollout, and whether it is finished
 
 
@@ -56,7 +56,7 @@ class LosingVerifier:
 
 
 def grader_of(verifier: LosingVerifier, shaping: RewardShaping = SHAPING, by_answer: bool = False) -> Grader:
-    return Grader({"sums": verifier}, decode, shaping, by_answer=by_answer)
+    return Grader({"sums": verifier}, decode, shaping, 9, by_answer)
 
 
 def prompt_of(tree: RolloutTree, name: str = "p") -> Prompt:
@@ -186,7 +186,7 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     assert sum(t.num_rollouts for t in trees) > sum(g.tree.num_rollouts for g in groups)
     model = small_model(seed=int(rng.integers(1 << 30)))
     settings = LearnerSettings(
-        learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), next_token=NextToken(0.9), max_nodes=20,
+        learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=20,
         max_responses_per_outcome=subset,
     )  # fmt: skip
     estimate = build_advantages(config, seed=0)
@@ -206,7 +206,9 @@ def test_a_step_equals_plain_rows_of_the_verified_rollouts(rng: np.random.Genera
     groups = [g for g in grader.groups([prompt_of(t) for t in trees], trees, step=1) if g is not None]
     model = small_model(seed=int(rng.integers(1 << 30)))
     plain = deepcopy(model)
-    settings = LearnerSettings(learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), max_nodes=20)
+    settings = LearnerSettings(
+        learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), max_nodes=20
+    )
     TreeLearner(model, settings).step(groups, advantages.rloo(groups), seed=0)
 
     gain, num_tokens = torch.zeros((), dtype=torch.float64), 0
