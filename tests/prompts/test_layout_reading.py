@@ -145,8 +145,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def read(path: str, layout: str, **settings: Any) -> SourceReading:
-    return read_source(FileSource(path=path, name="mine", layout=layout, **settings))
+def read(path: str, layout: str, seed: int = 0, **settings: Any) -> SourceReading:
+    return read_source(FileSource(path=path, name="mine", layout=layout, **settings), seed)
 
 
 def refusal(path: str, layout: str) -> str:
@@ -291,4 +291,6 @@ def test_columns_of_a_known_data_set_suggest_its_layout(monkeypatch: pytest.Monk
     folder.mkdir(parents=True)
     write(folder / "deepscaler.json", [{"problem": "x", "answer": "1", "solution": ""}])
     with pytest.raises(UserError, match=r"no column 'prompt' .*; set data.sources\[\].layout: deepscaler, which reads"):
-        read_source(FileSource(path="agentica-org/DeepScaleR-Preview-Dataset", name="s"))
+        read_source(
+            FileSource(path="x", name="s").model_copy(update={"path": "agentica-org/DeepScaleR-Preview-Dataset"})
+        )

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from brorl.assemble.settings import build_learner_settings, build_rollouts_per_prompt
 from torch import Tensor
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
+from brorl.assemble.learner import build_learner_settings
+from brorl.assemble.run import build_rollouts_per_prompt
 from brorl.config.reading import dump_yaml, make_config, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError

@@ -7,6 +7,7 @@ response as in its paper, and autograd does the rest (float64).
 import math
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,8 +35,10 @@ from small_models import (
     small_model,
 )
 
-SETTINGS = LearnerSettings(learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=30, max_grad_norm=1e9)
-LONGEST = 9  # max_new_tokens of the constant aggregation
+SETTINGS = LearnerSettings(
+    learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=30, max_grad_norm=1e9, max_new_tokens=9
+)
+LONGEST = SETTINGS.max_new_tokens
 Rows = list[list[Tensor]]
 Batch = tuple[list[Group], list[np.ndarray]]
 
@@ -54,7 +57,7 @@ def row_factors(ratio_T: np.ndarray, importance: ImportanceCorrection) -> np.nda
     """The factor of each token of a row, from its ratios exp(old - sampler)."""
     low, high = importance.low, importance.high
     inside = low <= math.prod(ratio_T.tolist()) ** (1 / ratio_T.size) <= high
-    match importance.mode:
+    match importance.correction:
         case "none":
             return np.ones_like(ratio_T)
         case "truncate":
@@ -69,7 +72,7 @@ def add_row(
     tally: Tally, new_T: Tensor, old_T: Tensor, advantage: float, factor_T: np.ndarray, loss: PolicyLossSettings
 ) -> None:
     """Add the policy term of a row, token by token."""
-    low, high = 1 - loss.clip_low, 1 + loss.clip_high
+    low, high = 1 - loss.clip.low, 1 + loss.clip.high
     fraction = 1 / new_T.numel() if loss.aggregation == "sequence_mean" else 1.0
     sequence_ratio = torch.exp((new_T - old_T).mean())
     for new, old, factor in zip(new_T, old_T, factor_T, strict=True):
@@ -109,7 +112,7 @@ def flat(
     reference: Rows | None = None,
     factors: list[np.ndarray] | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of the batch's rows, and what `StepMetrics` should say; `factors` are those of chosen responses, else 0."""
+    """The loss of the rows, and what `StepMetrics` should say; `factors` are those of chosen responses, else 0."""
     tally, loss, penalty = Tally(), settings.loss, settings.kl
     factor_sum = 0.0
     for p, (group, advantage_L) in enumerate(zip(*batch, strict=True)):
@@ -190,8 +193,8 @@ def moved(model: PreTrainedModel, rng: np.random.Generator, size: float = 0.05) 
             parameter += size * torch.from_numpy(rng.normal(size=parameter.shape))
 
 
-def loss_of(kind: str, aggregation: str) -> PolicyLossSettings:
-    return PolicyLossSettings(kind=kind, clip_low=0.1, clip_high=0.15, aggregation=aggregation, max_new_tokens=LONGEST)  # type: ignore[arg-type]
+def loss_of(kind: str, aggregation: str, **changes: Any) -> PolicyLossSettings:
+    return PolicyLossSettings(kind=kind, clip_low=0.1, clip_high=0.15, aggregation=aggregation, **changes)  # type: ignore[arg-type]
 
 
 def assert_step_equals_rows(
@@ -440,7 +443,7 @@ def test_a_step_of_waiting_groups_alone_measures_no_mismatch(rng: np.random.Gene
 
 def test_dual_clip(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)))
-    loss = replace(loss_of("ppo", "token_mean"), dual_clip=1.3)
+    loss = loss_of("ppo", "token_mean", dual_clip=1.3)
     settings = replace(SETTINGS, loss=loss)
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
     assert update.clip_fraction > update.clip_low_fraction + update.clip_high_fraction + 1e-6
@@ -460,7 +463,7 @@ def test_truncated_responses_can_be_left_out_of_the_loss(
     """They count in no term and in no denominator, with whatever else there is."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    settings = replace(SETTINGS, loss=replace(loss_of(kind, aggregation), mask_truncated=True), kl=kl)
+    settings = replace(SETTINGS, loss=loss_of(kind, aggregation, mask_truncated=True), kl=kl)
     learner = TreeLearner(model, settings)
     moved(model, rng)
     while True:  # until every group has finished and truncated responses
@@ -519,7 +522,7 @@ def row_entropies(model: PreTrainedModel, tree: RolloutTree, temperature: float)
 def test_the_entropy_bonus(kind: str, aggregation: str, rng: np.random.Generator) -> None:
     """The mean over the rows' tokens of the entropy of the whole vocabulary, with the weights of the aggregation."""
     model = small_model(seed=int(rng.integers(1 << 30)))
-    settings = replace(SETTINGS, loss=replace(loss_of(kind, aggregation), entropy_coefficient=0.4))
+    settings = replace(SETTINGS, loss=loss_of(kind, aggregation, entropy_coefficient=0.4))
     groups, advantages = sampled(model, rng)
     plain, trees = deepcopy(model), [g.tree for g in groups]
     plain.zero_grad()

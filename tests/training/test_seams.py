@@ -35,7 +35,7 @@ from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective, ObjectivePhase
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.schedule import ReferenceSchedule, Schedule
-from brorl.training.settings import CollapseLimits
+from brorl.training.settings import CollapseLimits, ReferenceSettings
 from brorl.training.source import Batch, GroupSource, SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
@@ -139,8 +139,8 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -
     tokenizer = AutoTokenizer.from_pretrained(Path(brorl.__file__).parent / "quickstart_model")
     return TrainingRun(
         Algorithm(source, Objective([ObjectivePhase("train", "rloo", lambda _: rloo)]), learner, 0),
-        Schedule(Budget("steps", stop_at), stop_at, 0, 2, 1, ReferenceSchedule()),
-        Measurements(diagnostics, None, Monitor(CollapseLimits(), True, False, 0)),
+        Schedule(Budget("steps", stop_at), stop_at, 0, 2, 1, ReferenceSchedule(ReferenceSettings())),
+        Measurements(diagnostics, None, Monitor(CollapseLimits(stop=True), False, 0)),
         Outputs(RunDirectory(path), tokenizer, 0, grader, lambda _: None),
         Stopwatch(),
     )

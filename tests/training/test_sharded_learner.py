@@ -29,8 +29,8 @@ SETTINGS = LearnerSettings(
     loss=PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15),
     next_token=NextToken(0.9),
     max_nodes=20,
+    max_new_tokens=7,
 )
-LONGEST = 7
 SHAPES = {
     "even": [(12, 7)] * 4,
     "ragged": [(1, 7), (30, 7), (3, 2), (9, 5), (2, 1)],
@@ -103,11 +103,7 @@ def test_the_update_is_that_of_one_process(
 LOSSES = {
     "dual clip": {"loss": PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15, dual_clip=1.5)},
     "cispo": {"loss": PolicyLossSettings(kind="cispo", clip_low=0.1, clip_high=0.15, aggregation="sequence_mean")},
-    "gspo": {
-        "loss": PolicyLossSettings(
-            kind="gspo", clip_low=0.01, clip_high=0.01, aggregation="constant", max_new_tokens=LONGEST
-        )
-    },
+    "gspo": {"loss": PolicyLossSettings(kind="gspo", clip_low=0.01, clip_high=0.01, aggregation="constant")},
     "entropy bonus": {"loss": PolicyLossSettings(kind="ppo", entropy_coefficient=0.3)},
     "mask truncated": {"loss": PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15, mask_truncated=True)},
     "kl in the loss": {"kl": KLPenalty(coefficient=0.7, estimator="k3", placement="loss")},

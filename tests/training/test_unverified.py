@@ -30,7 +30,7 @@ from learner_support import learn
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 
 REASON = "unverified: a worker was lost"
-SHAPING = RewardShaping(cosine_length=CosineLength(max_length=9))
+SHAPING = RewardShaping(cosine_length=CosineLength(every_steps=1, on_steps=1))
 Rollout = tuple[tuple[int, ...], bool]  # the tokens of one rollout, and whether it is finished
 
 
@@ -57,7 +57,7 @@ class LosingVerifier:
 
 
 def grader_of(verifier: LosingVerifier, shaping: RewardShaping = SHAPING, by_answer: bool = False) -> Grader:
-    return Grader({"sums": verifier}, decode, shaping, by_answer=by_answer)
+    return Grader({"sums": verifier}, decode, shaping, 9, by_answer)
 
 
 def prompt_of(tree: RolloutTree, name: str = "p") -> Prompt:
@@ -187,7 +187,7 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     assert sum(t.num_rollouts for t in trees) > sum(g.tree.num_rollouts for g in groups)
     model = small_model(seed=int(rng.integers(1 << 30)))
     settings = LearnerSettings(
-        learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), next_token=NextToken(0.9), max_nodes=20,
+        learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=20,
         max_responses_per_outcome=subset,
     )  # fmt: skip
     estimate = build_advantages(config, seed=0)
@@ -210,7 +210,7 @@ def test_a_step_equals_plain_rows_of_the_verified_rollouts(rng: np.random.Genera
     settings = LearnerSettings(
         learning_rate=1e-3, loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28), max_nodes=20
     )
-    learn(TreeLearner(model, settings), groups, advantages.rloo(groups), seed=0)
+    TreeLearner(model, settings).learn(groups, advantages.rloo, seed=0)
 
     gain, num_tokens = torch.zeros((), dtype=torch.float64), 0
     for tree in trees:

@@ -224,11 +224,6 @@ class PolicyLossSettings(Section):
 
     @model_validator(mode="after")
     def _clips_fit_the_kind(self) -> Self:
-        if self.kind == "gspo" and (self.clip_low or 0) > 0.1:
-            raise ValueError(
-                "loss.kind = gspo clips the ratio of whole responses, which stays close to 1, and "
-                f"loss.clip_low = {self.clip_low} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
-            )
         if self.dual_clip is not None and self.kind != "ppo":
             raise ValueError(
                 f"loss.dual_clip is a part of the ppo loss, and loss.kind = {self.kind}; leave loss.dual_clip out"
@@ -259,7 +254,7 @@ class ImportanceCorrection(Section):
         "none", description="weight tokens by learner over engine probability: no | cut at `high` | 0 outside `low` to "
         "`high` | 0 for whole responses whose geometric mean is outside",
     )  # fmt: skip
-    low: float = Field(0.5, ge=0, le=1, description="smallest weight that a mask keeps")
+    low: float = Field(0.5, ge=0, lt=1, description="smallest weight that a mask keeps")
     high: float = Field(5.0, ge=1, description="largest weight")
 
 

@@ -183,7 +183,7 @@ def _verified_line(name: str, verified: Verified) -> str:
 def _forecast(config: TrainConfig, ready: RunInputs) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
-        parts = build_pilot_parts(config, ready, config.sampling.params, on_end=ends.callback)
+        parts = build_pilot_parts(config, ready, on_end=ends.callback)
         threads = numbers_of_threads(config)
         return forecast_step(parts, config.samples_per_step // config.prompts_per_step, Path(scratch), threads)
 

@@ -236,13 +236,12 @@ def build_pilot(config: TrainConfig, observe: Observe = unobserved, on_end: OnEn
         )
     observe(Phase("loading", "data"))
     inputs = prepare(config, config.model)
-    return build_pilot_parts(config, inputs, replace(config.sampling.params, scheme="iid"), observe, on_end)
+    return build_pilot_parts(config, inputs, observe, on_end)
 
 
 def build_pilot_parts(
     config: TrainConfig,
     inputs: RunInputs,
-    sampling: SamplingParams,
     observe: Observe = unobserved,
     on_end: OnEnd = lambda _: None,
 ) -> PilotParts:
@@ -251,7 +250,6 @@ def build_pilot_parts(
     Args:
         config: The settings of the run.
         inputs: Its inputs.
-        sampling: How rollouts are drawn.
         observe: Receives the activity of the parts.
         on_end: Receives a function that ends the engine.
     """
@@ -264,7 +262,7 @@ def build_pilot_parts(
         model=model,
         stream=inputs.prompts.train,
         grader=inputs.grader,
-        sampling=sampling,
+        sampling=replace(config.sampling.params, scheme="iid"),
         estimate_advantages=advantages.reinforce_pp_baseline,  # time does not depend on it, and it allows every N
         diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
         learner_settings=build_learner_settings(config, engine.stop_token_ids, forward),

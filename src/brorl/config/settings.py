@@ -300,6 +300,15 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _sequence_clip_is_narrow(self) -> Self:
+        if self.loss.kind == "gspo" and (self.loss.clip_low or 0) > 0.1:
+            raise ValueError(
+                "loss.kind = gspo clips the ratio of whole responses, which stays close to 1, and "
+                f"loss.clip_low = {self.loss.clip_low} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _correction_has_logprobs(self) -> Self:
         if self.importance.correction != "none" and not self.recompute_old_logprobs:
             raise ValueError(
