@@ -326,27 +326,3 @@ def test_a_run_that_is_resumed_is_bitwise_the_uninterrupted_one(tmp_path: Path) 
     assert command("train", *settings, f"--steps={EVERY}", "--output_dir", run).code == 0
     assert command("resume", run, f"--steps={STEPS}").code == 0
     assert_same_run(run, reference)
-
-    old = [s for s in settings if not s.startswith(("--rollouts_per_prompt", "--adaptive.enabled"))]
-    old += ["--rollouts-per-prompt=adaptive", "--adaptive.samples_per_prompt=10"]  # as it was written earlier
-    earlier = tmp_path / "earlier"
-    assert command("train", *old, f"--steps={EVERY}", "--output_dir", earlier).code == 0
-    write_old_form(earlier)
-    outcome = command("resume", earlier, f"--steps={STEPS}")
-    assert outcome.code == 0, outcome.err
-    assert_same_run(earlier, reference)
-    written = parse_yaml((earlier / "config.yaml").read_text(), "config.yaml")
-    assert (written["rollouts_per_prompt"], written["adaptive"]["enabled"]) == (10, True)
-
-
-def write_old_form(run: Path) -> None:
-    """Rewrite the settings of a run as they were before adaptive rollouts had a switch."""
-    config = parse_yaml((run / "config.yaml").read_text(), "config.yaml")
-    del config["adaptive"]["enabled"]
-    config["adaptive"]["samples_per_prompt"] = config["rollouts_per_prompt"]
-    config["rollouts_per_prompt"] = "adaptive"
-    (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    begun = json.loads((run / "begun.json").read_text())
-    del begun["settings"]["adaptive.enabled"]
-    begun["settings"] |= {"rollouts_per_prompt": "adaptive", "adaptive.samples_per_prompt": 10}
-    (run / "begun.json").write_text(json.dumps(begun))
