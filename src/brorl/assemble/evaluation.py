@@ -164,8 +164,8 @@ def load_evaluated_model(
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
-        verifiers = place_verifiers(cluster, config, verifiers, cluster.say)
-        engine = place_engine(cluster, config, context, cluster.say, observe)
+        verifiers = place_verifiers(cluster, config, verifiers)
+        engine = place_engine(cluster, config, context, observe)
         weights = cluster.call(_fingerprint, config)
     evaluated = EvaluatedModel(
         engine,

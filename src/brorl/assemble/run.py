@@ -99,15 +99,15 @@ def build_run(
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
-        learner = place_learner(cluster, config, inputs, directory.path, say, observe)
-        verifiers = place_verifiers(cluster, config, inputs.grader.verifiers, say)
+        learner = place_learner(cluster, config, inputs, directory.path, observe)
+        verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
         if config.cluster.mode == "async":
             verifiers = in_turns(verifiers)
         inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
         if config.cluster.mode == "async":
-            source = place_async_source(cluster, config, inputs, clock, say, observe)
+            source = place_async_source(cluster, config, inputs, clock, observe)
         else:
-            engine = place_engine(cluster, config, inputs.context, say, observe)
+            engine = place_engine(cluster, config, inputs.context, observe)
             source = _collector(config, inputs, engine, learner, clock, observe)
         learner.num_parameters()  # waits for the ranks, which load the model while the workers start
     outputs = Outputs(directory, inputs.tokenizer, config.keep_checkpoints, inputs.grader, report, observe)
