@@ -85,14 +85,7 @@ def check_ray(config: TrainConfig) -> None:
 
 
 def place_engine(cluster: Cluster, config: TrainConfig, context: int, observe: Observe) -> Engine:
-    """Start the rollout workers, which load `config.model`, and return an engine over them.
-
-    Args:
-        cluster: The cluster, which has started.
-        config: The settings.
-        context: Tokens of the longest prompt and the longest response together.
-        observe: Receives the progress of sampling.
-    """
+    """Start the rollout workers, which load `config.model`, and return an engine over them."""
     return PooledEngine(place_pool(cluster, config, context), config.cluster.prompts_per_task, observe)
 
 

@@ -221,11 +221,6 @@ def check_start(config: TrainConfig) -> None:
 def build_pilot(config: TrainConfig, observe: Observe = unobserved, on_end: OnEnd = lambda _: None) -> PilotParts:
     """Make the parts of a run before its first step, for `brorl plan`.
 
-    Args:
-        config: The settings of the run.
-        observe: Receives the activity of the parts.
-        on_end: Receives a function that ends the engine.
-
     Raises:
         UserError: If rollouts are not drawn from the full distribution, or the data, the model, the tokenizer or the
             memory does not fit.
@@ -246,14 +241,7 @@ def build_pilot_parts(
     observe: Observe = unobserved,
     on_end: OnEnd = lambda _: None,
 ) -> PilotParts:
-    """Load the model and make the parts that a pilot measures; see `build_pilot`.
-
-    Args:
-        config: The settings of the run.
-        inputs: Its inputs.
-        observe: Receives the activity of the parts.
-        on_end: Receives a function that ends the engine.
-    """
+    """Load the model and make the parts that a pilot measures; see `build_pilot`."""
     model = build_model(config, inputs, observe)
     forward = build_forward(config, inputs, model)
     engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)
