@@ -1,6 +1,6 @@
 """Write docs/reference/settings.md: every setting of a recipe with its type, default and description.
 
-In: the config classes, which are the truth. Out: the page. `tests/test_docs.py` fails when the two differ.
+In: the sections of `TrainConfig`, which are the truth. Out: the page. `tests/test_docs.py` fails when the two differ.
 
     python scripts/make_settings_reference.py
 """
@@ -24,8 +24,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings
 INTRODUCTION = """\
 # Settings
 
-Every setting of `brorl train`. `scripts/make_settings_reference.py` writes this page from the config classes in
-`src/brorl/config`, and `brorl train --help` prints the same.
+Every setting of `brorl train`. `scripts/make_settings_reference.py` writes this page from the sections of
+`TrainConfig`, and `brorl train --help` prints the same.
 
 In a recipe, a section is a group:
 
@@ -82,7 +82,8 @@ def _is_section(annotation: Any) -> bool:
 
 
 def _summary(section: type[BaseModel]) -> str:
-    return " ".join((section.__doc__ or "").split())
+    """Return the first paragraph of the docstring."""
+    return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
 
 
 def _table(settings: list[tuple[str, FieldInfo]], prefix: str) -> str:

@@ -111,10 +111,6 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
 def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None:
     """Check that questions are left to train on and to evaluate on.
 
-    Args:
-        config: The run's settings.
-        sources: The questions of `build_questions`.
-
     Raises:
         UserError: If a source has no training question, or an evaluation has no question.
     """
@@ -140,12 +136,6 @@ def build_prompts(
     model_config: PreTrainedConfig,
 ) -> Prompts:
     """Turn questions into prompts.
-
-    Args:
-        config: The run's settings.
-        sources: The questions.
-        tokenizer: The model's tokenizer.
-        model_config: The model's configuration, for its vocabulary and its positions.
 
     Raises:
         UserError: If a prompt cannot be encoded or does not fit into the model.
@@ -189,13 +179,7 @@ def no_held_out_prompt(config: TrainConfig) -> str:
 
 
 def removed_lines(num_too_long: int, num_asked: int, config: TrainConfig) -> list[str]:
-    """Return lines about prompts that are too long, and training questions that are also evaluated on.
-
-    Args:
-        num_too_long: Number of prompts above `data.max_prompt_tokens`, 0 or more.
-        num_asked: Number of training questions in the evaluation data, 0 or more.
-        config: The run's settings.
-    """
+    """Return lines about prompts that are too long, and training questions that are also evaluated on."""
     lines = []
     if num_too_long:
         most = counted(config.data.max_prompt_tokens or 0, "token")
@@ -206,13 +190,7 @@ def removed_lines(num_too_long: int, num_asked: int, config: TrainConfig) -> lis
 
 
 def dropped_line(name: str, num_rows: int, dropped: Mapping[str, int]) -> str:
-    """Return a line about the rows of a source that its layout dropped; empty if there are none.
-
-    Args:
-        name: The source.
-        num_rows: Its rows.
-        dropped: Dropped rows by reason.
-    """
+    """Return a line about the rows of a source that its layout dropped; empty if there are none."""
     number = sum(dropped.values())
     return f"{name}: {number:,} of {num_rows:,} rows were dropped ({reasons(dropped)})" if number else ""
 
@@ -258,10 +236,6 @@ def _questions(source: FileSource | GymSource, config: TrainConfig, held_out_fra
 
 def read_rows_of(source: FileSource | GymSource, config: TrainConfig) -> SourceReading:
     """Read or generate the questions of a source.
-
-    Args:
-        source: The settings of the source.
-        config: The run's settings.
 
     Raises:
         UserError: If a setting is wrong or a row cannot be used.

@@ -28,10 +28,6 @@ OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives function
 def check_engine(config: TrainConfig, source: str) -> None:
     """Check that the engine is installed and can sample with the model.
 
-    Args:
-        config: The settings.
-        source: Name or folder of the model.
-
     Raises:
         UserError: If it is not, or cannot.
     """
@@ -131,13 +127,7 @@ def end_engine(engine: Sampler) -> None:
 
 
 def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmSettings:
-    """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker.
-
-    Args:
-        config: The settings.
-        source: Name or folder of the model.
-        context: Tokens of the longest prompt and the longest response together.
-    """
+    """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker."""
     device = choose_device(config.device)
     vllm = config.engine.vllm
     return VllmSettings(
@@ -158,12 +148,7 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
 
 
 def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
-    """Return the numbers of the engine's GPUs.
-
-    Args:
-        config: The settings.
-        learner: Number of the learner's GPU.
-    """
+    """Return the numbers of the engine's GPUs."""
     others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
     gpus = others if config.engine.vllm.placement == "apart" else [learner, *others]
     return tuple(gpus[: config.engine.vllm.tensor_parallel])
@@ -171,10 +156,6 @@ def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
 
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
     """Load a model that only samples, in the format of the computation; a learner may publish its weights to it.
-
-    Args:
-        config: The settings.
-        source: Name or folder of the model.
 
     Raises:
         UserError: If it cannot be loaded.
@@ -184,12 +165,7 @@ def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
 
 
 def set_threads(config: TrainConfig, num_weights: int) -> None:
-    """Set the threads of torch to `engine.threads`, or choose them by the size of the model.
-
-    Args:
-        config: The settings.
-        num_weights: Weights of the model.
-    """
+    """Set the threads of torch to `engine.threads`, or choose them by the size of the model."""
     chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
     torch.set_num_threads(config.engine.threads or chosen)
 

@@ -136,12 +136,6 @@ def load_evaluated_model(
 ) -> tuple[EvaluatedModel, str]:
     """Load the model.
 
-    Args:
-        ready: The evaluation.
-        observe: Called with the progress of the engine and the evaluation.
-        cluster: Where the model samples and responses are verified; None for this process.
-        on_end: Receives a function that ends the engine, if this process has one.
-
     Returns:
         The model with its verifiers, and a fingerprint of its weights.
 
@@ -164,8 +158,8 @@ def load_evaluated_model(
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
-        verifiers = place_verifiers(cluster, config, verifiers, cluster.say)
-        engine = place_engine(cluster, config, context, cluster.say, observe)
+        verifiers = place_verifiers(cluster, config, verifiers)
+        engine = place_engine(cluster, config, context, observe)
         weights = cluster.call(_fingerprint, config)
     evaluated = EvaluatedModel(
         engine,

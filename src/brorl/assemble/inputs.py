@@ -81,10 +81,6 @@ class RunInputs(ModelInputs):
 def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     """Read, check and encode the data, and check the memory.
 
-    Args:
-        config: The run's settings.
-        model_path: Model or checkpoint to load.
-
     Raises:
         UserError: On the first thing that is wrong.
     """
@@ -125,11 +121,6 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
 def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
     """Check that the contexts of a run fit into the model's sliding window, if tree attention is required.
 
-    Args:
-        config: The settings.
-        model_config: The model's config.
-        context: Tokens of the longest prompt and the longest response together.
-
     Raises:
         UserError: If they do not.
     """
@@ -145,11 +136,6 @@ def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: i
 def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifiers: Mapping[str, Verifier]) -> None:
     """Check that questions are left to train on and to evaluate on.
 
-    Args:
-        config: The run's settings.
-        sources: The questions.
-        verifiers: The verifier of each domain.
-
     Raises:
         UserError: If none are left. An unreadable reference answer comes first: it is the more basic fault of a file.
     """
@@ -162,10 +148,6 @@ def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifier
 
 def check_source_references(verifiers: Mapping[str, Verifier], sources: Sequence[SourceQuestions]) -> list[str]:
     """Reject unreadable reference answers in the user's own data.
-
-    Args:
-        verifiers: The verifiers; questions of other domains are not checked.
-        sources: The questions.
 
     Returns:
         A line for the unreadable reference answers of each public data set.

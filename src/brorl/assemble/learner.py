@@ -29,14 +29,7 @@ def build_model(
     observe: Observe = unobserved,
     device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """Load the model to train.
-
-    Args:
-        config: The run's settings.
-        inputs: Source and tokenizer of the model.
-        observe: Receives the phase.
-        device: The device of its weights; None for that of the settings.
-    """
+    """Load the model to train."""
     observe(Phase("loading", "model"))
     lora = config.adapters
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16 if lora else torch.float32}
@@ -58,12 +51,6 @@ def build_forward(
     say: Callable[[str], None] = lambda _: None,
 ) -> TreeForward | FlatForward:
     """Choose how trees go through the model.
-
-    Args:
-        config: The run's settings.
-        inputs: The longest context of the run.
-        model: The model, before it is sharded.
-        say: Receives a line if the flat path runs, or if FlexAttention cannot run on a CUDA device.
 
     Raises:
         UserError: If `engine.attention` cannot run with this model or on the device of the settings.
@@ -89,13 +76,7 @@ def build_forward(
 
 
 def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...], forward: Forward) -> LearnerSettings:
-    """Return the learner's settings.
-
-    Args:
-        config: The run's settings.
-        stop_token_ids: Tokens that end a response.
-        forward: How trees go through the model.
-    """
+    """Return the learner's settings."""
     optimizer, sampling = config.optimizer, config.sampling
     return LearnerSettings(
         learning_rate=config.learning_rate,
@@ -126,13 +107,6 @@ def build_rank(
     observe: Observe = unobserved,
 ) -> TreeLearner:
     """Load the model and make one rank of the learner; every rank calls it, and rank 0 reads the weights.
-
-    Args:
-        config: The run's settings.
-        inputs: The run's inputs; `model_path` is a checkpoint to continue from, or the model to start from.
-        ranks: The processes that share the learner, after `join`.
-        say: Receives lines for the user.
-        observe: Receives the activity of the learner.
 
     Raises:
         UserError: If the model cannot be loaded or does not fit.

@@ -85,12 +85,7 @@ def advantage_title(config: AdvantageSettings) -> str:
 
 
 def build_advantages(config: AdvantageSettings, seed: int) -> EstimateAdvantages:
-    """Return the advantage estimator: the estimator's own advantages, then rarity weights, then batch statistics.
-
-    Args:
-        config: The settings.
-        seed: Seed of the run, for shuffled rarity weights.
-    """
+    """Return the advantage estimator: the estimator's own advantages, then rarity weights, then batch statistics."""
     estimate = _estimator(config)
     if config.rarity:
         estimate = _by_rarity(estimate, config, seed)

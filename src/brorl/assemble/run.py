@@ -98,15 +98,15 @@ def build_run(
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
-        learner = place_learner(cluster, config, inputs, directory.path, say, observe)
-        verifiers = place_verifiers(cluster, config, inputs.grader.verifiers, say)
+        learner = place_learner(cluster, config, inputs, directory.path, observe)
+        verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
         if config.cluster.mode == "async":
             verifiers = in_turns(verifiers)
         inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
         if config.cluster.mode == "async":
-            source = place_async_source(cluster, config, inputs, clock, say, observe)
+            source = place_async_source(cluster, config, inputs, clock, observe)
         else:
-            engine = place_engine(cluster, config, inputs.context, say, observe)
+            engine = place_engine(cluster, config, inputs.context, observe)
             source = _collector(config, inputs, engine, learner, clock, observe)
         learner.num_parameters()  # waits for the ranks, which load the model while the workers start
     outputs = Outputs(directory, inputs.tokenizer, config.keep_checkpoints, inputs.grader, report, observe)
@@ -220,11 +220,6 @@ def check_start(config: TrainConfig) -> None:
 def build_pilot(config: TrainConfig, observe: Observe = unobserved, on_end: OnEnd = lambda _: None) -> PilotParts:
     """Make the parts of a run before its first step, for `brorl plan`.
 
-    Args:
-        config: The settings of the run.
-        observe: Receives the activity of the parts.
-        on_end: Receives a function that ends the engine.
-
     Raises:
         UserError: If rollouts are not drawn from the full distribution, or the data, the model, the tokenizer or the
             memory does not fit.
@@ -245,14 +240,7 @@ def build_pilot_parts(
     observe: Observe = unobserved,
     on_end: OnEnd = lambda _: None,
 ) -> PilotParts:
-    """Load the model and make the parts that a pilot measures; see `build_pilot`.
-
-    Args:
-        config: The settings of the run.
-        inputs: Its inputs.
-        observe: Receives the activity of the parts.
-        on_end: Receives a function that ends the engine.
-    """
+    """Load the model and make the parts that a pilot measures; see `build_pilot`."""
     model = build_model(config, inputs, observe)
     forward = build_forward(config, inputs, model)
     engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)

@@ -19,6 +19,7 @@ from brorl.algorithms.settings import (
     PolicyLossSettings,
     RewardShaping,
 )
+from brorl.config.conflicts import conflicts
 from brorl.cost import Budget
 from brorl.distributed.settings import ClusterSettings
 from brorl.evaluation.settings import EvaluationSettings
@@ -121,7 +122,7 @@ class TrainConfig(Section):
         """The budget of the run: its number of steps if no budget is set."""
         if self.budget.limit is not None:
             return Budget(self.budget.unit, self.budget.limit, self.budget.marks)
-        assert self.steps is not None  # `_run_ends` has checked it
+        assert self.steps is not None  # `conflicts` has checked it
         return Budget("steps", self.steps)
 
     @property
@@ -162,206 +163,7 @@ class TrainConfig(Section):
         return given if limit is None else {**given, "steps": None}
 
     @model_validator(mode="after")
-    def _run_ends(self) -> Self:
-        if self.steps is None and self.budget.limit is None:
-            raise ValueError("steps = null needs a budget to end the run; set budget.limit, or a number of steps")
-        return self
-
-    @model_validator(mode="after")
-    def _phases_follow_one_another(self) -> Self:
-        ends = [phase.until for phase in self.phases]
-        if ends and (ends[-1] != 1 or ends != sorted({*ends})):
-            raise ValueError(f"phases: `until` must rise from phase to phase, to 1 in the last one, not {ends}")
-        if self.phases and self.advantage != AdvantageSettings():
-            raise ValueError(
-                "phases replace `advantage`, and both are set; move the settings of `advantage` into the phases, or "
-                "set phases: []"
-            )
-        if self.phases and self.phases[-1].until_coverage_stalls:
-            raise ValueError(
-                f"phases: {self.phases[-1].name} is the last phase, which only the budget ends; remove its "
-                "until_coverage_stalls"
-            )
-        waiting = next((phase.name for phase in self.phases if phase.until_coverage_stalls), None)
-        if waiting is not None and max(self.evaluation.ks) == 1:
-            raise ValueError(
-                f"phases: {waiting} ends when coverage stalls, but evaluation.ks has only pass@1; add a larger k"
-            )
-        if waiting is not None and not (self.evaluation.every and self.evaluation.num_prompts):
-            raise ValueError(
-                f"phases: {waiting} ends when coverage stalls, which needs regular evaluations; set evaluation.every "
-                "and evaluation.num_prompts above 0"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _groups_exceed_k(self) -> Self:
-        smallest = self.adaptive.pilot_rollouts if self.adaptive.enabled else self.rollouts_per_prompt
-        setting = "adaptive.pilot_rollouts" if self.adaptive.enabled else "rollouts_per_prompt"
-        for advantage in self.advantages:
-            if advantage.estimator == "pass_at_k" and advantage.k >= smallest:
-                raise ValueError(
-                    f"advantage.k = {advantage.k} needs more than {advantage.k} rollouts per prompt, but {setting} = "
-                    f"{smallest}; raise it, or lower advantage.k"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _cpu_clock_sees_everything(self) -> Self:
-        if self.engine.clock == "cpu" and (self.engine.threads != 1 or self.device not in ("auto", "cpu")):
-            raise ValueError(
-                "engine.clock = cpu counts the CPU time of one thread; set engine.threads: 1 and device: cpu, or "
-                "engine.clock: wall"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _vllm_fits(self) -> Self:
-        if self.engine.kind != "vllm":
-            return self
-        if self.dtype == "float64":
-            raise ValueError("engine.kind = vllm has no float64; set dtype: float32 or bfloat16")
-        if self.engine.clock == "cpu":
-            raise ValueError(
-                "engine.clock = cpu does not count the process of engine.kind = vllm; set engine.clock: wall"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _weights_reach_vllm(self) -> Self:
-        vllm = self.engine.vllm
-        if self.engine.kind != "vllm":
-            return self
-        if self.cluster.enabled and vllm.weight_transfer in ("ipc", "nccl"):
-            raise ValueError(
-                f"engine.vllm.weight_transfer = {vllm.weight_transfer} connects an engine with a learner in the same "
-                f"process as the loop, and cluster.nodes = {self.cluster.nodes} places both elsewhere; set "
-                "engine.vllm.weight_transfer: host"
-            )
-        if self.cluster.enabled and vllm.placement == "apart":
-            raise ValueError(
-                "engine.vllm.placement = apart is for a run of one process, and cluster.nodes = "
-                f"{self.cluster.nodes}; remove it, and set cluster.placement: apart"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _workers_have_the_gpus_of_their_engine(self) -> Self:
-        gpus, parallel = self.cluster.gpus_per_rollout_worker, self.engine.vllm.tensor_parallel
-        if self.cluster.enabled and self.engine.kind == "native" and gpus > 1:
-            raise ValueError(
-                f"cluster.gpus_per_rollout_worker = {gpus}, and engine.kind = native samples on one GPU; set "
-                "cluster.gpus_per_rollout_worker: 1 with more cluster.rollout_workers, or engine.kind: vllm"
-            )
-        if self.cluster.enabled and self.engine.kind == "vllm" and gpus and gpus != parallel:
-            raise ValueError(
-                f"cluster.gpus_per_rollout_worker = {gpus}, and engine.vllm.tensor_parallel = {parallel} is the number "
-                "of GPUs that an engine uses; set both to the same number"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _cluster_has_its_own_clock_and_devices(self) -> Self:
-        cluster = self.cluster
-        if cluster.enabled and self.engine.clock == "cpu":
-            raise ValueError(
-                "engine.clock = cpu counts the time of one process, and a cluster has several; set engine.clock: wall"
-            )
-        if cluster.enabled and self.device == "cpu" and cluster.gpus_per_rollout_worker + cluster.gpus_per_learner_rank:
-            raise ValueError(
-                "device = cpu uses no GPU, and the workers of the cluster have some; set device: auto, or "
-                "cluster.gpus_per_rollout_worker: 0 and cluster.gpus_per_learner_rank: 0"
-            )
-        if cluster.enabled and self.device.startswith("cuda") and not cluster.gpus_per_rollout_worker:
-            raise ValueError(
-                f"device = {self.device} needs GPUs, and cluster.gpus_per_rollout_worker = 0 samples on CPUs; set "
-                "cluster.gpus_per_rollout_worker: 1, or device: auto"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _adaptive_numbers_ascend(self) -> Self:
-        adaptive, average = self.adaptive, self.rollouts_per_prompt
-        if adaptive.enabled and not adaptive.pilot_rollouts < average <= adaptive.max_rollouts:
-            raise ValueError(
-                f"adaptive.pilot_rollouts = {adaptive.pilot_rollouts}, rollouts_per_prompt = {average} and "
-                f"adaptive.max_rollouts = {adaptive.max_rollouts} must ascend (the last two may be equal)"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _mini_batches_have_prompts(self) -> Self:
-        if self.optimizer.mini_batches > self.prompts_per_step:
-            raise ValueError(
-                f"optimizer.mini_batches = {self.optimizer.mini_batches} is more than prompts_per_step = "
-                f"{self.prompts_per_step}, and every mini-batch needs at least one prompt; set "
-                f"optimizer.mini_batches: {self.prompts_per_step}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sequence_clip_is_narrow(self) -> Self:
-        if self.loss.kind == "gspo" and (self.loss.clip_low or 0) > 0.1:
-            raise ValueError(
-                "loss.kind = gspo clips the ratio of whole responses, which stays close to 1, and "
-                f"loss.clip_low = {self.loss.clip_low} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _correction_has_logprobs(self) -> Self:
-        if self.importance.correction != "none" and not self.recompute_old_logprobs:
-            raise ValueError(
-                f"importance.correction = {self.importance.correction} needs the learner's own log-probs, but "
-                "optimizer.old_logprobs = engine; set optimizer.old_logprobs: recompute"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _async_fits(self) -> Self:
-        if self.cluster.mode != "async":
-            return self
-        if self.adaptive.enabled:
-            raise ValueError(
-                "adaptive.enabled chooses the rollouts of a prompt after a round of pilots, and cluster.mode = async "
-                "has no rounds; set adaptive.enabled: false, or cluster.mode: sync"
-            )
-        if self.cluster.max_staleness and self.importance.correction == "none":
-            raise ValueError(
-                f"cluster.mode = async trains on rollouts of weights that are up to {self.cluster.max_staleness} "
-                "updates old, and importance.correction = none does not correct for that; set importance.correction: "
-                "truncate and optimizer.old_logprobs: recompute, or cluster.max_staleness: 0"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _resets_have_a_reference(self) -> Self:
-        reset = self.reference.first_reset
-        if reset and not self.kl.coefficient:
-            raise ValueError(
-                f"reference.{reset} = {getattr(self.reference, reset)} resets the reference of the KL penalty, "
-                "but kl.coefficient = 0 switches that penalty off; set kl.coefficient above 0"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _evaluations_are_on(self) -> Self:
-        evaluation, patience = self.evaluation, self.reference.reset_patience
-        if not evaluation.num_prompts and (patience or evaluation.sources):
-            setting = "reference.reset_patience" if patience else "evaluation.sources"
-            raise ValueError(f"{setting} needs evaluations, but evaluation.num_prompts = 0 switches them off; raise it")
-        if patience and not evaluation.every:
-            raise ValueError(
-                "reference.reset_patience counts regular evaluations, but evaluation.every = 0 switches them off; "
-                "set evaluation.every to a number of steps"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _penalty_fits_the_length(self) -> Self:
-        if self.rewards.overlong_tokens > self.sampling.max_new_tokens:
-            raise ValueError(
-                f"rewards.overlong_tokens = {self.rewards.overlong_tokens} is more than sampling.max_new_tokens = "
-                f"{self.sampling.max_new_tokens}; lower rewards.overlong_tokens"
-            )
+    def _fit_together(self) -> Self:
+        for conflict in conflicts(self):
+            raise ValueError(conflict)
         return self
