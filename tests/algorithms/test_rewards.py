@@ -145,7 +145,7 @@ def test_rewards_leave_their_inputs_alone(rng: np.random.Generator) -> None:
     shaping = RewardShaping(partial_credit=True, overlong=Overlong(4, 4), domain_weights={"d": 2.0})
     got = shaped_rewards(score > 0.5, score, np.arange(1, 6), np.ones(5, np.bool_), "d", 1, shaping)
     np.testing.assert_array_equal(score, before)
-    assert not np.fractions_memory(got, score)
+    assert not np.shares_memory(got, score)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_recipe_by_name_and_settings(tmp_path: Path) -> None:
     (model / "model.safetensors").unlink()  # the config is enough
     outcome = command(
         "plan", "quickstart", "--cluster=4xL4", f"--model={model}", "--prompts_per_step=8", "--response-tokens=10",
-        "--distinct-share=0.1", "--group-parts=2",
+        "--distinct-fraction=0.1", "--group-parts=2",
     )  # fmt: skip
     assert outcome.code == 0, outcome
     record = planned()
@@ -122,7 +122,7 @@ def test_a_model_that_is_too_large() -> None:
         (["--cluster=8xH100", "--aim=coverage"], "--aim measures on this machine, and --cluster does not"),
         (["--response-tokens=100"], "--response-tokens needs --cluster"),
         (["--cluster=8xH100", "--response-tokens=99999"], "between 1 and sampling.max_new_tokens = 15,360, not 99999"),
-        (["--cluster=8xH100", "--distinct-share=1.5"], "--distinct-share must lie in (0, 1], not 1.5"),
+        (["--cluster=8xH100", "--distinct-fraction=1.5"], "--distinct-fraction must lie in (0, 1], not 1.5"),
         (["--cluster=8xH100", "--model-shape=parameters=1e9"], "--model-shape lacks layers"),
         (["--cluster=8xH100", "--model-shape=parameters=much"], "should be like parameters=1.5e9,layers=28"),
         (["--cluster=8xH100", "--group-parts=0"], "group_parts must be at least 1, not 0"),

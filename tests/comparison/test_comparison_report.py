@@ -528,7 +528,7 @@ class TestAnswer:
         with pytest.raises(ValueError, match="different names, not N=16, N=16"):
             sentences(replace(comparison, arms=(comparison.arms[0],) * 2))
 
-    @pytest.mark.parametrize(("share", "unit", "told"), [
+    @pytest.mark.parametrize(("fraction", "unit", "told"), [
         (0.4, "seconds", True), (0.65, "seconds", True), (0.75, "seconds", False), (0.4, "samples", False)
     ])  # fmt: skip
     @pytest.mark.parametrize("numbers", [(16, 512), (16, 64, 512)])

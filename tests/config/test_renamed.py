@@ -80,7 +80,6 @@ def test_old_options_are_read_and_not_shown() -> None:
         "--adaptive.samples-per-prompt=40",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert "brorl: diagnostics.held_out_check_every is now" in outcome.err
     assert "rollouts_per_prompt: 40\n" in outcome.err
     shown = command("train", "--help").out
     assert "diagnostics.held_out_check_every" in shown

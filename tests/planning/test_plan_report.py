@@ -135,7 +135,7 @@ def test_sentences_say_what_the_numbers_say() -> None:
     assert "taken as 8%" in lines[1]
     assert "From N = 256, 4 times the rollouts raise the fraction of mixed groups from 0.94 to 0.97" in lines[2]
     assert "--pilot-prompts 32" in lines[3]
-    assert "not the final performance" in lines[4]
+    assert "not the final result" in lines[4]
     assert "docs/explanation/theory.md" in lines[4]
 
     alone = advice(report(tied=[1], chosen=1))

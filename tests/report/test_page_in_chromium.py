@@ -109,7 +109,7 @@ def check_charts(browser: Chromium, records: Records) -> None:
           fault: e.querySelectorAll('.plotly-notifier').length}))"""
     )
     charts = {chart["name"]: chart for chart in drawn}
-    assert {"chart-reward", "chart-pass1", "chart-passk", "chart-success", "chart-certificate"} <= set(charts)
+    assert {"chart-reward", "chart-pass1", "chart-passk", "chart-success", "chart-held_out_check"} <= set(charts)
     assert len(charts) >= 18
     for chart in drawn:
         assert chart["svg"] >= 1, chart
@@ -117,7 +117,7 @@ def check_charts(browser: Chromium, records: Records) -> None:
     assert charts["chart-pass1"]["points"] == charts["chart-pass1"]["bars"] == 2
     assert charts["chart-passk"]["points"] == charts["chart-passk"]["bars"] == 6  # 3 k at the start and at the end
     assert charts["chart-held-out"]["points"] == 12
-    assert charts["chart-certificate"]["points"] == 1
+    assert charts["chart-held_out_check"]["points"] == 1
     assert charts["chart-success"]["points"] == 12
     rewards = browser.value("document.getElementById('chart-reward').data[0].y")
     assert rewards == pytest.approx([r["sampling"]["reward"] for r in records[1:]], rel=1e-6)

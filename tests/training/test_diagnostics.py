@@ -187,11 +187,11 @@ def test_systematic_rollouts_have_inclusion_probabilities_of_their_own(rng: np.r
     assert pooled["informative_fraction_at"] is None
 
 
-# --- certificate ------------------------------------------------------------------------------------------------------
+# --- held-out check -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_certificate_equals_plain_transformers_before_and_after_the_update(
+def test_the_held_out_check_equals_plain_transformers_before_and_after_the_update(
     rng: np.random.Generator, recompute: bool
 ) -> None:
     model = small_model(seed=int(rng.integers(1000)))
@@ -240,7 +240,7 @@ def test_held_out_rollouts_are_fresh_and_independent_of_the_scheme(rng: np.rando
     assert [g.tree for g in same] == [g.tree for g in held_out]
 
 
-def test_certificates_come_when_they_are_due(rng: np.random.Generator) -> None:
+def test_held_out_checks_come_when_they_are_due(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1000)))
     groups = sampled_groups(model, rng)
     due = [step for step in range(1, 16) if diagnostics(model).hold_out(step, groups)]

@@ -104,7 +104,7 @@ def test_recalled_metrics_rebuild_the_state() -> None:
 
 @pytest.mark.parametrize("ends", [[], [0.5], [0.6, 0.5, 1.0], [0.5, 0.5, 1.0], [0.0, 1.0]])
 def test_phases_must_follow_one_another(ends: list[float]) -> None:
-    with pytest.raises(ValueError, match="rising shares"):
+    with pytest.raises(ValueError, match="rising fractions"):
         Objective([phase("x", end) for end in ends])
 
 

@@ -115,7 +115,7 @@ def build_work(config: TrainConfig, given: Given, metrics: Sequence[Mapping[str,
         given.distinct_fraction, measured.get("distinct_fraction"), distinct_fraction(config.rollouts_per_prompt, mean)
     )
     if not 0 < fraction <= 1:
-        raise UserError(f"--distinct-share must lie in (0, 1], not {fraction:g}")
+        raise UserError(f"--distinct-fraction must lie in (0, 1], not {fraction:g}")
     assumed_kept = _KEPT_FRACTION if config.dynamic_sampling.enabled else 1.0
     kept, kept_origin = _first(None, measured.get("kept_fraction"), assumed_kept)
     responses, response_origin = _first(None, measured.get("response_fraction"), 1.0)

@@ -74,7 +74,7 @@ def _add_cluster_options(parser: argparse.ArgumentParser) -> None:
         help="mean tokens of a response (default: those of the run, or half of sampling.max_new_tokens)",
     )  # fmt: skip
     group.add_argument(
-        "--distinct-share", type=float, metavar="SHARE",
+        "--distinct-fraction", type=float, metavar="FRACTION",
         help="distinct tokens over sampled tokens (default: that of the run, or a formula)",
     )  # fmt: skip
     group.add_argument(

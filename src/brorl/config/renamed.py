@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-RENAMED = {"diagnostics.held_out_check_every": "diagnostics.held_out_check_every"}
+RENAMED: dict[str, str] = {}
 _N, _AVERAGE, _ENABLED = "rollouts_per_prompt", "adaptive.samples_per_prompt", "adaptive.enabled"
 OLD_NAMES = {**RENAMED, _AVERAGE: _N}  # each with the setting to use now
 _DEFAULT_AVERAGE = 64
