@@ -37,7 +37,7 @@ class PilotParts:
     """The parts of a run that a pilot measures.
 
     Attributes:
-        engine: Samples trees. Only `sample` and `PilotParts.sampling_bytes` use it.
+        engine: Samples trees.
         model: The model to train; a plan only copies it.
         stream: Source of the training prompts.
         grader: Verifies and rewards responses.
@@ -69,20 +69,6 @@ class PilotParts:
     def generator(self, purpose: int) -> np.random.Generator:
         """Return a generator for one purpose of the pilot, a function of the run's seed alone."""
         return np.random.default_rng(seed_sequence(self.seed, _SEED_TAG, purpose))
-
-    def sampling_bytes(self, rows_D: FloatArray, num_rollouts: int, num_prompts: int, prompt_tokens: int) -> int:
-        """Return the prediction of an engine with a model of its rows for the memory of one call.
-
-        Args:
-            rows_D: Live rows of a prompt at each depth, shape [D].
-            num_rollouts: N.
-            num_prompts: Prompts of the call.
-            prompt_tokens: Tokens of each prompt.
-        """
-        rows = np.ceil(rows_D * num_prompts).astype(np.int64)
-        costs = self.engine.row_costs(num_rollouts * num_prompts, self.sampling.max_new_tokens)
-        assert costs is not None  # `MemoryModel.fit` needs such an engine
-        return costs.bytes_for(rows[rows > 0], num_prompts * prompt_tokens)
 
 
 @dataclass(frozen=True)
@@ -145,13 +131,7 @@ class PilotSummary:
 
 
 def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> Sampled:
-    """Sample and grade rollouts as a step does.
-
-    Args:
-        parts: The parts of the run.
-        prompts: P prompts.
-        num_rollouts: N >= 1.
-        seed: Seed of the draws.
+    """Sample and grade N rollouts of each prompt as a step does; the seed is that of the draws.
 
     Raises:
         UnverifiedResponsesError: If no prompt has all of its rollouts verified.
@@ -161,16 +141,14 @@ def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed
         trees = parts.engine.sample([p.token_ids for p in prompts], num_rollouts, parts.sampling, seed)
     with clock("verification"):
         verdicts = parts.grader.verdicts(prompts, trees)
-    graded = [
-        (found, parts.grader.group(prompt, tree, found, step=1))
-        for prompt, tree, found in zip(prompts, trees, verdicts, strict=True)
-        if len(verified(found)) == len(found)
-    ]
-    if not graded:
-        reasons = Counter(v.reason for found in verdicts for v in found if v.unverified)
+    complete = [i for i, verdict in enumerate(verdicts) if len(verified(verdict)) == len(verdict)]
+    if not complete:
+        reasons = Counter(v.reason for verdict in verdicts for v in verdict if v.unverified)
         raise UnverifiedResponsesError(
             f"each of the {len(prompts)} prompts of a call has rollouts that could not be verified (most often: "
             f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
         )
-    groups = [group for _, group in graded if group is not None]
-    return Sampled(groups, [found for found, _ in graded], len(prompts) - len(groups), clock)
+    groups = [parts.grader.group(prompts[i], trees[i], verdicts[i], step=1) for i in complete]
+    return Sampled(
+        [g for g in groups if g is not None], [verdicts[i] for i in complete], len(prompts) - len(complete), clock
+    )
