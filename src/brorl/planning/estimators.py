@@ -40,66 +40,39 @@ _WEIGHTS: Mapping[str, OutcomeWeight] = {
 
 @dataclass(frozen=True)
 class EstimatorRow:
-    """One estimator at one N.
+    """One estimator at one N."""
 
-    Attributes:
-        estimator: Its name, a value of `advantage.estimator`.
-        num_rollouts: N.
-        shares: Fraction of the gradient in each bin of difficulty, from the hardest; sum 1.
-        rare: Fraction of the gradient that goes to prompts with a pass rate below `RARE`.
-        noise: Relative gradient noise divided by that of RLOO at the same N, >= 1.
-        noise_to_known: The same divided by that of an estimator that knows the pass rates, >= 1.
-        reach: The rare prompts' gradient divided by theirs at N = 2048 with the same estimator; 1 without rare prompts.
-    """
-
-    estimator: str
-    num_rollouts: int
-    fractions: tuple[float, ...]
-    rare: float
-    noise: float
-    noise_to_known: float
+    estimator: str  # its name, a value of `advantage.estimator`
+    num_rollouts: int  # N
+    fractions: tuple[float, ...]  # fraction of the gradient in each bin of difficulty, from the hardest; sum 1
+    rare: float  # fraction of the gradient that goes to prompts with a pass rate below `RARE`
+    noise: float  # relative gradient noise divided by that of RLOO at the same N, >= 1
+    noise_to_known: float  # the same divided by that of an estimator that knows the pass rates, >= 1
+    # the rare prompts' gradient divided by theirs at N = 2048 with the same estimator; 1 without rare prompts
     reach: float
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommendation for one aim.
+    """The recommendation for one aim."""
 
-    Attributes:
-        aim: The aim.
-        estimator: A value of `advantage.estimator`.
-        index: Index of the recommended row of the plan; None if no N fits.
-        reason: The rule and its numbers, as a sentence.
-    """
-
-    aim: Aim
-    estimator: str
-    index: int | None
-    reason: str
+    aim: Aim  # the aim
+    estimator: str  # A value of `advantage.estimator`
+    index: int | None  # index of the recommended row of the plan; None if no N fits
+    reason: str  # the rule and its numbers, as a sentence
 
 
 @dataclass(frozen=True)
 class EstimatorGuide:
-    """The estimators at every N of a plan.
+    """The estimators at every N of a plan."""
 
-    Attributes:
-        prompts: Fraction of the prompts in each bin of difficulty, from the hardest; sum 1.
-        rows: One per estimator and N, by N; pass_at_k only where N > 16.
-        choices: The choice for each aim.
-    """
-
-    prompts: tuple[float, ...]
-    rows: list[EstimatorRow]
-    choices: dict[Aim, Choice]
+    prompts: tuple[float, ...]  # fraction of the prompts in each bin of difficulty, from the hardest; sum 1
+    rows: list[EstimatorRow]  # one per estimator and N, by N; pass_at_k only where N > 16
+    choices: dict[Aim, Choice]  # the choice for each aim
 
     @classmethod
     def of(cls, plan: RolloutPlan, own: str = FOR_PASS_1[0]) -> EstimatorGuide:
-        """Compute the guide from the plan's fitted pass rates.
-
-        Args:
-            plan: A plan, with its recommendation for pass@1.
-            own: The recipe's own estimator.
-        """
+        """Compute the guide from the plan's fitted pass rates."""
         rate_G, share_G = rate_cells(plan.pass_rates)
         far_EG = gradient_coefficient(_tabulated(list(_WEIGHTS), _FAR), rate_G)
         far = dict(

@@ -47,19 +47,12 @@ _PIECE = 1 << 22  # numbers of a gradient that are projected in one operation
 
 @dataclass(frozen=True)
 class GradientProducts:
-    """Inner products of the gradients of P prompts; g_p = (g_p1 + g_p2) / 2.
+    """Inner products of the gradients of P prompts; g_p = (g_p1 + g_p2) / 2."""
 
-    Attributes:
-        gram_PP: g_p . g_q, shape [P, P].
-        across_P: g_p1 . g_p2, shape [P].
-        apart_P: |g_p1 - g_p2|^2, shape [P].
-        half_rollouts: n / 2, rollouts in each half.
-    """
-
-    gram_PP: FloatArray
-    across_P: FloatArray
-    apart_P: FloatArray
-    half_rollouts: int
+    gram_PP: FloatArray  # g_p . g_q, shape [P, P]
+    across_P: FloatArray  # g_p1 . g_p2, shape [P]
+    apart_P: FloatArray  # |g_p1 - g_p2|^2, shape [P]
+    half_rollouts: int  # n / 2, rollouts in each half
 
     @classmethod
     def of(cls, first_PK: FloatArray, second_PK: FloatArray, half_rollouts: int) -> GradientProducts:
@@ -75,17 +68,11 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class NoiseMoments:
-    """The moments that determine the noise of any batch; scalars, or one number for each of B replicates.
+    """The moments that determine the noise of any batch; scalars, or one number for each of B replicates."""
 
-    Attributes:
-        mean_squared: |G|^2, unbiased, so it can be negative.
-        prompt_squared: M, the mean of |G_p|^2, unbiased.
-        within: s_w^2, variance within a prompt for one rollout.
-    """
-
-    mean_squared: FloatArray
-    prompt_squared: FloatArray
-    within: FloatArray
+    mean_squared: FloatArray  # |G|^2, unbiased, so it can be negative
+    prompt_squared: FloatArray  # M, the mean of |G_p|^2, unbiased
+    within: FloatArray  # s_w^2, variance within a prompt for one rollout
 
     @property
     def between(self) -> FloatArray:
@@ -93,12 +80,7 @@ class NoiseMoments:
         return np.maximum(self.prompt_squared - self.mean_squared, 0.0)
 
     def excess(self, num_rollouts: FloatArray | float, kept_fraction: FloatArray | float) -> FloatArray:
-        """Return the relative noise of P kept prompts times P |G|^2, which does not depend on P.
-
-        Args:
-            num_rollouts: N >= 1.
-            kept_fraction: Fraction of prompts that dynamic sampling keeps at this N, in (0, 1]; 1 without it.
-        """
+        """Return the relative noise of P kept prompts times P |G|^2, which does not depend on P."""
         signal = np.maximum(self.mean_squared, 0.0)
         second = np.maximum(self.prompt_squared, signal) + self.within / num_rollouts
         return np.maximum(kept_fraction * second - signal, 0.0)
@@ -106,11 +88,6 @@ class NoiseMoments:
 
 def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = None) -> NoiseMoments:
     """Estimate the moments, with equal weights or with many sets of weights.
-
-    Args:
-        products: Inner products of P >= 2 prompts.
-        weight_BP: Weights >= 0 of the prompts in B replicates, shape [B, P]. A prompt is never paired with itself,
-            whatever its weight.
 
     Returns:
         The moments: of shape [B], or scalars without weights.
@@ -175,12 +152,6 @@ def prompt_gradient(model: PreTrainedModel, group: Group, count_L: IntArray, set
 
     (1/N) sum_i (r_i - mean of the others' r) grad log pi(y_i): its mean over draws does not depend on N. Up to a factor
     it is the gradient of the learner's loss at ratio 1.
-
-    Args:
-        model: The model; its gradients are overwritten.
-        group: The responses and their rewards.
-        count_L: Number of the N rollouts that gave each response, shape [L].
-        settings: Next-token distribution and size of the learner's passes.
 
     Returns:
         The gradient; a long one as a random projection onto fewer numbers. All gradients of a model have the same

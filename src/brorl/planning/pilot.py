@@ -34,37 +34,21 @@ _SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
 
 @dataclass(frozen=True)
 class PilotParts:
-    """The parts of a run that a pilot measures.
+    """The parts of a run that a pilot measures."""
 
-    Attributes:
-        engine: Samples trees.
-        model: The model to train; a plan only copies it.
-        stream: Source of the training prompts.
-        grader: Verifies and rewards responses.
-        sampling: How responses are sampled; independently, without top-p or top-k.
-        estimate_advantages: Groups to advantages.
-        diagnose: The diagnostics of a step's sampled groups.
-        learner_settings: Settings of the learner's update.
-        prompts_per_step: Groups that a step of the recipe trains on.
-        dynamic_sampling: Whether only mixed groups are kept.
-        store_every: Steps between two stored sets of rollouts; 0 for none.
-        seed: Seed of the run.
-        now: The clock of the run's seconds.
-    """
-
-    engine: Engine
-    model: PreTrainedModel
-    stream: PromptSupply
-    grader: Grader
-    sampling: SamplingParams
-    estimate_advantages: Callable[[Sequence[Group]], list[FloatArray]]
-    diagnose: Callable[[Sequence[Group]], object]
-    learner_settings: LearnerSettings
-    prompts_per_step: int
-    dynamic_sampling: bool
-    store_every: int
-    seed: int
-    now: Callable[[], float] = perf_counter
+    engine: Engine  # samples trees
+    model: PreTrainedModel  # the model to train; a plan only copies it
+    stream: PromptSupply  # source of the training prompts
+    grader: Grader  # verifies and rewards responses
+    sampling: SamplingParams  # how responses are sampled; independently, without top-p or top-k
+    estimate_advantages: Callable[[Sequence[Group]], list[FloatArray]]  # groups to advantages
+    diagnose: Callable[[Sequence[Group]], object]  # the diagnostics of a step's sampled groups
+    learner_settings: LearnerSettings  # settings of the learner's update
+    prompts_per_step: int  # groups that a step of the recipe trains on
+    dynamic_sampling: bool  # whether only mixed groups are kept
+    store_every: int  # steps between two stored sets of rollouts; 0 for none
+    seed: int  # seed of the run
+    now: Callable[[], float] = perf_counter  # the clock of the run's seconds
 
     def generator(self, purpose: int) -> np.random.Generator:
         """Return a generator for one purpose of the pilot, a function of the run's seed alone."""
@@ -73,44 +57,26 @@ class PilotParts:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Groups of one call of the engine, with their verdicts and the time of each phase.
+    """Groups of one call of the engine, with their verdicts and the time of each phase."""
 
-    Attributes:
-        groups: The groups all of whose rollouts were verified: a plan compares groups of one size.
-        verdicts: For each of them the verdict of each distinct response.
-        num_incomplete: Number of prompts that were left out.
-        clock: The time of each phase.
-    """
-
-    groups: list[Group]
-    verdicts: list[list[Verdict]]
-    num_incomplete: int
-    clock: Stopwatch
+    groups: list[Group]  # the groups all of whose rollouts were verified: a plan compares groups of one size
+    verdicts: list[list[Verdict]]  # for each of them the verdict of each distinct response
+    num_incomplete: int  # number of prompts that were left out
+    clock: Stopwatch  # the time of each phase
 
 
 @dataclass(frozen=True)
 class PilotSummary:
-    """Means over the pilot's rollouts.
+    """Means over the pilot's rollouts."""
 
-    Attributes:
-        num_prompts: Prompts.
-        num_rollouts: Rollouts of each.
-        accuracy: Fraction of correct rollouts.
-        entropy: Minus the mean log-prob of the sampled tokens, nats per token.
-        mean_length: Tokens per rollout.
-        truncation_rate: Fraction of rollouts that reached the length limit.
-        duplicate_rate: Fraction of rollouts that repeat another rollout of their prompt.
-        tokens_per_second: Sampled tokens per second of generation.
-    """
-
-    num_prompts: int
-    num_rollouts: int
-    accuracy: float
-    entropy: float
-    mean_length: float
-    truncation_rate: float
-    duplicate_rate: float
-    tokens_per_second: float
+    num_prompts: int  # prompts
+    num_rollouts: int  # rollouts of each
+    accuracy: float  # fraction of correct rollouts
+    entropy: float  # minus the mean log-prob of the sampled tokens, nats per token
+    mean_length: float  # tokens per rollout
+    truncation_rate: float  # fraction of rollouts that reached the length limit
+    duplicate_rate: float  # fraction of rollouts that repeat another rollout of their prompt
+    tokens_per_second: float  # sampled tokens per second of generation
 
     @classmethod
     def of(cls, groups: Sequence[Group], generation_seconds: float) -> PilotSummary:

@@ -34,27 +34,16 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PilotCounts:
-    """The pilot, prompt by prompt (P prompts, J numbers of rollouts to compare).
+    """The pilot, prompt by prompt (P prompts, J numbers of rollouts to compare)."""
 
-    Attributes:
-        num_rollouts: Rollouts of each prompt in the pilot, n.
-        correct_P: Correct ones, shape [P].
-        length_P: Mean length of a rollout in tokens, shape [P].
-        wanted_J: Numbers of rollouts to compare, ascending, shape [J].
-        nodes_PJ: Expected nodes of the prompt's tree, shape [P, J].
-        responses_PJ: Expected distinct responses, shape [P, J].
-        trained_PJ: Nodes in the loss if the group is kept, shape [P, J].
-        products: Inner products of the prompts' gradients.
-    """
-
-    num_rollouts: int
-    correct_P: IntArray
-    length_P: FloatArray
-    wanted_J: IntArray
-    nodes_PJ: FloatArray
-    responses_PJ: FloatArray
-    trained_PJ: FloatArray
-    products: GradientProducts
+    num_rollouts: int  # rollouts of each prompt in the pilot, n
+    correct_P: IntArray  # correct ones, shape [P]
+    length_P: FloatArray  # mean length of a rollout in tokens, shape [P]
+    wanted_J: IntArray  # numbers of rollouts to compare, ascending, shape [J]
+    nodes_PJ: FloatArray  # expected nodes of the prompt's tree, shape [P, J]
+    responses_PJ: FloatArray  # expected distinct responses, shape [P, J]
+    trained_PJ: FloatArray  # nodes in the loss if the group is kept, shape [P, J]
+    products: GradientProducts  # inner products of the prompts' gradients
 
     @classmethod
     def of(
@@ -65,15 +54,7 @@ class PilotCounts:
         wanted_J: IntArray,
         products: GradientProducts,
     ) -> PilotCounts:
-        """Count the groups of a pilot.
-
-        Args:
-            parts: The parts of the run.
-            groups: P groups of n rollouts each.
-            growth: Expected sizes of their trees at the numbers of rollouts to compare.
-            wanted_J: These numbers, ascending, shape [J].
-            products: Inner products of the groups' gradients.
-        """
+        """Count the groups of a pilot."""
         nodes_PJ = np.stack([g.nodes_J for g in growth])
         size, generator = parts.learner_settings.max_responses_per_outcome, parts.generator(2)
         trained = [_trained_nodes(g, n, wanted_J, size, generator) for g, n in zip(groups, nodes_PJ, strict=True)]
@@ -91,23 +72,14 @@ class PilotCounts:
 
 @dataclass(frozen=True)
 class Expected:
-    """Means over prompts at each N, with equal weights (B = 1) or in B replicates; each of shape [B, J].
+    """Means over prompts at each N, with equal weights (B = 1) or in B replicates; each of shape [B, J]."""
 
-    Attributes:
-        mixed: Fraction of mixed groups.
-        solved: Fraction of prompts with a success.
-        nodes: Tree nodes of a sampled group.
-        responses: Distinct responses of a sampled group.
-        tokens: Sampled tokens of a group, duplicates counted.
-        trained: Nodes of a kept group in the loss: each prompt is weighted by its chance to be kept.
-    """
-
-    mixed: FloatArray
-    solved: FloatArray
-    nodes: FloatArray
-    responses: FloatArray
-    tokens: FloatArray
-    trained: FloatArray
+    mixed: FloatArray  # fraction of mixed groups
+    solved: FloatArray  # fraction of prompts with a success
+    nodes: FloatArray  # tree nodes of a sampled group
+    responses: FloatArray  # distinct responses of a sampled group
+    tokens: FloatArray  # sampled tokens of a group, duplicates counted
+    trained: FloatArray  # nodes of a kept group in the loss: each prompt is weighted by its chance to be kept
 
 
 def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> Expected:
@@ -171,11 +143,6 @@ def fraction_estimates(counts: PilotCounts, point: Expected, drawn: Expected) ->
     Beyond the pilot the intervals include three readings of the prompts with a single outcome: that outcome is certain,
     so that the fractions stay as they are at n; they are the tail of a plain Beta; they follow the most likely
     distribution of any shape.
-
-    Args:
-        counts: The pilot.
-        point: Means with equal weights.
-        drawn: Means in B replicates.
     """
     n, correct_P = counts.num_rollouts, counts.correct_P
     tail = fit_without_spikes(correct_P, n)

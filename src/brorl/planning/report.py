@@ -26,29 +26,18 @@ from brorl.storage import json_ready
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan with its measurements and the memory that it predicts.
+    """A plan with its measurements and the memory that it predicts."""
 
-    Attributes:
-        plan: The plan.
-        measured: Its measurements.
-        settings: The recipe's settings of a step.
-        model: Name of the model.
-        device: Device of the measurements.
-        memory_bytes: Memory of a step above the loaded model with the recipe's prompts, per row; None if unknown.
-        budget_memory_bytes: The same with the prompts that fit in the budget.
-        guide: The estimators at every N, and the choice for each aim.
-        aim: The aim that the plan recommends an N for.
-    """
-
-    plan: RolloutPlan
-    measured: Measured
-    settings: StepSettings
-    model: str
-    device: str
+    plan: RolloutPlan  # the plan
+    measured: Measured  # its measurements
+    settings: StepSettings  # the recipe's settings of a step
+    model: str  # name of the model
+    device: str  # device of the measurements
+    # memory of a step above the loaded model with the recipe's prompts, per row; None if unknown
     memory_bytes: Sequence[int | None]
-    budget_memory_bytes: Sequence[int | None]
-    guide: EstimatorGuide
-    aim: Aim = "pass@1"
+    budget_memory_bytes: Sequence[int | None]  # the same with the prompts that fit in the budget
+    guide: EstimatorGuide  # the estimators at every N, and the choice for each aim
+    aim: Aim = "pass@1"  # the aim that the plan recommends an N for
 
     @classmethod
     def of(
@@ -59,15 +48,7 @@ class PlanReport:
         names: tuple[str, str],
         aim: Aim = "pass@1",
     ) -> PlanReport:
-        """Choose the N for the aim, predict the memory of each row's step, and put everything together.
-
-        Args:
-            plan: The plan.
-            measured: Its measurements.
-            settings: The recipe's settings of a step.
-            names: Names of the model and of the device of the measurements.
-            aim: Which choice of the guide to recommend.
-        """
+        """Choose the N for the aim, predict the memory of each row's step, and put everything together."""
 
         def memory(index: int, num_prompts: int) -> int | None:
             if measured.memory is None or not num_prompts:

@@ -33,27 +33,16 @@ _CHAINS, _STEPS, _WARM_UP, _MOST_ROUNDS = 64, 24, 4, 2000
 
 @dataclass(frozen=True)
 class Work:
-    """Amounts of work in one call of every phase.
+    """Amounts of work in one call of every phase."""
 
-    Attributes:
-        groups: Groups to sample, verify and store.
-        unique_tokens: Their tree nodes.
-        sampled_tokens: Their tokens, duplicates counted.
-        responses: Their distinct responses.
-        trained_groups: Groups to train on.
-        trained_nodes: Tree nodes in the loss.
-        updates: Mini-batches.
-        rounds: Calls of the engine.
-    """
-
-    groups: float
-    unique_tokens: float
-    sampled_tokens: float
-    responses: float
-    trained_groups: float
-    trained_nodes: float
-    updates: float
-    rounds: float = 1.0
+    groups: float  # groups to sample, verify and store
+    unique_tokens: float  # their tree nodes
+    sampled_tokens: float  # their tokens, duplicates counted
+    responses: float  # their distinct responses
+    trained_groups: float  # groups to train on
+    trained_nodes: float  # tree nodes in the loss
+    updates: float  # mini-batches
+    rounds: float = 1.0  # calls of the engine
 
     def features(self, phase: str) -> tuple[float, ...]:
         """Return the F numbers that a phase's seconds are affine in."""
@@ -62,15 +51,10 @@ class Work:
 
 @dataclass(frozen=True)
 class AffineCost:
-    """A cost that is a sum of features, each times a coefficient >= 0.
+    """A cost that is a sum of features, each times a coefficient >= 0."""
 
-    Attributes:
-        coefficients: One per feature.
-        worst_error: Largest error of the fit, relative to the measured cost.
-    """
-
-    coefficients: tuple[float, ...]
-    worst_error: float
+    coefficients: tuple[float, ...]  # one per feature
+    worst_error: float  # largest error of the fit, relative to the measured cost
 
     def __call__(self, features: Sequence[float]) -> float:
         """Return the cost."""
@@ -78,12 +62,7 @@ class AffineCost:
 
 
 def fit_affine(feature_KF: FloatArray, cost_K: FloatArray, known_K: FloatArray | float = 0.0) -> AffineCost:
-    """Fit non-negative coefficients with the least sum of squared relative errors.
-
-    Args:
-        feature_KF: Features of K measurements, >= 0, shape [K, F].
-        cost_K: Cost of each, > 0, shape [K].
-        known_K: The known part of each cost; the coefficients explain the rest.
+    """Fit non-negative coefficients with the least sum of squared relative errors to the unknown part of K costs.
 
     Raises:
         ValueError: If a cost is not positive.
@@ -109,17 +88,11 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step by phase.
+    """Seconds of a step by phase."""
 
-    Attributes:
-        costs: Affine cost of each timed phase.
-        per_step: How often a step runs each phase: 1 / k for a phase of every k-th step.
-        worst_error: Largest relative error of a timing's total.
-    """
-
-    costs: dict[str, AffineCost]
-    per_step: dict[str, float]
-    worst_error: float
+    costs: dict[str, AffineCost]  # affine cost of each timed phase
+    per_step: dict[str, float]  # how often a step runs each phase: 1 / k for a phase of every k-th step
+    worst_error: float  # largest relative error of a timing's total
 
     @classmethod
     def fit(cls, timings: Sequence[StepTiming], per_step: dict[str, float]) -> StepCost:
@@ -143,10 +116,6 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
     """Return the mean number of engine calls per step, by a simulation of dynamic sampling with refill.
 
     Surplus groups are carried to the next step. A step samples P / fraction groups on average.
-
-    Args:
-        kept_fraction: Chance that a group is kept, in (0, 1].
-        num_prompts: Groups that a step trains on, P >= 1.
 
     Raises:
         ValueError: If the fraction is outside (0, 1].
@@ -172,54 +141,31 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Bytes above the loaded model at the peaks of one step.
+    """Bytes above the loaded model at the peaks of one step."""
 
-    Attributes:
-        num_rollouts: N.
-        num_prompts: Prompts of the step.
-        rows_D: Expected live rows of a prompt at each depth, shape [D].
-        nodes_per_update: Tree nodes of a mini-batch.
-        sampling: Peak while sampling.
-        training: Peak while training.
-    """
-
-    num_rollouts: int
-    num_prompts: int
-    rows_D: FloatArray
-    nodes_per_update: float
-    sampling: int
-    training: int
+    num_rollouts: int  # N
+    num_prompts: int  # prompts of the step
+    rows_D: FloatArray  # expected live rows of a prompt at each depth, shape [D]
+    nodes_per_update: float  # tree nodes of a mini-batch
+    sampling: int  # peak while sampling
+    training: int  # peak while training
 
 
 @dataclass(frozen=True)
 class MemoryModel:
-    """Predicts the memory of a step above the loaded model.
+    """Predicts the memory of a step above the loaded model."""
 
-    Attributes:
-        parts: The parts of the run; the engine predicts the bytes of its rows.
-        longest_prompt: Tokens of the longest prompt.
-        sampling: Further bytes while sampling (activations, draws), affine in that prediction and in the rollouts.
-        training: Bytes of gradients, optimizer and activations, affine in the nodes of a forward pass.
-        resident_bytes: Gradients and optimizer state, which stay while sampling.
-        nodes_per_pass: Largest number of nodes in a forward pass of the learner.
-    """
-
-    parts: PilotParts
-    longest_prompt: int
+    parts: PilotParts  # the parts of the run; the engine predicts the bytes of its rows
+    longest_prompt: int  # tokens of the longest prompt
+    # further bytes while sampling (activations, draws), affine in that prediction and in the rollouts
     sampling: AffineCost
-    training: AffineCost
-    resident_bytes: int
-    nodes_per_pass: int
+    training: AffineCost  # bytes of gradients, optimizer and activations, affine in the nodes of a forward pass
+    resident_bytes: int  # gradients and optimizer state, which stay while sampling
+    nodes_per_pass: int  # largest number of nodes in a forward pass of the learner
 
     @classmethod
     def fit(cls, parts: PilotParts, peaks: Sequence[PeakMemory | None], longest_prompt: int) -> MemoryModel | None:
-        """Fit the model to some peaks; None if one is missing, or if the engine has no model of its rows.
-
-        Args:
-            parts: The parts of the run.
-            peaks: The peak of each measured step; None where the machine does not report its memory.
-            longest_prompt: Tokens of the longest prompt.
-        """
+        """Fit the model to some peaks; None if one is missing, or if the engine has no model of its rows."""
         known = [p for p in peaks if p is not None and p.training > 0]
         if len(known) < len(peaks) or parts.engine.row_costs(1, 1) is None:
             return None
@@ -247,14 +193,7 @@ class MemoryModel:
         return _row_bytes(self.parts, rows_D, num_rollouts, num_prompts, self.longest_prompt)
 
     def predict(self, rows_D: FloatArray, num_rollouts: int, num_prompts: int, nodes_per_update: float) -> int:
-        """Return the bytes at the peak of a step: of sampling or of training, whichever is larger.
-
-        Args:
-            rows_D: Expected live rows of a prompt at each depth, shape [D].
-            num_rollouts: N.
-            num_prompts: Prompts of one call of the engine.
-            nodes_per_update: Tree nodes of a mini-batch.
-        """
+        """Return the bytes at the peak of a step: of sampling or of training, whichever is larger."""
         rows = self.rows(rows_D, num_rollouts, num_prompts)
         sampling = rows + round(self.sampling((1.0, rows, num_rollouts * num_prompts)))
         training = self.training((1.0, min(nodes_per_update, self.nodes_per_pass)))

@@ -30,40 +30,25 @@ _REPEATS = 3  # of a step with each number of threads
 
 @dataclass(frozen=True)
 class StepForecast:
-    """The expected seconds of a step.
+    """The expected seconds of a step."""
 
-    Attributes:
-        seconds: Seconds by phase and their total, for responses of the measured lengths.
-        most_seconds: Total if every cut response is as long as the length limit allows; equal to the total if no
-            response was cut before it.
-        kept_fraction: Expected fraction of mixed groups; None if every group is trained on, or if no measured group was
-            mixed and the seconds are for a step that keeps all groups.
-        num_rollouts: Measured rollouts.
-        num_prompts: Largest number of prompts in a measured step.
-        measured_seconds: Duration of the measurement.
-        seconds_of_threads: Seconds of the same small step by the number of CPU threads.
-    """
-
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # seconds by phase and their total, for responses of the measured lengths
+    # total if every cut response is as long as the length limit allows; equal to the total if no response was cut
+    # before it
     most_seconds: float
+    # expected fraction of mixed groups; None if every group is trained on, or if no measured group was mixed and the
+    # seconds are for a step that keeps all groups
     kept_fraction: float | None
-    num_rollouts: int
-    num_prompts: int
-    measured_seconds: float
-    seconds_of_threads: Mapping[int, float]
+    num_rollouts: int  # measured rollouts
+    num_prompts: int  # largest number of prompts in a measured step
+    measured_seconds: float  # duration of the measurement
+    seconds_of_threads: Mapping[int, float]  # seconds of the same small step by the number of CPU threads
 
 
 def forecast_step(
     parts: PilotParts, rollouts_per_prompt: int, scratch: Path, threads: Sequence[int] = ()
 ) -> StepForecast:
-    """Run small steps and extrapolate to a whole one.
-
-    Args:
-        parts: The parts of the run; the model is trained.
-        rollouts_per_prompt: N of the step, >= 1.
-        scratch: An empty folder for stored rollouts.
-        threads: Numbers of CPU threads to compare; none by default.
-    """
+    """Run small steps and extrapolate to a whole one."""
     limit = parts.sampling.max_new_tokens
     parts = replace(parts, sampling=replace(parts.sampling, max_new_tokens=min(limit, MOST_TOKENS)))
     timer = StepTimer(parts, parts.model, scratch)

@@ -20,11 +20,10 @@ from transformers import PreTrainedModel
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+from brorl.planning.gradient_noise import gradient_products
 from brorl.planning.pilot import PilotParts, PilotSummary, Sampled, sample
 from brorl.planning.pilot_counts import PilotCounts
-from brorl.planning.pilot_gradients import gradient_products
-from brorl.planning.step_cost import StepCost, StepTiming, Work
-from brorl.planning.step_memory import MemoryModel, PeakMemory
+from brorl.planning.step_cost import MemoryModel, PeakMemory, StepCost, StepTiming, Work
 from brorl.planning.tree_growth import tree_growth
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
@@ -40,23 +39,14 @@ _QUICK_SECONDS = 10.0  # after a slower pilot, the timed steps have a quarter of
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements that a plan is made from.
+    """The measurements that a plan is made from."""
 
-    Attributes:
-        counts: The pilot, prompt by prompt.
-        summary: Means over its rollouts.
-        cost: Seconds of a step.
-        timings: The timed steps that the cost was fitted to.
-        memory: Predicts memory; None where the machine does not report its own.
-        rows_JD: Expected live rows of a prompt at each depth, shape [J, D].
-    """
-
-    counts: PilotCounts
-    summary: PilotSummary
-    cost: StepCost
-    timings: list[StepTiming]
-    memory: MemoryModel | None
-    rows_JD: FloatArray
+    counts: PilotCounts  # the pilot, prompt by prompt
+    summary: PilotSummary  # means over its rollouts
+    cost: StepCost  # seconds of a step
+    timings: list[StepTiming]  # the timed steps that the cost was fitted to
+    memory: MemoryModel | None  # predicts memory; None where the machine does not report its own
+    rows_JD: FloatArray  # expected live rows of a prompt at each depth, shape [J, D]
 
 
 class NoMixedGroupError(UserError):
@@ -71,13 +61,6 @@ def timing_sizes(
     """Choose (rollouts per prompt, prompts) of the timed steps, in addition to the pilot.
 
     No timed step has more rollouts than the pilot; after a slow pilot, at most a quarter of them.
-
-    Args:
-        num_prompts: Prompts of the pilot.
-        num_rollouts: Rollouts of each.
-        prompts_per_step: Groups that a step of the recipe trains on.
-        most_rollouts: Largest N to compare.
-        quick: Whether the pilot was quick.
     """
     most = num_prompts * num_rollouts // (1 if quick else 4)
     low = min(16, num_rollouts)
@@ -172,13 +155,7 @@ class StepTimer:
             self.per_step["storing"] = 1 / parts.store_every
 
     def time(self, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> tuple[Work, dict[str, float]]:
-        """Run a step and return its work and the seconds of each phase.
-
-        Args:
-            prompts: Prompts of the step.
-            num_rollouts: N >= 1.
-            seed: Seed of the draws.
-        """
+        """Run a step and return its work and the seconds of each phase."""
         return self.finish(sample(self._parts, prompts, num_rollouts, seed))
 
     def finish(self, sampled: Sampled) -> tuple[Work, dict[str, float]]:
@@ -208,13 +185,7 @@ class StepTimer:
         return work, {phase: seconds[phase] for phase in seconds if phase != "total"}
 
     def observe(self, prompts: Sequence[Prompt], num_rollouts: int, quick: bool) -> PeakMemory | None:
-        """Return the memory at the peaks of a step; None where the machine does not report it.
-
-        Args:
-            prompts: Prompts of the step.
-            num_rollouts: N >= 1.
-            quick: Run a step before: the allocator of a CPU keeps much of the memory that a phase has freed.
-        """
+        """Return the memory at the peaks of a step; None where the machine does not report it."""
         bytes_in_use(self._device)  # gives back the memory of steps of other sizes
         if quick:
             self.time(prompts, num_rollouts, seed=1)

@@ -53,25 +53,15 @@ class PhaseSeconds:
 
 @dataclass(frozen=True)
 class Way:
-    """One way to use the GPUs, and its seconds without waiting.
+    """One way to use the GPUs, and its seconds without waiting."""
 
-    Attributes:
-        num_gpus: Number of GPUs.
-        placement: Where sampling and learning run.
-        mode: Whether they wait for each other.
-        worker: One rollout worker.
-        num_workers: Rollout workers.
-        learner: The learner.
-        cases: Seconds at the best, middle and worst end of the assumed ranges.
-    """
-
-    num_gpus: int
-    placement: Placement
-    mode: Mode
-    worker: RolloutWorker
-    num_workers: int
-    learner: ShardedLearner
-    cases: dict[Case, PhaseSeconds]
+    num_gpus: int  # number of GPUs
+    placement: Placement  # where sampling and learning run
+    mode: Mode  # whether they wait for each other
+    worker: RolloutWorker  # one rollout worker
+    num_workers: int  # rollout workers
+    learner: ShardedLearner  # the learner
+    cases: dict[Case, PhaseSeconds]  # seconds at the best, middle and worst end of the assumed ranges
 
     @property
     def seconds(self) -> float:
@@ -85,19 +75,13 @@ class Way:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """A simulated step.
+    """A simulated step."""
 
-    Attributes:
-        way: The way to use the GPUs, and its seconds without waiting.
-        result: The simulation.
-        useful_fraction: GPU-seconds of decoding with full batches and of the learner's operations, over all
-            GPU-seconds.
-        gain: How many times faster the step is than with half as many GPUs; None for the first number.
-    """
-
-    way: Way
-    result: QueueResult
+    way: Way  # the way to use the GPUs, and its seconds without waiting
+    result: QueueResult  # the simulation
+    # GPU-seconds of decoding with full batches and of the learner's operations, over all GPU-seconds
     useful_fraction: float
+    # how many times faster the step is than with half as many GPUs; None for the first number
     gain: float | None = None
 
     @property
@@ -108,65 +92,40 @@ class SimulatedStep:
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """Settings of the simulated run.
+    """Settings of the simulated run."""
 
-    Attributes:
-        parts: Tasks of a group, which may run on different workers.
-        max_staleness: Bound of an asynchronous run.
-        steps: Simulated steps after the warm-up.
-        seed: Seed of the draws.
-    """
-
-    parts: int = 1
-    max_staleness: int = 1
-    steps: int = 6
-    seed: int = 0
+    parts: int = 1  # tasks of a group, which may run on different workers
+    max_staleness: int = 1  # bound of an asynchronous run
+    steps: int = 6  # simulated steps after the warm-up
+    seed: int = 0  # seed of the draws
 
 
 @dataclass(frozen=True)
 class TreeSaving:
-    """The cost of a step with a part of the sharing.
+    """The cost of a step with a part of the sharing."""
 
-    Attributes:
-        name: What is shared.
-        rollouts: N.
-        distinct_fraction: Distinct tokens over sampled tokens of the responses.
-        native: GPU-hours of sampling with an engine that shares rows; None if it does not fit.
-        vllm: GPU-hours of sampling with an engine that decodes every rollout; None if it does not fit.
-        training: GPU-hours of learning.
-    """
-
-    name: str
-    rollouts: int
-    distinct_fraction: float
-    native: float | None = None
+    name: str  # what is shared
+    rollouts: int  # N
+    distinct_fraction: float  # distinct tokens over sampled tokens of the responses
+    native: float | None = None  # GPU-hours of sampling with an engine that shares rows; None if it does not fit
+    # GPU-hours of sampling with an engine that decodes every rollout; None if it does not fit
     vllm: float | None = None
-    training: float | None = None
+    training: float | None = None  # GPU-hours of learning
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """A plan.
+    """A plan."""
 
-    Attributes:
-        name: Name of the model.
-        cluster: The GPUs.
-        job: The model, the work of a step, and the unit costs.
-        ways: Placements and modes that fit, the fastest first.
-        scaling: Simulated steps of the fastest synchronous and of the asynchronous way, by mode.
-        savings: The saving of the tree.
-        settings: Settings of the simulated runs.
-        problems: Reasons and fixes where the job does not fit.
-    """
-
-    name: str
-    cluster: Cluster
-    job: Job
-    ways: Sequence[Way]
+    name: str  # name of the model
+    cluster: Cluster  # the GPUs
+    job: Job  # the model, the work of a step, and the unit costs
+    ways: Sequence[Way]  # placements and modes that fit, the fastest first
+    # simulated steps of the fastest synchronous and of the asynchronous way, by mode
     scaling: Mapping[Mode, Sequence[SimulatedStep]]
-    savings: Sequence[TreeSaving]
-    settings: SimulationSettings
-    problems: Sequence[str]
+    savings: Sequence[TreeSaving]  # the saving of the tree
+    settings: SimulationSettings  # settings of the simulated runs
+    problems: Sequence[str]  # reasons and fixes where the job does not fit
 
     @property
     def simulated(self) -> dict[Mode, SimulatedStep]:
@@ -218,12 +177,6 @@ def fastest_split(job: Job, num_gpus: int, placement: Placement, mode: Mode) -> 
     """Return the way with the best split of the GPUs; None if the job does not fit.
 
     On many machines the learner has whole machines.
-
-    Args:
-        job: The job.
-        num_gpus: Number of GPUs.
-        placement: Where sampling and learning run; `colocated` needs `sync`.
-        mode: Whether they wait for each other.
     """
     ranks: Sequence[int] = [num_gpus]
     if placement == "apart":

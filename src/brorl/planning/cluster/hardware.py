@@ -38,42 +38,25 @@ _FASTEST_MACHINE = 3.0  # another machine verified this many times faster
 
 @dataclass(frozen=True)
 class Gpu:
-    """The figures of one GPU.
+    """The figures of one GPU."""
 
-    Attributes:
-        name: Its name.
-        memory_gb: Memory, 10^9 bytes.
-        memory_gb_s: Bandwidth of the memory, 10^9 bytes per second.
-        tflops: Matrix products in bfloat16, 10^12 operations per second, dense.
-        link_gb_s: Bandwidth to the other GPUs of its machine, one direction, 10^9 bytes per second.
-        network_gb_s: Bandwidth to other machines, one direction, 10^9 bytes per second.
-        source: The document of the memory, the operations and the link.
-        network_source: The document of the network; None for an assumption.
-        per_machine: GPUs of a machine.
-    """
-
-    name: str
-    memory_gb: float
-    memory_gb_s: float
-    tflops: float
-    link_gb_s: float
-    network_gb_s: float
-    source: str
-    network_source: str | None = None
-    per_machine: int = 8
+    name: str  # its name
+    memory_gb: float  # memory, 10^9 bytes
+    memory_gb_s: float  # bandwidth of the memory, 10^9 bytes per second
+    tflops: float  # matrix products in bfloat16, 10^12 operations per second, dense
+    link_gb_s: float  # bandwidth to the other GPUs of its machine, one direction, 10^9 bytes per second
+    network_gb_s: float  # bandwidth to other machines, one direction, 10^9 bytes per second
+    source: str  # the document of the memory, the operations and the link
+    network_source: str | None = None  # the document of the network; None for an assumption
+    per_machine: int = 8  # GPUs of a machine
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A number of equal GPUs.
+    """A number of equal GPUs."""
 
-    Attributes:
-        num_gpus: GPUs, >= 1.
-        gpu: The figures of each.
-    """
-
-    num_gpus: int
-    gpu: Gpu
+    num_gpus: int  # GPUs, >= 1
+    gpu: Gpu  # the figures of each
 
     @property
     def name(self) -> str:
@@ -102,9 +85,6 @@ _EXAMPLE = "8xMINE:memory_gb=96,memory_gb_s=4000,tflops=1000,link_gb_s=450,netwo
 
 def parse_cluster(text: str) -> Cluster:
     """Read a cluster from text.
-
-    Args:
-        text: `NxGPU` with a known GPU, such as 8xH200, or `NxNAME:figure=number,...` with the fields of `Gpu`.
 
     Raises:
         UserError: If the text has another form, or the GPU is not known and has no figures.
@@ -148,23 +128,14 @@ def _described(name: str, text: str) -> Gpu:
 
 @dataclass(frozen=True)
 class UnitCost:
-    """One unit cost.
+    """One unit cost."""
 
-    Attributes:
-        name: Its name.
-        best: Its most favorable value.
-        worst: Its least favorable value; the same for a published figure.
-        unit: Its unit.
-        origin: Where it comes from.
-        source: The document, the measurement, or the reason for the range.
-    """
-
-    name: str
-    best: float
-    worst: float
-    unit: str
-    origin: Origin
-    source: str
+    name: str  # its name
+    best: float  # its most favorable value
+    worst: float  # its least favorable value; the same for a published figure
+    unit: str  # its unit
+    origin: Origin  # where it comes from
+    source: str  # the document, the measurement, or the reason for the range
 
     def at(self, case: Case) -> float:
         """Return the value in a case; the middle is the geometric mean of the ends."""
@@ -196,14 +167,7 @@ class UnitCosts:
     def of(
         cls, gpu: Gpu, engine: Engine, domain_fractions: Mapping[str, float], cores: float | None = None
     ) -> UnitCosts:
-        """Collect the unit costs.
-
-        Args:
-            gpu: The figures of the GPU.
-            engine: The engine that samples.
-            domain_fractions: Fraction of the prompts of each domain; unknown domains count as mathematics.
-            cores: Cores that verify, per GPU; None for an assumption.
-        """
+        """Collect the unit costs."""
         published: Origin = "given" if gpu.source == "--cluster" else "published"
         vllm = engine == "vllm"
         launch = (

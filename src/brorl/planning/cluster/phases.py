@@ -31,29 +31,18 @@ _LOGIT_NODES = 1024  # nodes whose logits exist at once
 
 @dataclass(frozen=True)
 class Job:
-    """The part of a plan that does not depend on the number of GPUs.
+    """The part of a plan that does not depend on the number of GPUs."""
 
-    Attributes:
-        model: The model.
-        work: The work of a step.
-        gpu: The figures of each GPU.
-        costs: The unit costs.
-        engine: The engine that samples: `native` shares rows and reserves memory for full responses; `vllm` does
-            neither.
-        reference: Whether a reference policy is in the memory of the GPUs.
-        gradient_checkpointing: Whether activations are computed again.
-        lora_rank: Rank of the adapters; 0 trains all weights.
-        nodes_per_pass: Nodes of a forward pass; None for 8,192, or one response of the maximum length if that is more.
-    """
-
-    model: ModelShape
-    work: StepWork
-    gpu: Gpu
-    costs: UnitCosts
+    model: ModelShape  # the model
+    work: StepWork  # the work of a step
+    gpu: Gpu  # the figures of each GPU
+    costs: UnitCosts  # the unit costs
+    # the engine that samples: `native` shares rows and reserves memory for full responses; `vllm` does neither
     engine: Engine
-    reference: bool
-    gradient_checkpointing: bool
-    lora_rank: int = 0
+    reference: bool  # whether a reference policy is in the memory of the GPUs
+    gradient_checkpointing: bool  # whether activations are computed again
+    lora_rank: int = 0  # rank of the adapters; 0 trains all weights
+    # nodes of a forward pass; None for 8,192, or one response of the maximum length if that is more
     nodes_per_pass: int | None = None
 
     def bandwidth(self, num_gpus: int, case: Case) -> float:
@@ -64,17 +53,11 @@ class Job:
 
 @dataclass(frozen=True)
 class RolloutWorker:
-    """An engine on one or more GPUs.
+    """An engine on one or more GPUs."""
 
-    Attributes:
-        job: The job.
-        gpus: GPUs of the worker; more than 1 is tensor parallel.
-        other_bytes: Memory of each GPU that other parts hold while the worker samples.
-    """
-
-    job: Job
-    gpus: int = 1
-    other_bytes: float = 0.0
+    job: Job  # the job
+    gpus: int = 1  # GPUs of the worker; more than 1 is tensor parallel
+    other_bytes: float = 0.0  # memory of each GPU that other parts hold while the worker samples
 
     @property
     def rows_per_group(self) -> float:
@@ -123,12 +106,7 @@ class RolloutWorker:
         return operations / (self.gpus * costs.flops.best * costs.prefill_fraction.at(case))
 
     def seconds(self, groups: float, case: Case) -> float:
-        """Return the seconds to sample groups with as many rows in parallel as fit, without waiting for the longest.
-
-        Args:
-            groups: Groups of this worker, which may be a fraction.
-            case: Which end of the assumed ranges.
-        """
+        """Return the seconds to sample groups with as many rows in parallel as fit, without waiting for the longest."""
         rows = groups * self.rows_per_group
         parallel = max(min(self.slots, rows), 1.0)
         step = float(self.step_seconds(np.array([parallel]), case)[0])
@@ -141,13 +119,7 @@ class RolloutWorker:
 
 
 def smallest_worker(job: Job, most_gpus: int, other_bytes: float = 0.0) -> RolloutWorker | None:
-    """Return the worker with the fewest GPUs (1, 2, 4, ...) that holds a few rows; None if none does.
-
-    Args:
-        job: The job.
-        most_gpus: Largest number of GPUs of a worker.
-        other_bytes: Memory of each GPU that other parts hold while the worker samples.
-    """
+    """Return the worker with the fewest GPUs (1, 2, 4, ...) that holds a few rows; None if none does."""
     sizes = (1 << power for power in range(max(0, most_gpus).bit_length()))
     workers = (RolloutWorker(job, gpus, other_bytes) for gpus in sizes)
     return next((worker for worker in workers if worker.slots >= _LEAST_SLOTS), None)
@@ -155,15 +127,10 @@ def smallest_worker(job: Job, most_gpus: int, other_bytes: float = 0.0) -> Rollo
 
 @dataclass(frozen=True)
 class ShardedLearner:
-    """A learner on R ranks of one GPU each.
+    """A learner on R ranks of one GPU each."""
 
-    Attributes:
-        job: The job.
-        ranks: R >= 1.
-    """
-
-    job: Job
-    ranks: int
+    job: Job  # the job
+    ranks: int  # R >= 1
 
     @property
     def trained_parameters(self) -> int:

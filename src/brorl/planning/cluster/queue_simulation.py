@@ -106,35 +106,20 @@ class DecodingWorker(Generic[Owner]):
 
 @dataclass(frozen=True)
 class Queue:
-    """The stations of a run.
+    """The stations of a run."""
 
-    Attributes:
-        workers: Rollout workers, >= 1.
-        step_seconds_B: Seconds of a worker's decoding step with b rows, shape [slots + 1].
-        group_rows: Rows of a group.
-        parts: Tasks of a group, which may run on different workers; at most `group_rows`.
-        prefill_seconds: Seconds of a worker at the start of a task.
-        groups: Groups of a step, P.
-        kept_fraction: Chance that a group is kept.
-        verify_seconds: Seconds of all verifiers for one group.
-        learn_seconds: Seconds of the learner's step.
-        publish_seconds: Seconds in which new weights reach the workers, which stand still.
-        mode: Whether sampling waits for learning.
-        max_staleness: Most steps between the weights of a group's first token and its training, except for stragglers;
-            `async` only.
-    """
-
-    workers: int
-    step_seconds_B: FloatArray
-    group_rows: int
-    groups: int
-    learn_seconds: float
-    publish_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    parts: int = 1
-    kept_fraction: float = 1.0
-    mode: Literal["sync", "async"] = "sync"
+    workers: int  # rollout workers, >= 1
+    step_seconds_B: FloatArray  # seconds of a worker's decoding step with b rows, shape [slots + 1]
+    group_rows: int  # rows of a group
+    groups: int  # groups of a step, P
+    learn_seconds: float  # seconds of the learner's step
+    publish_seconds: float = 0.0  # seconds in which new weights reach the workers, which stand still
+    verify_seconds: float = 0.0  # seconds of all verifiers for one group
+    prefill_seconds: float = 0.0  # seconds of a worker at the start of a task
+    parts: int = 1  # tasks of a group, which may run on different workers; at most `group_rows`
+    kept_fraction: float = 1.0  # chance that a group is kept
+    mode: Literal["sync", "async"] = "sync"  # whether sampling waits for learning
+    # most steps between the weights of a group's first token and its training, except for stragglers; `async` only
     max_staleness: int = 1
 
     def __post_init__(self) -> None:
@@ -146,23 +131,14 @@ class Queue:
 
 @dataclass(frozen=True)
 class QueueResult:
-    """Means over the simulated steps after the warm-up.
+    """Means over the simulated steps after the warm-up."""
 
-    Attributes:
-        seconds: Seconds per step.
-        sampled_groups: Groups that finished sampling, per step.
-        sampled_tokens: Tokens of all rows that finished, per step.
-        staleness: Mean steps between the weights of a group's first token and its training.
-        verify_wait: Mean seconds between the end of a group's sampling and the start of its verification.
-        learner_busy: Fraction of the time in which the learner learns.
-    """
-
-    seconds: float
-    sampled_groups: float
-    sampled_tokens: float
-    staleness: float
-    verify_wait: float
-    learner_busy: float
+    seconds: float  # seconds per step
+    sampled_groups: float  # groups that finished sampling, per step
+    sampled_tokens: float  # tokens of all rows that finished, per step
+    staleness: float  # mean steps between the weights of a group's first token and its training
+    verify_wait: float  # mean seconds between the end of a group's sampling and the start of its verification
+    learner_busy: float  # fraction of the time in which the learner learns
 
 
 def simulate(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, warm_up: int = 2) -> QueueResult:

@@ -27,17 +27,11 @@ ENTROPY = 0.3
 
 @dataclass(frozen=True)
 class ResponseLengths:
-    """The distribution of min(X, limit) with X lognormal; its parameter is solved for the mean after the cut.
+    """The distribution of min(X, limit) with X lognormal; its parameter is solved for the mean after the cut."""
 
-    Attributes:
-        mean: Mean length in tokens, after the cut; above 0 and below the limit.
-        limit: Length limit in tokens.
-        spread: Standard deviation of log X; 0 for equal lengths.
-    """
-
-    mean: float
-    limit: float
-    spread: float = SPREAD
+    mean: float  # mean length in tokens, after the cut; above 0 and below the limit
+    limit: float  # length limit in tokens
+    spread: float = SPREAD  # standard deviation of log X; 0 for equal lengths
 
     def __post_init__(self) -> None:
         if not 0 < self.mean <= self.limit or (self.spread > 0 and self.mean > 0.999 * self.limit):
@@ -91,34 +85,21 @@ def _normal(x: float) -> float:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step.
+    """The work of a step."""
 
-    Attributes:
-        prompts: Groups that a step trains on, P.
-        rollouts: Rollouts per prompt, N.
-        prompt_tokens: Tokens of a prompt.
-        lengths: Lengths of the responses.
-        distinct_fraction: Distinct tokens over sampled tokens of the responses, in (0, 1].
-        response_fraction: Distinct responses over rollouts, in (0, 1].
-        kept_fraction: Fraction of sampled groups that a step trains on (mixed groups), in (0, 1].
-        mini_batches: Updates per step.
-        passes: Forward passes of the learner per node in units of one pass: 3 for a forward and a backward pass, 1
-            more each for gradient checkpointing, recomputed old log-probs and the reference.
-        origins: Origin of each assumed or measured quantity, by its name here.
-        shares_prompts: Whether a prompt is computed once per group and not once per rollout.
-    """
-
-    prompts: int
-    rollouts: int
-    prompt_tokens: float
-    lengths: ResponseLengths
-    distinct_fraction: float
-    response_fraction: float
-    kept_fraction: float
-    mini_batches: int
+    prompts: int  # groups that a step trains on, P
+    rollouts: int  # rollouts per prompt, N
+    prompt_tokens: float  # tokens of a prompt
+    lengths: ResponseLengths  # lengths of the responses
+    distinct_fraction: float  # distinct tokens over sampled tokens of the responses, in (0, 1]
+    response_fraction: float  # distinct responses over rollouts, in (0, 1]
+    kept_fraction: float  # fraction of sampled groups that a step trains on (mixed groups), in (0, 1]
+    mini_batches: int  # updates per step
+    # forward passes of the learner per node in units of one pass: 3 for a forward and a backward pass, 1 more each for
+    # gradient checkpointing, recomputed old log-probs and the reference
     passes: float
-    origins: dict[str, Origin]
-    shares_prompts: bool = True
+    origins: dict[str, Origin]  # origin of each assumed or measured quantity, by its name here
+    shares_prompts: bool = True  # whether a prompt is computed once per group and not once per rollout
 
     def __post_init__(self) -> None:
         for name in ("distinct_fraction", "response_fraction", "kept_fraction"):
@@ -162,11 +143,6 @@ def distinct_fraction(rollouts: int, mean_length: float, entropy: float = ENTROP
 
     After t tokens such a policy has about e^(h t) equally likely prefixes, so that N rollouts have min(N, e^(h t))
     distinct ones. A rollout shares (log N - 1 + 1/N) / h tokens.
-
-    Args:
-        rollouts: N >= 1.
-        mean_length: Tokens of a response.
-        entropy: Nats per token, > 0.
     """
     fully = log(rollouts) / entropy  # depth at which every rollout has its own prefix
     if mean_length >= fully:
