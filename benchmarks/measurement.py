@@ -1,18 +1,118 @@
-"""Jobs, runs and cells: a fresh process measures one job, with one run per turn; the runs make a cell of a table.
+"""Workloads, jobs, runs and cells: a fresh process measures one job, with one run per turn; the runs make a cell.
 
-The scheduler imports this module and never torch, because a child's peak memory starts at its parent's size.
+A workload is a model folder, prompts, lengths, and the cost of the model; `build_workload.py` writes `workload.json`.
+The scheduler and the peers in separate environments import this module, so it needs plain Python only: a child's peak
+memory starts at its parent's size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
 from statistics import median
-from typing import Any, Literal, Self
-
-from workload import Work, Workload
+from typing import Any, Literal, Self, get_args
 
 Peer = Literal["ours", "transformers", "vllm", "trl", "trl-checkpointing"]
 Quantity = Literal["generation", "step"]
+PEERS: tuple[Peer, ...] = get_args(Peer)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The tokens that go through the model to sample some responses.
+
+    Attributes:
+        fed_tokens: Tokens that go through the layers: prompts, and response tokens except the last ones.
+        attended: Sum over these tokens of the positions that they attend to, including themselves.
+        predictions: Tokens that go through the head: one per prompt, and every fed response token.
+    """
+
+    fed_tokens: int
+    attended: int
+    predictions: int
+
+    @classmethod
+    def total(cls, works: Iterable[Work]) -> Work:
+        """Add up the work of several prompts."""
+        listed = list(works)
+        return cls(
+            sum(w.fed_tokens for w in listed), sum(w.attended for w in listed), sum(w.predictions for w in listed)
+        )
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The workload of all peers, and the numbers that describe it.
+
+    Attributes:
+        setting: `full`, `low`, `big-full`, `big-low`, `shipped` or `trained`.
+        folder: Holds `model/` (Hugging Face format with tokenizer) and this, as `workload.json`.
+        domain: The reward: `parity` (of the sum of the response's token ids) or `countdown`.
+        prompts: `id`, `text`, `token_ids`, `reference` of every prompt, in the order of use.
+        max_new_tokens: Length limit of a response.
+        eos_token_id: The end-of-sequence token.
+        fixed_length: Whether every response has exactly `max_new_tokens`: the end token lies outside of the vocabulary.
+        entropy_nats: Measured mean entropy of sampled tokens.
+        head_scale: Factor on the language model head that gave this entropy.
+        num_layers: Decoder layers.
+        query_width: Heads times head size.
+        layer_parameters: Weights of the layers in matrix products.
+        head_parameters: Weights of the head.
+    """
+
+    setting: str
+    folder: str
+    domain: str
+    prompts: list[dict[str, Any]]
+    max_new_tokens: int
+    eos_token_id: int
+    fixed_length: bool
+    entropy_nats: float
+    head_scale: float
+    num_layers: int
+    query_width: int
+    layer_parameters: int
+    head_parameters: int
+
+    @property
+    def model_dir(self) -> Path:
+        """The Hugging Face folder."""
+        return Path(self.folder) / "model"
+
+    @property
+    def name(self) -> str:
+        """The setting and the length limit: the workload of one row."""
+        return f"{self.setting}-{self.max_new_tokens}"
+
+    def prompts_of(self, turn: int, prompts_per_step: int) -> list[dict[str, Any]]:
+        """Return the prompts of a turn."""
+        return self.prompts[turn * prompts_per_step : (turn + 1) * prompts_per_step]
+
+    def write(self) -> None:
+        """Write `workload.json` into the folder."""
+        text = json.dumps(asdict(self), indent=1)
+        (Path(self.folder) / "workload.json").write_text(text, encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Self:
+        """Read `workload.json` of a folder."""
+        return cls(**json.loads((Path(folder) / "workload.json").read_text(encoding="utf-8")))
+
+    def flops(self, work: Work) -> float:
+        """Count the floating-point operations of the matrix products of one forward pass.
+
+        Args:
+            work: The work.
+
+        Returns:
+            2 per weight and token (none for embeddings; the head only for predictions), and 4 per layer, query channel
+            and position attended to.
+        """
+        products = self.layer_parameters * work.fed_tokens + self.head_parameters * work.predictions
+        return 2.0 * products + 4.0 * self.num_layers * self.query_width * work.attended
 
 
 @dataclass(frozen=True)
@@ -129,7 +229,7 @@ class Cell:
         values = [run.facts[name] for run in self.runs if name in run.facts]
         return median(values) if values else None
 
-    def gflops_per_s(self, workload: Workload, part: Literal["generation", "training"]) -> float | None:
+    def gflops_per_s(self, workload: Workload, part: str) -> float | None:
         """Return the median rate of arithmetic of a part in 1e9 operations per second.
 
         Args:
@@ -147,3 +247,57 @@ class Cell:
             if run.work is not None and part in run.parts
         ]
         return median(rates) if rates else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The responses of one prompt.
+
+    Attributes:
+        num_prompt_tokens: Tokens of the prompt.
+        responses: Token ids of each response, an end token included.
+    """
+
+    num_prompt_tokens: int
+    responses: list[list[int]]
+
+
+def sampling_run(seconds: float, cpu_seconds: float, groups: Sequence[Group]) -> Run:
+    """Return the run of a peer that sampled these responses."""
+    return Run(
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        sampled_tokens=sum(len(response) for group in groups for response in group.responses),
+        unique_tokens=sum(num_distinct_prefixes(group.responses) for group in groups),
+        work=Work.total(
+            flat_work(group.num_prompt_tokens, [len(response) for response in group.responses]) for group in groups
+        ),
+        parts={"generation": seconds},
+    )
+
+
+def flat_work(num_prompt_tokens: int, lengths: Sequence[int]) -> Work:
+    """Count the work of sampling the responses of one prompt one by one, with the prompt computed once.
+
+    Args:
+        num_prompt_tokens: Tokens of the prompt.
+        lengths: Tokens of each response, >= 1. The last token is drawn and not fed.
+    """
+    fed = sum(length - 1 for length in lengths)
+    attended = sum(num_prompt_tokens * (n - 1) + (n - 1) * n // 2 for n in lengths)
+    prompt_attended = num_prompt_tokens * (num_prompt_tokens + 1) // 2
+    return Work(num_prompt_tokens + fed, prompt_attended + attended, 1 + fed)
+
+
+def num_distinct_prefixes(responses: Sequence[Sequence[int]]) -> int:
+    """Count the distinct non-empty prefixes of responses, as a check that peers sample from one distribution."""
+    ordered = sorted(tuple(response) for response in responses)
+    shared = sum(_common_length(a, b) for a, b in pairwise(ordered))
+    return sum(len(response) for response in ordered) - shared
+
+
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    for position, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return position
+    return min(len(a), len(b))

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from measurement import Job, Run
+from measurement import Job, Run, Work, Workload
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from turns import Turns
-from workload import Work, Workload
+from worker import Turns
 
 from brorl.algorithms.advantages import grpo
 from brorl.algorithms.groups import Group
