@@ -22,17 +22,11 @@ PEERS: tuple[Peer, ...] = get_args(Peer)
 
 @dataclass(frozen=True)
 class Work:
-    """The tokens that go through the model to sample some responses.
+    """The tokens that go through the model to sample some responses."""
 
-    Attributes:
-        fed_tokens: Tokens that go through the layers: prompts, and response tokens except the last ones.
-        attended: Sum over these tokens of the positions that they attend to, including themselves.
-        predictions: Tokens that go through the head: one per prompt, and every fed response token.
-    """
-
-    fed_tokens: int
-    attended: int
-    predictions: int
+    fed_tokens: int  # tokens that go through the layers: prompts, and response tokens except the last ones
+    attended: int  # sum over these tokens of the positions that they attend to, including themselves
+    predictions: int  # tokens that go through the head: one per prompt, and every fed response token
 
     @classmethod
     def total(cls, works: Iterable[Work]) -> Work:
@@ -45,37 +39,22 @@ class Work:
 
 @dataclass(frozen=True)
 class Workload:
-    """The workload of all peers, and the numbers that describe it.
+    """The workload of all peers, and the numbers that describe it."""
 
-    Attributes:
-        setting: `full`, `low`, `big-full`, `big-low`, `shipped` or `trained`.
-        folder: Holds `model/` (Hugging Face format with tokenizer) and this, as `workload.json`.
-        domain: The reward: `parity` (of the sum of the response's token ids) or `countdown`.
-        prompts: `id`, `text`, `token_ids`, `reference` of every prompt, in the order of use.
-        max_new_tokens: Length limit of a response.
-        eos_token_id: The end-of-sequence token.
-        fixed_length: Whether every response has exactly `max_new_tokens`: the end token lies outside of the vocabulary.
-        entropy_nats: Measured mean entropy of sampled tokens.
-        head_scale: Factor on the language model head that gave this entropy.
-        num_layers: Decoder layers.
-        query_width: Heads times head size.
-        layer_parameters: Weights of the layers in matrix products.
-        head_parameters: Weights of the head.
-    """
-
-    setting: str
-    folder: str
-    domain: str
-    prompts: list[dict[str, Any]]
-    max_new_tokens: int
-    eos_token_id: int
+    setting: str  # `full`, `low`, `big-full`, `big-low`, `shipped` or `trained`
+    folder: str  # holds `model/` (Hugging Face format with tokenizer) and this, as `workload.json`
+    domain: str  # the reward: `parity` (of the sum of the response's token ids) or `countdown`
+    prompts: list[dict[str, Any]]  # `id`, `text`, `token_ids`, `reference` of every prompt, in the order of use
+    max_new_tokens: int  # length limit of a response
+    eos_token_id: int  # the end-of-sequence token
+    # whether every response has exactly `max_new_tokens`: the end token lies outside of the vocabulary
     fixed_length: bool
-    entropy_nats: float
-    head_scale: float
-    num_layers: int
-    query_width: int
-    layer_parameters: int
-    head_parameters: int
+    entropy_nats: float  # measured mean entropy of sampled tokens
+    head_scale: float  # factor on the language model head that gave this entropy
+    num_layers: int  # decoder layers
+    query_width: int  # heads times head size
+    layer_parameters: int  # weights of the layers in matrix products
+    head_parameters: int  # weights of the head
 
     @property
     def model_dir(self) -> Path:
@@ -104,9 +83,6 @@ class Workload:
     def flops(self, work: Work) -> float:
         """Count the floating-point operations of the matrix products of one forward pass.
 
-        Args:
-            work: The work.
-
         Returns:
             2 per weight and token (none for embeddings; the head only for predictions), and 4 per layer, query channel
             and position attended to.
@@ -117,48 +93,28 @@ class Workload:
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement in a fresh process.
+    """One measurement in a fresh process."""
 
-    Attributes:
-        peer: The measured package.
-        quantity: Sampling alone, or a whole training step.
-        workload_folder: Folder of the workload.
-        num_rollouts: Rollouts per prompt, N.
-        prompts_per_step: Prompts per turn, P.
-        num_turns: Most runs, warm-up included.
-        micro_batch: TRL's per-device batch size.
-    """
-
-    peer: Peer
-    quantity: Quantity
-    workload_folder: str
-    num_rollouts: int
-    prompts_per_step: int
-    num_turns: int
-    micro_batch: int
+    peer: Peer  # the measured package
+    quantity: Quantity  # sampling alone, or a whole training step
+    workload_folder: str  # folder of the workload
+    num_rollouts: int  # rollouts per prompt, N
+    prompts_per_step: int  # prompts per turn, P
+    num_turns: int  # most runs, warm-up included
+    micro_batch: int  # TRL's per-device batch size
 
 
 @dataclass(frozen=True)
 class Run:
-    """One turn of a job.
+    """One turn of a job."""
 
-    Attributes:
-        seconds: Wall time.
-        cpu_seconds: Processor time of this process, independent of other processes.
-        sampled_tokens: Tokens of all N rollouts.
-        unique_tokens: Distinct prefixes among them; None if the peer does not report its tokens.
-        work: Tokens that went through the model for sampling; None if not counted.
-        parts: Seconds of the parts of a step, if the peer reports them.
-        facts: Other numbers, such as the mean reward.
-    """
-
-    seconds: float
-    cpu_seconds: float
-    sampled_tokens: int
-    unique_tokens: int | None = None
-    work: Work | None = None
-    parts: dict[str, float] = field(default_factory=dict)
-    facts: dict[str, float] = field(default_factory=dict)
+    seconds: float  # wall time
+    cpu_seconds: float  # processor time of this process, independent of other processes
+    sampled_tokens: int  # tokens of all N rollouts
+    unique_tokens: int | None = None  # distinct prefixes among them; None if the peer does not report its tokens
+    work: Work | None = None  # tokens that went through the model for sampling; None if not counted
+    parts: dict[str, float] = field(default_factory=dict)  # seconds of the parts of a step, if the peer reports them
+    facts: dict[str, float] = field(default_factory=dict)  # other numbers, such as the mean reward
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Self:
@@ -169,23 +125,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """All runs of one job without its warm-up turns, and the memory of its process.
+    """All runs of one job without its warm-up turns, and the memory of its process."""
 
-    Attributes:
-        job: The job.
-        runs: The counted runs.
-        warmups: The turns before them.
-        baseline_bytes: Resident set after the imports and the loading of the model.
-        peak_bytes: Largest resident set of the process (`ru_maxrss`).
-        error: The error of a job without runs.
-    """
-
-    job: Job
-    runs: list[Run]
-    warmups: list[Run]
-    baseline_bytes: int
-    peak_bytes: int
-    error: str | None = None
+    job: Job  # the job
+    runs: list[Run]  # the counted runs
+    warmups: list[Run]  # the turns before them
+    baseline_bytes: int  # resident set after the imports and the loading of the model
+    peak_bytes: int  # largest resident set of the process (`ru_maxrss`)
+    error: str | None = None  # the error of a job without runs
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> Self:
@@ -232,11 +179,6 @@ class Cell:
     def gflops_per_s(self, workload: Workload, part: str) -> float | None:
         """Return the median rate of arithmetic of a part in 1e9 operations per second.
 
-        Args:
-            workload: The workload of the job.
-            part: Sampling, which is a forward pass over the work, or learning, which is a forward and a backward pass
-                over the same work: three times its operations, since each product has two in its backward pass.
-
         Returns:
             The rate, None if the work or the time of the part is unknown.
         """
@@ -251,15 +193,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Group:
-    """The responses of one prompt.
+    """The responses of one prompt."""
 
-    Attributes:
-        num_prompt_tokens: Tokens of the prompt.
-        responses: Token ids of each response, an end token included.
-    """
-
-    num_prompt_tokens: int
-    responses: list[list[int]]
+    num_prompt_tokens: int  # tokens of the prompt
+    responses: list[list[int]]  # token ids of each response, an end token included
 
 
 def sampling_run(seconds: float, cpu_seconds: float, groups: Sequence[Group]) -> Run:
@@ -277,12 +214,7 @@ def sampling_run(seconds: float, cpu_seconds: float, groups: Sequence[Group]) ->
 
 
 def flat_work(num_prompt_tokens: int, lengths: Sequence[int]) -> Work:
-    """Count the work of sampling the responses of one prompt one by one, with the prompt computed once.
-
-    Args:
-        num_prompt_tokens: Tokens of the prompt.
-        lengths: Tokens of each response, >= 1. The last token is drawn and not fed.
-    """
+    """Count the work of sampling the responses of one prompt one by one, with the prompt computed once."""
     fed = sum(length - 1 for length in lengths)
     attended = sum(num_prompt_tokens * (n - 1) + (n - 1) * n // 2 for n in lengths)
     prompt_attended = num_prompt_tokens * (num_prompt_tokens + 1) // 2

@@ -138,14 +138,7 @@ def tree_run(
     trees: list[RolloutTree],
     facts: dict[str, float],
 ) -> Run:
-    """Return the run of a peer that sampled trees.
-
-    Args:
-        parts: Seconds of its parts.
-        cpu_seconds: Processor time.
-        trees: The trees.
-        facts: Other numbers.
-    """
+    """Return the run of a peer that sampled trees."""
     sampled = sum(tree.num_sampled_tokens for tree in trees)
     nats = -sum(float((tree.count * tree.logprob).sum()) for tree in trees) / sampled
     return Run(

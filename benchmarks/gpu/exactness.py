@@ -48,20 +48,15 @@ _LEARNING_RATE = 1e-3
 
 
 class Bounds(NamedTuple):
-    """Bounds in one precision.
+    """Bounds in one precision."""
 
-    Attributes:
-        logprob: Of the largest error of a log-prob, in nats.
-        gradient: Of the largest relative error of a parameter's gradient.
-        update: Of the relative error of the changed weights. AdamW divides each gradient by its size, so rounding
-            decides the direction where a gradient is nearly 0.
-        other_responses: Of the fraction of responses that another batch samples differently, because a uniform number
-            falls between two roundings of a cumulative probability.
-    """
-
-    logprob: float
-    gradient: float
+    logprob: float  # of the largest error of a log-prob, in nats
+    gradient: float  # of the largest relative error of a parameter's gradient
+    # of the relative error of the changed weights. AdamW divides each gradient by its size, so rounding decides the
+    # direction where a gradient is nearly 0
     update: float
+    # of the fraction of responses that another batch samples differently, because a uniform number falls between two
+    # roundings of a cumulative probability
     other_responses: float
 
 
@@ -153,17 +148,11 @@ def logprob_errors(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple
 
 @dataclass(frozen=True)
 class Trial:
-    """The sampled responses of a comparison.
+    """The sampled responses of a comparison."""
 
-    Attributes:
-        num_rollouts: Rollouts of each prompt.
-        max_new_tokens: Their tokens.
-        seed: Seed of weights, prompts and draws.
-    """
-
-    num_rollouts: int
-    max_new_tokens: int
-    seed: int
+    num_rollouts: int  # rollouts of each prompt
+    max_new_tokens: int  # their tokens
+    seed: int  # seed of weights, prompts and draws
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -387,23 +376,14 @@ def autocast(precision: Precision, device: Device) -> torch.autocast | nullconte
 
 @dataclass(frozen=True)
 class LongTrial:
-    """The sampled responses.
+    """The sampled responses."""
 
-    Attributes:
-        size: Name of the model's size.
-        num_rollouts: Rollouts of the prompt.
-        prompt_tokens: Tokens of the prompt.
-        max_new_tokens: Tokens of a response.
-        nodes: Nodes per forward pass.
-        seed: Seed of the weights, the prompt and the draws.
-    """
-
-    size: str
-    num_rollouts: int
-    prompt_tokens: int
-    max_new_tokens: int
-    nodes: int
-    seed: int
+    size: str  # name of the model's size
+    num_rollouts: int  # rollouts of the prompt
+    prompt_tokens: int  # tokens of the prompt
+    max_new_tokens: int  # tokens of a response
+    nodes: int  # nodes per forward pass
+    seed: int  # seed of the weights, the prompt and the draws
 
 
 def long_part(device: Device, trial: LongTrial) -> Findings:

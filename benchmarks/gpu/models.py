@@ -72,15 +72,7 @@ def small_model(kind: str, seed: int) -> PreTrainedModel:
 
 
 def copy_of(model: PreTrainedModel, device: Device, dtype: torch.dtype, *, exact_norms: bool = True) -> PreTrainedModel:
-    """Return a copy of a small model.
-
-    Args:
-        model: The model.
-        device: Where the copy is.
-        dtype: Its precision.
-        exact_norms: Compute RMSNorms in that precision. Those of transformers round to float32, which would hide errors
-            of float64.
-    """
+    """Return a copy of a small model."""
     copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
     copy.load_state_dict(model.state_dict())
     copy = copy.to(device=device.name, dtype=dtype).eval()
@@ -103,14 +95,7 @@ def speed_config(size: str, max_tokens: int) -> PreTrainedConfig:
 
 
 def speed_model(config: PreTrainedConfig, device: Device, scale: float, seed: int) -> PreTrainedModel:
-    """Make a random float32 model on the device.
-
-    Args:
-        config: Its config.
-        device: The device.
-        scale: Factor of its logits. The last norm has it, because the head is also the embeddings.
-        seed: Seed of the weights.
-    """
+    """Make a random float32 model on the device."""
     torch.manual_seed(seed)
     with torch.device(device.name):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -154,25 +139,15 @@ def fixed_workload(model: PreTrainedModel, setting: str, max_new_tokens: int) ->
 
 @dataclass(frozen=True)
 class LearnerVariant:
-    """One way to compute log-probs and gradients.
+    """One way to compute log-probs and gradients."""
 
-    Attributes:
-        name: Its name in the results.
-        forward: How trees go through the model.
-        checkpointing: Whether activations are computed again.
-        small_tiles: Attend in tiles although the responses are short.
-        small_blocks: Compute logits in blocks although they are few.
-        timed: Whether its step is timed. Long responses need tiles and blocks anyway.
-        only_cuda: Whether it needs a CUDA device, and has no float64.
-    """
-
-    name: str
-    forward: Forward = field(default_factory=TreeForward)
-    checkpointing: bool = False
-    small_tiles: bool = False
-    small_blocks: bool = False
-    timed: bool = False
-    only_cuda: bool = False
+    name: str  # its name in the results
+    forward: Forward = field(default_factory=TreeForward)  # how trees go through the model
+    checkpointing: bool = False  # whether activations are computed again
+    small_tiles: bool = False  # attend in tiles although the responses are short
+    small_blocks: bool = False  # compute logits in blocks although they are few
+    timed: bool = False  # whether its step is timed. Long responses need tiles and blocks anyway
+    only_cuda: bool = False  # whether it needs a CUDA device, and has no float64
 
     def runs(self, device: Device, precision: str) -> bool:
         """Return whether the variant runs on a device in a precision."""

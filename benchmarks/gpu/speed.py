@@ -42,27 +42,16 @@ _CACHE_FRACTION = 0.6  # of the free memory; `generate` copies a layer's cache i
 
 @dataclass(frozen=True)
 class Setting:
-    """What is sampled and learned from.
+    """What is sampled and learned from."""
 
-    Attributes:
-        size: Name of the model's size.
-        low_entropy: Whether its head is sharpened to 0.14 nats per token.
-        max_new_tokens: Tokens of a response.
-        num_rollouts: Rollouts of the prompt, N.
-        prompt_tokens: Tokens of the prompt.
-        memory_bytes: The engines' limit.
-        nodes: Nodes per forward pass of the learner.
-        seed: Seed of the weights, the prompt and the draws.
-    """
-
-    size: str
-    low_entropy: bool
-    max_new_tokens: int
-    num_rollouts: int
-    prompt_tokens: int
-    memory_bytes: int
-    nodes: int
-    seed: int
+    size: str  # name of the model's size
+    low_entropy: bool  # whether its head is sharpened to 0.14 nats per token
+    max_new_tokens: int  # tokens of a response
+    num_rollouts: int  # rollouts of the prompt, N
+    prompt_tokens: int  # tokens of the prompt
+    memory_bytes: int  # the engines' limit
+    nodes: int  # nodes per forward pass of the learner
+    seed: int  # seed of the weights, the prompt and the draws
 
     @property
     def name(self) -> str:
@@ -70,13 +59,7 @@ class Setting:
         return f"{self.size} {'low' if self.low_entropy else 'full'} {self.max_new_tokens}"
 
     def plan(self, config: PreTrainedConfig, tokens: int, variant: LearnerVariant | None = None) -> MemoryPlan:
-        """Return the predicted memory of a run with these sizes.
-
-        Args:
-            config: The model's config.
-            tokens: Tokens of a response.
-            variant: The variant of the learner, if it learns.
-        """
+        """Return the predicted memory of a run with these sizes."""
         settings = MemorySettings("bfloat16", self.memory_bytes, nodes_per_pass=self.nodes)
         if variant is not None:
             model_pass = variant.forward.model_pass if isinstance(variant.forward, TreeForward) else DEFAULT_PASS
@@ -88,25 +71,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The ceilings of a device.
+    """The ceilings of a device."""
 
-    Attributes:
-        copy_bytes_per_s: Bytes read and written by a large copy.
-        matmul_flops_per_s: Operations of a large bfloat16 product.
-    """
-
-    copy_bytes_per_s: float
-    matmul_flops_per_s: float
+    copy_bytes_per_s: float  # bytes read and written by a large copy
+    matmul_flops_per_s: float  # operations of a large bfloat16 product
 
 
 def measure_ceilings(device: Device, small: bool, limits: Limits) -> Ceilings:
-    """Measure both ceilings on random data.
-
-    Args:
-        device: The device.
-        small: Use small tensors, to see that it runs.
-        limits: Limits of the runs of each.
-    """
+    """Measure both ceilings on random data."""
     numbers, width = (1 << 20, 256) if small else (1 << 31, 8192)  # 4 GiB, many times the cache
     copy_s = _copy_seconds(numbers, device, limits)
     left, right = torch.randn(2, width, width, device=device.name, dtype=torch.bfloat16)
@@ -325,12 +297,7 @@ class Speed:
         return self._tree
 
     def _affordable_tokens(self, sample: Callable[[int], None], token_bytes: int = 0) -> int:
-        """Return the wanted length, halved until one call is predicted to take at most 1.5 times the budget.
-
-        Args:
-            sample: Samples responses of a length.
-            token_bytes: Keys and values of a token, if rows that do not fit into the engine's memory wait.
-        """
+        """Return the wanted length, halved until one call is predicted to take at most 1.5 times the budget."""
         tokens = self.setting.max_new_tokens
         trial = min(_TRIAL_TOKENS, tokens)
         sample(min(8, tokens))
@@ -362,14 +329,7 @@ class Speed:
         return Cell(job, runs, [], before, self._device.peak_bytes())
 
     def _generation_facts(self, cell: Cell, sampler: PreTrainedModel, tokens: int, keys_read: int) -> dict[str, Any]:
-        """Return the facts of sampling.
-
-        Args:
-            cell: Its runs.
-            sampler: The model.
-            tokens: Tokens of a response.
-            keys_read: Tokens whose keys and values are read, over all steps.
-        """
+        """Return the facts of sampling."""
         gflops = cell.gflops_per_s(fixed_workload(sampler, self.setting.name, tokens), "generation")
         assert gflops is not None
         bytes_per_s = (tokens * _weight_bytes(sampler) + keys_read * kv_bytes(sampler)) / cell.seconds
