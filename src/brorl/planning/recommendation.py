@@ -127,17 +127,12 @@ class _Steps:
     def work(self, expected: Expected, row: int, column: int, num_prompts: float, rounds: float) -> Work:
         """Return the work of a step that trains on `num_prompts` groups."""
         fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
-        groups = num_prompts / max(fraction, _LEAST_FRACTION)
-        return Work(
-            groups=groups,
-            unique_tokens=groups * expected.nodes[row, column],
-            sampled_tokens=groups * expected.tokens[row, column],
-            responses=groups * expected.responses[row, column],
-            trained_groups=num_prompts,
-            trained_nodes=num_prompts * expected.trained[row, column],
-            updates=self.settings.mini_batches,
+        at = (row, column)
+        return Work.of_step(
+            num_prompts, max(fraction, _LEAST_FRACTION), nodes=expected.nodes[at], tokens=expected.tokens[at],
+            responses=expected.responses[at], trained=expected.trained[at], updates=self.settings.mini_batches,
             rounds=rounds,
-        )
+        )  # fmt: skip
 
     def seconds(self, column: int, num_prompts: int) -> dict[str, float]:
         """Return the seconds of a step by phase, and their total."""

@@ -44,6 +44,14 @@ class Work:
     updates: float  # mini-batches
     rounds: float = 1.0  # calls of the engine
 
+    @classmethod
+    def of_step(cls, num_prompts: float, kept_fraction: float, *, nodes: float, tokens: float, responses: float,
+                trained: float, updates: float, rounds: float) -> Work:  # fmt: skip
+        """Return the work of a step that trains on `num_prompts` groups, from the means of a group."""
+        groups = num_prompts / kept_fraction
+        counts = (groups, groups * nodes, groups * tokens, groups * responses)
+        return cls(*counts, num_prompts, num_prompts * trained, updates, rounds)
+
     def features(self, phase: str) -> tuple[float, ...]:
         """Return the F numbers that a phase's seconds are affine in."""
         return tuple(getattr(self, name) if name else 1.0 for name in _FEATURES[phase])

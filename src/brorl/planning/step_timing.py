@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import ceil
 from pathlib import Path
 
@@ -154,12 +154,12 @@ class StepTimer:
         if parts.store_every:
             self.per_step["storing"] = 1 / parts.store_every
 
-    def time(self, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> tuple[Work, dict[str, float]]:
-        """Run a step and return its work and the seconds of each phase."""
+    def time(self, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> StepTiming:
+        """Run a step."""
         return self.finish(sample(self._parts, prompts, num_rollouts, seed))
 
-    def finish(self, sampled: Sampled) -> tuple[Work, dict[str, float]]:
-        """Run the phases after sampling and verification; return the work and the seconds of each phase."""
+    def finish(self, sampled: Sampled) -> StepTiming:
+        """Run the phases after sampling and verification."""
         groups, clock = sampled.groups, sampled.clock
         updates = self._parts.learner_settings.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
@@ -181,8 +181,8 @@ class StepTimer:
             trained_nodes=update.trained_nodes,
             updates=updates,
         )
-        seconds = clock.seconds()
-        return work, {phase: seconds[phase] for phase in seconds if phase != "total"}
+        seconds = {phase: value for phase, value in clock.seconds().items() if phase != "total"}
+        return StepTiming(groups[0].tree.num_rollouts, work, seconds)
 
     def observe(self, prompts: Sequence[Prompt], num_rollouts: int, quick: bool) -> PeakMemory | None:
         """Return the memory at the peaks of a step; None where the machine does not report it."""
@@ -193,7 +193,7 @@ class StepTimer:
         sampled = sample(self._parts, prompts, num_rollouts, seed=2)
         sampling = peak_bytes(self._device)
         reset_peak(self._device)
-        work, _ = self.finish(sampled)
+        work = self.finish(sampled).work
         training = peak_bytes(self._device)
         if sampling is None or training is None or self._loaded_bytes is None:
             return None
@@ -214,18 +214,18 @@ def _time_steps(
 ) -> list[StepTiming]:
     """Time a step of each size a few times, alternating, and finish calls of the pilot in between."""
     pilot_size = (pilot[0].groups[0].tree.num_rollouts, len(pilot[0].groups))
-    timed: dict[tuple[int, int], list[tuple[Work, dict[str, float]]]] = {}
+    timed: dict[tuple[int, int], list[StepTiming]] = {}
     for repeat in range(_REPEATS):
         for n, p in sizes:
             start = repeat * p % max(len(prompts) - p, 1)
             timed.setdefault((n, p), []).append(timer.time(prompts[start : start + p], n, seed=repeat))
         if repeat < len(pilot):
             timed.setdefault(pilot_size, []).append(timer.finish(pilot[repeat]))
-    return [_median(n, observed) for (n, _), observed in sorted(timed.items())]
+    return [_median(timings) for _, timings in sorted(timed.items())]
 
 
-def _median(num_rollouts: int, observed: Sequence[tuple[Work, dict[str, float]]]) -> StepTiming:
+def _median(timings: Sequence[StepTiming]) -> StepTiming:
     """Return the mean work and the median seconds of repeats."""
-    works = [vars(work) for work, _ in observed]
-    work = Work(**{name: float(np.mean([w[name] for w in works])) for name in works[0]})
-    return StepTiming(num_rollouts, work, {p: float(np.median([s[p] for _, s in observed])) for p in observed[0][1]})
+    work = Work(*np.mean([astuple(t.work) for t in timings], axis=0).tolist())
+    seconds = {phase: float(np.median([t.seconds[phase] for t in timings])) for phase in timings[0].seconds}
+    return StepTiming(timings[0].num_rollouts, work, seconds)
