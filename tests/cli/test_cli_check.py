@@ -14,7 +14,7 @@ from brorl.assemble.settings import build_sampling
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_forecast
-from brorl.planning.step_cost import mean_rounds
+from brorl.planning.step_cost import StepTiming, mean_rounds
 from brorl.planning.step_timing import StepTimer
 from run_support import SMALL, command, save_tiny_model
 

@@ -10,6 +10,7 @@ The plan holds for the current policy. It does not predict the final performance
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -240,17 +241,8 @@ def make_plan(
 
 def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, least: int, most: int) -> int:
     """Return the largest number of prompts that takes at most `budget` seconds; 0 if none does."""
-    if most < least or seconds_of(least) > budget:
-        return 0
-    fits, step = least, 1
-    while fits < most and seconds_of(min(fits + step, most)) <= budget:
-        fits = min(fits + step, most)
-        step *= 2
-    fails = min(fits + step, most)
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if seconds_of(middle) <= budget else (fits, middle)
-    return fits
+    number = bisect_right(range(least, most + 1), budget, key=seconds_of)
+    return least + number - 1 if number else 0
 
 
 def compare(
