@@ -127,7 +127,7 @@ class Run:
 class Cell:
     """All runs of one job without its warm-up turns, and the memory of its process."""
 
-    job: Job  # the job
+    job: Job
     runs: list[Run]  # the counted runs
     warmups: list[Run]  # the turns before them
     baseline_bytes: int  # resident set after the imports and the loading of the model

@@ -43,7 +43,7 @@ class EstimatorRow:
     """One estimator at one N."""
 
     estimator: str  # its name, a value of `advantage.estimator`
-    num_rollouts: int  # N
+    num_rollouts: int
     fractions: tuple[float, ...]  # fraction of the gradient in each bin of difficulty, from the hardest; sum 1
     rare: float  # fraction of the gradient that goes to prompts with a pass rate below `RARE`
     noise: float  # relative gradient noise divided by that of RLOO at the same N, >= 1
@@ -56,8 +56,8 @@ class EstimatorRow:
 class Choice:
     """The recommendation for one aim."""
 
-    aim: Aim  # the aim
-    estimator: str  # A value of `advantage.estimator`
+    aim: Aim
+    estimator: str  # a value of `advantage.estimator`
     index: int | None  # index of the recommended row of the plan; None if no N fits
     reason: str  # the rule and its numbers, as a sentence
 
@@ -121,16 +121,16 @@ def _choices(plan: RolloutPlan, rows: list[EstimatorRow], own: str) -> Iterator[
     """Yield the choice for each aim. This is the only place with a rule."""
     for_pass_1 = own if own in FOR_PASS_1 else FOR_PASS_1[0]
     yield Choice("pass@1", for_pass_1, plan.chosen, "It has the least noise for the gradient of pass@1.")
-    found = {(row.estimator, row.num_rollouts): row for row in rows}
+    at = {(row.estimator, row.num_rollouts): row for row in rows}
     fitting = [(i, r.num_rollouts) for i, r in enumerate(plan.rows) if r.budget_prompts]
-    above_k = [(i, found["pass_at_k", n]) for i, n in fitting if n > K]
+    above_k = [(i, at["pass_at_k", n]) for i, n in fitting if n > K]
     quiet = [i for i, row in above_k if row.noise_to_known <= _MOST_NOISE]
     reason = (
         f"For pass@{K} the rule is the smallest N above {K} whose gradient noise is at most {_MOST_NOISE} times that "
         "with known pass rates"
     )
     yield _choice("pass@k", "pass_at_k", quiet, [i for i, _ in above_k], reason)
-    reaching = [i for i, n in fitting if found["maxrl", n].reach >= _LEAST_REACH]
+    reaching = [i for i, n in fitting if at["maxrl", n].reach >= _LEAST_REACH]
     reason = (
         f"For coverage the rule is the smallest N that gives prompts with a pass rate below 1/{1 / RARE:.0f} at least "
         f"{_LEAST_REACH:.0%} of their gradient at N = {_FAR}"

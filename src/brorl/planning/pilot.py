@@ -69,7 +69,7 @@ class Sampled:
 class PilotSummary:
     """Means over the pilot's rollouts."""
 
-    num_prompts: int  # prompts
+    num_prompts: int
     num_rollouts: int  # rollouts of each
     accuracy: float  # fraction of correct rollouts
     entropy: float  # minus the mean log-prob of the sampled tokens, nats per token

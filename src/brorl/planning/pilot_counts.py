@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +84,7 @@ class Expected:
 
 
 def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> Expected:
-    """Average over the pilot's prompts; beyond its rollouts, shares continue with the fit, refitted per replicate.
+    """Average over the pilot's prompts; beyond its rollouts, fractions continue with the fit, refitted per replicate.
 
     Args:
         counts: The pilot.
@@ -92,14 +93,14 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
     """
     wanted_J, n, correct_P = counts.wanted_J, counts.num_rollouts, counts.correct_P
     weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP
-    share_BP = weight / weight.sum(1, keepdims=True)
+    part_BP = weight / weight.sum(1, keepdims=True)
     kept_PJ, solved_PJ = np.empty((2, correct_P.size, wanted_J.size))
     for j, wanted in enumerate(wanted_J.tolist()):
         within = wanted <= n
         kept_PJ[:, j] = mixed_in_subset(correct_P, n, wanted) if within else fit.mixed_after(correct_P, n, wanted)
         solved_PJ[:, j] = solved_in_subset(correct_P, n, wanted) if within else np.nan
-    kept_BJ = share_BP @ kept_PJ
-    mixed_BJ, solved_BJ = kept_BJ.copy(), share_BP @ solved_PJ
+    kept_BJ = part_BP @ kept_PJ
+    mixed_BJ, solved_BJ = kept_BJ.copy(), part_BP @ solved_PJ
     beyond = wanted_J > n
     if beyond.any():
         from_n = np.array([n, *wanted_J[beyond]])
@@ -107,15 +108,15 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
             mixed, solved = (np.array([[fraction(N) for N in from_n.tolist()]]) for fraction in (fit.mixed, fit.solved))
         else:
             mixed, solved = refit_fractions(correct_P, n, weight, from_n)
-        mixed_BJ[:, beyond] = _continued(share_BP @ mixed_in_subset(correct_P, n, n), mixed)
-        solved_BJ[:, beyond] = _continued(share_BP @ solved_in_subset(correct_P, n, n), solved)
+        mixed_BJ[:, beyond] = _continued(part_BP @ mixed_in_subset(correct_P, n, n), mixed)
+        solved_BJ[:, beyond] = _continued(part_BP @ solved_in_subset(correct_P, n, n), solved)
     return Expected(
         mixed=mixed_BJ,
         solved=solved_BJ,
-        nodes=share_BP @ counts.nodes_PJ,
-        responses=share_BP @ counts.responses_PJ,
-        tokens=(share_BP @ counts.length_P)[:, None] * wanted_J,
-        trained=(share_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(kept_BJ, np.finfo(np.float64).tiny),
+        nodes=part_BP @ counts.nodes_PJ,
+        responses=part_BP @ counts.responses_PJ,
+        tokens=(part_BP @ counts.length_P)[:, None] * wanted_J,
+        trained=(part_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(kept_BJ, np.finfo(np.float64).tiny),
     )
 
 
@@ -123,7 +124,7 @@ def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
     """Continue a measured fraction by a fit whose first column is at the same N, shape [B, J - 1].
 
     The fit does not pass through the measured fraction, and may lie below it at a larger N. So it only gives the part
-    of the rest, 1 - share, that is left there, which falls with N.
+    of the rest, 1 - fraction, that is left there, which falls with N.
     """
     rest_BJ = np.maximum(1.0 - fitted_BJ, 0.0)
     left_BJ = rest_BJ[:, 1:] / np.maximum(rest_BJ[:, :1], np.finfo(np.float64).tiny)
@@ -147,19 +148,21 @@ def fraction_estimates(counts: PilotCounts, point: Expected, drawn: Expected) ->
     n, correct_P = counts.num_rollouts, counts.correct_P
     tail = fit_without_spikes(correct_P, n)
     free = shares_of_any_shape(correct_P, n, counts.wanted_J)
-    found: list[list[Estimate]] = []
-    for expected, replicates, in_subset, in_tail, of_any_shape in (
-        (point.mixed, drawn.mixed, mixed_in_subset, tail.mixed, free[0]),
-        (point.solved, drawn.solved, solved_in_subset, tail.solved, free[1]),
-    ):
-        estimates = []
+
+    def estimates(
+        expected: FloatArray, replicates: FloatArray, in_subset: Any, in_tail: Any, free_J: Any
+    ) -> list[Estimate]:
+        at_pilot = in_subset(correct_P, n, n).mean()
+        rows = []
         for j, wanted in enumerate(counts.wanted_J.tolist()):
-            estimate = with_interval(expected[0, j], replicates[:, j])
-            readings = (in_subset(correct_P, n, n).mean(), in_tail(wanted), of_any_shape[j]) if wanted > n else ()
-            low, high = min(estimate.low, *readings, 1.0), max(estimate.high, *readings, 0.0)
-            estimates.append(Estimate(estimate.value, float(low), float(high)))
-        found.append(estimates)
-    return found[0], found[1]
+            row = with_interval(expected[0, j], replicates[:, j])
+            readings = (at_pilot, in_tail(wanted), free_J[j]) if wanted > n else ()
+            low, high = min(row.low, *readings, 1.0), max(row.high, *readings, 0.0)
+            rows.append(Estimate(row.value, float(low), float(high)))
+        return rows
+
+    mixed = estimates(point.mixed, drawn.mixed, mixed_in_subset, tail.mixed, free[0])
+    return mixed, estimates(point.solved, drawn.solved, solved_in_subset, tail.solved, free[1])
 
 
 def _trained_nodes(

@@ -53,7 +53,7 @@ class PlanRow:
 
     Attributes:
         num_rollouts: N.
-        extrapolated: Whether N is beyond the pilot's rollouts, where shares follow from the fit.
+        extrapolated: Whether N is beyond the pilot's rollouts, where fractions follow from the fit.
         mixed: Fraction of mixed groups.
         solved: Fraction of prompts with at least one success.
         unique_tokens: Tree nodes of a sampled group.

@@ -27,7 +27,7 @@ from brorl.table import Table
 class PlanReport:
     """A plan with its measurements and the memory that it predicts."""
 
-    plan: RolloutPlan  # the plan
+    plan: RolloutPlan
     measured: Measured  # its measurements
     settings: StepSettings  # the recipe's settings of a step
     model: str  # name of the model
@@ -274,7 +274,7 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
         for row, memory, at_budget in zip(plan.rows, report.memory_bytes, report.budget_memory_bytes, strict=True)
     ]
     numbers = [row.num_rollouts for row in plan.rows]
-    record = {
+    record: dict[str, Any] = json_ready({
         "recommendation": {
             "seconds_per_step": plan.budget,
             "rollouts_per_prompt": plan.recommended and plan.recommended.num_rollouts,
@@ -314,9 +314,8 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
         "probes": [asdict(timing) for timing in report.measured.timings],
         "cost": asdict(report.measured.cost),
         "time_error": plan.time_error,
-    }
-    found: dict[str, Any] = json_ready(record)
-    return found
+    })  # fmt: skip
+    return record
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:

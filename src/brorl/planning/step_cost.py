@@ -151,7 +151,7 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
 class PeakMemory:
     """Bytes above the loaded model at the peaks of one step."""
 
-    num_rollouts: int  # N
+    num_rollouts: int
     num_prompts: int  # prompts of the step
     rows_D: FloatArray  # expected live rows of a prompt at each depth, shape [D]
     nodes_per_update: float  # tree nodes of a mini-batch

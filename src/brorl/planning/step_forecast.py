@@ -53,10 +53,8 @@ def forecast_step(
     parts = replace(parts, sampling=replace(parts.sampling, max_new_tokens=min(limit, MOST_TOKENS)))
     timer = StepTimer(parts, parts.model, scratch)
     sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.prompts_per_step)) for n, p in _SIZES})
-    num_rollouts, num_prompts = sizes[0]
-    timer.finish(
-        sample(parts, parts.stream.take(num_prompts), num_rollouts, seed=0)
-    )  # imports and one-time setup are not part of a step
+    num_rollouts, num_prompts = sizes[0]  # a step to warm up: imports and one-time setup are not part of a step
+    timer.finish(sample(parts, parts.stream.take(num_prompts), num_rollouts, 0))
     started = perf_counter()
     timings: list[StepTiming] = []
     groups: list[Group] = []

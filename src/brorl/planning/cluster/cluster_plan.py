@@ -105,7 +105,7 @@ class TreeSaving:
     """The cost of a step with a part of the sharing."""
 
     name: str  # what is shared
-    rollouts: int  # N
+    rollouts: int
     distinct_fraction: float  # distinct tokens over sampled tokens of the responses
     native: float | None = None  # GPU-hours of sampling with an engine that shares rows; None if it does not fit
     # GPU-hours of sampling with an engine that decodes every rollout; None if it does not fit

@@ -295,7 +295,7 @@ def _way(way: Way) -> str:
 
 
 def _range(best: float, worst: float) -> str:
-    """Return a range with two significant digits, which is all that assumed shares allow."""
+    """Return a range with two significant digits, which is all that assumed fractions allow."""
     low, high = plain(best, 2), plain(worst, 2)
     return low if low == high else f"{_rounded(best)}-{_rounded(worst)}"
 

@@ -40,7 +40,7 @@ _FASTEST_MACHINE = 3.0  # another machine verified this many times faster
 class Gpu:
     """The figures of one GPU."""
 
-    name: str  # its name
+    name: str
     memory_gb: float  # memory, 10^9 bytes
     memory_gb_s: float  # bandwidth of the memory, 10^9 bytes per second
     tflops: float  # matrix products in bfloat16, 10^12 operations per second, dense
@@ -55,7 +55,7 @@ class Gpu:
 class Cluster:
     """A number of equal GPUs."""
 
-    num_gpus: int  # GPUs, >= 1
+    num_gpus: int  # >= 1
     gpu: Gpu  # the figures of each
 
     @property
@@ -130,10 +130,10 @@ def _described(name: str, text: str) -> Gpu:
 class UnitCost:
     """One unit cost."""
 
-    name: str  # its name
+    name: str
     best: float  # its most favorable value
     worst: float  # its least favorable value; the same for a published figure
-    unit: str  # its unit
+    unit: str
     origin: Origin  # where it comes from
     source: str  # the document, the measurement, or the reason for the range
 

@@ -33,7 +33,7 @@ _LOGIT_NODES = 1024  # nodes whose logits exist at once
 class Job:
     """The part of a plan that does not depend on the number of GPUs."""
 
-    model: ModelShape  # the model
+    model: ModelShape
     work: StepWork  # the work of a step
     gpu: Gpu  # the figures of each GPU
     costs: UnitCosts  # the unit costs
@@ -55,7 +55,7 @@ class Job:
 class RolloutWorker:
     """An engine on one or more GPUs."""
 
-    job: Job  # the job
+    job: Job
     gpus: int = 1  # GPUs of the worker; more than 1 is tensor parallel
     other_bytes: float = 0.0  # memory of each GPU that other parts hold while the worker samples
 
@@ -129,7 +129,7 @@ def smallest_worker(job: Job, most_gpus: int, other_bytes: float = 0.0) -> Rollo
 class ShardedLearner:
     """A learner on R ranks of one GPU each."""
 
-    job: Job  # the job
+    job: Job
     ranks: int  # R >= 1
 
     @property
