@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
+from evalplus_sources import IS_FLOATS, PLAIN
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import code as layouts
@@ -214,39 +215,20 @@ class TestAnswers:
         assert verify(verifier, program, hidden).reason == "correct"
 
     def test_evalplus_loops_need_no_numpy(self, verifier: CodeVerifier) -> None:
-        question = prompt(TestCode("f", EVALPLUS.format(assertion="assertion(candidate(*inp), exp, 0)")))
+        question = prompt(TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), exp, 0)")))
         assert verify(verifier, question, "def f(x):\n    return x / 3").correct
         assert not verify(verifier, question, "def f(x):\n    return x / 3.001").correct
 
     def test_computed_results_need_no_numpy(self, verifier: CodeVerifier) -> None:
         """A loop that is not parsed, since a reference function gives the results."""
-        question = prompt(TestCode("f", EVALPLUS.format(assertion="assertion(candidate(*inp), ref_func(*inp), 0)")))
+        question = prompt(TestCode("f", EVALPLUS.replace("ASSERTION", "assertion(candidate(*inp), ref_func(*inp), 0)")))
         assert verify(verifier, question, "def f(x):\n    return x / 3").correct
         assert not verify(verifier, question, "def f(x):\n    return x / 3.001").correct
 
 
-EVALPLUS = """\
-import numpy as np
-
-def is_floats(x) -> bool:
-    if isinstance(x, float):
-        return True
-    if isinstance(x, (list, tuple)):
-        return all(isinstance(i, float) for i in x)
-    if isinstance(x, np.ndarray):
-        return x.dtype == np.float64 or x.dtype == np.float32
-    return False
-
-def assertion(out, exp, atol):
-    exact_match = out == exp
-
-    if atol == 0 and is_floats(exp):
-        atol = 1e-6
-    if not exact_match and atol != 0:
-        assert np.allclose(out, exp, rtol=1e-07, atol=atol)
-    else:
-        assert exact_match
-
+EVALPLUS = (
+    f"import numpy as np\n{IS_FLOATS}\n{PLAIN}"
+    """
 def ref_func(x):
     return x / 3
 
@@ -254,10 +236,11 @@ def check(candidate):
     inputs = [[1], [2.5], [-6]]
     results = [0.3333333333, 0.83333333333, -2.0]
     for i, (inp, exp) in enumerate(zip(inputs, results)):
-        {assertion}
+        ASSERTION
 
 check(candidate)
 """
+)
 
 ATTACKS = {
     "exit at import": "import sys\nsys.exit(0)",

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from brorl.verification.sandbox.pool import ProgramPool
+from brorl.verification.sandbox.pool import ProgramPool, VerifierCall
 from brorl.verification.sandbox.requests import (
     Asked,
     CallFunction,
@@ -17,6 +17,7 @@ from brorl.verification.sandbox.requests import (
     RunProgram,
 )
 
+CALLS = str(Path(__file__).parent / "pool_calls.py")
 Call = tuple[str, tuple[object, ...]]
 LIMITS = Limits(seconds=60.0)  # never reached, however busy the machine is
 
@@ -112,9 +113,24 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
+def call(name: str, *arguments: object) -> VerifierCall:
+    """Return a call of one of the functions of `pool_calls`."""
+    return VerifierCall(f"{CALLS}:{name}", arguments)
+
+
+def gone(pid: int, within_s: float = 10.0) -> bool:
+    """Whether a process ends; a zombie that nobody has buried has ended."""
+    end = time.monotonic() + within_s
+    while time.monotonic() < end:
+        if not is_running(pid):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def is_running(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 

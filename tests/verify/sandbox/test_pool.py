@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from judges import CALLS, call, gone
 
 from brorl.verification.sandbox import server
 from brorl.verification.sandbox.inside.confinement import TRUSTED, UNSAFE
@@ -21,26 +22,6 @@ from brorl.verification.sandbox.requests import Reply
 from brorl.verification.sandbox.server import ServerSettings
 
 pytestmark = pytest.mark.linux
-HERE = Path(__file__).parent
-CALLS = str(HERE / "pool_calls.py")
-
-
-def call(name: str, *arguments: object) -> VerifierCall:
-    return VerifierCall(f"{CALLS}:{name}", arguments)
-
-
-def gone(pid: int, within_s: float = 10.0) -> bool:
-    """Whether a process ends; a zombie that nobody has buried has ended."""
-    end = time.monotonic() + within_s
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state in "ZX":
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def alone(result: Reply) -> str | None:
