@@ -166,11 +166,10 @@ ESTIMATORS = [
     AdvantageSettings(estimator="maxrl"),
     AdvantageSettings(estimator="power", alpha=0.5),
     AdvantageSettings(estimator="pass_at_k", k=3),
-    AdvantageSettings(estimator="rloo", rarity=0.5),
 ]
 
 
-@pytest.mark.parametrize("config", ESTIMATORS, ids=lambda c: f"{c.estimator}{c.rarity or ''}")
+@pytest.mark.parametrize("config", ESTIMATORS, ids=lambda c: c.estimator)
 @pytest.mark.parametrize("subset", [None, 2])
 def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     config: AdvantageSettings, subset: int | None, rng: np.random.Generator
@@ -190,7 +189,7 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
         learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=20,
         max_responses_per_outcome=subset,
     )  # fmt: skip
-    estimate = build_advantages(config, seed=0)
+    estimate = build_advantages(config)
     models = []
     for batch in (groups, expected):
         models.append(deepcopy(model))
@@ -246,8 +245,8 @@ def test_pass_at_k_of_a_group_that_became_too_small_is_that_of_fewer_attempts(si
     tree = RolloutTree.from_responses((1,), [[2 if i == 0 else 3, 4 + i] for i in range(size)])
     group = Group(prompt_of(tree), tree, tree.token[tree.parent[tree.leaf]] == 2, np.zeros(size))
     group = replace(group, reward_L=group.correct_L.astype(float))
-    small = build_advantages(AdvantageSettings(estimator="pass_at_k", k=4), seed=0)([group])
-    same = build_advantages(AdvantageSettings(estimator="pass_at_k", k=min(4, size - 1)), seed=0)([group])
+    small = build_advantages(AdvantageSettings(estimator="pass_at_k", k=4))([group])
+    same = build_advantages(AdvantageSettings(estimator="pass_at_k", k=min(4, size - 1)))([group])
     assert small[0].tolist() == same[0].tolist()
     assert small[0].any()
 
