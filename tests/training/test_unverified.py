@@ -56,8 +56,8 @@ class LosingVerifier:
         return Verdict(correct, float(correct), None, "correct" if correct else "wrong", 0.0, text[:1])
 
 
-def grader_of(verifier: LosingVerifier, shaping: RewardShaping = SHAPING, by_answer: bool = False) -> Grader:
-    return Grader({"sums": verifier}, decode, shaping, 9, by_answer)
+def grader_of(verifier: LosingVerifier, shaping: RewardShaping = SHAPING) -> Grader:
+    return Grader({"sums": verifier}, decode, shaping, 9)
 
 
 def prompt_of(tree: RolloutTree, name: str = "p") -> Prompt:
@@ -103,7 +103,7 @@ def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> 
         if round_ % 3 == 0:  # without truncated rollouts, which need no verification
             tree = replace(tree, finished=np.ones(tree.num_responses, np.bool_))
         lost = lost_texts(rng, [tree], rng.random() if round_ % 6 else 1.0)
-        grader = grader_of(LosingVerifier(always=lost), by_answer=True)
+        grader = grader_of(LosingVerifier(always=lost))
         (verdicts,) = grader.verdicts([prompt_of(tree)], [tree])
         group = grader.group(prompt_of(tree), tree, verdicts, step=1)
         smaller = rebuilt(tree, lost)
@@ -112,7 +112,7 @@ def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> 
             assert group is None
             num_lost += 1
             continue
-        plain = grader_of(LosingVerifier(), by_answer=True)
+        plain = grader_of(LosingVerifier())
         (expected,) = plain.groups([prompt_of(tree)], [smaller], step=1)
         assert expected is not None
         group_tree, expected_tree = (replace(g.tree, logprob=np.round(g.tree.logprob, 12)) for g in (group, expected))
@@ -120,7 +120,6 @@ def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> 
         assert group_tree == expected_tree
         assert group.correct_L.tolist() == expected.correct_L.tolist() == [v.correct for v in verified(verdicts)]
         assert group.reward_L.tolist() == expected.reward_L.tolist()
-        assert group.class_L.tolist() == expected.class_L.tolist()
         whole = grader.stored_group(prompt_of(tree), tree, verdicts, step=1)
         assert whole.tree == tree
         assert np.isnan(whole.reward_L).tolist() == [v.unverified for v in verdicts]
