@@ -201,7 +201,7 @@ class _Server:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             requests, replies, *streams = descriptors
             for descriptor, place in zip((requests, replies, *streams), (_REQUESTS, _REPLIES, 0, 1), strict=False):
-                os.dup2(descriptor, place)
+                os.dup2(descriptor, place, inheritable=place < 2)
             try:
                 self._confinement.enter(message["memory_bytes"], message["cpu_seconds"], message["core"])
             except OSError as error:
