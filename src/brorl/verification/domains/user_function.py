@@ -84,33 +84,35 @@ def _load_advice(function: str, problem: str) -> str:
     return "give package.module:function, importable from the current directory, or path/to/file.py:function"
 
 
-def _verdict(result: Reply) -> Verdict:
-    if result.failure:
-        return Verdict(False, 0.0, None, result.failure, result.seconds)
+def _verdict(reply: Reply) -> Verdict:
+    if reply.failure:
+        return Verdict(False, 0.0, None, reply.failure, reply.seconds)
     try:
-        correct, score, extracted, reason, answer = _read(result.value)
+        correct, score, extracted, reason, answer = _read(
+            reply.value if isinstance(reply.value, dict) else {"score": reply.value}
+        )
     except ValueError as error:
-        return Verdict(False, 0.0, None, f"{RETURNED} {error}", result.seconds)
-    return Verdict(correct, score, extracted, reason or (CORRECT if correct else WRONG), result.seconds, answer)
+        return Verdict(False, 0.0, None, f"{RETURNED} {error}", reply.seconds)
+    return Verdict(correct, score, extracted, reason or (CORRECT if correct else WRONG), reply.seconds, answer)
 
 
-def _read(value: object) -> tuple[bool, float, str | None, str | None, str | None]:
+def _read(value: dict[str, object]) -> tuple[bool, float, str | None, str | None, str | None]:
     """Return correct, score, extracted, reason and answer; a ValueError names the problem of the returned value."""
-    if not isinstance(value, dict):
-        correct, score = _outcome(value)
-        return correct, score, None, None, None
     unknown = [key for key in value if key not in _KEYS]
     if unknown or not ("correct" in value or "score" in value):
         raise ValueError(f"a dict with the keys {', '.join(value)[:200] or 'none'} (allowed: {', '.join(_KEYS)})")
-    correct, score = _outcome(value["score"] if "score" in value else value["correct"])
-    if "correct" in value:
-        if not isinstance(value["correct"], bool):
-            raise ValueError(f"correct of type {type(value['correct']).__name__}, not bool")
-        correct = value["correct"]
-    reason = _text(value, "reason")
-    if reason is not None and is_unverified(reason) and (correct or score):
+    outcome = value["score"] if "score" in value else value["correct"]
+    if not isinstance(outcome, bool | int | float):
+        raise ValueError(f"{type(outcome).__name__}, not a bool, a number from 0 to 1 or a dict")
+    if not 0 <= outcome <= 1:  # nor NaN
+        raise ValueError(f"{str(outcome)[:40]}, not a number from 0 to 1")
+    correct = value.get("correct", outcome >= 1)
+    if not isinstance(correct, bool):
+        raise ValueError(f"correct of type {type(correct).__name__}, not bool")
+    extracted, reason, answer = (_text(value, key) for key in ("extracted", "reason", "answer"))
+    if reason is not None and is_unverified(reason) and (correct or outcome):
         raise ValueError(f"the reason {reason!r} with an outcome")
-    return correct, score, _text(value, "extracted"), reason, _text(value, "answer")
+    return correct, float(outcome), extracted, reason, answer
 
 
 def _text(value: dict[str, object], key: str) -> str | None:
@@ -118,11 +120,3 @@ def _text(value: dict[str, object], key: str) -> str | None:
     if not isinstance(text, str | None):
         raise ValueError(f"{key} of type {type(text).__name__}, not str")
     return text
-
-
-def _outcome(value: object) -> tuple[bool, float]:
-    if not isinstance(value, bool | int | float):
-        raise ValueError(f"{type(value).__name__}, not a bool, a number from 0 to 1 or a dict")
-    if not 0 <= value <= 1:  # nor NaN
-        raise ValueError(f"{str(value)[:40]}, not a number from 0 to 1")
-    return value >= 1, float(value)
