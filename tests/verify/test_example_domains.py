@@ -60,7 +60,7 @@ def check(domain: str, questions: dict[str, Question], workers: Workers) -> None
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("domain", ["math", "science"])
+@pytest.mark.parametrize("domain", [pytest.param("math", marks=pytest.mark.slow), "science"])
 def test_answers_are_verified_as_stored(domain: str, questions: dict[str, Question], workers: Workers) -> None:
     check(domain, questions, workers)
 
