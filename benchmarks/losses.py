@@ -66,7 +66,7 @@ def main() -> None:
     for _ in range(1 + repeats):  # the first warms up
         for name, learner in learners.items():
             started = perf_counter()
-            learner.step(groups, advantages, seed=0)
+            learner.learn(groups, lambda _: advantages, seed=0)
             seconds[name].append(perf_counter() - started)
     median = {name: float(np.median(times[1:])) for name, times in seconds.items()}
     for name, value in median.items():

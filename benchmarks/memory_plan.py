@@ -104,7 +104,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
             advantages.append(rng.normal(size=tree.num_responses))
         bytes_in_use(device)
         reset_peak(device)
-        learner.step(groups, advantages, seed=step)
+        learner.learn(groups, lambda _, given=advantages: given, seed=step)
         learned = max(learned, peak_bytes(device) - before)
         engine.load_weights(learner.weights(), version=0)
     bytes_in_use(device)

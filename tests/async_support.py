@@ -126,4 +126,4 @@ def source_over(
         "stragglers": "train",
         "background": False,
     }
-    return AsyncSource(pool, **(settings | changes))
+    return AsyncSource(pool=pool, **(settings | changes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,8 @@ from brorl.model.lora import add_adapter
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
-from brorl.training.learner import LearnerSettings, Update
-from brorl.training.rank_model import load_on_first_rank
-from brorl.training.ranks import ALONE, Ranks
+from brorl.training.learner import LearnerSettings, StepMetrics
+from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
 from small_models import small_model, use_exact_norms
 
@@ -51,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    updates: list[Update]
+    updates: list[StepMetrics]
     gradients: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
 
@@ -96,17 +95,19 @@ def train(ranks: Ranks, case: Case) -> Result:
     return result(learner, steps(learner, case))
 
 
-def steps(learner: TreeLearner, case: Case, first: int = 0) -> list[Update]:
+def steps(learner: TreeLearner, case: Case, first: int = 0) -> list[StepMetrics]:
     updates = []
     for seed, (groups, advantages) in enumerate(case.steps[first:], first):
-        apply_kl_penalty = learner.apply_kl_penalty(groups)
-        shift = [after.reward_L - before.reward_L for before, after in zip(groups, apply_kl_penalty, strict=True)]
-        used = [a + s for a, s in zip(advantages, shift, strict=True)]
-        updates.append(learner.step(apply_kl_penalty, used, seed=seed))
+
+        def estimate(penalized: Sequence[Group], groups: Any = groups, advantages: Any = advantages) -> list[Any]:
+            shift = [after.reward_L - before.reward_L for before, after in zip(groups, penalized, strict=True)]
+            return [a + s for a, s in zip(advantages, shift, strict=True)]
+
+        updates.append(learner.learn(groups, estimate, seed=seed))
     return updates
 
 
-def result(learner: TreeLearner, updates: list[Update]) -> Result:
+def result(learner: TreeLearner, updates: list[StepMetrics]) -> Result:
     gradients = {name: array(full_tensor(p.grad)) for name, p in learner.model.named_parameters() if p.grad is not None}
     return Result(updates, gradients, {name: array(w) for name, w in learner.weights()})
 

@@ -108,7 +108,7 @@ def written(runs: list[Path]) -> dict[str, set[bool]]:
     source, pool = virtual_source(WordyEngine(), duration=lambda task, _: 99.0 if task.prompts == [(100,)] else 1.0)
     source.publish([], 0)
     for step in range(1, 5):  # an asynchronous step writes these, too
-        line = json.dumps({"sampling": source.next_groups(step).sampled.summary()})
+        line = json.dumps({"sampling": source.next_batch(step).summary()})
         for key, value in keys_of(json.loads(line)):
             found.setdefault(key, set()).add(value is None)
         pool.advance(1.0)

@@ -103,14 +103,14 @@ def test_an_asynchronous_run_survives_ctrl_c_and_losses(
 ) -> None:
     """It is interrupted while it samples, resumed, and loses a rollout worker and a learner rank."""
     run = tmp_path / "run"
-    next_groups = AsyncSource.next_groups
+    next_batch = AsyncSource.next_batch
 
     def interrupted(source: AsyncSource, step: int) -> Batch:
         if step == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return next_groups(source, step)
+        return next_batch(source, step)
 
-    monkeypatch.setattr(AsyncSource, "next_groups", interrupted)
+    monkeypatch.setattr(AsyncSource, "next_batch", interrupted)
     outcome = command("train", *_RUN, *_ASYNCHRONOUS, "--output_dir", run)
     assert outcome.code == 130, outcome.said
     assert "stopped after step 1" in outcome.said

@@ -130,8 +130,8 @@ def test_a_tree_is_sent_once(rng: np.random.Generator) -> None:
     received = rank.unpack(first)
     assert len(first.new_trees) == 2
     assert all(ours.tree is theirs.tree for ours, theirs in zip(received, groups, strict=False))
-    apply_kl_penalty = [replace(group, reward_L=group.reward_L - 0.5) for group in received]
-    reply = rank.pack(apply_kl_penalty)
+    penalized = [replace(group, reward_L=group.reward_L - 0.5) for group in received]
+    reply = rank.pack(penalized)
     assert reply.new_trees == {}
     back = driver.unpack(reply)
     again = driver.pack([*reversed(back), groups[2]])

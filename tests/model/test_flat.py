@@ -155,8 +155,7 @@ def test_both_paths_make_the_same_updates(kind: str, placement: str | None, rng:
     for forward in (TreeForward(), FLAT):
         learner = TreeLearner(small_model(seed=seed), replace(settings, forward=forward))
         for step in range(2):
-            mine = learner.apply_kl_penalty(groups)
-            learner.step(mine, reinforce_pp_baseline(mine), seed=step)
+            learner.learn(groups, reinforce_pp_baseline, seed=step)
         weights.append(dict(learner.weights()))
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-10, atol=1e-10)

@@ -21,6 +21,7 @@ from brorl.runs.checkpoint import TrainerState, load_state, save_checkpoint
 from brorl.sampling import SamplingParams
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
+from learner_support import learn
 from run_support import save_tiny_model
 from small_models import (
     ARCHITECTURES,
@@ -218,7 +219,7 @@ def trained_losses(model: PreTrainedModel, settings: LearnerSettings) -> list[fl
         wanted = np.array([(np.array(tokens) == 7).mean() for tokens, _ in tree.responses()])
         fractions.append(float((wanted * tree.leaf_count).sum() / tree.num_rollouts))
         group = Group(Prompt("id", "text", (3, 4, 5), "", "domain"), tree, wanted > 0, wanted)
-        learner.step([group], [wanted - fractions[-1]], seed=0)
+        learn(learner, [group], [wanted - fractions[-1]], seed=0)
         engine.load_weights(learner.weights(), version=step + 1)
     return fractions
 
@@ -250,10 +251,10 @@ def test_a_run_with_adapters_resumes_bitwise_from_its_checkpoint(
         group = Group(Prompt("id", "text", tree.prompt_ids, "", "domain"), tree, correct_L, correct_L.astype(float))
         batches.append(([group], [rng.normal(size=tree.num_responses)], seed))
     for batch in batches[:2]:
-        learner.step(*batch)
+        learn(learner, *batch)
     folder = save_checkpoint(tmp_path, TrainerState(2, learner.state_dict(), None), model, load_tokenizer(str(base)))
     for batch in batches[2:]:
-        learner.step(*batch)
+        learn(learner, *batch)
     again = load_model(str(folder), CPU, torch.float32, SETTINGS, gradient_checkpointing=True)
     resumed = TreeLearner(again, settings)
     state = load_state(folder).learner
@@ -261,7 +262,7 @@ def test_a_run_with_adapters_resumes_bitwise_from_its_checkpoint(
     resumed.load_state_dict(state)
     before = {name: p.clone() for name, p in again.named_parameters()}
     for batch in batches[2:]:
-        resumed.step(*batch)
+        learn(resumed, *batch)
     for (name, ours), theirs in zip(again.named_parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
         assert torch.equal(ours, before[name]) != ours.requires_grad

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brorl.training.collapse import Collapse, find_collapse
-from brorl.training.monitor import Monitor
+from brorl.training.monitor import Collapse, Monitor, find_collapse
 from brorl.training.settings import CollapseLimits
 
 SHORT = CollapseLimits(patience=2)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from brorl.training.reference_schedule import ReferenceSchedule
+from brorl.training.schedule import ReferenceSchedule
 from brorl.training.settings import ReferenceSettings
 
 Row = tuple[int, float | None, float | None]

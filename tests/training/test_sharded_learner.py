@@ -17,7 +17,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
-from brorl.training.learner import LearnerSettings, Update
+from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.ranks import ALONE
 from rank_processes import RankProcesses
 from run_support import save_tiny_model
@@ -63,7 +63,7 @@ def case_of(rng: np.random.Generator, settings: LearnerSettings, shape: str = "r
     return Case(settings, int(rng.integers(1 << 30)), [batch(rng, shape) for _ in range(steps)])
 
 
-def assert_same_update(got: Update, expected: Update, tolerance: float = 1e-9) -> None:
+def assert_same_update(got: StepMetrics, expected: StepMetrics, tolerance: float = 1e-9) -> None:
     for name, value in asdict(expected).items():
         found = getattr(got, name)
         assert found == (value if value is None else pytest.approx(value, rel=tolerance, abs=tolerance / 100)), name

@@ -19,8 +19,7 @@ from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_m
 from brorl.model.next_token import NextToken
 from brorl.model.sharding import shard
 from brorl.training.learner import LearnerSettings
-from brorl.training.rank_model import load_on_first_rank
-from brorl.training.ranks import Ranks
+from brorl.training.ranks import Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
 
 

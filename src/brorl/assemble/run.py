@@ -43,9 +43,8 @@ from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics, coverage_record
 from brorl.training.learner import Learner
 from brorl.training.monitor import Monitor
-from brorl.training.reference_schedule import ReferenceSchedule
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
-from brorl.training.schedule import Schedule
+from brorl.training.schedule import ReferenceSchedule, Schedule
 from brorl.training.source import GroupSource, SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.training.tree_learner import TreeLearner

@@ -58,6 +58,20 @@ class LossSums:
         """Return the sums in the order of the attributes, shape [S]."""
         return torch.stack([getattr(self, field.name) for field in fields(self)])
 
+    def means(self, totals_3: Tensor) -> dict[str, float]:
+        """Divide by the weights and tokens of the mini-batch; see `MiniBatch.totals` and `StepMetrics`."""
+        weight, sampled, count = totals_3[0].clamp(min=1e-30), totals_3[1].clamp(min=1), totals_3[2].clamp(min=1)
+        means = {
+            "loss": self.policy_loss,
+            "clip_fraction": self.clipped / weight,
+            "clip_low_fraction": self.clipped_low / weight,
+            "clip_high_fraction": self.clipped_high / weight,
+            "old_policy_kl": self.old_policy_kl / count,
+            "reference_kl": self.reference_kl / sampled,
+            "bonus_entropy": self.entropy / sampled,
+        }
+        return dict(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
+
     def __add__(self, other: Self) -> Self:
         """Return the sums over the nodes of both."""
         return self.from_vector(self.vector() + other.vector())

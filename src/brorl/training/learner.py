@@ -1,4 +1,4 @@
-"""The learner protocol: groups and advantages in, an updated model out."""
+"""The learner protocol: groups in, an updated model out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.forward import Forward, TreeForward
@@ -77,8 +78,8 @@ class LearnerSettings:
 
 
 @dataclass(frozen=True)
-class Update:
-    """The measurements of a step; means over its mini-batches unless noted.
+class StepMetrics:
+    """The measurements of a step of the learner; means over its mini-batches unless noted.
 
     Attributes:
         loss: Policy loss, without the KL penalty.
@@ -130,21 +131,18 @@ class Learner(Protocol):
     """
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that wait for a later step, with the old log-probs that the later step needs."""
+        """Return groups that are carried to a later step, with the old log-probs that the later step needs."""
         ...
 
-    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
-        """Subtract the KL penalty from the rewards, if the penalty is placed there."""
-        ...
-
-    def step(
-        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, lr_scale: float = 1.0
-    ) -> Update:
+    def learn(
+        self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
+    ) -> StepMetrics:
         """Make the updates of one step.
 
         Args:
             groups: The batch.
-            advantages: For each group the advantage of each distinct response, shape [L].
+            estimate_advantages: From the groups, after a KL penalty on their rewards, to the advantage of each distinct
+                response of each group, shape [L].
             seed: Seed of all random choices of the step.
             lr_scale: Factor of the learning rate in this step.
         """
