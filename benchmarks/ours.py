@@ -104,7 +104,7 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
         Group(prompt, tree, np.array([v.correct for v in vs]), np.array([v.score for v in vs]))
         for prompt, tree, vs in zip(prompts, trees, graded, strict=True)
     ]
-    update = step.learner.step(groups, grpo(groups), seed)
+    update = step.learner.learn(groups, grpo, seed)
     step.engine.load_weights(step.learner.weights(), version=0)
     times.append(time.perf_counter())
     cpu_seconds = time.process_time() - cpu_start

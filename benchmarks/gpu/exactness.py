@@ -322,7 +322,7 @@ def _update(
         forward=variant.forward,
     )
     with variant.applied(model):
-        update = TreeLearner(model, settings).step(groups, reinforce_pp_baseline(groups), seed=0)
+        update = TreeLearner(model, settings).learn(groups, reinforce_pp_baseline, seed=0)
     return _flat_weights(model) - before, update.grad_norm
 
 

@@ -231,7 +231,7 @@ class Speed:
             def step(num_responses: int) -> RolloutTree:
                 tree, _ = whole.select(np.arange(num_responses))
                 groups = [parity(tree)]
-                learner.step(groups, reinforce_pp_baseline(groups), setting.seed)
+                learner.learn(groups, reinforce_pp_baseline, setting.seed)
                 return tree
 
             trial = min(_TRIAL_RESPONSES, whole.num_responses)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig
 from brorl.errors import UserError
 from brorl.model.model_shape import EXAMPLE, PUBLISHED, ModelShape
 from brorl.planning.cluster.hardware import Engine, Gpu, Origin, UnitCosts
 from brorl.planning.cluster.phases import Job
 from brorl.planning.cluster.step_work import ResponseLengths, StepWork, distinct_fraction
+from brorl.prompts.settings import CountdownSource, FileSource
 
 _DOMAINS = ("code", "countdown", "gym", "ifeval", "math", "science")
 _PROMPT_TOKENS = 512.0
@@ -171,9 +171,9 @@ def _domain_fractions(config: TrainConfig) -> dict[str, float]:
     """Return the weights of the training prompts by domain."""
     fractions: dict[str, float] = {}
     for source in config.data.sources:
-        if isinstance(source, CountdownConfig):
+        if isinstance(source, CountdownSource):
             domain = "countdown"
-        elif isinstance(source, FileConfig):
+        elif isinstance(source, FileSource):
             domain = source.label if source.label in _DOMAINS else source.domain
         else:
             domain = "gym"
