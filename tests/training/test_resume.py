@@ -170,38 +170,6 @@ def test_killed_run_resumes_bitwise(
     assert_same_run(run, reference.path)
 
 
-@pytest.mark.parametrize("by", ["response", "answer"])
-def test_a_killed_run_with_shuffled_rarity_resumes_bitwise(child: ChildRuns, tmp_path: Path, by: str) -> None:
-    """The classes of carried groups are in the checkpoint, and the shuffle depends on no state."""
-    rarity = ("--advantage.rarity=1", f"--advantage.rarity_by={by}", "--advantage.rarity_shuffled=true")
-    for seed in range(20):
-        whole = tmp_path / f"whole-{seed}"
-        settings = (*PLAIN, *rarity, "--keep_checkpoints=0", f"--seed={seed}")
-        assert child("train", *settings, "--output_dir", whole).code == 0
-        if metrics_without_times(whole)[EVERY]["kept"]["carried"]:
-            break
-    carried = load_state(whole / "checkpoints" / f"step-{EVERY:06d}").carried
-    assert carried
-    assert all((group.class_L is not None) == (by == "answer") for group in carried)
-    killed = tmp_path / "killed"
-    assert child("train", *settings, "--output_dir", killed, harms=[Harm("kill", r"update 5$")]).code == KILLED
-    assert child("resume", killed).code == 0
-    assert_same_run(killed, whole)
-
-
-def test_shuffled_rarity_is_another_run_than_rarity_and_than_none(child: ChildRuns, tmp_path: Path) -> None:
-    arms = {
-        "none": (),
-        "rarity": ("--advantage.rarity=1",),
-        "shuffled": ("--advantage.rarity=1", "--advantage.rarity_shuffled=true"),
-    }
-    many, norms = ("--rollouts_per_prompt=256", "--steps=1"), set()  # frequent and rare correct responses
-    for name, settings in arms.items():
-        assert child("train", *PLAIN, *many, *settings, "--output_dir", tmp_path / name).code == 0
-        norms.add(metrics_without_times(tmp_path / name)[1]["update"]["grad_norm"])
-    assert len(norms) == 3
-
-
 def test_every_instant_is_tried() -> None:
     (instants,) = [m.args[1] for m in test_killed_run_resumes_bitwise.pytestmark]
     assert sorted(itertools.chain(*instants)) == sorted(INSTANTS)
