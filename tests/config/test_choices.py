@@ -11,7 +11,6 @@ from brorl.algorithms.policy_loss import LossKind
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
 from brorl.cost import Unit
-from brorl.sampling import Scheme
 from brorl.trackers import TrackerName
 
 FIELDS = dict(settings_of(TrainConfig))
@@ -26,7 +25,6 @@ FIELDS = dict(settings_of(TrainConfig))
         ("kl.placement", KLPlacement),
         ("loss.aggregation", Aggregation),
         ("loss.kind", LossKind),
-        ("sampling.scheme", Scheme),
     ],
 )
 def test_settings_offer_what_the_code_takes(setting: str, words: Any) -> None:

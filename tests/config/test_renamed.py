@@ -9,6 +9,7 @@ from brorl.config.reading import dump_yaml, make_config, parse_yaml, settings_of
 from brorl.config.renamed import OLD_NAMES, RENAMED, _notice
 from brorl.config.resuming import first_change, fixed_settings
 from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
 from run_support import command
 
 
@@ -34,6 +35,13 @@ def test_an_old_name_is_read_with_one_line(
         assert make_config(settings, overrides, "test") == expected
     assert capsys.readouterr().err == f"brorl: {old} is now {new}; write {new}: {number}\n"
     assert make_config({old: 1}, {new: number}, "test") == expected  # the override wins
+
+
+def test_independent_rollouts_are_no_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert make_config({"sampling.scheme": "iid"}, {}, "test") == make_config({}, {}, "test")
+    assert not capsys.readouterr().err
+    with pytest.raises(UserError, match=r"sampling\.scheme = systematic is no longer available.*; remove"):
+        make_config({"sampling": {"scheme": "systematic"}}, {}, "test")
 
 
 @pytest.mark.parametrize("nested", [True, False])

@@ -260,8 +260,3 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(StorageError, match=r"part-00000.parquet: No space left .* then rerun the command"):
         evaluate_batches(batches(), evaluated(RandomEngine()), store)
     assert list(store.responses.iterdir()) == []
-
-
-def test_responses_must_be_independent() -> None:
-    with pytest.raises(ValueError, match="pass@k needs independent responses"):
-        EvaluatedModel(RandomEngine(), SamplingParams(scheme="systematic"), N, {}, decode)

@@ -189,7 +189,7 @@ def build_pilot(config: TrainConfig, observe: Observe = unobserved, on_end: OnEn
         )
     observe(Phase("loading", "data"))
     ready = prepare(config, config.model)
-    return build_pilot_parts(config, ready, replace(build_sampling(config), scheme="iid"), observe, on_end)
+    return build_pilot_parts(config, ready, build_sampling(config), observe, on_end)
 
 
 def build_pilot_parts(
@@ -219,7 +219,7 @@ def build_pilot_parts(
         grader=ready.grader,
         sampling=sampling,
         estimate_advantages=advantages.reinforce_pp_baseline,  # time does not depend on it, and it allows every N
-        diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
+        diagnose=lambda groups: coverage_record(groups, True),
         learner_settings=build_learner_settings(config, engine.stop_token_ids, forward),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,

@@ -67,7 +67,6 @@ def build_sampling(config: TrainConfig) -> SamplingParams:
         sampling.top_p,
         sampling.top_k,
         sampling.max_new_tokens,
-        scheme=sampling.scheme,
         min_new_tokens=sampling.min_new_tokens,
     )
 

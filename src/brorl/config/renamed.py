@@ -10,18 +10,29 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from brorl.errors import UserError
+
 RENAMED: dict[str, str] = {}
 _N, _AVERAGE, _ENABLED = "rollouts_per_prompt", "adaptive.samples_per_prompt", "adaptive.enabled"
 OLD_NAMES = {**RENAMED, _AVERAGE: _N}  # each with the setting to use now
 _DEFAULT_AVERAGE = 64
+_SCHEME = "sampling.scheme"
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the current name of each."""
+    """Return settings with the current name of each.
+
+    Raises:
+        UserError: If a value is no longer available.
+    """
+    if settings.get(_SCHEME, "iid") != "iid":
+        raise UserError(
+            f"{_SCHEME} = {settings[_SCHEME]} is no longer available, and rollouts are independent; remove {_SCHEME}"
+        )
     for old, new in RENAMED.items():
         if old in settings:
             _notice(f"{old} is now {new}; write {new}: {settings[old]}")
-    return {RENAMED.get(name, name): value for name, value in settings.items()}
+    return {RENAMED.get(name, name): value for name, value in settings.items() if name != _SCHEME}
 
 
 def with_adaptive_switch(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -20,9 +20,6 @@ class SamplingConfig(Section):
     max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
     min_new_tokens: int = Field(0, ge=0, description="minimum length of a response, in tokens")
     end_token: str | None = Field(None, description="token that ends a response, if the tokenizer does not define one")
-    scheme: Literal["iid", "systematic"] = Field(
-        "iid", description="sample the rollouts of a prompt independently | spread them evenly over its tree"
-    )
 
     @model_validator(mode="after")
     def _responses_can_end(self) -> Self:

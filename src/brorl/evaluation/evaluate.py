@@ -28,15 +28,12 @@ class EvaluatedModel:
 
     Attributes:
         engine: Samples responses.
-        sampling: Sampling parameters; the scheme is "iid", because pass@k needs independent responses.
+        sampling: Sampling parameters.
         num_samples: Responses per prompt, n.
         verifiers: Verifier of each domain.
         decode: Token ids of a response to its text.
         accept_truncated: Verify truncated responses too, rather than count them as incorrect.
         observe: Called at the start of each phase.
-
-    Raises:
-        ValueError: If responses are not drawn independently.
     """
 
     engine: Engine
@@ -46,10 +43,6 @@ class EvaluatedModel:
     decode: Callable[[Sequence[int]], str]
     accept_truncated: bool = False
     observe: Observe = unobserved
-
-    def __post_init__(self) -> None:
-        if self.sampling.scheme != "iid":
-            raise ValueError(f"pass@k needs independent responses, not sampling.scheme = {self.sampling.scheme}")
 
     def evaluate(self, batch: PromptBatch, store: ResponseStore) -> StoredBatch:
         """Sample, verify and store a batch.

@@ -24,7 +24,7 @@ class SampleTask:
     Attributes:
         prompts: Token ids of P prompts.
         num_rollouts: Rollouts of each prompt.
-        sampling: Temperature, truncation, length limits, scheme.
+        sampling: Temperature, truncation, length limits.
         seed: Seed of the draws.
         first: Number of the first prompt.
     """

@@ -141,7 +141,7 @@ class VllmEngine:
         Args:
             prompts: Token ids of P prompts, none empty.
             num_rollouts: N, of all prompts or of each.
-            sampling: Temperature, top-p, top-k, length limits, stop tokens; the scheme must be iid.
+            sampling: Temperature, top-p, top-k, length limits, stop tokens.
             seed: Seed of the draws.
             first: Number of the first prompt; the others follow.
 
@@ -284,11 +284,6 @@ def check_sampling(sampling: SamplingParams) -> None:
     Raises:
         ValueError: If it does not.
     """
-    if sampling.scheme != "iid":
-        raise ValueError(
-            f"vLLM draws rollouts independently, and sampling.scheme = {sampling.scheme} is only in the native engine; "
-            "set sampling.scheme: iid, or engine.kind: native"
-        )
     if 0 < sampling.temperature < _LOWEST_TEMPERATURE:
         raise ValueError(
             f"vLLM has no temperature between 0 and {_LOWEST_TEMPERATURE}, and sampling.temperature = "

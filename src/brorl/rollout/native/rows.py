@@ -19,8 +19,6 @@ class Rows:
         prompt_R: Prompt of each row, shape [R].
         node_R: Forest node of each row's last token, shape [R]; -1 at depth 0.
         token_R: Each row's last token, shape [R]; -1 at depth 0.
-        expected_R: How many of the N rollouts were expected to reach each row, N times its prefix's probability, but
-            at least 1, shape [R].
         row_K: Row of each rollout, ascending, shape [K].
         rollout_K: Index of each rollout within its prompt, shape [K].
     """
@@ -29,7 +27,6 @@ class Rows:
     prompt_R: IntArray
     node_R: IntArray
     token_R: IntArray
-    expected_R: NDArray[np.float64]
     row_K: IntArray
     rollout_K: IntArray
 
@@ -47,7 +44,6 @@ class Rows:
             self.prompt_R[rows],
             self.node_R[rows],
             self.token_R[rows],
-            self.expected_R[rows],
             row_K[order],
             self.rollout_K[order],
         )
