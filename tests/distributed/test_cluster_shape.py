@@ -15,7 +15,7 @@ from brorl.algorithms.groups import Group
 from brorl.assemble.cluster import build_cluster, place_learner, place_pool
 from brorl.assemble.inputs import RunInputs
 from brorl.config.reading import flat_settings, make_config, read_recipe
-from brorl.distributed.cluster import Cluster, ClusterShape, first_difference
+from brorl.distributed.cluster import Cluster, ClusterShape
 from brorl.distributed.rollout_workers import RolloutWorker
 from brorl.distributed.shipped_groups import TreeExchange
 from brorl.errors import UserError
@@ -106,17 +106,6 @@ def test_a_rollout_worker_returns_its_cache_after_a_task_if_it_shares_its_gpu(
     worker.start()
     worker.sample(SampleTask([[1]], 1, SamplingParams(max_new_tokens=2), 0))
     assert events == (["sample", "empty"] if shares_gpu else ["sample"])
-
-
-def test_the_first_other_version_is_named() -> None:
-    here = {"python": "3.11.7", "torch": "2.13.0"}
-    assert first_difference({"a": here, "b": dict(here)}, here) is None
-    assert first_difference({}, here) is None
-    other = first_difference({"a": here, "b": {**here, "torch": "2.12.0"}}, here)
-    assert other == "machine b has torch 2.12.0, and this machine has torch 2.13.0; install torch==2.13.0 there"
-    missing = first_difference({"c": {"python": "3.11.7"}}, here)
-    assert missing == "machine c has no torch, and this machine has torch 2.13.0; install torch==2.13.0 there"
-    assert "install Python 3.11.7 there" in str(first_difference({"d": {**here, "python": "3.12.1"}}, here))
 
 
 def test_a_tree_is_sent_once(rng: np.random.Generator) -> None:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from time import monotonic, sleep
 from typing import Any, Literal
 
@@ -24,9 +23,8 @@ from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from brorl.distributed.connection import connect, join_cluster, join_command, send_messages_of_ray
-from brorl.distributed.last_words import LastWords
-from brorl.distributed.node_facts import PACKAGES
+from brorl.distributed.connection import LastWords, connect, join_cluster, join_command, send_messages_of_ray
+from brorl.distributed.examination import version_faults, version_reader
 from brorl.distributed.session_folder import SessionFolder, new_session_folder
 from brorl.errors import UserError
 from brorl.format import counted
@@ -306,53 +304,21 @@ def _without_stop_signals() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that must be equal on all machines."""
-    return {"python": sys.version.split()[0], **{name: version(name) for name in PACKAGES}}
-
-
-def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str]) -> str | None:
-    """Return an error about the first machine whose versions differ.
-
-    Args:
-        of_machines: The versions of each machine.
-        here: The versions of this machine.
-    """
-    for machine, found in of_machines.items():
-        for name, expected in here.items():
-            if found.get(name) != expected:
-                has = f"{name} {found[name]}" if name in found else f"no {name}"
-                fix = f"Python {expected}" if name == "python" else f"{name}=={expected}"
-                return f"machine {machine} has {has}, and this machine has {name} {expected}; install {fix} there"
-    return None
-
-
 def _check_versions() -> None:
     """Check that all other machines have the versions of this one."""
     here = ray.get_runtime_context().get_node_id()
-    machines = [one for one in _machines() if one["NodeID"] != here]
-    packages = PACKAGES
-
-    def found() -> dict[str, str]:  # nested: its code is sent, as brorl may be missing there
-        import sys
-        from importlib.metadata import PackageNotFoundError, version
-
-        versions = {"python": sys.version.split()[0]}
-        for name in packages:
-            try:
-                versions[name] = version(name)
-            except PackageNotFoundError:
-                continue
-        return versions
-
+    read = version_reader()
     asked = {
-        f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']})": ray.remote(found)
+        f"machine {one['NodeManagerHostname']} ({one['NodeManagerAddress']})": ray.remote(read)
         .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False))
         .remote()
-        for one in machines
+        for one in _machines()
+        if one["NodeID"] != here
     }
-    if difference := first_difference({name: ray.get(ref) for name, ref in asked.items()}, versions()):
-        raise UserError(difference)
+    for machine, answer in asked.items():
+        versions: dict[str, str] = ray.get(answer)
+        for fault in version_faults(machine, versions, "this machine", read()):
+            raise UserError(str(fault))
 
 
 def _machines() -> list[dict[str, Any]]:

@@ -14,8 +14,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from brorl.distributed.job import Job
-from brorl.distributed.supervisor import Supervisor, WorkerPoolConfig
+from brorl.distributed.supervisor import Supervisor, WorkerCall, WorkerPoolConfig
 from brorl.distributed.weights import RemoteWeights
 from brorl.rollout.engine import Engine
 from brorl.rollout.pool import SampledTask, SampleTask
@@ -65,7 +64,7 @@ class RayRolloutPool:
 
     Args:
         build: Makes the engine in a worker's process; it can be pickled, and gives the same engine in every process.
-        staffing: The workers.
+        pool_config: The workers.
         threads: Threads of torch in each worker.
         say: Receives a line for each lost worker.
         shares_gpus: Whether learner ranks use the GPUs of the workers between two calls.
@@ -98,7 +97,7 @@ class RayRolloutPool:
         Raises:
             WorkersLostError: If too many workers have been lost.
         """
-        return self._supervisor.submit(Job("sample", (task,), _title(task)))
+        return self._supervisor.submit(WorkerCall("sample", (task,), _title(task)))
 
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
         """Wait for tasks; see `SamplingPool`.
@@ -126,7 +125,7 @@ class RayRolloutPool:
             version: Their version.
         """
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights)
-        self._supervisor.prepare(Job("load", (remote, version), f"loading the weights of version {version}"))
+        self._supervisor.prepare(WorkerCall("load", (remote, version), f"loading the weights of version {version}"))
 
     def close(self) -> None:
         """End all workers."""
