@@ -10,8 +10,7 @@ from torch import Tensor
 
 from brorl.activity import Activity, Decoding
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.pool import SampledTask, SampleTask
-from brorl.rollout.pooled_engine import PooledEngine
+from brorl.rollout.pool import PooledEngine, SampledTask, SampleTask
 from brorl.sampling import SamplingParams
 from small_models import small_model
 

@@ -27,7 +27,7 @@ from brorl.errors import UserError
 from brorl.model.forward import choose_forward
 from brorl.model.load import end_tokens_of, load_tokenizer
 from brorl.rollout.engine import Engine
-from brorl.rollout.pooled_engine import PooledEngine
+from brorl.rollout.pool import PooledEngine
 from brorl.rollout.vllm import VllmEngine
 from brorl.seeds import derived_seed
 from brorl.training.learner import Learner

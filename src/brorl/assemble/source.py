@@ -12,7 +12,7 @@ from brorl.assemble.inputs import RunInputs
 from brorl.assemble.settings import build_rollouts_per_prompt, build_sampling
 from brorl.config.settings import TrainConfig
 from brorl.rollout.engine import Engine
-from brorl.rollout.pooled_engine import PooledEngine
+from brorl.rollout.pool import PooledEngine
 from brorl.training.async_source import AsyncSource
 from brorl.training.collect import Collector
 from brorl.training.learner import Learner

@@ -11,10 +11,12 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal
 
@@ -25,9 +27,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from brorl.distributed.connection import LastWords, connect, join_cluster, join_command, send_messages_of_ray
 from brorl.distributed.examination import version_faults, version_reader
-from brorl.distributed.session_folder import SessionFolder, new_session_folder
 from brorl.errors import UserError
 from brorl.format import counted
+from brorl.storage import TemporaryFolder
 
 Kind = Literal["rollout", "learner", "verifier"]
 _PLACING_S = 120.0
@@ -128,7 +130,7 @@ class Cluster:
         self.say = say
         self._note, self._advice = note, advice
         self._last_words: LastWords | None = None
-        self._folder: SessionFolder | None = None
+        self._folder: TemporaryFolder | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
         self._parts: list[Callable[[], None]] = []
@@ -225,9 +227,11 @@ class Cluster:
         """Start a cluster of this machine."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
-        self._folder = new_session_folder()
+        short = Path("/tmp")  # the paths of sockets have at most 107 characters
+        parent = short if short.is_dir() else Path(tempfile.gettempdir())
+        self._folder = TemporaryFolder.new(parent, "brorl-ray-")
         try:
-            connect("local", include_dashboard=False, _temp_dir=self._folder.path)
+            connect("local", include_dashboard=False, _temp_dir=str(self._folder.path))
         except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 

@@ -23,7 +23,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -37,40 +37,14 @@ from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, Vll
 from brorl.rollout.vllm_transfer import Weights
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
+from brorl.storage import TemporaryFolder
 from brorl.tree import RolloutTree
 
 _Result = TypeVar("_Result")
 _MAX_RESTARTS = 3
 _MAX_SEED = 2**62
 _LOWEST_TEMPERATURE = 0.01  # vLLM raises lower ones to it
-_PREFIX = "brorl-weights-"
 _SHARED_MEMORY = Path("/dev/shm")
-
-
-class Process(Protocol):
-    """The methods of `VllmProcess`."""
-
-    def complete(
-        self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
-    ) -> list[list[Completion]]:
-        """Return the responses to each request, in order."""
-        ...
-
-    def load(self, weights: Weights) -> None:
-        """Replace the weights, and clear the prefix cache."""
-        ...
-
-    def sleep(self) -> None:
-        """Free the GPU memory."""
-        ...
-
-    def wake(self) -> None:
-        """Undo `sleep`."""
-        ...
-
-    def close(self) -> None:
-        """End the engine."""
-        ...
 
 
 class EngineLostError(UserError):
@@ -94,14 +68,14 @@ class VllmEngine:
         settings: VllmSettings,
         stop_token_ids: Sequence[int],
         observe: Observe = unobserved,
-        start: Callable[[VllmSettings], Process] = VllmProcess,
+        start: Callable[[VllmSettings], VllmProcess] = VllmProcess,
     ) -> None:
         self.stop_token_ids = tuple(stop_token_ids)
         self.version = 0
         self._settings = settings
         self._observe = observe
         self._start = start
-        self._published: PublishedWeights | None = None
+        self._published: Callable[[], object] | None = None  # removes the folder of the weights
         self._kept: Weights | None = None
         self._process = self._started()
         self._asleep = self._replaced = False
@@ -121,8 +95,10 @@ class VllmEngine:
         """
         sent: Weights = weights
         if self._settings.reads_file:
-            self._published = PublishedWeights(weights, getattr(torch, self._settings.dtype))
-            sent = self._kept = self._published.folder
+            folder = publish(weights, getattr(torch, self._settings.dtype))
+            self._remove_published()
+            self._published = weakref.finalize(self, folder.remove)
+            sent = self._kept = folder.path
         elif self._settings.separate:
             sent = self._kept = list(weights)
         self._repeat(lambda process: process.load(sent))
@@ -183,9 +159,14 @@ class VllmEngine:
     def close(self) -> None:
         """End the engine and its process."""
         self._process.close()
-        self._published = self._kept = None
+        self._remove_published()
+        self._kept = None
 
-    def _repeat(self, work: Callable[[Process], _Result]) -> _Result:
+    def _remove_published(self) -> None:
+        if self._published is not None:
+            self._published()
+
+    def _repeat(self, work: Callable[[VllmProcess], _Result]) -> _Result:
         """Do work; if the engine dies, replace it and repeat the work, with the same seeds."""
         for _ in range(_MAX_RESTARTS):
             try:
@@ -203,7 +184,7 @@ class VllmEngine:
                 f"{self._other_transfer()}"
             ) from error
 
-    def _once(self, work: Callable[[Process], _Result]) -> _Result:
+    def _once(self, work: Callable[[VllmProcess], _Result]) -> _Result:
         self._give_way()
         if self._asleep:
             self._process.wake()
@@ -214,7 +195,7 @@ class VllmEngine:
             self._replaced = False
         return work(self._process)
 
-    def _started(self) -> Process:
+    def _started(self) -> VllmProcess:
         self._give_way()
         return self._start(self._settings)
 
@@ -233,49 +214,20 @@ class VllmEngine:
         self._asleep, self._replaced = False, True
 
 
-class PublishedWeights:
-    """Weights in a file that other processes read; the folder is removed with this object.
+def publish(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> TemporaryFolder:
+    """Return a folder with `model.safetensors`, in shared memory where it has room, for other processes to read.
 
     Args:
         weights: The weights by name, on any device.
         dtype: Number format in the file.
-
-    Attributes:
-        folder: The folder of `model.safetensors`: in shared memory where it has room, or with temporary files.
     """
-
-    def __init__(self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-        tensors = {name: to_host(tensor, dtype) for name, tensor in weights}
-        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-        fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
-        parent = _SHARED_MEMORY if fits else Path(tempfile.gettempdir())
-        remove_abandoned(parent)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        save_file(tensors, self.folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Remove the weights of processes that were killed: nothing else would free the memory that they take.
-
-    Args:
-        parent: The folder that holds the folders of weights.
-    """
-    for folder in parent.glob(f"{_PREFIX}*-*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not _is_alive(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # of another user
-        pass
-    return True
+    tensors = {name: to_host(tensor, dtype) for name, tensor in weights}
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
+    fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
+    folder = TemporaryFolder.new(_SHARED_MEMORY if fits else Path(tempfile.gettempdir()), "brorl-weights-")
+    save_file(tensors, folder.path / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def check_sampling(sampling: SamplingParams) -> None:

@@ -22,10 +22,9 @@ from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.to_device import to_device
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.native.cache import RowCache
-from brorl.rollout.native.decoder import Decoder, OwnCacheDecoder, TreeDecoder
+from brorl.rollout.native.decoder import Decoder, IntArray, OwnCacheDecoder, Rows, TreeDecoder
 from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.rollout.native.forest import Forest
-from brorl.rollout.native.rows import IntArray, Rows
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
