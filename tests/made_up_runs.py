@@ -177,7 +177,7 @@ def make_run(
         stored = random_step(rng, num_groups, num_rollouts)
         records.append(step_record(rng, step, stored))
         if step % store_every == 0:
-            directory.write_rollouts(step, stored.groups, stored.verdicts, stored.texts)
+            directory.write_responses("rollouts", step, stored.groups, stored.verdicts, stored.texts)
             kept[step] = stored
     records[2]["reference_reset"] = "2 steps since the last reset"
     records[3]["held_out_check"] = {
@@ -194,5 +194,5 @@ def make_run(
         prompts = [Prompt(f"held out {i}", f"{HOSTILE[i]}\n{i}", (3, 4), "ref", "held out") for i in range(3)]
         for step in (0, steps):
             answers = held_out_answers(rng, prompts, num_rollouts)
-            directory.write_evaluation(step, answers.groups, answers.verdicts, answers.texts)
+            directory.write_responses("evaluations", step, answers.groups, answers.verdicts, answers.texts)
     return records, kept

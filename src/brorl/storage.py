@@ -56,6 +56,17 @@ def replace_file(target: Path, content: bytes) -> None:
         raise
 
 
+def parquet_bytes(table: Any) -> bytes:
+    """Return the content of a Parquet file with a table of pyarrow."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
 def json_ready(value: Any) -> Any:
     """Return a value that JSON can represent: dataclasses as objects, keys as text, non-finite numbers as null."""
     if is_dataclass(value) and not isinstance(value, type):

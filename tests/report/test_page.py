@@ -389,7 +389,7 @@ def test_evaluations_on_the_page_are_the_first_the_best_and_the_last(tmp_path: P
     prompts = [group.prompt for group in random_step(rng, 3, 2).groups[:2]]
     stored = {step: held_out_answers(rng, prompts, 12) for step in scores}
     for step, answers in stored.items():
-        RunDirectory(run).write_evaluation(step, answers.groups, answers.verdicts, answers.texts)
+        RunDirectory(run).write_responses("evaluations", step, answers.groups, answers.verdicts, answers.texts)
     chosen = choose_evaluations(read_run(run), 1_000_000)
     assert [step.step for step in chosen.steps] == [0, 2, 4]
     for step in chosen.steps:
