@@ -282,7 +282,7 @@ def _sample(
         environment = json.loads((store.path / "env.json").read_text("utf-8"))
         environment.pop("continued_from", None)
         store.add_session({"parts_before": done, **environment})
-    return evaluate_batches(ready.batches, model, store, lambda progress: say(progress.line))
+    return evaluate_batches(ready.batches, model, store, say)
 
 
 def _finish(

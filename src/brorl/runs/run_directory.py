@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt, stored_reference
+from brorl.runs.run_record import read_metrics
 from brorl.runs.stored_rollouts import Folder
 from brorl.storage import parquet_bytes, replace_file, storage_errors
 from brorl.verification.verifier import Verdict
@@ -101,15 +101,7 @@ class RunDirectory:
 
     def read_metrics(self) -> list[Record]:
         """Return all complete lines of the metrics."""
-        if not self.metrics_file.exists():
-            return []
-        records = []
-        for number, line in enumerate(self.metrics_file.read_text("utf-8").split("\n")[:-1], 1):
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise UserError(f"{self.metrics_file} line {number} is not JSON; remove it, then resume") from error
-        return records
+        return read_metrics(self.metrics_file)
 
     def rewind(self, step: int, attempts: int = 0) -> None:
         """Remove metrics and responses of steps after `step`, and unfinished files of a killed process.
