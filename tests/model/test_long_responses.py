@@ -35,6 +35,7 @@ from small_models import (
     ARCHITECTURES,
     assert_same_gradients,
     gradients,
+    mostly_slow,
     random_tree,
     small_model,
 )
@@ -102,7 +103,7 @@ def flattened(
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
 @pytest.mark.parametrize("max_nodes", [6, None])
 def test_blocks_and_tiles_equal_the_flattened_batch(
     architecture: str, max_nodes: int | None, rng: np.random.Generator
