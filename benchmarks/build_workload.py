@@ -245,7 +245,8 @@ def _puzzles(tokenizer: Any, spec: Spec) -> tuple[int, list[dict[str, Any]]]:
     """Return the response limit of a recipe and its first training prompts."""
     from brorl.config.reading import make_config, read_recipe
     from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-    from brorl.prompts.rendering import PromptFormat, render
+    from brorl.prompts.rendering import render
+    from brorl.prompts.settings import PromptFormat
     from brorl.prompts.stream import PromptStream
 
     config = make_config(read_recipe(spec.recipe), {}, spec.recipe)

@@ -14,9 +14,7 @@ import torch
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
@@ -33,15 +31,17 @@ def settings(**changes: object) -> LearnerSettings:
 
 VARIANTS = {
     "ppo": settings(),
-    "cispo": settings(loss=PolicyLossSettings("cispo")),
-    "gspo": settings(loss=PolicyLossSettings("gspo", 3e-4, 4e-4)),
+    "cispo": settings(loss=PolicyLossSettings(kind="cispo")),
+    "gspo": settings(loss=PolicyLossSettings(kind="gspo", clip_low=3e-4, clip_high=4e-4)),
     "ppo, old log-probs recomputed, masked": settings(
-        recompute_old_logprobs=True, importance=ImportanceCorrection("mask")
+        recompute_old_logprobs=True, importance=ImportanceCorrection(correction="mask")
     ),
-    "ppo, KL in the loss": settings(kl=KLPenalty(1e-4)),
-    "ppo, KL in the loss, reference offloaded": settings(kl=KLPenalty(1e-4), offload_reference=True),
+    "ppo, KL in the loss": settings(kl=KLPenalty(coefficient=1e-4)),
+    "ppo, KL in the loss, reference offloaded": settings(kl=KLPenalty(coefficient=1e-4), offload_reference=True),
     "the recipe: recomputed, truncated, KL": settings(
-        recompute_old_logprobs=True, importance=ImportanceCorrection("truncate"), kl=KLPenalty(1e-4)
+        recompute_old_logprobs=True,
+        importance=ImportanceCorrection(correction="truncate"),
+        kl=KLPenalty(coefficient=1e-4),
     ),
 }
 
@@ -66,7 +66,7 @@ def main() -> None:
     for _ in range(1 + repeats):  # the first warms up
         for name, learner in learners.items():
             started = perf_counter()
-            learner.step(groups, advantages, seed=0)
+            learner.learn(groups, lambda _: advantages, seed=0)
             seconds[name].append(perf_counter() - started)
     median = {name: float(np.median(times[1:])) for name, times in seconds.items()}
     for name, value in median.items():

@@ -33,7 +33,8 @@ from brorl.prompts.countdown import (
     countdown_questions,
     split_countdown,
 )
-from brorl.prompts.rendering import PromptFormat, render
+from brorl.prompts.rendering import render
+from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.countdown import CountdownVerifier

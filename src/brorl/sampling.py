@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from brorl.section import Section
 
 
 @dataclass(frozen=True)
@@ -40,3 +45,30 @@ class SamplingParams:
                 f"min_new_tokens must be at least 0 and below max_new_tokens = {self.max_new_tokens}, not "
                 f"{self.min_new_tokens}: otherwise no response could end with a stop token"
             )
+
+
+class SamplingSettings(Section):
+    """How rollouts are sampled."""
+
+    temperature: float = Field(1.0, gt=0, description="sampling temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; below 1 the gradient is biased")
+    top_k: int = Field(
+        0, ge=0, description="sample from the k most likely tokens, 0 for all; above 0 the gradient is biased"
+    )
+    max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
+    min_new_tokens: int = Field(0, ge=0, description="minimum length of a response, in tokens")
+    end_token: str | None = Field(None, description="token that ends a response, if the tokenizer does not define one")
+
+    @model_validator(mode="after")
+    def _responses_can_end(self) -> Self:
+        if self.min_new_tokens >= self.max_new_tokens:
+            raise ValueError(
+                f"sampling.min_new_tokens = {self.min_new_tokens} must be below sampling.max_new_tokens = "
+                f"{self.max_new_tokens}, or every response is cut off; lower it"
+            )
+        return self
+
+    @property
+    def params(self) -> SamplingParams:
+        """How the rollouts of training are drawn."""
+        return SamplingParams(**self.model_dump(exclude={"end_token"}))

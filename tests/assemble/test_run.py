@@ -14,13 +14,13 @@ from transformers import AutoTokenizer
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
 from brorl.algorithms.groups import Group
+from brorl.algorithms.settings import PolicyLossSettings
 from brorl.api.data_result import describe_data
 from brorl.assemble.data import build_questions, check_split
 from brorl.assemble.inputs import input_lines, prepare
-from brorl.assemble.learner import build_forward, build_model
+from brorl.assemble.learner import build_forward, build_learner_settings, build_model
 from brorl.assemble.objective import build_advantages
 from brorl.assemble.run import build_run
-from brorl.assemble.settings import build_learner_settings, build_policy_loss
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -157,13 +157,10 @@ def test_learning_rate_follows_the_square_root_rule_only_if_a_reference_is_given
 def test_learner_gets_every_setting(tiny: Path) -> None:
     given = {
         "optimizer.mini_batches": 3,
-        "loss.clip_low": 0.11,
-        "loss.clip_high": 0.33,
         "loss.dual_clip": 2.5,
-        "loss.entropy_coefficient": 0.01,
-        "loss.mask_truncated": True,
         "sampling.temperature": 0.7,
         "sampling.min_new_tokens": 2,
+        "sampling.max_new_tokens": 9,
         "optimizer.betas": [0.8, 0.85],
         "optimizer.weight_decay": 0.01,
         "optimizer.max_grad_norm": 0.5,
@@ -173,12 +170,7 @@ def test_learner_gets_every_setting(tiny: Path) -> None:
     }
     settings = build_learner_settings(config(tiny, **given), (0,), TreeForward())
     assert settings.mini_batches == 3
-    assert (settings.loss.clip_low, settings.loss.clip_high) == (0.11, 0.33)
-    assert (settings.loss.dual_clip, settings.loss.entropy_coefficient, settings.loss.mask_truncated) == (
-        2.5,
-        0.01,
-        True,
-    )
+    assert (settings.loss, settings.max_new_tokens) == (PolicyLossSettings(dual_clip=2.5), 9)
     assert settings.next_token == NextToken(0.7, 2, (0,))
     assert settings.betas == (0.8, 0.85)
     assert (settings.weight_decay, settings.max_grad_norm, settings.warmup_updates) == (0.01, 0.5, 6)
@@ -190,20 +182,6 @@ def test_learner_gets_every_setting(tiny: Path) -> None:
     low = build_learner_settings(config(tiny, dtype="bfloat16"), (0,), TreeForward())
     assert low.autocast
     assert low.recompute_old_logprobs
-
-
-@pytest.mark.parametrize(("kind", "low", "high"), [("ppo", 0.2, 0.28), ("cispo", 1.0, 4.0), ("gspo", 3e-4, 4e-4)])
-def test_each_loss_has_bounds_of_its_own_that_settings_replace(kind: str, low: float, high: float, tiny: Path) -> None:
-    """DAPO's for ppo; no lower bound and a weight of at most 5 for cispo; those of its authors for gspo."""
-    own = build_policy_loss(config(tiny, **{"loss.kind": kind}))
-    assert (own.kind, own.clip_low, own.clip_high) == (kind, low, high)
-    set_by_hand = build_policy_loss(config(tiny, **{"loss.kind": kind, "loss.clip_low": 0.01, "loss.clip_high": 0.5}))
-    assert (set_by_hand.clip_low, set_by_hand.clip_high) == (0.01, 0.5)
-
-
-def test_losses_that_contradict_themselves_are_refused_before_the_model_is_loaded(tiny: Path) -> None:
-    with pytest.raises(UserError, match=r"dual_clip must be a finite number above 1 \+ clip_high = 1.28, got 1.1"):
-        prepare(config(tiny, **{"loss.dual_clip": 1.1}), str(tiny))
 
 
 def test_the_attention_is_that_of_the_settings_and_flex_needs_a_gpu_before_the_data_is_read(tiny: Path) -> None:

@@ -54,6 +54,12 @@ def test_quickstart_is_built_in_and_samples_512_rollouts() -> None:
     assert (config.model, config.rollouts_per_prompt) == ("quickstart", 512)
 
 
+def test_independent_rollouts_are_no_setting() -> None:
+    assert make_config({"sampling": {"scheme": "iid"}}, {}, "test") == make_config({}, {}, "test")
+    with pytest.raises(UserError, match=r"sampling\.scheme"):
+        make_config({"sampling.scheme": "systematic"}, {}, "test")
+
+
 def test_dumped_config_reads_back_the_same() -> None:
     overrides = {
         "optimizer.learning_rate": 1e-6,
@@ -169,17 +175,6 @@ def test_settings_that_may_change_on_resume() -> None:
     assert {*others} >= {*CHANGEABLE_ON_RESUME}
     assert first_change(before, make_config({}, others, "test")) is None
     assert first_change({}, make_config({}, {"seed": 4}, "test")) is None  # begun by a version that kept none
-
-
-def test_null_settings_of_sources_that_an_earlier_version_did_not_have_are_no_change() -> None:
-    config = make_config({}, {"data.sources": {"path": "a.jsonl"}}, "test")
-    before = json.loads(json.dumps(fixed_settings(config)))
-    with_nulls = before | {"data.sources": [{**before["data.sources"][0], "subset": None, "id_column": None}]}
-    assert first_change(with_nulls, config) is None
-    assert "layout" not in before["data.sources"][0]
-    change = first_change(before, make_config({}, {"data.sources": {"path": "a.jsonl", "layout": "math"}}, "test"))
-    assert change is not None
-    assert change.name == "data.sources"
 
 
 def test_file_beats_defaults_and_command_line_beats_file(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import rank_model_cases
-from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.lora import add_adapter
+from brorl.model.settings import LoraSettings
 from brorl.training.ranks import ALONE
 from rank_model_cases import Loading
 from rank_processes import RankProcesses
@@ -28,7 +29,7 @@ MODELS = {
     "gemma3_text": {"head_dim": 8},  # its embedding has a buffer, and there are two rotations
     "mamba": {"state_size": 4},
 }
-LORA = LoraSettings(2)  # rank 2: a rank of 3 has no rows of an adapter
+LORA = LoraSettings(rank=2)  # rank 2: a rank of 3 has no rows of an adapter
 
 
 @pytest.fixture(scope="module")

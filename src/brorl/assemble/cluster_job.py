@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig
 from brorl.errors import UserError
 from brorl.planning.cluster.capacity import Job
 from brorl.planning.cluster.gpus import Gpu
@@ -22,6 +21,7 @@ from brorl.planning.cluster.response_lengths import ResponseLengths
 from brorl.planning.cluster.sharded_learner import LearnerSettings
 from brorl.planning.cluster.step_work import StepWork, distinct_fraction
 from brorl.planning.cluster.unit_costs import Engine, Origin, UnitCosts
+from brorl.prompts.settings import CountdownSource, FileSource
 
 _DOMAINS = ("code", "countdown", "gym", "ifeval", "math", "science")
 _PROMPT_TOKENS = 512.0
@@ -175,9 +175,9 @@ def _domain_fractions(config: TrainConfig) -> dict[str, float]:
     """Return the weights of the training prompts by domain."""
     fractions: dict[str, float] = {}
     for source in config.data.sources:
-        if isinstance(source, CountdownConfig):
+        if isinstance(source, CountdownSource):
             domain = "countdown"
-        elif isinstance(source, FileConfig):
+        elif isinstance(source, FileSource):
             domain = source.label if source.label in _DOMAINS else source.domain
         else:
             domain = "gym"

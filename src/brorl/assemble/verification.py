@@ -34,11 +34,6 @@ def build_workers(config: TrainConfig) -> Workers:
 def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Workers) -> dict[str, Verifier]:
     """Make the verifier of each domain of the data; a user's function replaces a built-in verifier.
 
-    Args:
-        config: The run's settings.
-        domains: The domains of the data.
-        workers: Processes for the verifiers that need them.
-
     Raises:
         UserError: If a domain has no verifier, a function cannot be loaded, or a setting names another domain.
     """
@@ -67,10 +62,6 @@ def untrusted_domains(config: TrainConfig, domains: Iterable[str]) -> list[str]:
 def sandbox_lines(config: TrainConfig, domains: Iterable[str]) -> list[str]:
     """Return a line with the level of the sandbox in force, if a domain runs the code of responses.
 
-    Args:
-        config: The run's settings.
-        domains: The domains of the data.
-
     Raises:
         UserError: If the level does not hold on this machine.
     """
@@ -88,10 +79,6 @@ def sandbox_lines(config: TrainConfig, domains: Iterable[str]) -> list[str]:
 
 def check_answers(config: TrainConfig, domains: Iterable[str]) -> None:
     """Reject rarity weights by answer for domains whose verifier gives no canonical answers.
-
-    Args:
-        config: The run's settings.
-        domains: The domains of the training questions.
 
     Raises:
         UserError: On the first such domain.

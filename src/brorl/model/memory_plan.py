@@ -42,8 +42,9 @@ from brorl.errors import UserError
 from brorl.model.forward import ForwardChoice
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import default_max_nodes
-from brorl.model.lora import LoraSettings, num_adapter_weights
+from brorl.model.lora import num_adapter_weights
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS, embeds_last
+from brorl.model.settings import LoraSettings
 from brorl.model.tiled_attention import SCORES_PER_TILE
 from brorl.model.tree_attention import HooksError
 from brorl.model.tree_batch import MAX_CHAIN_SCORES, AttentionChoice

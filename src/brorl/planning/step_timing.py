@@ -187,8 +187,7 @@ class StepTimer:
         updates = self._parts.learner_settings.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
         with clock("training"):
-            batch = self.learner.apply_kl_penalty(repeated)
-            update = self.learner.step(batch, self._parts.estimate_advantages(batch), seed=0)
+            metrics = self.learner.learn(repeated, self._parts.estimate_advantages, seed=0)
         if self._parts.store_every:
             with clock("storing"):
                 texts = [self._parts.grader.texts(g.tree) for g in groups]
@@ -200,8 +199,8 @@ class StepTimer:
             unique_tokens=sum(g.tree.num_unique_tokens for g in groups),
             sampled_tokens=sum(g.tree.num_sampled_tokens for g in groups),
             responses=sum(g.tree.num_responses for g in groups),
-            trained_groups=len(batch),
-            trained_nodes=update.trained_nodes,
+            trained_groups=len(repeated),
+            trained_nodes=metrics.trained_nodes,
             updates=updates,
         )
         seconds = clock.seconds()

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping, shaped_rewards
+from brorl.algorithms.rewards import shaped_rewards
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verification.response_format import ResponseFormat
+from brorl.verification.response_format import has_format
 from brorl.verification.verifier import TRUNCATED, Verdict, Verifier
 
 
@@ -29,14 +30,14 @@ class Grader:
         verifiers: Verifier of each domain.
         decode: Token ids of a response to its text.
         shaping: From verdicts to rewards.
-        response_format: The format that `shaping.format_reward` pays for; None without such a reward.
+        max_new_tokens: Length limit of a response, for rewards that depend on the length.
         by_answer: Puts correct responses with the same canonical answer into one class.
     """
 
     verifiers: Mapping[str, Verifier]
     decode: Callable[[Sequence[int]], str]
     shaping: RewardShaping
-    response_format: ResponseFormat | None = None
+    max_new_tokens: int | None = None
     by_answer: bool = False
 
     def verdicts(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[list[Verdict]]:
@@ -83,7 +84,7 @@ class Grader:
 
     def _rewarded(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group:
         correct_L = np.array([v.correct for v in verdicts])
-        form = self.response_format
+        pattern = self.shaping.format_pattern
         reward_L = shaped_rewards(
             correct_L=correct_L,
             score_L=np.array([v.score for v in verdicts]),
@@ -92,7 +93,8 @@ class Grader:
             domain=prompt.domain,
             step=step,
             shaping=self.shaping,
-            formatted_L=None if form is None else np.array([form.matches(text) for text in self.texts(tree)]),
+            formatted_L=None if pattern is None else np.array([has_format(text, pattern) for text in self.texts(tree)]),
+            max_new_tokens=self.max_new_tokens,
         )
         return Group(prompt, tree, correct_L, reward_L, class_L=_answer_classes(verdicts) if self.by_answer else None)
 

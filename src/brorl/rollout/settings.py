@@ -1,52 +1,15 @@
-"""Settings of the update and of the machine: optimizer, adapters, memory and threads."""
+"""Settings of the engine that samples, and of the memory and the threads of a run."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from brorl.config.section import Names, Section
-
-DecayRate = Annotated[float, Field(ge=0, lt=1)]
+from brorl.section import Section
 
 
-class OptimizerConfig(Section):
-    """AdamW and the mini-batches of a step."""
-
-    learning_rate: float = Field(
-        2e-6, gt=0, description="learning rate; scaled with the batch if reference_batch is set"
-    )
-    reference_batch: int | None = Field(
-        None, ge=1, description="rollouts per step at which learning_rate was tuned; the rate used is "
-        "learning_rate * sqrt(rollouts per step / reference_batch); null uses learning_rate as it is",
-    )  # fmt: skip
-    mini_batches: int = Field(4, ge=1, description="mini-batches per step, one update each")
-    betas: Annotated[tuple[DecayRate, DecayRate], Field(strict=False)] = Field(
-        (0.9, 0.95), description="AdamW's decay rates"
-    )
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
-    max_grad_norm: float = Field(1.0, gt=0, description="clip the gradient to this norm")
-    warmup_updates: int = Field(0, ge=0, description="updates of linear learning-rate warmup")
-    max_responses_per_outcome: int = Field(
-        0, ge=0, description="train on at most this many correct and this many incorrect distinct responses per group, "
-        "weighted to stay unbiased; 0 for all",
-    )  # fmt: skip
-    old_logprobs: Literal["engine", "recompute"] = Field(
-        "engine", description="old-policy log-probs: from sampling | from a forward pass of the learner"
-    )
-    from_checkpoint: bool = Field(False, description="start with the optimizer state of the checkpoint in `model`")
-
-
-class LoraConfig(Section):
-    """Train low-rank adapters instead of all weights (needs the extra `peft`)."""
-
-    rank: int = Field(0, ge=0, description="rank of the adapters; 0 trains all weights instead")
-    alpha: float = Field(32.0, gt=0, description="the adapters are scaled by alpha / rank")
-    target_modules: Names = Field(("all-linear",), min_length=1, description="names of the layers that get an adapter")
-
-
-class VllmConfig(Section):
+class VllmEngineSettings(Section):
     """The vLLM engine (needs the extra `vllm`); no effect with engine.kind = native."""
 
     max_rows: int = Field(
@@ -87,7 +50,7 @@ class VllmConfig(Section):
         return self
 
 
-class EngineConfig(Section):
+class EngineSettings(Section):
     """Engine, memory, threads and clock; only `kind` has an effect on results, unless seconds end a run."""
 
     kind: Literal["native", "vllm"] = Field(
@@ -122,4 +85,4 @@ class EngineConfig(Section):
         "wall", description="clock of all seconds: wall time | CPU time of this process, which other programs do not "
         "lengthen; for a model on the CPU with one thread, without verifiers in worker processes",
     )  # fmt: skip
-    vllm: VllmConfig = VllmConfig()
+    vllm: VllmEngineSettings = VllmEngineSettings()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from brorl.config.section import Section
+from brorl.section import Section
+
+Kind: TypeAlias = Literal["rollout", "learner", "verifier"]
 
 
-class ClusterConfig(Section):
+class ClusterSettings(Section):
     """Rollout workers, verifier workers and learner ranks on one machine or many (needs the extra `ray`)."""
 
     nodes: int = Field(
@@ -70,35 +72,89 @@ class ClusterConfig(Section):
         """Whether there is a cluster."""
         return self.nodes > 0
 
+    @property
+    def colocated(self) -> bool:
+        """Whether rollout worker i and learner rank i use the same GPUs."""
+        return self.placement == "colocated"
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether sampling, verification and learning wait for each other, and use the same CPUs."""
+        return self.mode == "sync"
+
+    @property
+    def needed_cpus(self) -> int:
+        """CPUs of all processes that work at the same time."""
+        numbers = (self.rollout_workers, self.learner_ranks, self.verifier_workers)
+        return self.cpus_per_worker * (max(numbers) if self.in_turn else sum(numbers))
+
+    @property
+    def needed_gpus(self) -> int:
+        """GPUs of all processes; colocated ones share theirs."""
+        sampling = self.rollout_workers * self.gpus_per_rollout_worker
+        learning = self.learner_ranks * self.gpus_per_learner_rank
+        return max(sampling, learning) if self.colocated else sampling + learning
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether a rollout worker and a learner rank use the same GPU, in turn."""
+        return self.colocated and self.gpus_per_rollout_worker > 0 and self.gpus_per_learner_rank > 0
+
+    def bundles(self, kind: Kind) -> list[dict[str, float]]:
+        """Return the CPUs and GPUs to reserve for each process of a kind; none for those in the place of another."""
+        others = 0 if self.in_turn else self.cpus_per_worker
+        match kind:
+            case "rollout" if self.colocated:
+                number, gpus = max(self.rollout_workers, self.learner_ranks), int(self.needed_gpus > 0)
+                return _bundles(number, self.cpus_per_worker, gpus)
+            case "rollout":
+                return _bundles(self.rollout_workers, self.cpus_per_worker, self.gpus_per_rollout_worker)
+            case "learner" if self.colocated:
+                return []
+            case "learner":
+                return _bundles(self.learner_ranks, others, self.gpus_per_learner_rank)
+            case "verifier":
+                return _bundles(self.verifier_workers, others, 0)
+
+    def request(self, kind: Kind) -> dict[str, float]:
+        """Return the CPUs and GPUs that each process of a kind takes of its place, as the options of an actor."""
+        own_cpus = kind == "rollout" or not self.in_turn
+        gpus: float = {"rollout": self.gpus_per_rollout_worker, "learner": self.gpus_per_learner_rank}.get(kind, 0)
+        if self.shares_gpus:
+            gpus = gpus / 2
+        return {"num_cpus": self.cpus_per_worker if own_cpus else 0, "num_gpus": gpus}
+
+    def without_learner(self) -> ClusterSettings:
+        """Return the settings of an evaluation."""
+        return self.model_copy(update={"learner_ranks": 0, "gpus_per_learner_rank": 0})
+
     @model_validator(mode="after")
-    def _segments_need_async(self) -> Self:
+    def _fit_together(self) -> Self:
         if self.segment_tokens is not None and self.mode != "async":
             raise ValueError(
                 f"cluster.segment_tokens = {self.segment_tokens} has no effect with cluster.mode = {self.mode}; remove "
                 "it, or set cluster.mode: async"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _async_needs_a_cluster(self) -> Self:
         if self.mode == "async" and not self.enabled:
             raise ValueError(
                 "cluster.mode = async needs workers that sample while the learner learns, but cluster.nodes = 0; set "
                 "cluster.nodes, for example 1, or, in a new run, cluster.mode: sync"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _colocated_fractions(self) -> Self:
-        if self.placement == "colocated" and self.gpus_per_rollout_worker > 1:
+        if self.colocated and self.gpus_per_rollout_worker > 1:
             raise ValueError(
                 "cluster.placement = colocated puts a rollout worker on the GPU of a learner rank, and "
                 f"cluster.gpus_per_rollout_worker = {self.gpus_per_rollout_worker}; set it to 1, or cluster.placement: "
                 "apart"
             )
-        if self.placement == "colocated" and self.mode == "async":
+        if self.colocated and self.mode == "async":
             raise ValueError(
                 "cluster.placement = colocated samples and learns in turn, and cluster.mode = async at the same time; "
                 "set cluster.placement: apart, or cluster.mode: sync"
             )
         return self
+
+
+def _bundles(number: int, cpus: float, gpus: float) -> list[dict[str, float]]:
+    """Return equal bundles; none if there is nothing to reserve."""
+    bundle = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+    return [bundle] * number if bundle else []

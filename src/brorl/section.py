@@ -1,4 +1,4 @@
-"""The base of every group of settings, and the types that several groups use."""
+"""The base of every group of settings; a room declares its groups in its module `settings`."""
 
 from __future__ import annotations
 
