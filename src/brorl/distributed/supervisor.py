@@ -51,15 +51,6 @@ class WorkerPoolConfig:
     max_restarts: int
     start_timeout_s: float = 1800.0
 
-    def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ValueError(f"the number of {self.kind}s must be 1 or more, got {self.number}")
-        if not min(self.timeout_s, self.start_timeout_s) > 0:
-            raise ValueError(
-                f"the timeouts of a {self.kind} must be above 0 seconds, got {self.timeout_s} and "
-                f"{self.start_timeout_s} for its start"
-            )
-
 
 @dataclass(frozen=True)
 class WorkerCall:

@@ -48,7 +48,6 @@ class VerifierWorkers:
         say: Receives a line for each lost worker.
 
     Raises:
-        ValueError: If a batch has no responses.
         Exception: The error of `build`.
         WorkersLostError: If too many workers are lost during the start.
     """
@@ -60,8 +59,6 @@ class VerifierWorkers:
         batch_size: int = 64,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
         self._batch_size = batch_size
         self._supervisor = Supervisor(partial(VerifierWorker, build), pool_config, say)
 

@@ -111,14 +111,9 @@ class PooledEngine:
         pool: The workers.
         prompts_per_task: Prompts that a worker samples together, 1 or more.
         observe: Receives a `Decoding` whenever tasks are done, and several times a second in between.
-
-    Raises:
-        ValueError: If a task has no prompts.
     """
 
     def __init__(self, pool: SamplingPool, prompts_per_task: int = 1, observe: Observe = unobserved) -> None:
-        if prompts_per_task < 1:
-            raise ValueError(f"prompts_per_task must be 1 or more, got {prompts_per_task}")
         self.version = 0
         self._pool = pool
         self._prompts_per_task = prompts_per_task
