@@ -179,7 +179,8 @@ class _Growth:
         ]
 
     def trees(self) -> list[RolloutTree]:
-        return self._forest.trees() if self._shares_prefixes else [_merged(t) for t in self._forest.trees()]
+        trees = self._forest.trees()
+        return trees if self._shares_prefixes else [RolloutTree.merge([tree]) for tree in trees]
 
     def decode(self, rows: Rows) -> list[Rows]:
         """Decode rows to their ends; return the rows that must wait for memory."""
@@ -248,14 +249,3 @@ class _Growth:
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.float64]) -> Tensor:
         return to_device(array, self._device)
-
-
-def _merged(tree: RolloutTree) -> RolloutTree:
-    """Merge a tree whose rollouts were decoded as separate branches."""
-    paths = [tree.path(int(leaf)) for leaf in tree.leaf]
-    return RolloutTree.from_responses(
-        tree.prompt_ids,
-        [tree.token[path].tolist() for path in paths],
-        [tree.logprob[path].tolist() for path in paths],
-        tree.finished.tolist(),
-    )
