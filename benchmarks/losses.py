@@ -7,10 +7,11 @@ The shipped model, 16 prompts of random tokens x 512 rollouts, 4 mini-batches, o
 
 import argparse
 from copy import deepcopy
-from time import perf_counter
+from functools import partial
 
 import numpy as np
 import torch
+from harness import table, timed
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
 from brorl.algorithms.groups import Group
@@ -65,12 +66,10 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in learners}
     for _ in range(1 + repeats):  # the first warms up
         for name, learner in learners.items():
-            started = perf_counter()
-            learner.learn(groups, lambda _: advantages, seed=0)
-            seconds[name].append(perf_counter() - started)
+            seconds[name].append(timed(partial(learner.learn, groups, lambda _: advantages, seed=0)).seconds)
     median = {name: float(np.median(times[1:])) for name, times in seconds.items()}
-    for name, value in median.items():
-        print(f"| {name} | {value:.3f} | {value / median['ppo']:.2f} |")
+    rows = ((name, f"{value:.3f}", f"{value / median['ppo']:.2f}") for name, value in median.items())
+    print(table(("", "seconds", "times PPO"), rows))
 
 
 if __name__ == "__main__":

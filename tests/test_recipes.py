@@ -13,9 +13,9 @@ from brorl.assemble.learner import build_learner_settings
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.model.forward import TreeForward
-from brorl.planning.cluster.capacity import capacities, capacity
-from brorl.planning.cluster.gpus import GPUS, Cluster
-from brorl.planning.cluster.model_shape import PUBLISHED
+from brorl.model.model_shape import PUBLISHED
+from brorl.planning.cluster.cluster_plan import fastest_split, ways_that_fit
+from brorl.planning.cluster.hardware import GPUS
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.settings import FileSource
 from brorl.prompts.templates import TEMPLATES
@@ -104,12 +104,12 @@ def test_a_plan_of_a_recipe_has_its_placement(name: str, gpus: int) -> None:
     recipe = config(name)
     gpu = GPUS["H100"]
     job = build_job(recipe, gpu, Given(), PUBLISHED[recipe.model])
-    found = capacity(job, Cluster(gpus, gpu), recipe.cluster.placement, recipe.cluster.mode)
+    found = fastest_split(job, gpus, recipe.cluster.placement, recipe.cluster.mode)
     assert found is not None
     assert (found.num_workers, found.learner.ranks) == (recipe.cluster.rollout_workers, recipe.cluster.learner_ranks)
     assert found.worker.gpus == recipe.cluster.gpus_per_rollout_worker
     assert recipe.engine.memory_gib * 2**30 <= found.worker.free_bytes
-    seconds = [c.seconds for c in capacities(job, Cluster(gpus, gpu))]
+    seconds = [c.seconds for c in ways_that_fit(job, gpus)]
     assert found.seconds <= 1.1 * min(seconds)
 
 

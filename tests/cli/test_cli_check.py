@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from brorl.assemble.run import build_pilot_parts
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_forecast
-from brorl.planning.step_cost import Work, mean_rounds
+from brorl.planning.step_cost import StepTiming, mean_rounds
 from brorl.planning.step_timing import StepTimer
 from run_support import SMALL, command, save_tiny_model
 
@@ -125,10 +126,10 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     cost = {phase: float(rng.uniform(0.5, 2)) for phase in per_unit}
     finish = StepTimer.finish
 
-    def timed(self: StepTimer, *arguments: object) -> tuple[Work, dict[str, float]]:
-        work, _ = finish(self, *arguments)  # type: ignore[arg-type]
-        seconds = {phase: cost[phase] * getattr(work, unit) for phase, unit in per_unit.items()}
-        return work, {**seconds, "verification": 1e-9, "diagnostics": 1e-9}
+    def timed(self: StepTimer, *arguments: object) -> StepTiming:
+        timing = finish(self, *arguments)  # type: ignore[arg-type]
+        seconds = {phase: cost[phase] * getattr(timing.work, unit) for phase, unit in per_unit.items()}
+        return replace(timing, seconds={**seconds, "verification": 1e-9, "diagnostics": 1e-9})
 
     monkeypatch.setattr(StepTimer, "finish", timed)
     config = config_of("--rollouts_per_prompt=64", "--prompts_per_step=8", "--dynamic_sampling.enabled=false")

@@ -11,17 +11,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import brorl.planning.pilot_gradients as gradients_module
+import brorl.planning.gradient_noise as gradients_module
 import brorl.planning.step_timing as timing_module
 from brorl.algorithms import advantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
 from brorl.model.next_token import NextToken
 from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
-from brorl.planning.gradient_noise import NoiseMoments, noise_moments
+from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
 from brorl.planning.pilot import PilotParts, sample
 from brorl.planning.pilot_counts import PilotCounts
-from brorl.planning.pilot_gradients import gradient_products, prompt_gradient
 from brorl.planning.step_cost import mean_rounds
 from brorl.planning.step_timing import NoMixedGroupError, measure, timing_sizes
 from brorl.planning.tree_growth import tree_growth

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from brorl.activity import Round
@@ -26,6 +26,21 @@ from brorl.training.source import Batch, GradedPrompt, GroupSource, SourceState
 from brorl.tree import RolloutTree
 
 _ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this
+
+
+def prompts_of_round(
+    prompts_per_step: int, missing: ArrayLike, kept: ArrayLike, sampled: ArrayLike
+) -> NDArray[np.int64] | np.int64:
+    """Return the prompts that should fill a step at the kept fraction so far, at most `prompts_per_step`.
+
+    Args:
+        prompts_per_step: Groups that a step trains on.
+        missing: Groups that the step still needs.
+        kept: Groups that earlier rounds of the step kept.
+        sampled: Groups that they sampled.
+    """
+    fraction = np.add(kept, 1) / np.add(sampled, 1)
+    return np.minimum(prompts_per_step, np.ceil(np.divide(missing, fraction))).astype(np.int64)
 
 
 @dataclass(kw_only=True)
@@ -106,9 +121,10 @@ class Collector(GroupSource):
 
     def _round(self, step: int, batch: Batch, missing: int) -> list[GradedPrompt]:
         """Sample as many prompts as should fill the step, given the fraction of mixed groups so far."""
-        groups = len(batch.sampled_groups)
-        fraction = (batch.num_mixed + 1) / (groups + 1) if self.dynamic_sampling else 1.0
-        prompts = self.stream.take(min(self.prompts_per_step, ceil(missing / fraction)))
+        number = missing
+        if self.dynamic_sampling:
+            number = int(prompts_of_round(self.prompts_per_step, missing, batch.num_mixed, len(batch.sampled_groups)))
+        prompts = self.stream.take(number)
         trees = self._sample(prompts, self.rollouts_per_prompt, step, batch)
         with self.clock("verification"):
             verdicts = self.grader.verdicts(prompts, trees)

@@ -1,13 +1,13 @@
-"""The sizes of a model that decide its costs on a GPU.
+"""The sizes of a model that decide its memory and its costs.
 
 In: a model's config, or numbers. Out: a `ModelShape`: weights, operations per token, bytes of keys and values per
-token. The config's model is made on PyTorch's meta device, which takes no memory and needs no weights.
+token, and of the activations of a pass. The config's model is made on PyTorch's meta device, which takes no memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from brorl.errors import UserError
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 _BF16 = 2
+_TEMPORARY_LAYERS = 3
 _REQUIRED = ("parameters", "layers", "hidden", "kv_heads", "vocabulary")
 _OPTIONAL = ("heads", "head_dim", "active_parameters", "inner")
 EXAMPLE = "parameters=1.78e9,layers=28,hidden=1536,heads=12,kv_heads=2,vocabulary=151936"
@@ -75,6 +76,38 @@ class ModelShape:
         """
         return 4.0 * self.layers * self.heads * self.head_dim
 
+    def activation_bytes(self, trained_bytes: int = 4, computed_bytes: int = 2, head_size: int | None = None) -> int:
+        """Return the bytes of a token's activations in one layer: b * (6 h + 4 m + 7 H D).
+
+        h is the hidden size, m the size inside the MLP, and b the bytes per number, for H heads of D numbers. Where
+        activations have fewer bytes than trained weights the 6 h keep those of the weights, and 2 h are added: norms
+        are computed in float32 and cast.
+
+        Args:
+            trained_bytes: Bytes per number of the trained weights.
+            computed_bytes: Bytes per number of the activations.
+            head_size: Numbers per head, 4 for each of a key and 3 for each of a value; None for 7 D.
+        """
+        residual = 6 * self.hidden * trained_bytes
+        if computed_bytes < trained_bytes:
+            residual += 2 * self.hidden * computed_bytes
+        return residual + (4 * self.inner + self.heads * (head_size or 7 * self.head_dim)) * computed_bytes
+
+    def pass_bytes(self, tokens: int, layer_bytes: int, checkpointing: bool, trained_bytes: int = 4) -> int:
+        """Return the bytes of the activations of a forward and a backward pass, without logits.
+
+        All layers, and 3 more: gradients, intermediate results, and memory that the allocator keeps.
+
+        Args:
+            tokens: Tokens that go through the model together.
+            layer_bytes: Bytes of the activations of one layer.
+            checkpointing: Whether activations are computed again: a layer then keeps h numbers per token.
+            trained_bytes: Bytes per number of the trained weights.
+        """
+        inputs = self.layers * tokens * self.hidden * trained_bytes
+        kept = inputs + layer_bytes if checkpointing else self.layers * layer_bytes
+        return kept + _TEMPORARY_LAYERS * layer_bytes
+
     @classmethod
     def of(cls, config: PreTrainedConfig, source: str) -> ModelShape:
         """Read the sizes of a model from its config, without its weights.
@@ -86,27 +119,37 @@ class ModelShape:
         import torch
         from transformers import AutoModelForCausalLM
 
+        from brorl.model.kv_shape import KVShape, shapes_or_guess
+
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        text: Any = config.get_text_config()
+        shape = cls.of_model(model, source)
+        kv_heads = getattr(config.get_text_config(), "num_key_value_heads", None) or shape.heads
+        layers, _ = shapes_or_guess(model, KVShape(kv_heads, shape.head_dim, shape.head_dim))
+        return replace(shape, kv_size=sum(layer.size for layer in layers))
+
+    @classmethod
+    def of_model(cls, model: Any, source: str) -> ModelShape:
+        """Read the sizes of a model, which may be on the meta device; its keys and values are not counted."""
+        config: Any = model.config.get_text_config()
         total = sum(p.numel() for p in model.parameters())
-        table = model.get_input_embeddings().weight
-        tied = model.get_output_embeddings() is not None and model.get_output_embeddings().weight is table
+        table, output = model.get_input_embeddings(), model.get_output_embeddings()
+        tied = output is not None and output.weight is table.weight
         experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
-        heads = getattr(text, "num_attention_heads", None) or 1
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        widest = max((max(p.shape) for n, p in model.named_parameters() if p.dim() == 2 and ".layers." in n), default=0)
+        heads = getattr(config, "num_attention_heads", None) or 1
         return cls(
             parameters=total,
             matmul_parameters=round(
-                total - (0 if tied else table.numel()) - experts * (1 - _fraction_of_experts(text))
+                total - (0 if tied else table.weight.numel()) - experts * (1 - _fraction_of_experts(config))
             ),
-            layers=text.num_hidden_layers,
-            hidden=text.hidden_size,
-            inner=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            inner=getattr(config, "intermediate_size", None) or widest or 4 * config.hidden_size,
             heads=heads,
-            head_dim=head_dim,
-            kv_size=_kv_size(model, text.num_hidden_layers * 2 * head_dim),
-            vocabulary=text.vocab_size,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            kv_size=0,
+            vocabulary=config.vocab_size,
             source=source,
         )
 
@@ -123,15 +166,13 @@ class ModelShape:
         Raises:
             UserError: If a number is missing, unknown or not positive.
         """
-        unknown = [name for name in numbers if name not in (*_REQUIRED, *_OPTIONAL)]
-        if unknown:
-            raise UserError(f"--model-shape: {unknown[0]!r} is not one of {', '.join((*_REQUIRED, *_OPTIONAL))}")
-        missing = [name for name in _REQUIRED if name not in numbers]
-        if missing:
+        for name, value in numbers.items():
+            if name not in (*_REQUIRED, *_OPTIONAL):
+                raise UserError(f"--model-shape: {name!r} is not one of {', '.join((*_REQUIRED, *_OPTIONAL))}")
+            if not 1 <= value < 1e15:
+                raise UserError(f"--model-shape: {name} must be a number of at least 1, not {value:g}")
+        if missing := [name for name in _REQUIRED if name not in numbers]:
             raise UserError(f"--model-shape lacks {listed(missing)}; an example: --model-shape {EXAMPLE}")
-        wrong = [name for name, value in numbers.items() if not 1 <= value < 1e15]
-        if wrong:
-            raise UserError(f"--model-shape: {wrong[0]} must be a number of at least 1, not {numbers[wrong[0]]:g}")
         layers, hidden = int(numbers["layers"]), int(numbers["hidden"])
         vocabulary, total = int(numbers["vocabulary"]), int(numbers["parameters"])
         head_dim = int(numbers.get("head_dim") or (hidden // numbers["heads"] if "heads" in numbers else 128))
@@ -166,19 +207,3 @@ def _fraction_of_experts(config: Any) -> float:
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     total = next((getattr(config, name) for name in names if getattr(config, name, None)), None)
     return used / total if used and total else 1.0
-
-
-def _kv_size(model: Any, size_of_a_head: int) -> int:
-    """Return the numbers of a token's keys and values in all layers; from the config if the model has no tree path."""
-    import torch
-
-    from brorl.model.kv_shape import kv_shapes
-
-    model.eval()
-    try:
-        return sum(shape.size for shape in kv_shapes(model.to(torch.bfloat16)))
-    except Exception:  # models of the flat path, and routers that read values, which the meta device does not have
-        config = model.config.get_text_config()
-        return size_of_a_head * int(
-            getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None) or 1
-        )

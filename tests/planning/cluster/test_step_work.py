@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from brorl.planning.cluster.response_lengths import ResponseLengths
-from brorl.planning.cluster.step_work import distinct_fraction
+from brorl.planning.cluster.step_work import ResponseLengths, distinct_fraction
 
 
 @pytest.mark.parametrize(

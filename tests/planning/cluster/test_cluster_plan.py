@@ -5,16 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from brorl.planning.cluster.capacity import Job, capacities, capacity, publish_seconds
-from brorl.planning.cluster.cluster_plan import problems, savings
-from brorl.planning.cluster.gpus import GPUS, Cluster
-from brorl.planning.cluster.model_shape import PUBLISHED, ModelShape
-from brorl.planning.cluster.response_lengths import ResponseLengths
-from brorl.planning.cluster.rollout_worker import RolloutWorker, smallest_worker
-from brorl.planning.cluster.scaling import ScalingSettings, last_paying, scale
-from brorl.planning.cluster.sharded_learner import TREE_BYTES, LearnerSettings, ShardedLearner
-from brorl.planning.cluster.step_work import StepWork, distinct_fraction
-from brorl.planning.cluster.unit_costs import CASES, UnitCost, UnitCosts
+from brorl.model.model_shape import PUBLISHED, ModelShape
+from brorl.planning.cluster.cluster_plan import (
+    SimulationSettings,
+    fastest_split,
+    last_paying,
+    problems,
+    publish_seconds,
+    savings,
+    scale,
+    ways_that_fit,
+)
+from brorl.planning.cluster.hardware import CASES, GPUS, UnitCost, UnitCosts
+from brorl.planning.cluster.phases import TREE_BYTES, Job, RolloutWorker, ShardedLearner, smallest_worker
+from brorl.planning.cluster.step_work import ResponseLengths, StepWork, distinct_fraction
 
 QWEN3 = ModelShape(  # Qwen3-0.6B
     parameters=596_049_920, matmul_parameters=596_049_920, layers=28, hidden=1024, inner=3072, heads=16, head_dim=128,
@@ -25,18 +29,16 @@ WORK = StepWork(
     prompts=8, rollouts=64, prompt_tokens=100.0, lengths=ResponseLengths(500.0, 500.0, 0.0), distinct_fraction=0.25,
     response_fraction=0.5, kept_fraction=0.5, mini_batches=4, passes=6, origins={},
 )  # fmt: skip
-LEARNER = LearnerSettings(reference=True, gradient_checkpointing=True)
 
 
 def job(engine: str = "vllm", work: StepWork = WORK, model: ModelShape = QWEN3) -> Job:
     costs = UnitCosts.of(H100, engine, {"math": 1.0})  # type: ignore[arg-type]
-    return Job(model, work, costs, engine, LEARNER)  # type: ignore[arg-type]
+    return Job(model, work, H100, costs, engine, reference=True, gradient_checkpointing=True)  # type: ignore[arg-type]
 
 
 def test_a_decoding_step_that_reads() -> None:
     """100 rows with 100 + 250 tokens of context read weights of 1.19 GB and 4.0 GB of keys and values."""
-    costs = job().costs
-    worker = RolloutWorker(QWEN3, WORK, costs, "vllm")
+    worker = RolloutWorker(job())
     read = 596_049_920 * 2 + 100 * 350 * 114_688
     for case, fraction, launch in (("best", 0.75, 0.0015), ("worst", 0.4, 0.006)):
         expected = launch + read / (3.35e12 * fraction)
@@ -46,38 +48,36 @@ def test_a_decoding_step_that_reads() -> None:
 def test_a_decoding_step_that_computes() -> None:
     """1,000 rows of a few tokens: 2 operations per weight, and 4 per number of the heads and token of context."""
     work = replace(WORK, prompt_tokens=1.0, lengths=ResponseLengths(2.0, 2.0, 0.0))
-    worker = RolloutWorker(QWEN3, work, job().costs, "vllm")
+    worker = RolloutWorker(job(work=work))
     operations = 1000 * (2 * 596_049_920 + 4 * 28 * 16 * 128 * 2)
     assert worker.step_seconds(np.array([1000.0]), "best")[0] == pytest.approx(0.0015 + operations / (989e12 * 0.6))
 
 
 def test_the_tree_shares_rows_and_prompts() -> None:
     """The native engine decodes 16 of 64 rows, and reads a prompt once for them."""
-    native = RolloutWorker(QWEN3, WORK, job("native").costs, "native")
+    native = RolloutWorker(job("native"))
     assert native.rows_per_group == 16
     read = 596_049_920 * 2 + 16 * (250 + 100 / 16) * 114_688
     assert native.step_seconds(np.array([16.0]), "best")[0] == pytest.approx(0.008 + read / (3.35e12 * 0.6))
     alone = replace(WORK, shares_prompts=False)
-    assert RolloutWorker(QWEN3, alone, job().costs, "vllm").group_prefill_seconds("best") == pytest.approx(
-        64 * RolloutWorker(QWEN3, WORK, job().costs, "vllm").group_prefill_seconds("best")
+    assert RolloutWorker(job(work=alone)).prefill_seconds("best") == pytest.approx(
+        64 * RolloutWorker(job()).prefill_seconds("best")
     )
 
 
 def test_sampling_takes_as_many_rounds_as_slots_need() -> None:
-    worker = RolloutWorker(QWEN3, WORK, job().costs, "vllm")
+    worker = RolloutWorker(job())
     row = (250 + 100 / 64) * 114_688 + 12 * 151_936
     assert worker.slots == int((80e9 * 0.9 - 2 * 596_049_920) / row)
     rows = 64 * 10
     step = worker.step_seconds(np.array([min(rows, worker.slots)]), "middle")[0]
     rounds = rows / min(rows, worker.slots)
-    assert worker.seconds(10, "middle") == pytest.approx(
-        rounds * 500 * step + 10 * worker.group_prefill_seconds("middle")
-    )
+    assert worker.seconds(10, "middle") == pytest.approx(rounds * 500 * step + 10 * worker.prefill_seconds("middle"))
 
 
 def test_the_learner_by_hand() -> None:
     """8 x (64 x 500 x 0.25 + 100) tokens, 6 passes, over 8 ranks at 40% of 989 TFLOP/s."""
-    learner = ShardedLearner(QWEN3, WORK, job().costs, LEARNER, 8, 8)
+    learner = ShardedLearner(job(), 8)
     tokens = 8 * (64 * 500 * 0.25 + 100)
     per_token = 2 * 596_049_920 + 4 * 28 * 16 * 128 * (100 + 250)
     assert learner.flops == pytest.approx(6 * tokens * per_token)
@@ -94,8 +94,7 @@ def test_the_learner_by_hand() -> None:
 
 
 def test_phases_add_up_or_overlap() -> None:
-    cluster = Cluster(8, H100)
-    for way in capacities(job(), cluster):
+    for way in ways_that_fit(job(), 8):
         for case in CASES:
             phases = way.cases[case]
             parts = (phases.generation, phases.verification, phases.training)
@@ -106,20 +105,19 @@ def test_phases_add_up_or_overlap() -> None:
         if way.placement == "apart":
             assert way.num_workers * way.worker.gpus + way.learner.ranks <= 8
     verified = 8 / 0.5 * 64 * 0.5 / (61 * 3) / (8 * 12)
-    sync = capacity(job(), cluster, "colocated", "sync")
+    sync = fastest_split(job(), 8, "colocated", "sync")
     assert sync is not None
     assert sync.cases["best"].verification == pytest.approx(verified)
-    assert publish_seconds(job(), cluster, "best") == pytest.approx(0.5 + 2 * 596_049_920 / (450e9 * 0.8))
+    assert publish_seconds(job(), 8, "best") == pytest.approx(0.5 + 2 * 596_049_920 / (450e9 * 0.8))
 
 
 def test_the_split_is_the_fastest_of_all() -> None:
-    cluster = Cluster(8, H100)
-    found = capacity(job(), cluster, "apart", "async")
+    found = fastest_split(job(), 8, "apart", "async")
     assert found is not None
     seconds = []
     for ranks in range(1, 8):
-        learner = ShardedLearner(QWEN3, WORK, job().costs, LEARNER, ranks, 8)
-        worker = smallest_worker(QWEN3, WORK, job().costs, "vllm", 8 - ranks)
+        learner = ShardedLearner(job(), ranks)
+        worker = smallest_worker(job(), 8 - ranks)
         assert worker is not None
         sampling = worker.seconds(16 / (8 - ranks), "middle")
         seconds.append(max(sampling, learner.seconds("middle"), found.cases["middle"].verification))
@@ -135,7 +133,7 @@ def test_the_papers_step_lies_in_the_range() -> None:
         distinct_fraction=distinct_fraction(512, 7680), response_fraction=1.0, kept_fraction=0.62, mini_batches=4,
         passes=6, origins={},
     )  # fmt: skip
-    found = capacity(job("vllm", work, model), Cluster(64, H100), "colocated", "sync")
+    found = fastest_split(job("vllm", work, model), 64, "colocated", "sync")
     assert found is not None
     assert found.cases["best"].generation < 11_226_000 / 107 / 72.4 < found.cases["worst"].generation
     assert found.total("best") < 98.1 * 3600 / 107 < 1.05 * found.total("worst")
@@ -145,20 +143,20 @@ def test_a_model_that_does_not_fit_names_the_fix() -> None:
     large = replace(
         QWEN3, parameters=70_000_000_000, matmul_parameters=69_000_000_000, layers=80, hidden=8192, inner=28_672
     )
-    assert capacities(job(model=large), Cluster(1, H100)) == []
-    lines = list(problems(job(model=large), Cluster(1, H100)))
+    assert ways_that_fit(job(model=large), 1) == []
+    lines = list(problems(job(model=large), 1))
     assert "the learner needs 1,303.9 GiB of state" in lines[0]
     assert "lora.rank" in lines[0]
     assert "a rollout worker of 1 GPU needs 130.4 GiB of weights" in lines[1]
-    worker = smallest_worker(large, WORK, job().costs, "vllm", 8)
+    worker = smallest_worker(job(model=large), 8)
     assert worker is not None
     assert worker.gpus == 2  # tensor parallel: 2 x 80 x 0.9 = 144 GB for 140 GB of weights, and 4 GB of rows
     assert worker.slots == int(4e9 / ((250 + 100 / 64) * 114_688 + 12 * 151_936))
-    assert capacities(job(model=large), Cluster(64, H100))
+    assert ways_that_fit(job(model=large), 64)
 
 
 def test_what_the_tree_saves() -> None:
-    rows = {row.name: row for row in savings(job("native"), Cluster(8, H100))}
+    rows = {row.name: row for row in savings(job("native"), 8)}
     nothing, prompts, planned = rows["nothing"], rows["prompts"], rows["prompts, prefixes (the plan)"]
     assert nothing.native
     assert prompts.native
@@ -183,7 +181,7 @@ def test_ranges_and_origins() -> None:
 
 def test_scaling_of_a_small_job() -> None:
     """Whole groups go to workers, so that 16 sampled groups keep at most 16 workers busy."""
-    rows = scale(job(), H100, ("colocated", "sync"), (1, 2, 4, 32, 64), ScalingSettings(steps=3))
+    rows = scale(job(), ("colocated", "sync"), (1, 2, 4, 32, 64), SimulationSettings(steps=3))
     assert [row.num_gpus for row in rows] == [1, 2, 4, 32, 64]
     assert [row.gain is None for row in rows] == [True, False, False, True, False]
     assert rows[1].gain == pytest.approx(rows[0].result.seconds / rows[1].result.seconds)
@@ -193,5 +191,5 @@ def test_scaling_of_a_small_job() -> None:
     assert rows[-1].gain < 1.5
     assert last_paying(rows) in (1, 2, 4)
     assert last_paying([]) is None
-    again = scale(job(), H100, ("colocated", "sync"), (1, 2, 4, 32, 64), ScalingSettings(steps=3))
+    again = scale(job(), ("colocated", "sync"), (1, 2, 4, 32, 64), SimulationSettings(steps=3))
     assert [row.result for row in rows] == [row.result for row in again]

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from brorl.errors import UserError
-from brorl.planning.cluster.model_shape import PUBLISHED, ModelShape
+from brorl.model.model_shape import PUBLISHED, ModelShape
 
 QWEN3_06B = Qwen3Config(
     vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,

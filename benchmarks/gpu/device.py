@@ -1,29 +1,20 @@
-"""Wall time and peak memory of calls on a device."""
+"""The measured device: its memory, and waiting for its work."""
 
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import median
-from typing import NamedTuple
 
 import torch
-from child import Limits
 
 from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
 
 
 @dataclass(frozen=True)
 class Device:
-    """The measured device.
+    """The measured device."""
 
-    Attributes:
-        name: Its name in PyTorch, such as `cuda` or `cpu`.
-    """
-
-    name: str
+    name: str  # in PyTorch, such as `cuda` or `cpu`
 
     @property
     def is_cpu(self) -> bool:
@@ -70,32 +61,3 @@ class Device:
     def peak_bytes(self) -> int:
         """Return the maximum memory in use since the last reset."""
         return peak_bytes(self.torch) or 0
-
-
-class Turn(NamedTuple):
-    """The wall time and the processor time of one call."""
-
-    seconds: float
-    cpu_seconds: float
-
-
-def timed(call: Callable[[], object], device: Device) -> Turn:
-    """Run a call to its end on the device."""
-    device.synchronize()
-    start, cpu_start = time.perf_counter(), time.process_time()
-    call()
-    device.synchronize()
-    return Turn(time.perf_counter() - start, time.process_time() - cpu_start)
-
-
-def turns(call: Callable[[], object], device: Device, limits: Limits) -> list[Turn]:
-    """Repeat a call within limits; return its counted runs."""
-    done: list[Turn] = []
-    while not limits.reached([turn.seconds for turn in done]):
-        done.append(timed(call, device))
-    return done[limits.warmups([turn.seconds for turn in done]) :]
-
-
-def median_seconds(call: Callable[[], object], device: Device, limits: Limits) -> float:
-    """Return the median seconds of the counted runs of a call."""
-    return median(turn.seconds for turn in turns(call, device, limits))

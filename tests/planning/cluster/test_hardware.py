@@ -3,7 +3,7 @@
 import pytest
 
 from brorl.errors import UserError
-from brorl.planning.cluster.gpus import GPUS, parse_cluster
+from brorl.planning.cluster.hardware import GPUS, parse_cluster
 
 
 @pytest.mark.parametrize(

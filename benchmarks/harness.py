@@ -1,8 +1,8 @@
-"""The parts of a measurement: run one by one, recorded after each, continued by the next call.
+"""The harness of all benchmarks: time, limits of repeats, parts that are recorded and continued, and tables.
 
 In: parts with a name and a function. Out: `result.json` in a folder. A part that raises an error is recorded with its
 traceback and the others still run. A part in which the process ends is recorded as failed. A finished part is not run
-again; a part that failed runs again after all others.
+again; a part that failed runs again after all others. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -13,24 +13,76 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 RESULT = "result.json"
+ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of repeated runs."""
+
+    num_runs: int  # counted runs
+    num_warmups: int  # dropped runs before the counted ones
+    # Seconds for all runs. A run that would exceed it is not started, but one run always counts. A first run of more
+    # than half of it is counted and not a warm-up.
+    cell_s: float
+
+    def warmups(self, seconds: Sequence[float]) -> int:
+        """Return the number of first runs that are warm-ups."""
+        return 0 if seconds and seconds[0] > self.cell_s / 2 else self.num_warmups
+
+    def reached(self, seconds: Sequence[float]) -> bool:
+        """Return whether the seconds of the runs so far rule out another run."""
+        counted = len(seconds) - self.warmups(seconds)
+        if counted < 1:
+            return False
+        return counted >= self.num_runs or sum(seconds) + seconds[-1] > self.cell_s
+
+
+class Turn(NamedTuple):
+    """The wall time and the processor time of one call."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def timed(call: Callable[[], object], synchronize: Callable[[], object] = lambda: None) -> Turn:
+    """Run a call to its end on a device that is waited for by `synchronize`."""
+    synchronize()
+    start, cpu_start = time.perf_counter(), time.process_time()
+    call()
+    synchronize()
+    return Turn(time.perf_counter() - start, time.process_time() - cpu_start)
+
+
+def turns(call: Callable[[], object], limits: Limits, synchronize: Callable[[], object] = lambda: None) -> list[Turn]:
+    """Repeat a call within limits; return its counted runs."""
+    done: list[Turn] = []
+    while not limits.reached([turn.seconds for turn in done]):
+        done.append(timed(call, synchronize))
+    return done[limits.warmups([turn.seconds for turn in done]) :]
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table without the columns that were not measured in any row; "" without rows."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    if not texts:
+        return ""
+    kept = [i for i in range(len(columns)) if any(row[i] != ABSENT for row in texts)]
+    lines = [[row[i] for i in kept] for row in (columns, *texts)]
+    lines.insert(1, ["---"] * len(kept))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One number with an upper bound.
+    """One number with an upper bound."""
 
-    Attributes:
-        name: What was compared.
-        value: The number; NaN fails.
-        bound: Its largest permitted value.
-    """
-
-    name: str
-    value: float
-    bound: float
+    name: str  # what was compared
+    value: float  # NaN fails
+    bound: float  # its largest permitted value
 
     @property
     def passed(self) -> bool:
@@ -40,32 +92,20 @@ class Check:
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of a part.
-
-    Attributes:
-        checks: Numbers with bounds.
-        facts: Other results, by name.
-        skipped: The reason if the part could not be measured here.
-    """
+    """The result of a part."""
 
     checks: Sequence[Check] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
-    skipped: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)  # other results, by name
+    skipped: str | None = None  # the reason if the part could not be measured here
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part.
+    """One part of a measurement."""
 
-    Attributes:
-        name: A unique name.
-        run: Measures it.
-        least_s: Seconds that must be left of the call for it to start.
-    """
-
-    name: str
+    name: str  # unique
     run: Callable[[], Findings]
-    least_s: float = 0.0
+    least_s: float = 0.0  # seconds that must be left of the call for it to start
 
 
 class DeviceLostError(RuntimeError):
@@ -93,13 +133,13 @@ class Record:
         self.options = json.loads(json.dumps(options))
         self.parts: dict[str, dict[str, Any]] = {}
         if self._file.exists():
-            found = json.loads(self._file.read_text(encoding="utf-8"))
-            if found["options"] != self.options:
+            record = json.loads(self._file.read_text(encoding="utf-8"))
+            if record["options"] != self.options:
                 raise OtherOptionsError(
-                    f"{self._file} was measured with {found['options']}, and this call has {self.options}; give "
+                    f"{self._file} was measured with {record['options']}, and this call has {self.options}; give "
                     "another folder"
                 )
-            self.parts = found["parts"]
+            self.parts = record["parts"]
 
     def finished(self, name: str) -> bool:
         """Return whether a part needs no further run."""
@@ -108,9 +148,8 @@ class Record:
     def write(self, name: str, entry: dict[str, Any]) -> None:
         """Add the entry of a part, and replace the file."""
         self.parts[name] = entry
-        text = json.dumps({"options": self.options, "parts": self.parts}, indent=1)
         temporary = self._file.with_suffix(".new")
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(json.dumps({"options": self.options, "parts": self.parts}, indent=1), encoding="utf-8")
         temporary.replace(self._file)
 
     def failed_checks(self) -> list[str]:
@@ -127,17 +166,16 @@ class Record:
         return [name for name, entry in self.parts.items() if entry["state"] == "failed"]
 
 
-def run_parts(parts: Iterable[Part], record: Record, seconds: float, device_lost: Callable[[], bool]) -> list[str]:
-    """Run the parts that are not finished.
+def run_parts(
+    parts: Iterable[Part], record: Record, seconds: float, device_lost: Callable[[], bool] = lambda: False
+) -> list[str]:
+    """Run the parts that are not finished, and return the names of those that were not started.
 
     Args:
         parts: The parts in order.
         record: Where their results go.
         seconds: Seconds from now within which parts may start.
         device_lost: Returns whether the device cannot be used any more; called after an error.
-
-    Returns:
-        The names of the parts that were not started.
 
     Raises:
         DeviceLostError: If the device is lost; the other parts are not started.
@@ -162,15 +200,20 @@ def run_parts(parts: Iterable[Part], record: Record, seconds: float, device_lost
 def _entry(part: Part) -> dict[str, Any]:
     start = time.monotonic()
     try:
-        found = part.run()
+        findings = part.run()
     except Exception:  # the other parts must still run
         return {"state": "failed", "seconds": time.monotonic() - start, "traceback": traceback.format_exc()}
-    entry: dict[str, Any] = {"state": "skipped" if found.skipped else "done", "seconds": time.monotonic() - start}
-    entry["checks"] = [asdict(check) | {"passed": check.passed} for check in found.checks]
-    return entry | {"facts": found.facts, "reason": found.skipped}
+    return {
+        "state": "skipped" if findings.skipped else "done",
+        "seconds": time.monotonic() - start,
+        "checks": [asdict(check) | {"passed": check.passed} for check in findings.checks],
+        "facts": findings.facts,
+        "reason": findings.skipped,
+    }
 
 
 def _line(entry: dict[str, Any]) -> str:
+    """Return what a part found on one line; facts of many values are only in the file."""
     if entry["state"] == "failed":
         return "FAILED\n" + entry["traceback"]
     if entry["state"] == "skipped":
@@ -179,5 +222,5 @@ def _line(entry: dict[str, Any]) -> str:
         f"{'' if c['passed'] else 'NOT WITHIN BOUND: '}{c['name']} {c['value']:.2g} (<= {c['bound']:.2g})"
         for c in entry["checks"]
     ]
-    facts = [json.dumps(entry["facts"])] if entry["facts"] else []
-    return f"{entry['seconds']:.1f} s; " + "; ".join([*checks, *facts])
+    facts = json.dumps(entry["facts"]) if entry["facts"] else ""
+    return f"{entry['seconds']:.1f} s; " + "; ".join([*checks, *([facts] if 0 < len(facts) < 3000 else [])])
