@@ -15,8 +15,8 @@ from brorl.algorithms.groups import Group
 from brorl.assemble.cluster import build_cluster, place_learner, place_pool
 from brorl.assemble.inputs import RunInputs
 from brorl.config.reading import flat_settings, make_config, read_recipe
-from brorl.distributed.cluster import Cluster
-from brorl.distributed.rollout_workers import RolloutWorker
+from brorl.distributed.cluster import RayCluster
+from brorl.distributed.rollout_workers import EngineWorker
 from brorl.distributed.settings import ClusterSettings
 from brorl.distributed.shipped_groups import TreeExchange
 from brorl.errors import UserError
@@ -105,7 +105,7 @@ def test_a_rollout_worker_returns_its_cache_after_a_task_if_it_shares_its_gpu(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
     engine: Any = SimpleNamespace(stop_token_ids=(0,), version=0, sample=lambda *_: events.append("sample"))
-    worker = RolloutWorker(lambda: engine, 1, shares_gpu)
+    worker = EngineWorker(lambda: engine, 1, shares_gpu)
     worker.start()
     worker.sample(SampleTask([[1]], 1, SamplingParams(max_new_tokens=2), 0))
     assert events == (["sample", "empty"] if shares_gpu else ["sample"])
@@ -147,7 +147,7 @@ def test_a_start_of_ray_that_takes_too_long_is_an_error(monkeypatch: pytest.Monk
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr("ray.init", too_slow)
-    cluster = Cluster(ClusterSettings(nodes=1))
+    cluster = RayCluster(ClusterSettings(nodes=1))
     with pytest.raises(UserError, match="Ray does not start: The current node timed out"):
         cluster.connect()
     cluster.close()

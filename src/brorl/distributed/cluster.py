@@ -35,7 +35,7 @@ _PLACING_S = 120.0
 _POLL_S = 0.2
 
 
-class Cluster:
+class RayCluster:
     """The connection to Ray, and the places of the processes.
 
     Args:

@@ -21,7 +21,7 @@ from ray.exceptions import RayError, RayTaskError
 from brorl.activity import Observe
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
-from brorl.distributed.cluster import Cluster
+from brorl.distributed.cluster import RayCluster
 from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank
 from brorl.distributed.shipped_groups import TreeExchange
 from brorl.distributed.weights import RemoteWeights
@@ -51,7 +51,7 @@ class RemoteLearner:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: RayCluster,
         build: BuildLearner,
         shared: Path | None,
         timeout_s: float,

@@ -21,7 +21,7 @@ from brorl.rollout.pool import SampledTask, SampleTask
 from brorl.tree import RolloutTree
 
 
-class RolloutWorker:
+class EngineWorker:
     """The engine of one worker process.
 
     Args:
@@ -82,7 +82,7 @@ class RayRolloutPool:
         say: Callable[[str], None] = lambda _: None,
         shares_gpus: bool = False,
     ) -> None:
-        self._supervisor = Supervisor(partial(RolloutWorker, build, threads, shares_gpus), pool_config, say)
+        self._supervisor = Supervisor(partial(EngineWorker, build, threads, shares_gpus), pool_config, say)
         self.num_workers = pool_config.number
         self.stop_token_ids: tuple[int, ...] = self._supervisor.started[0].receipt
 

@@ -33,7 +33,7 @@ from brorl.activity import Decoding, Observe, unobserved
 from brorl.errors import UserError
 from brorl.model.to_device import to_host
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings
+from brorl.rollout.vllm_process import EngineDiedError, Request, VllmProcess, VllmSettings
 from brorl.rollout.vllm_transfer import Weights
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
@@ -144,11 +144,20 @@ class VllmEngine:
         stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
         requests = [request for requests in requests_P for request in requests]
         answers = iter(self._repeat(lambda process: process.complete(requests, sampling, stop_token_ids)))
-        known = sampling.top_p == 1 and not sampling.top_k
+        known = sampling.top_p == 1 and not sampling.top_k  # the log-probs are those of the whole vocabulary
         trees = []
         for prompt, count, parts in zip(prompts, rollouts_P, requests_P, strict=True):
             completions = [completion for _ in parts for completion in next(answers)]
-            trees.append(tree_of(prompt, completions * count if greedy else completions, known))
+            if greedy:
+                completions *= count
+            trees.append(
+                RolloutTree.from_responses(
+                    prompt,
+                    [completion.token_ids for completion in completions],
+                    [completion.logprobs for completion in completions] if known else None,
+                    [completion.finished for completion in completions],
+                )
+            )
         if self._settings.sleeps:
             self._repeat(lambda process: process.sleep())
             self._asleep = True
@@ -257,19 +266,3 @@ def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest:
         Request(tuple(prompt), min(largest, num_responses - start), base + start)
         for start in range(0, num_responses, largest)
     ]
-
-
-def tree_of(prompt: Sequence[int], completions: Sequence[Completion], known: bool) -> RolloutTree:
-    """Merge the responses of a prompt into their tree.
-
-    Args:
-        prompt: Token ids.
-        completions: N responses.
-        known: Whether their log-probs are those of the whole vocabulary; the tree's are NaN otherwise.
-    """
-    return RolloutTree.from_responses(
-        prompt,
-        [one.token_ids for one in completions],
-        [one.logprobs for one in completions] if known else None,
-        [one.finished for one in completions],
-    )
