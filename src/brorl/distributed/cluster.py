@@ -180,7 +180,7 @@ class RayCluster:
     def _check_resources(self) -> None:
         """Check that the cluster has the CPUs and GPUs of all processes."""
         settings = self.settings
-        found = {name: int(sum(one["Resources"].get(name, 0) for one in _machines())) for name in ("CPU", "GPU")}
+        available = {name: int(sum(node["Resources"].get(name, 0) for node in _machines())) for name in ("CPU", "GPU")}
         numbers, gpus = f"cluster.rollout_workers ({settings.rollout_workers})", "cluster.gpus_per_rollout_worker"
         if settings.learner_ranks:
             numbers += f", cluster.learner_ranks ({settings.learner_ranks})"
@@ -189,9 +189,9 @@ class RayCluster:
             ("CPU", settings.needed_cpus, f"{numbers}, cluster.verifier_workers, cluster.cpus_per_worker"),
             ("GPU", settings.needed_gpus, f"{numbers}, {gpus}"),
         ):
-            if found[name] < needed:
+            if available[name] < needed:
                 raise UserError(
-                    f"the run needs {counted(needed, name)}, and the cluster has {found[name]} on "
+                    f"the run needs {counted(needed, name)}, and the cluster has {available[name]} on "
                     f"{counted(self.num_machines, 'machine')}; lower {lower}, or add machines"
                 )
 
@@ -239,11 +239,11 @@ def _check_versions() -> None:
     here = ray.get_runtime_context().get_node_id()
     read = version_reader()
     asked = {
-        f"machine {one['NodeManagerHostname']} ({one['NodeManagerAddress']})": ray.remote(read)
-        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False))
+        f"machine {node['NodeManagerHostname']} ({node['NodeManagerAddress']})": ray.remote(read)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
         .remote()
-        for one in _machines()
-        if one["NodeID"] != here
+        for node in _machines()
+        if node["NodeID"] != here
     }
     for machine, answer in asked.items():
         versions: dict[str, str] = ray.get(answer)
@@ -252,4 +252,4 @@ def _check_versions() -> None:
 
 
 def _machines() -> list[dict[str, Any]]:
-    return [one for one in ray.nodes() if one["Alive"]]
+    return [node for node in ray.nodes() if node["Alive"]]

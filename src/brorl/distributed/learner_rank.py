@@ -82,9 +82,9 @@ class LearnerRank:
 
     def meeting_point(self) -> tuple[str, int]:
         """Return the address of this machine and a free port."""
-        with socket.socket() as one:
-            one.bind(("", 0))
-            return ray.util.get_node_ip_address(), one.getsockname()[1]
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return ray.util.get_node_ip_address(), listener.getsockname()[1]
 
     def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path | None) -> Built:
         """Make the learner.
@@ -134,13 +134,13 @@ class LearnerRank:
 
     def weights(self) -> tuple[None, Any]:
         """Return nothing and the stored form of the weights, as two objects; every rank takes part in collecting."""
-        found = self._learner.weights()
+        weights = self._learner.weights()
         if self._rank:
-            for _ in found:
+            for _ in weights:
                 pass
             self._give_way()
             return None, None
-        stored = stored_form(found, self._sent_dtype)
+        stored = stored_form(weights, self._sent_dtype)
         self._give_way()
         return None, stored
 

@@ -73,7 +73,7 @@ class RemoteLearner:
         meeting_point = self._ranks[0].meeting_point.remote()
         self._token = _new_token(shared)
         token = Path(self._token.name) if self._token else None
-        self._builds = [one.build.remote(build, size, meeting_point, token) for one in self._ranks]
+        self._builds = [rank.build.remote(build, size, meeting_point, token) for rank in self._ranks]
 
     @cached_property
     def built(self) -> list[Built]:
@@ -83,9 +83,9 @@ class RemoteLearner:
             UserError: If a machine does not have the model or does not see the shared folder.
             LearnerLostError: If a rank dies or stalls.
         """
-        found = self._wait(self._builds)
+        built = self._wait(self._builds)
         self._remove_token()
-        return found
+        return built
 
     def close(self) -> None:
         """End all ranks."""
@@ -163,10 +163,10 @@ class RemoteLearner:
         last_sign = monotonic()
         while len(results) < len(calls):
             pending = [call for call in calls if call not in results]
-            ready, _ = ray.wait([*pending, self._reports], num_returns=1, timeout=_POLL_S)
-            if not ready and monotonic() > last_sign + self.timeout_s:
+            answered, _ = ray.wait([*pending, self._reports], num_returns=1, timeout=_POLL_S)
+            if not answered and monotonic() > last_sign + self.timeout_s:
                 raise LearnerLostError(f"the learner did not answer for {self.timeout_s:g} s")
-            for call in ready:
+            for call in answered:
                 value = self._value(call, pending)
                 if call != self._reports:
                     results[call] = value
@@ -183,7 +183,7 @@ class RemoteLearner:
             return ray.get(call)
         except RayTaskError as error:
             if isinstance(error.cause, RuntimeError):  # of the connection, perhaps
-                self._raise_if_lost([one for one in pending if one != call])
+                self._raise_if_lost([other for other in pending if other != call])
             self.close()  # the other ranks would wait for this one
             raise error.cause from error
         except RayError as error:

@@ -109,7 +109,7 @@ class RayRolloutPool:
             Exception: The exception of the engine, if a task raised one; the other tasks continue.
             WorkersLostError: If too many workers have been lost.
         """
-        return [SampledTask(one.ticket, one.payload, *one.receipt) for one in self._supervisor.finished(timeout_s)]
+        return [SampledTask(call.ticket, call.payload, *call.receipt) for call in self._supervisor.finished(timeout_s)]
 
     def discard(self, tickets: Iterable[int]) -> None:
         """Forget tasks; see `SamplingPool`."""

@@ -251,8 +251,8 @@ class Supervisor:
                 self._check()
                 if monotonic() >= deadline:
                     break
-        done = [one for one in self._fetched if not isinstance(one.receipt, Raised)]
-        self._fetched = [one for one in self._fetched if isinstance(one.receipt, Raised)]
+        done = [call for call in self._fetched if not isinstance(call.receipt, Raised)]
+        self._fetched = [call for call in self._fetched if isinstance(call.receipt, Raised)]
         if self._fetched and not done:
             raise self._fetched.pop(0).receipt.error
         return done
@@ -264,7 +264,7 @@ class Supervisor:
             for ticket in tickets:
                 self._open.pop(ticket, None)
             self._waiting = deque(ticket for ticket in self._waiting if ticket in self._open)
-        self._fetched = [one for one in self._fetched if one.ticket not in tickets]
+        self._fetched = [call for call in self._fetched if call.ticket not in tickets]
 
     def close(self) -> None:
         """Kill all workers."""

@@ -87,22 +87,22 @@ def evaluate_batches(
     Returns:
         The stored counts of every batch, in order.
     """
-    found = [store.read(batch) for batch in batches]
-    left = sum(len(batch.prompts) for batch, stored in zip(batches, found, strict=True) if stored is None)
+    stored = [store.read(batch) for batch in batches]
+    left = sum(len(batch.prompts) for batch, read in zip(batches, stored, strict=True) if read is None)
     started, new = perf_counter(), 0
     for i, batch in enumerate(batches):
-        if found[i] is not None:
+        if stored[i] is not None:
             continue
-        found[i] = stored = model.evaluate(batch, store)
+        stored[i] = new_batch = model.evaluate(batch, store)
         new += len(batch.prompts)
         same_set = [j for j, other in enumerate(batches) if other.data_set == batch.data_set]
-        results = [result for j in same_set if (one := found[j]) for result in one.results]
+        results = [result for j in same_set if (read := stored[j]) for result in read.results]
         fractions = [r.num_correct / r.num_verified for r in results if r.num_verified]
-        tokens_per_second = sum(r.sampled_tokens for r in stored.results) / max(stored.seconds, 1e-9)
+        tokens_per_second = sum(r.sampled_tokens for r in new_batch.results) / max(new_batch.seconds, 1e-9)
         seconds_left = (perf_counter() - started) / new * (left - new)
         say(
             f"{batch.data_set}  {len(results)}/{sum(len(batches[j].prompts) for j in same_set)} prompts  "
             f"pass@1 so far {sum(fractions) / max(len(fractions), 1):.3f}  {tokens_per_second:,.0f} tokens/s  "
             f"ETA {duration(seconds_left)}"
         )
-    return [one for one in found if one is not None]
+    return [batch for batch in stored if batch is not None]

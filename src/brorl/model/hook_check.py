@@ -89,7 +89,7 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
     model.eval()
     try:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
-            found, expected = (_logprobs_and_gradients(model, ModelPass(kind)) for kind in ("flex", "auto"))
+            flex, expected = (_logprobs_and_gradients(model, ModelPass(kind)) for kind in ("flex", "auto"))
     except Exception as error:  # a compiler can raise anything, on many lines
         reason = " ".join([type(error).__name__ + ":", *str(error).splitlines()[:2]])
         raise UserError(
@@ -98,8 +98,8 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
     finally:
         model.train(was_training)
     tolerance = 0.1 if autocast else _tolerance(model)
-    for name, one, other in zip(("log-probs", "gradients", "gradients"), found, expected, strict=True):
-        if not _close(one, other, tolerance, other):
+    for name, got, other in zip(("log-probs", "gradients", "gradients"), flex, expected, strict=True):
+        if not _close(got, other, tolerance, other):
             raise UserError(
                 f"the {name} of {type(model).__name__} change with FlexAttention on this device; set "
                 "engine.attention: auto"
@@ -168,12 +168,12 @@ def _plain_logits(model: PreTrainedModel, trees: Sequence[RolloutTree]) -> Tenso
 def _plain_logprobs(logits_LTV: Tensor, trees: Sequence[RolloutTree]) -> Tensor:
     """Return the log-probs of all nodes, tree after tree, from the logits of the rows."""
     logprob_LTV = iter(logits_LTV.log_softmax(-1))
-    found = []
+    logprobs = []
     for tree in trees:
         node_M = torch.empty(tree.num_unique_tokens, dtype=torch.float64)
         for leaf in tree.leaf.tolist():
             path = tree.path(leaf)
             predicting = len(tree.prompt_ids) - 1 + torch.arange(path.size)
             node_M[path] = next(logprob_LTV)[predicting, torch.from_numpy(tree.token[path])]
-        found.append(node_M)
-    return torch.cat(found)
+        logprobs.append(node_M)
+    return torch.cat(logprobs)

@@ -154,12 +154,12 @@ def _find_in(folder: Path, name: str) -> ModelSource:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / ADAPTER_CONFIG} does not name the adapter's base model ({error!r})") from error
     try:
-        found = find_model(base or "")
+        base_source = find_model(base or "")
     except UserError as error:
         raise UserError(f"the base model of the adapter {name} was not found: {error}") from error
-    if found.adapter is not None:
+    if base_source.adapter is not None:
         raise UserError(f"the base model of the adapter {name} is an adapter too ({base}); merge the base first")
-    return ModelSource(name, found.path, found.local_only, folder)
+    return ModelSource(name, base_source.path, base_source.local_only, folder)
 
 
 def _check_raw(name: str, raw: Mapping[str, Any]) -> None:

@@ -259,7 +259,7 @@ def _on_device_of(weights: Sequence[tuple[str, Tensor]]) -> AbstractContextManag
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((_THIS_MACHINE, 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind((_THIS_MACHINE, 0))
+        port: int = listener.getsockname()[1]
         return port
