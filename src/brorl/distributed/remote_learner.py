@@ -8,6 +8,7 @@ stalls is a `LearnerLostError`: the updates since the last checkpoint are lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -23,7 +24,6 @@ from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.distributed.cluster import RayCluster
 from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank
-from brorl.distributed.shipped_groups import TreeExchange
 from brorl.distributed.weights import RemoteWeights
 from brorl.errors import LearnerLostError
 from brorl.storage import storage_errors
@@ -60,7 +60,6 @@ class RemoteLearner:
         sent_dtype: torch.dtype | None = None,
     ) -> None:
         self.timeout_s, self._say, self._observe = timeout_s, say, observe
-        self._exchange = TreeExchange()
         size, shared_gpu = cluster.settings.learner_ranks, cluster.settings.shares_gpus
         remote: Any = ray.remote  # its types do not know concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
@@ -99,14 +98,14 @@ class RemoteLearner:
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups that wait for a later step with their old log-probs; see `Learner`."""
-        return self._exchange.unpack(self._call("with_old_logprobs", self._exchange.pack(groups))) if groups else []
+        old = self._call("with_old_logprobs", list(groups)) if groups else []
+        return [replace(group, old_logprob_M=old_M) for group, old_M in zip(groups, old, strict=True)]
 
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
     ) -> StepMetrics:
         """Make the updates of one step; see `Learner`."""
-        metrics: StepMetrics = self._call("learn", self._exchange.pack(groups), estimate_advantages, seed, lr_scale)
-        self._exchange.clear()
+        metrics: StepMetrics = self._call("learn", list(groups), estimate_advantages, seed, lr_scale)
         return metrics
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
