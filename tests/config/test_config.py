@@ -375,9 +375,6 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
         ),
         ({"engine.clock": "cpu"}, ["engine.clock = cpu", "engine.threads: 1"]),
         ({"engine.clock": "cpu", "engine.threads": 1, "device": "cuda"}, ["engine.clock = cpu", "device: cpu"]),
-        ({"advantage.rarity_by": "answer"}, ["advantage.rarity_by = answer", "advantage.rarity = 0"]),
-        ({"advantage.rarity_clip": 3.0}, ["advantage.rarity_clip = 3", "advantage.rarity = 0"]),
-        ({"advantage.rarity_shuffled": True}, ["advantage.rarity_shuffled = True", "advantage.rarity = 0"]),
         ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low", "3e-4"]),
         ({"rewards.format_pattern": "(a"}, ["rewards.format_pattern = '(a'", "not a regular expression"]),
         (

@@ -49,7 +49,7 @@ class FirstToken:
         return [Verdict(c, float(c), None, "correct" if c else "wrong", 0.0) for c in correct]
 
 
-@pytest.mark.parametrize("segment", [None, 2])
+@pytest.mark.parametrize("segment", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) -> None:
     """Two workers sample while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)

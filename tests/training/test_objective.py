@@ -206,26 +206,6 @@ def test_an_attempt_without_an_update_is_no_regular_evaluation() -> None:
     assert objective.phase.name == "b"
 
 
-def test_every_phase_counts_its_own_classes() -> None:
-    objective = objective_of(
-        phases=[
-            {"name": "a", "until": 0.5, "advantage": {"rarity": 1.0, "rarity_by": "answer", "estimator": "rloo"}},
-            {"name": "b", "advantage": {"rarity": 1.0, "estimator": "rloo"}},
-        ]
-    )
-    tree = RolloutTree.from_responses((1,), [(2, 0), (2, 1), (2, 2), (2, 2), (2, 3), (2, 3)])
-    correct_L = np.array([True, True, True, False])
-    classes = np.array([0, 0, 1, 2])  # the first two responses are one answer
-    mixed = Group(PROMPT, tree, correct_L, correct_L.astype(float), class_L=classes)
-    weights = []
-    for fraction in (0.0, 0.5):
-        objective.begin_step(fraction)
-        [advantage_L] = objective.estimate_advantages([mixed])
-        weights.append(advantage_L[:3] / advantage_L[:3].mean())
-    assert weights[0] == pytest.approx([1, 1, 1])  # two classes of two rollouts each
-    assert weights[1][0] == pytest.approx(2 * weights[1][2])  # once against twice
-
-
 def test_a_constant_objective_leaves_no_trace_in_the_metrics() -> None:
     assert objective_of().record() == {}
 

@@ -66,6 +66,7 @@ def check(processes: RankProcesses, size: int, loading: Loading) -> rank_model_c
     return expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_rank_has_the_model_that_one_process_loads(
@@ -145,6 +146,7 @@ def test_all_ranks_end_with_the_error_of_the_first_one(
     check(processes, 3, Loading(save(tmp_path / "whole", "qwen3", rng)))  # the ranks are still in step
 
 
+@pytest.mark.slow
 def test_flex_attention_is_checked_on_shards(
     processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:

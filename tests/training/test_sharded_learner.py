@@ -90,7 +90,7 @@ def check(processes: RankProcesses, size: int, case: Case) -> Result:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_update_is_that_of_one_process(
     size: int, shape: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
@@ -124,6 +124,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOSSES)
 def test_every_loss_and_penalty_is_that_of_one_process(
     kind: str, processes: RankProcesses, rng: np.random.Generator
@@ -132,6 +133,7 @@ def test_every_loss_and_penalty_is_that_of_one_process(
     check(processes, 3, case_of(rng, replace(SETTINGS, max_nodes=40, **LOSSES[kind]), steps=steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "kind"), [("truncate", "ppo"), ("mask", "gspo"), ("sequence_mask", "ppo")])
 def test_every_importance_correction_is_that_of_one_process(
     mode: str, kind: str, processes: RankProcesses, rng: np.random.Generator
@@ -147,6 +149,7 @@ def test_every_importance_correction_is_that_of_one_process(
     assert (expected.updates[0].masked_fraction > 0) == (mode != "truncate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [0, 2])  # rank 2: a rank of 3 has no rows of an adapter
 def test_adapters_and_gradient_checkpointing(
@@ -160,6 +163,7 @@ def test_tied_embeddings(processes: RankProcesses, rng: np.random.Generator) -> 
     check(processes, 2, replace(case_of(rng, SETTINGS), overrides={"tie_word_embeddings": True}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "tied", "adapters", "changes"),
     [
@@ -192,6 +196,7 @@ def test_logits_in_blocks_with_and_without_gradients(
     assert_same(processes.run(size, sharded_cases.train, replace(case, logits_per_block=60)), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_in_float32_after_passes_in_bfloat16(
     tied: bool, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
@@ -234,6 +239,7 @@ def test_log_probs_are_complete_on_every_rank(processes: RankProcesses, rng: np.
             np.testing.assert_allclose(one, third, rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clear", [False, True])
 def test_the_reference_is_reset_on_every_rank(clear: bool, processes: RankProcesses, rng: np.random.Generator) -> None:
     case = case_of(rng, replace(SETTINGS, kl=KLPenalty(coefficient=0.5)), steps=2)
@@ -243,6 +249,7 @@ def test_the_reference_is_reset_on_every_rank(clear: bool, processes: RankProces
     assert_same(processes.run(3, sharded_cases.reset, case, clear), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["embedding", "layer", "backward"])
 def test_all_ranks_start_again_with_half_the_nodes_if_one_runs_out_of_memory(
     where: str, processes: RankProcesses, rng: np.random.Generator
@@ -285,6 +292,7 @@ def test_all_ranks_end_together_if_one_has_too_little_memory_for_anything(
         assert error.startswith("OutOfMemoryError: out of memory while training with 16 tree nodes")
 
 
+@pytest.mark.slow
 def test_all_ranks_diverge_together(processes: RankProcesses, rng: np.random.Generator) -> None:
     case = case_of(rng, SETTINGS)
     case.steps[0][1][0][:] = np.inf
@@ -295,6 +303,7 @@ def test_all_ranks_diverge_together(processes: RankProcesses, rng: np.random.Gen
         assert all(np.array_equal(weights[name], weight) for name, weight in start.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 1), (3, 1, 3, 2)])
 def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
     sizes: tuple[int, ...], processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
@@ -322,6 +331,7 @@ def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
         np.testing.assert_allclose(found.weights[name], weight, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_in_the_format_of_peft_and_continue_in_one_process(
     processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
@@ -384,6 +394,7 @@ def test_adapters_in_float32_on_a_base_in_bfloat16(processes: RankProcesses, rng
     assert all(g.dtype == np.float32 for g in got.gradients.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 4])
 def test_the_learner_of_a_run_is_built_for_any_number_of_ranks(
     lora: int, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path

@@ -56,8 +56,8 @@ class LosingVerifier:
         return Verdict(correct, float(correct), None, "correct" if correct else "wrong", 0.0, text[:1])
 
 
-def grader_of(verifier: LosingVerifier, shaping: RewardShaping = SHAPING, by_answer: bool = False) -> Grader:
-    return Grader({"sums": verifier}, decode, shaping, 9, by_answer)
+def grader_of(verifier: LosingVerifier, shaping: RewardShaping = SHAPING) -> Grader:
+    return Grader({"sums": verifier}, decode, shaping, 9)
 
 
 def prompt_of(tree: RolloutTree, name: str = "p") -> Prompt:
@@ -103,7 +103,7 @@ def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> 
         if round_ % 3 == 0:  # without truncated rollouts, which need no verification
             tree = replace(tree, finished=np.ones(tree.num_responses, np.bool_))
         lost = lost_texts(rng, [tree], rng.random() if round_ % 6 else 1.0)
-        grader = grader_of(LosingVerifier(always=lost), by_answer=True)
+        grader = grader_of(LosingVerifier(always=lost))
         (verdicts,) = grader.verdicts([prompt_of(tree)], [tree])
         group = grader.group(prompt_of(tree), tree, verdicts, step=1)
         smaller = rebuilt(tree, lost)
@@ -112,7 +112,7 @@ def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> 
             assert group is None
             num_lost += 1
             continue
-        plain = grader_of(LosingVerifier(), by_answer=True)
+        plain = grader_of(LosingVerifier())
         (expected,) = plain.groups([prompt_of(tree)], [smaller], step=1)
         assert expected is not None
         group_tree, expected_tree = (replace(g.tree, logprob=np.round(g.tree.logprob, 12)) for g in (group, expected))
@@ -120,7 +120,6 @@ def test_a_group_is_that_of_the_remaining_rollouts(rng: np.random.Generator) -> 
         assert group_tree == expected_tree
         assert group.correct_L.tolist() == expected.correct_L.tolist() == [v.correct for v in verified(verdicts)]
         assert group.reward_L.tolist() == expected.reward_L.tolist()
-        assert group.class_L.tolist() == expected.class_L.tolist()
         whole = grader.stored_group(prompt_of(tree), tree, verdicts, step=1)
         assert whole.tree == tree
         assert np.isnan(whole.reward_L).tolist() == [v.unverified for v in verdicts]
@@ -166,11 +165,10 @@ ESTIMATORS = [
     AdvantageSettings(estimator="maxrl"),
     AdvantageSettings(estimator="power", alpha=0.5),
     AdvantageSettings(estimator="pass_at_k", k=3),
-    AdvantageSettings(estimator="rloo", rarity=0.5),
 ]
 
 
-@pytest.mark.parametrize("config", ESTIMATORS, ids=lambda c: f"{c.estimator}{c.rarity or ''}")
+@pytest.mark.parametrize("config", ESTIMATORS, ids=lambda c: c.estimator)
 @pytest.mark.parametrize("subset", [None, 2])
 def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
     config: AdvantageSettings, subset: int | None, rng: np.random.Generator
@@ -190,7 +188,7 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
         learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=20,
         max_responses_per_outcome=subset,
     )  # fmt: skip
-    estimate = build_advantages(config, seed=0)
+    estimate = build_advantages(config)
     models = []
     for batch in (groups, expected):
         models.append(deepcopy(model))
@@ -246,8 +244,8 @@ def test_pass_at_k_of_a_group_that_became_too_small_is_that_of_fewer_attempts(si
     tree = RolloutTree.from_responses((1,), [[2 if i == 0 else 3, 4 + i] for i in range(size)])
     group = Group(prompt_of(tree), tree, tree.token[tree.parent[tree.leaf]] == 2, np.zeros(size))
     group = replace(group, reward_L=group.correct_L.astype(float))
-    small = build_advantages(AdvantageSettings(estimator="pass_at_k", k=4), seed=0)([group])
-    same = build_advantages(AdvantageSettings(estimator="pass_at_k", k=min(4, size - 1)), seed=0)([group])
+    small = build_advantages(AdvantageSettings(estimator="pass_at_k", k=4))([group])
+    same = build_advantages(AdvantageSettings(estimator="pass_at_k", k=min(4, size - 1)))([group])
     assert small[0].tolist() == same[0].tolist()
     assert small[0].any()
 

@@ -128,17 +128,6 @@ class AdvantageSettings(Section):
         description="normalize the advantages over the batch to mean 0 and standard deviation 1, as "
         "reinforce_pp_baseline does",
     )
-    rarity: float = Field(
-        0.0, ge=0, le=2, description="exponent of the rarity weights: correct rollouts of a class of n are weighted by "
-        "n^-rarity, scaled to the mean 1 in their group; 0 switches them off, 1 gives all classes the same sum",
-    )  # fmt: skip
-    rarity_by: Literal["response", "answer"] = Field(
-        "response", description="class of a correct rollout: its response | its answer, as the verifier normalizes it"
-    )
-    rarity_clip: float = Field(5.0, gt=1, description="largest rarity weight")
-    rarity_shuffled: bool = Field(
-        False, description="control: assign the rarity weights to the classes of each group at random"
-    )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
@@ -150,12 +139,6 @@ class AdvantageSettings(Section):
                     f"advantage.{name} = {changed[name]} works only with advantage.estimator = {estimator}, not with "
                     f"{self.estimator}; remove it"
                 )
-        of_rarity = next((name for name in changed if name.startswith("rarity_")), None)
-        if of_rarity and not self.rarity:
-            raise ValueError(
-                f"advantage.{of_rarity} = {changed[of_rarity]} has no effect with advantage.rarity = 0; remove it, or "
-                "set advantage.rarity, for example 1"
-            )
         has_statistics = self.estimator == "reinforce_pp_baseline" or self.batch_scale
         if self.normalize_over == "tokens" and not has_statistics:
             raise ValueError(

@@ -26,7 +26,6 @@ from brorl.assemble.engine import check_engine, check_training_sampling, set_thr
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
-    check_answers,
     check_references,
     sandbox_lines,
 )
@@ -99,7 +98,6 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     model_config = read_config(find_model(model_path))
     sources = build_questions(config)
     questions = all_questions(sources)
-    check_answers(config, {question.domain for source in sources for question in source.train})
     verifiers = build_verifiers(config, {question.domain for question in questions}, build_workers(config))
     check_left(config, sources, verifiers)
     tokenizer = load_tokenizer(model_path, config.sampling.end_token)
@@ -114,7 +112,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
     decode, limit = build_decode(tokenizer), config.sampling.max_new_tokens
-    grader = Grader(verifiers, decode, config.rewards, limit, config.needs_answers)
+    grader = Grader(verifiers, decode, config.rewards, limit)
     return RunInputs(model_path, tokenizer, context, prompts, grader, memory, notes)
 
 

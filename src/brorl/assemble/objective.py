@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
 from brorl.algorithms import advantages, outcome_weights
 from brorl.algorithms.advantages import EstimateAdvantages
-from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import OutcomeWeight
-from brorl.algorithms.rarity import Rarity, weighted_by_rarity
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.settings import TrainConfig
 from brorl.training.objective import Objective, ObjectivePhase
@@ -22,18 +18,18 @@ def build_objective(config: TrainConfig) -> Objective:
     """Return the objective of the run, with one phase if the recipe names none."""
     phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
     rate, number = config.optimizer.learning_rate, config.rollouts_per_prompt
-    built = [_objective_phase(phase, rate, number, config.seed) for phase in phases]
+    built = [_objective_phase(phase, rate, number) for phase in phases]
     return Objective(built, config.evaluation.every)
 
 
-def _objective_phase(phase: PhaseSettings, learning_rate: float, num_rollouts: int, seed: int) -> ObjectivePhase:
+def _objective_phase(phase: PhaseSettings, learning_rate: float, num_rollouts: int) -> ObjectivePhase:
     def settings_at(progress: float) -> AdvantageSettings:
         return _annealed(phase.advantage, progress, num_rollouts)
 
     return ObjectivePhase(
         name=phase.name,
         title=_phase_title(phase),
-        estimator_at=lambda progress: build_advantages(settings_at(progress), seed),
+        estimator_at=lambda progress: build_advantages(settings_at(progress)),
         until=phase.until,
         patience=phase.until_coverage_stalls,
         lr_scale=1.0 if phase.learning_rate is None else phase.learning_rate / learning_rate,
@@ -84,11 +80,9 @@ def advantage_title(config: AdvantageSettings) -> str:
             assert_never(config.estimator)
 
 
-def build_advantages(config: AdvantageSettings, seed: int) -> EstimateAdvantages:
-    """Return the advantage estimator: the estimator's own advantages, then rarity weights, then batch statistics."""
+def build_advantages(config: AdvantageSettings) -> EstimateAdvantages:
+    """Return the advantage estimator: the estimator's own advantages, then batch statistics."""
     estimate = _estimator(config)
-    if config.rarity:
-        estimate = _by_rarity(estimate, config, seed)
     if not config.batch_scale and config.estimator != "reinforce_pp_baseline":
         return estimate
     return lambda groups: advantages.batch_normalized(groups, estimate(groups), config.normalize_over)
@@ -123,14 +117,3 @@ def _pass_at_most(num_rollouts: int, num_correct: int, k: int) -> float:
 
 def _weighted(weight: OutcomeWeight) -> EstimateAdvantages:
     return partial(advantages.outcome_weighted, weight=weight)
-
-
-def _by_rarity(estimate: EstimateAdvantages, config: AdvantageSettings, seed: int) -> EstimateAdvantages:
-    rarity = Rarity(config.rarity, config.rarity_clip, seed if config.rarity_shuffled else None)
-
-    def weighted(groups: Sequence[Group]) -> list[advantages.FloatArray]:
-        # groups have classes of answers if any phase needs them
-        counted = groups if config.rarity_by == "answer" else [replace(group, class_L=None) for group in groups]
-        return weighted_by_rarity(counted, estimate(groups), rarity)
-
-    return weighted

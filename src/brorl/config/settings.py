@@ -105,11 +105,6 @@ class TrainConfig(Section):
         return tuple(phase.advantage for phase in self.phases) or (self.advantage,)
 
     @property
-    def needs_answers(self) -> bool:
-        """Whether rarity counts canonical answers, which verifiers then compute."""
-        return any(advantage.rarity and advantage.rarity_by == "answer" for advantage in self.advantages)
-
-    @property
     def learning_rate(self) -> float:
         """The learning rate, scaled for the batch."""
         optimizer = self.optimizer
