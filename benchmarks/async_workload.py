@@ -18,6 +18,7 @@ seed.
 import argparse
 import copy
 import json
+import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -36,12 +37,15 @@ from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.pool import SampleTask
-from brorl.rollout.virtual_pool import VirtualPool
 from brorl.runs.run_directory import RunDirectory
 from brorl.seeds import derived_seed
 from brorl.training.async_source import AsyncSource
 from brorl.training.backlog import Stragglers
 from brorl.tree import RolloutTree
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from virtual_pool import VirtualPool
 
 
 class Arm(NamedTuple):

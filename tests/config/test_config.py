@@ -54,6 +54,12 @@ def test_quickstart_is_built_in_and_samples_512_rollouts() -> None:
     assert (config.model, config.rollouts_per_prompt) == ("quickstart", 512)
 
 
+def test_independent_rollouts_are_no_setting() -> None:
+    assert make_config({"sampling": {"scheme": "iid"}}, {}, "test") == make_config({}, {}, "test")
+    with pytest.raises(UserError, match=r"sampling\.scheme"):
+        make_config({"sampling.scheme": "systematic"}, {}, "test")
+
+
 def test_dumped_config_reads_back_the_same() -> None:
     overrides = {
         "optimizer.learning_rate": 1e-6,

@@ -26,7 +26,7 @@ from brorl.runs import RUNS
 if TYPE_CHECKING:
     from brorl.assemble.evaluation import EvaluationInputs
     from brorl.assemble.evaluation_data import Request
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
     from brorl.evaluation.report import EvaluationResult
     from brorl.evaluation.responses import ResponseStore, StoredBatch
 
@@ -263,7 +263,7 @@ def _sample(
     store: ResponseStore,
     say: Say,
     observe: Observe,
-    cluster: Cluster | None,
+    cluster: RayCluster | None,
     parts: ExitStack,
 ) -> list[StoredBatch]:
     """Load the model and evaluate all batches that are not stored."""
@@ -282,7 +282,7 @@ def _sample(
         environment = json.loads((store.path / "env.json").read_text("utf-8"))
         environment.pop("continued_from", None)
         store.add_session({"parts_before": done, **environment})
-    return evaluate_batches(ready.batches, model, store, lambda progress: say(progress.line))
+    return evaluate_batches(ready.batches, model, store, say)
 
 
 def _finish(

@@ -54,7 +54,7 @@ from brorl.verification.domains.table import unreadable_references
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
 
 _BATCH_TOKENS, _LEAST_PROMPTS, _MOST_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context
@@ -131,7 +131,7 @@ def prepare_evaluation(request: Request) -> EvaluationInputs:
 def load_evaluated_model(
     inputs: EvaluationInputs,
     observe: Observe = unobserved,
-    cluster: Cluster | None = None,
+    cluster: RayCluster | None = None,
     on_end: OnEnd = lambda _: None,
 ) -> tuple[EvaluatedModel, str]:
     """Load the model.

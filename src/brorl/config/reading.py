@@ -117,6 +117,8 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     given, replacing = flat_settings(settings), flat_settings(overrides)
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
         given.pop("steps", None)
+    if given.get("sampling.scheme") == "iid":  # of earlier versions, which had another scheme too
+        del given["sampling.scheme"]
     if replacing.get("phases"):
         given = {name: value for name, value in given.items() if not name.startswith("advantage.")}
     try:
