@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from comparison_of import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.arms import Comparison
+from brorl.comparison.arms import PASS_1, Comparison, Measure
 from brorl.comparison.frontier import frontier
 from brorl.comparison.paired import mean_over_runs, paired_difference
-from brorl.comparison.scores import PASS_1, Measure
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k, worst_at_k
 

@@ -8,10 +8,8 @@ from comparisons import levels, sentences, synthetic
 from numpy.typing import NDArray
 from scipy import stats
 
-from brorl.comparison.paired import difference_interval, difference_parts
+from brorl.comparison.paired import VariancePart, VarianceParts, difference_interval, difference_parts, seeds_needed
 from brorl.comparison.report import comparison_record
-from brorl.comparison.seeds_needed import seeds_needed
-from brorl.comparison.variance_parts import VariancePart, VarianceParts
 
 FloatArray = NDArray[np.float64]
 
