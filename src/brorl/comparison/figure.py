@@ -12,7 +12,6 @@ Source: the panels of BroRL (arXiv 2510.01180), Figures 1 and 4.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import log2
 from pathlib import Path
 from textwrap import fill
@@ -28,7 +27,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, NullLocator
 from scipy.optimize import isotonic_regression
 
-from brorl.comparison.arms import Arm, Comparison, IntArray, Measure, score_at, scores_at, start_scores
+from brorl.comparison.arms import Comparison, IntArray, Measure, score_at, scores_at, start_scores
 from brorl.comparison.frontier import Frontier, FrontierPoint
 from brorl.comparison.results import ComparisonResults, results_of, with_names
 from brorl.comparison.text import answer_of
@@ -66,12 +65,8 @@ def draw_frontier(comparison: Comparison, path: Path) -> None:
 def make_figure(comparison: Comparison) -> Figure:
     """Make the figure of a comparison."""
     results = results_of(comparison)
-    tasks = comparison.task_names()
-    tasks = (
-        sorted(sorted(tasks, key=lambda name: -len(comparison.prompts_of(name)))[:_MOST_TASKS])
-        if len(tasks) > 1
-        else []
-    )
+    largest = sorted(comparison.task_names(), key=lambda name: -len(comparison.prompts_of(name)))[:_MOST_TASKS]
+    tasks = sorted(largest) if len(largest) > 1 else []
     heights = [4.4, 2.7, *([0.35 + 2.15 * -(-len(tasks) // _TASKS_A_ROW)] if tasks else [])]
     figure = Figure(figsize=(11, 0.75 + sum(heights) + 0.21 * len(results.key)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -108,38 +103,27 @@ def make_frontier_figure(comparison: Comparison) -> Figure:
     return figure
 
 
-@dataclass(frozen=True, eq=False)
-class _Curve:
-    """An arm's score at the start (index 0) and at each of M evaluation points.
+def _curves(
+    comparison: Comparison, unit: Unit, k: int = 1, prompts: IntArray | None = None
+) -> dict[str, tuple[FloatArray, FloatArray]]:
+    """Return the pass@k of each arm's runs against their mean cost, over all prompts or some, from the start on.
 
-    Attributes:
-        cost_M: Mean cost of its runs, shape [1 + M].
-        score_MS: Mean score of each run over prompts, shape [1 + M, S].
-        unit: Unit of the costs.
+    A run that ended early stands at the evaluation point in the comparison's unit, because its last score counts there,
+    and at its real cost in the other units.
+
+    Returns:
+        By arm, the costs, shape [1 + M], and the scores, shape [1 + M, S].
     """
-
-    cost_M: FloatArray
-    score_MS: FloatArray
-    unit: Unit
-
-    @property
-    def mean_M(self) -> FloatArray:
-        return np.asarray(self.score_MS.mean(1))
-
-    @classmethod
-    def of(cls, comparison: Comparison, arm: Arm, k: int, unit: Unit, prompts: IntArray | None = None) -> _Curve:
-        """Return an arm's pass@k against its cost, over all prompts or some.
-
-        A run that ended early stands at the evaluation point in the comparison's unit, because its last score counts
-        there, and at its real cost in the other units.
-        """
+    curves = {}
+    for arm in comparison.arms:
         costs, scores = [], []
         for point in (0.0, *comparison.eval_points):
             score_SP = scores_at(comparison, arm, point, Measure(k))
             scores.append((score_SP if prompts is None else score_SP[:, prompts]).mean(1))
             spent = [score_at(run, comparison.unit, point).cost.of(unit) for run in arm.runs]
             costs.append(float(np.mean(np.maximum(spent, point) if unit == comparison.unit else spent)))
-        return cls(np.array(costs), np.stack(scores), unit)
+        curves[arm.name] = np.array(costs), np.stack(scores)
+    return curves
 
 
 def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
@@ -149,15 +133,16 @@ def _draw_scores(part: SubFigure, results: ComparisonResults) -> None:
     several = max(len(arm.runs) for arm in comparison.arms) > 1
     spread = f"mean of {results.seeds_text}, band: all of them" if several else "one seed"
     for axis, k in zip(axes, results.end_ks, strict=True):
-        curves = {arm.name: _Curve.of(comparison, arm, k, comparison.unit) for arm in comparison.arms}
-        _draw_lines(axis, comparison, curves)
+        curves = _curves(comparison, comparison.unit, k)
+        _draw_lines(axis, comparison, comparison.unit, curves)
         axis.set_title(f"pass@{k} on held-out prompts ({spread})", fontsize=10, color=_INK, loc="left")
         _cost_axis(axis, comparison.unit)
         axis.margins(y=0.12)
         axis.set_ylim(axis.get_ylim())
         start = results.start[k].value
-        _draw_start(axis, start, below=all(start <= c.mean_M[1:].min() for c in curves.values()), fontsize=8)
-        ends = {name: float(curve.mean_M[-1]) for name, curve in curves.items()}
+        lowest = min(score_MS.mean(1)[1:].min() for _, score_MS in curves.values())
+        _draw_start(axis, start, below=start <= lowest, fontsize=8)
+        ends = {name: float(score_MS[-1].mean()) for name, (_, score_MS) in curves.items()}
         labels = {name: (end, f"{name}  {end:.3f}") for name, end in ends.items()}
         _label_ends(axis, axis.get_xlim()[1], labels, comparison)
 
@@ -174,8 +159,7 @@ def _draw_other_units(part: SubFigure, results: ComparisonResults) -> None:
     first = part.add_subplot(grid[0])
     axes = [first, *(part.add_subplot(grid[i], sharey=first) for i in range(1, len(units)))]
     for axis, unit in zip(axes, units, strict=True):
-        curves = {arm.name: _Curve.of(comparison, arm, 1, unit) for arm in comparison.arms}
-        _draw_lines(axis, comparison, curves, small=True)
+        _draw_lines(axis, comparison, unit, _curves(comparison, unit), small=True)
         _cost_axis(axis, unit, most_ticks=4)
         axis.margins(y=0.1)
         axis.tick_params(labelleft=axis is first)
@@ -192,11 +176,12 @@ def _draw_trade(axis: Axes, results: ComparisonResults) -> None:
     """Draw pass@k of the largest k against pass@1, without cost: a line for every arm, from the start on."""
     comparison, k = results.comparison, results.ks[-1]
     colors = arm_colors(comparison)
-    for arm in comparison.arms:
-        score_M, coverage_M = (_Curve.of(comparison, arm, i, comparison.unit).mean_M for i in (1, k))
+    by_k = [_curves(comparison, comparison.unit, i) for i in (1, k)]
+    for name, color in colors.items():
+        score_M, coverage_M = (curves[name][1].mean(1) for curves in by_k)
         axis.plot(
-            score_M, coverage_M, color=colors[arm.name], linewidth=1.6, marker="o", markersize=3,
-            markevery=slice(1, None), label=arm.name,
+            score_M, coverage_M, color=color, linewidth=1.6, marker="o", markersize=3,
+            markevery=slice(1, None), label=name,
         )  # fmt: skip
     axis.plot(score_M[:1], coverage_M[:1], color=_INK, marker="o", markersize=4, markerfacecolor="white", zorder=5)
     _style(axis)
@@ -212,8 +197,8 @@ def _draw_tasks(part: SubFigure, results: ComparisonResults, tasks: list[str]) -
     axes = part.subplots(rows, _TASKS_A_ROW, sharex=True, squeeze=False)
     for index, task in enumerate(tasks):
         axis, prompts = axes.flat[index], comparison.prompts_of(task)
-        curves = {arm.name: _Curve.of(comparison, arm, 1, comparison.unit, prompts) for arm in comparison.arms}
-        _draw_lines(axis, comparison, curves, small=True)
+        curves = _curves(comparison, comparison.unit, prompts=prompts)
+        _draw_lines(axis, comparison, comparison.unit, curves, small=True)
         title = f"{task if len(task) <= 24 else f'{task[:21]}...'} ({len(prompts)})"
         trend = f"\n{fill(trends[task], 32)}" if trends else ""
         axis.set_title(f"{title}{trend}", fontsize=8.5, color=_INK, loc="left")
@@ -227,26 +212,31 @@ def _draw_tasks(part: SubFigure, results: ComparisonResults, tasks: list[str]) -
     part.suptitle(f"pass@1 by task (number of prompts){left_out}", fontsize=10, color=_INK, x=0.01, ha="left")
 
 
-def _draw_lines(axis: Axes, comparison: Comparison, curves: dict[str, _Curve], *, small: bool = False) -> None:
-    """Draw a line with a band over runs for every arm, from the start on."""
+def _draw_lines(
+    axis: Axes,
+    comparison: Comparison,
+    unit: Unit,
+    curves: Mapping[str, tuple[FloatArray, FloatArray]],
+    *,
+    small: bool = False,
+) -> None:
+    """Draw a line with a band over runs for every arm, with a diamond where a phase of its objective begins."""
     colors = arm_colors(comparison)
-    for name, curve in curves.items():
-        low_M, high_M = curve.score_MS.min(1), curve.score_MS.max(1)
-        if (high_M > low_M).any():
-            axis.fill_between(curve.cost_M, low_M, high_M, color=colors[name], alpha=0.16, linewidth=0)
-        axis.plot(
-            curve.cost_M, curve.mean_M, color=colors[name], linewidth=1.6 if small else 2.2, marker="o",
-            markersize=3 if small else 4.5, markevery=slice(1, None), label=name,
-        )  # fmt: skip
-    # a diamond where a phase of an arm's objective begins
     for arm in comparison.arms:
-        curve = curves[arm.name]
-        for begin in arm.phase_begins(curve.unit).values():
-            height = float(np.interp(begin, curve.cost_M, curve.mean_M))
-            axis.plot(begin, height, "D", markersize=7, color=colors[arm.name], markerfacecolor="white", zorder=6)
-    first = next(iter(curves.values()))
+        (cost_M, score_MS), color = curves[arm.name], colors[arm.name]
+        low_M, high_M, mean_M = score_MS.min(1), score_MS.max(1), score_MS.mean(1)
+        if (high_M > low_M).any():
+            axis.fill_between(cost_M, low_M, high_M, color=color, alpha=0.16, linewidth=0)
+        axis.plot(
+            cost_M, mean_M, color=color, linewidth=1.6 if small else 2.2, marker="o",
+            markersize=3 if small else 4.5, markevery=slice(1, None), label=arm.name,
+        )  # fmt: skip
+        for begin in arm.phase_begins(unit).values():
+            height = float(np.interp(begin, cost_M, mean_M))
+            axis.plot(begin, height, "D", markersize=7, color=color, markerfacecolor="white", zorder=6)
+    _, score_MS = next(iter(curves.values()))
     axis.add_line(
-        Line2D([0], [first.mean_M[0]], color=_INK, marker="o", markersize=4 if small else 6,
+        Line2D([0], [score_MS[0].mean()], color=_INK, marker="o", markersize=4 if small else 6,
                markerfacecolor="white", linestyle="none", label="start", clip_on=False, zorder=5)
     )  # fmt: skip
     _style(axis)
