@@ -51,6 +51,7 @@ def test_level_leaves_all_intervals_together_at_95() -> None:
     assert CorrectedInterval.of(lambda _: Estimate(0.1, 0.01, 0.2), 3).conclusion == "B leads"
 
 
+@pytest.mark.slow
 def test_a_table_of_equal_arms_rarely_shows_a_difference() -> None:
     """200 tables of 10 differences between equal arms: some interval at 95% excludes 0 far more often."""
     generator = np.random.default_rng(5)

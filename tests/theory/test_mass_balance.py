@@ -79,7 +79,7 @@ def correct_mass_change(p: np.ndarray, correct: np.ndarray, step: np.ndarray) ->
 
 def test_terms_are_the_shares_of_an_autograd_step(rng: np.random.Generator) -> None:
     """Each term is its outcomes' part of gradient . step; the parts of all outcomes are the first-order change."""
-    for _ in range(300):
+    for _ in range(150):
         case = random_case(rng)
         p, correct, sampled, settings = case
         step, gradient = autograd_step(case)
@@ -131,7 +131,7 @@ def exact_parts(case: Case) -> dict[str, Fraction]:
 
 def test_fields_and_total_equal_exact_fractions_however_skewed(rng: np.random.Generator) -> None:
     """Here nothing rounds in the reference, so a nearly certain outcome is held to the same digits."""
-    for _ in range(100):
+    for _ in range(30):
         case = random_case(rng)
         balance, exact = balance_of(case.p, case.correct, case.sampled, **case.settings), exact_parts(case)
         terms = (balance.sampled_correct_term, balance.sampled_wrong_term, balance.unsampled_term)
