@@ -1,6 +1,6 @@
 """Draw docs/figures/coef.png: how much each estimator weighs a prompt, and where its gradient goes, at two N.
 
-In: nothing. Out: the figure, from `brorl.theory.outcome_weights` and `brorl.theory.difficulty`.
+In: nothing. Out: the figure, from `brorl.theory.outcome_weights` and `brorl.theory.outcome_weights`.
 
     python scripts/make_coef_figure.py
 """
@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from brorl.algorithms import outcome_weights
-from brorl.theory.difficulty import BIN_EDGES, gradient_fraction, prompt_fraction, rate_cells
-from brorl.theory.outcome_weights import gradient_coefficient
+from brorl.theory.outcome_weights import BIN_EDGES, gradient_coefficient, gradient_fraction, prompt_fraction, rate_cells
 from brorl.theory.pass_rates import PassRates
 
 FIGURE = Path(__file__).resolve().parent.parent / "docs" / "figures" / "coef.png"

@@ -13,8 +13,8 @@ from brorl.theory.pass_rates import (
     PassRates,
     fit_pass_rates,
     fit_without_spikes,
+    fractions_of_any_shape,
     mixed_in_subset,
-    shares_of_any_shape,
     solved_in_subset,
 )
 
@@ -137,7 +137,7 @@ def test_beyond_the_pilot_intervals_hold_every_reading(rng: np.random.Generator)
     counts = replace(pilot(rng), correct_P=np.array([0] * 15 + [1, 2, 3, 5, 8] * 5))
     fit = fit_pass_rates(counts.correct_P, N)
     mixed, _ = fraction_estimates(counts, expect(counts, fit), expect(counts, fit, np.ones((2, 40))))
-    readings = shares_of_any_shape(counts.correct_P, N, WANTED)[0]
+    readings = fractions_of_any_shape(counts.correct_P, N, WANTED)[0]
     assert mixed[3].low <= readings[3] <= mixed[3].high
     assert mixed[3].low <= 25 / 40  # prompts without a success never have one
     assert mixed[3].high >= fit_without_spikes(counts.correct_P, N).mixed(256)  # all have one some day

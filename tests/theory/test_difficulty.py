@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.integrate import quad
 
-from brorl.theory.difficulty import BIN_EDGES, gradient_fraction, gradient_weight, prompt_fraction, rate_cells
+from brorl.theory.outcome_weights import BIN_EDGES, gradient_fraction, gradient_weight, prompt_fraction, rate_cells
 from brorl.theory.pass_rates import PassRates
 
 ENDS = (0.0, *BIN_EDGES, 1.0)

@@ -12,9 +12,9 @@ from brorl.theory.pass_rates import (
     PassRates,
     fit_pass_rates,
     fit_without_spikes,
+    fractions_of_any_shape,
     mixed_in_subset,
     refit_fractions,
-    shares_of_any_shape,
     solved_in_subset,
 )
 
@@ -138,7 +138,7 @@ def test_the_distribution_of_any_shape_follows_rates_that_no_beta_does(rng: np.r
     rates = np.array([0.04, 0.6])
     correct = rng.binomial(64, rates[rng.integers(0, 2, 20_000)])
     wanted = np.array([16, 64, 128, 1024])
-    mixed, solved = shares_of_any_shape(correct, 64, wanted)
+    mixed, solved = fractions_of_any_shape(correct, 64, wanted)
     np.testing.assert_allclose(solved, [1 - ((1 - rates) ** n).mean() for n in wanted.tolist()], atol=0.02)
     np.testing.assert_allclose(mixed, [1 - ((1 - rates) ** n + rates**n).mean() for n in wanted.tolist()], atol=0.02)
     np.testing.assert_allclose(mixed[1], mixed_in_subset(correct, 64, 64).mean(), atol=0.005)

@@ -196,15 +196,7 @@ PASS_1 = Measure()
 
 
 def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
-    """Return the first evaluation of a run at which it had spent a given amount.
-
-    Args:
-        run: The run.
-        unit: Unit of the amount.
-        spent: The amount; 0 is the start.
-
-    Returns:
-        The evaluation; its cost is the real cost of the run.
+    """Return the first evaluation of a run at which it had spent an amount of a unit; 0 is the start.
 
     Raises:
         ValueError: If the run was not evaluated there and did not end early.
@@ -232,17 +224,7 @@ def num_correct_at(comparison: Comparison, arm: Arm, spent: float) -> IntArray:
 
 
 def scores_at(comparison: Comparison, arm: Arm, spent: float, measure: Measure = PASS_1) -> FloatArray:
-    """Return an arm's score on each prompt.
-
-    Args:
-        comparison: The comparison.
-        arm: One of its arms.
-        spent: The amount, in the comparison's unit; 0 is the start.
-        measure: The score.
-
-    Returns:
-        Scores, shape [S, P], runs by seed.
-    """
+    """Return an arm's score on each prompt at an amount of the budget, shape [S, P], runs by seed."""
     return np.stack([measure.of(row_P, comparison.num_samples) for row_P in num_correct_at(comparison, arm, spent)])
 
 

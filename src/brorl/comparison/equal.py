@@ -70,11 +70,6 @@ def at_equal_cost(comparison: Comparison, unit: Unit, measure: Measure = PASS_1)
 
     A run that ended early keeps its last score and does not limit the cost.
 
-    Args:
-        comparison: The comparison.
-        unit: The unit of the cost.
-        measure: The score.
-
     Raises:
         ValueError: If the measure's k is above n.
     """
@@ -102,12 +97,7 @@ def scores_at_cost(
 ) -> FloatArray | None:
     """Return an arm's score on each prompt at a cost, on straight lines between evaluations.
 
-    Args:
-        comparison: The comparison.
-        arm: One of its arms.
-        unit: The unit of the cost.
-        amount: The cost; a run that did not spend as much keeps its last score.
-        measure: The score.
+    A run that did not spend as much keeps its last score.
 
     Returns:
         Scores, shape [S, P], runs by seed; None if a run has no evaluations close enough to the cost.
@@ -176,11 +166,7 @@ class EqualScore:
 
 
 def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
-    """Compare the coverage of all arms where each had the same pass@1.
-
-    Args:
-        comparison: The comparison.
-        k: k of the coverage, pass@k; 1 to n.
+    """Compare the coverage, pass@k, of all arms where each had the same pass@1.
 
     Returns:
         The arms there; None if pass@1 of the first arm, or of all others, is not shown to have risen above the start.

@@ -425,15 +425,15 @@ def _label_ends(axis: Axes, end: float, labels: Mapping[str, tuple[float, str]],
         )  # fmt: skip
 
 
-def apart(place_A: FloatArray, gap: float, low: float = 0.0, high: float = 1.0) -> FloatArray:
-    """Move rising places as little as leaves a gap between neighbors and all of them between `low` and `high`.
+def apart(place_A: FloatArray, gap: float) -> FloatArray:
+    """Move rising places as little as leaves a gap between neighbors and all of them between 0 and 1.
 
     It is the least-squares solution. If there are too many places for the bounds, the gaps are smaller.
     """
     last = len(place_A) - 1
-    shift_A = min(gap, (high - low) / max(last, 1)) * np.arange(len(place_A))
+    shift_A = min(gap, 1 / max(last, 1)) * np.arange(len(place_A))
     rising_A = isotonic_regression(place_A - shift_A).x
-    moved_A: FloatArray = np.clip(rising_A, low, max(low, high - shift_A[-1])) + shift_A
+    moved_A: FloatArray = np.clip(rising_A, 0, max(0, 1 - shift_A[-1])) + shift_A
     return moved_A
 
 
@@ -454,10 +454,10 @@ def _cost_axis(axis: Axes, unit: Unit, *, most_ticks: int = 5) -> None:
     axis.set_xlim(left=0)
 
 
-def _log_cost_axis(axis: Axes, unit: Unit, eval_points: Sequence[float], most_ticks: int = 7) -> None:
+def _log_cost_axis(axis: Axes, unit: Unit, eval_points: Sequence[float]) -> None:
     """Label a logarithmic axis of costs at some of the evaluation points."""
     axis.set_xscale("log")
-    every = -(-len(eval_points) // most_ticks)
+    every = -(-len(eval_points) // 7)
     ticks = list(eval_points[::-1][::every])
     axis.set_xticks(ticks, [tick_text(tick, unit) for tick in ticks])
     axis.xaxis.set_minor_locator(NullLocator())

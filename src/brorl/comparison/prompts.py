@@ -125,12 +125,7 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
 
 
 def coverage_difference(comparison: Comparison, spent: float, k: int) -> CoverageDifference:
-    """Find the prompts that one of two arms solves and the other does not.
-
-    Args:
-        comparison: The comparison, of two arms.
-        spent: Amount of the budget, in the comparison's unit.
-        k: Attempts of the expected number, 1 to n.
+    """Find the prompts that one of two arms solves and the other does not, with the numbers expected in k attempts.
 
     Raises:
         ValueError: If a run was not evaluated there and did not end early, or k is not 1 to n.
@@ -187,11 +182,6 @@ def kind_of(movement_a: Movement, movement_b: Movement, lead: Conclusion) -> str
 
     The paper's three are "both improve and B leads", "A degrades while B improves" and "neither gains".
 
-    Args:
-        movement_a: A's movement since the start.
-        movement_b: B's movement since the start.
-        lead: The arm that leads at the end.
-
     Source: BroRL (arXiv 2510.01180, Figure 4), which sorts by the curves' looks; here an interval must show it.
     """
     unchanged = "no change shown"
@@ -214,10 +204,6 @@ def task_trends(comparison: Comparison, spent: float) -> tuple[TaskTrend, ...]:
 
     Every task has its own 95% interval: of tasks without a change, up to one in 20 will
     seem to have changed in each of the three respects.
-
-    Args:
-        comparison: The comparison, of two arms.
-        spent: Amount of the budget, in the comparison's unit.
 
     Raises:
         ValueError: If a run was not evaluated there and did not end early.

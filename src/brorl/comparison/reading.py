@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from brorl.errors import UserError
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.runs.run_record import SPEC_FILE
 
+_Setup = tuple[tuple[HeldOutPrompt, ...], int, tuple[int, ...]]  # of the evaluations of a run:
+_SETUP = ("held-out prompts", "samples per prompt", "pass@k")
+
 
 def read_comparison(folder: Path) -> Comparison:
     """Read a comparison.
@@ -31,16 +34,21 @@ def read_comparison(folder: Path) -> Comparison:
     spec = read_spec(folder)
     budget = Budget(spec["unit"], spec["budget"], tuple(spec["marks"]))
     arms: list[Arm] = []
-    setup: _EvaluationSetup | None = None
+    first: tuple[str, _Setup] | None = None
     labels = labelled([arm["name"] for arm in spec["arms"]])  # an earlier version wrote long names
     for (name, title), arm in zip(labels, spec["arms"], strict=True):
         runs = []
         for run in arm["runs"]:
-            found = _read_run(folder / run["path"], run["seed"], budget)
-            if found is not None:
-                runs.append(found[0])
-                setup = setup or found[1]
-                setup.require_same(found[1])
+            scores_and_setup = _read_run(folder / run["path"], run["seed"], budget)
+            if scores_and_setup is not None:
+                scores, setup = scores_and_setup
+                runs.append(scores)
+                first = first or (scores.path, setup)
+                other = next((n for n, a, b in zip(_SETUP, first[1], setup, strict=True) if a != b), None)
+                if other is not None:
+                    raise UserError(
+                        f"{scores.path} was evaluated with other {other} than {first[0]}, so they cannot be compared"
+                    )
         if len(runs) < len(arm["runs"]):
             raise UserError(
                 f"{folder}: {len(runs)} of {len(arm['runs'])} runs of {arm['name']} are complete; continue with: brorl "
@@ -48,11 +56,10 @@ def read_comparison(folder: Path) -> Comparison:
             )
         title = title or arm.get("title", "")
         arms.append(Arm(name, title, arm["num_rollouts"], arm["prompts_per_step"], arm["differs"], tuple(runs)))
-    if setup is None:
+    if first is None:
         raise UserError(f"{folder / SPEC_FILE} has no runs; start a new comparison in another folder")
     whole = Comparison(
-        spec["checkpoint"], budget.unit, budget.limit, budget.eval_points, setup.prompts, setup.num_samples, setup.ks,
-        tuple(arms), spec["machine"],
+        spec["checkpoint"], budget.unit, budget.limit, budget.eval_points, *first[1], tuple(arms), spec["machine"]
     )  # fmt: skip
     return _without_unverified(folder, whole)
 
@@ -103,26 +110,6 @@ def read_spec(folder: Path) -> dict[str, Any]:
     return spec
 
 
-@dataclass(frozen=True)
-class _EvaluationSetup:
-    """Held-out prompts, samples per prompt and ks of a run's evaluations."""
-
-    path: Path
-    prompts: tuple[HeldOutPrompt, ...]
-    num_samples: int
-    ks: tuple[int, ...]
-
-    def require_same(self, other: _EvaluationSetup) -> None:
-        """Raise a UserError if another run was evaluated differently."""
-        for name, attribute in (
-            ("held-out prompts", "prompts"), ("samples per prompt", "num_samples"), ("pass@k", "ks")
-        ):  # fmt: skip
-            if getattr(self, attribute) != getattr(other, attribute):
-                raise UserError(
-                    f"{other.path} was evaluated with other {name} than {self.path}, so they cannot be compared"
-                )
-
-
 def read_run_scores(path: Path, seed: int, budget: Budget) -> RunScores | None:
     """Read one run; None if it is not complete.
 
@@ -134,11 +121,11 @@ def read_run_scores(path: Path, seed: int, budget: Budget) -> RunScores | None:
     Raises:
         UserError: If the metrics hold no results by prompt, or the held-out prompts are missing.
     """
-    found = _read_run(path, seed, budget)
-    return None if found is None else found[0]
+    scores_and_setup = _read_run(path, seed, budget)
+    return None if scores_and_setup is None else scores_and_setup[0]
 
 
-def _read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, _EvaluationSetup] | None:
+def _read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, _Setup] | None:
     records = RunDirectory(path).read_metrics()
     cost, scores, begins = Cost(), [], dict[str, Cost]()
     ended = records[-1].get("ended") if records else None
@@ -152,7 +139,7 @@ def _read_run(path: Path, seed: int, budget: Budget) -> tuple[RunScores, _Evalua
         return None
     last = next(r["evaluation"] for r in reversed(records) if "evaluation" in r)
     prompts = tuple(HeldOutPrompt(**prompt) for prompt in RunDirectory(path).read_held_out())
-    setup = _EvaluationSetup(path, prompts, last["num_samples"], tuple(sorted(int(k) for k in last["pass_at"])))
+    setup = prompts, last["num_samples"], tuple(sorted(int(k) for k in last["pass_at"]))
     steps = [r for r in records if "sampling" in r]
     run = RunScores(
         seed=seed,

@@ -15,6 +15,7 @@ from brorl.comparison.arms import Arm, Comparison, RunScores, scores_at, start_s
 from brorl.comparison.figure import draw_comparison, draw_frontier
 from brorl.comparison.frontier import Frontier
 from brorl.comparison.matching import TOLERANCE
+from brorl.comparison.prompts import CoverageChange
 from brorl.comparison.results import ComparisonResults, Pair, results_of
 from brorl.comparison.tables import tables_of
 from brorl.comparison.text import text_of
@@ -80,7 +81,7 @@ def comparison_record(comparison: Comparison) -> dict[str, Any]:
         "num_samples": comparison.num_samples,
         "ks": results.ks,
         "start": {"pass_at": results.start, "efficiency": [e for e in results.efficiency if e.arm == "start"]},
-        "arms": [_arm(results, arm, index) for index, arm in enumerate(comparison.arms)],
+        "arms": [_arm(results, arm, change) for arm, change in zip(comparison.arms, results.coverage, strict=True)],
         "runs_at_budget": results.matches,
         "at_equal_cost": results.equal,
         "coverage_at_equal_pass_1": results.equal_score,
@@ -104,8 +105,8 @@ def _keyed(value: Any) -> Any:
     return [_keyed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _arm(results: ComparisonResults, arm: Arm, index: int) -> dict[str, Any]:
-    num_tasks = len(results.efficiency) // (1 + len(results.comparison.arms))  # the start's come first
+def _arm(results: ComparisonResults, arm: Arm, coverage: CoverageChange) -> dict[str, Any]:
+    training = {_KEYS.get(name, name): rate for name, rate in results.training[arm.name].items()}
     return {
         "name": arm.name,
         "title": arm.title,
@@ -113,10 +114,9 @@ def _arm(results: ComparisonResults, arm: Arm, index: int) -> dict[str, Any]:
         "prompts_per_step": arm.prompts_per_step,
         "differs": arm.differs,
         "at_marks": [{**_keyed(at), "costs": {"arm": arm.name, **at.costs}} for at in results.arms[arm.name]],
-        "training": {"arm": arm.name}
-        | {_KEYS.get(name, name): rate for name, rate in results.training[arm.name].items()},
-        "efficiency": results.efficiency[num_tasks * (index + 1) : num_tasks * (index + 2)],
-        "coverage": results.coverage[index],
+        "training": {"arm": arm.name, **training},
+        "efficiency": [e for e in results.efficiency if e.arm == arm.name],
+        "coverage": coverage,
         "runs": [_run(run, results) for run in arm.runs],
     }
 

@@ -91,21 +91,16 @@ def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
     evidence = f"difference {signed(difference.difference)}, {_seeds(difference)}"
     scored = f"{b} scored pass@1 {at_b:.3f} and {a} {at_a:.3f}"
     budget = amount(results.budget, results.comparison.unit)
-    if results.unmatched:
-        conclusion = {
-            "A leads": f"{b} did not win",
-            "B leads": f"{b} scored higher",
-            "no difference shown": "no difference was shown",
-        }[difference.conclusion]
-        return f"At {budget} of training or more, {scored}: {conclusion} ({evidence}), but the runs are not matched."
-    conclusion = {
-        "A leads": f"{b} did not win",
-        "B leads": f"{b} won",
-        "no difference shown": f"{b} did not win, no difference was shown",
-    }[difference.conclusion]
-    if min(difference.num_seeds) == 1 and difference.conclusion == "B leads":
-        conclusion += " with this one seed" if max(difference.num_seeds) == 1 else " with these seeds"
-    return f"At {budget} of training each, {scored}: {conclusion} ({evidence})."
+    matched, conclusion = not results.unmatched, f"{b} did not win"
+    if difference.conclusion == "B leads":
+        conclusion = f"{b} won" if matched else f"{b} scored higher"
+        if matched and min(difference.num_seeds) == 1:
+            conclusion += " with this one seed" if max(difference.num_seeds) == 1 else " with these seeds"
+    elif difference.conclusion == "no difference shown":
+        conclusion = f"{conclusion}, no difference was shown" if matched else "no difference was shown"
+    if matched:
+        return f"At {budget} of training each, {scored}: {conclusion} ({evidence})."
+    return f"At {budget} of training or more, {scored}: {conclusion} ({evidence}), but the runs are not matched."
 
 
 def _sweep_answer(results: ComparisonResults) -> str:
@@ -205,20 +200,17 @@ def _changed_at_equal_budget(results: ComparisonResults, pair: Pair) -> list[str
     ]
 
 
+def _equal_cost(results: ComparisonResults) -> list[str]:
+    """Return which arm leads where all runs had spent the same of another unit."""
+    units = [equal for equal in results.equal if equal.unit != results.comparison.unit]
+    leads = [f"at {_at_equal_cost(results, e, e.difference)}" for e in units if e.difference]
+    start = "pass@1 at equal cost in other units, on straight lines between evaluations"
+    return [f"{start}: {'; '.join(leads)}."] if leads else []
+
+
 def _at_equal_cost(results: ComparisonResults, equal: EqualCost, difference: PairedDifference) -> str:
     conclusion = with_names(difference.conclusion, *results.names)
     return f"{amount(equal.amount, equal.unit)} each {conclusion} ({signed(difference.difference)})"
-
-
-def _equal_cost(results: ComparisonResults) -> list[str]:
-    """Return which arm leads where all runs had spent the same of another unit."""
-    leads = [
-        f"at {_at_equal_cost(results, equal, equal.difference)}"
-        for equal in results.equal
-        if equal.unit != results.comparison.unit and equal.difference
-    ]
-    start = "pass@1 at equal cost in other units, on straight lines between evaluations"
-    return [f"{start}: {'; '.join(leads)}."] if leads else []
 
 
 def _coverage(results: ComparisonResults, pair: Pair) -> list[str]:
@@ -515,10 +507,6 @@ def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
 
     A pair without a shown difference needs more seeds, if its prompts are enough for them. All others need a larger
     budget: to be matched, or because a longer run may rank the arms differently.
-
-    Args:
-        results: The results.
-        folder: The folder of the comparison.
     """
     comparison = results.comparison
     first_runs = [arm.runs[0].path for arm in comparison.arms]

@@ -17,8 +17,15 @@ from numpy.typing import NDArray
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.outcome_weights import OutcomeWeight
 from brorl.planning.recommendation import RolloutPlan
-from brorl.theory.difficulty import gradient_fraction, gradient_weight, prompt_fraction, rate_cells
-from brorl.theory.outcome_weights import gradient_coefficient, noise_to_known_rates, noise_to_rloo
+from brorl.theory.outcome_weights import (
+    gradient_coefficient,
+    gradient_fraction,
+    gradient_weight,
+    noise_to_known_rates,
+    noise_to_rloo,
+    prompt_fraction,
+    rate_cells,
+)
 
 FloatArray = NDArray[np.float64]
 Aim = Literal["pass@1", "pass@k", "coverage"]

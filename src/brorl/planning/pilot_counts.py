@@ -23,9 +23,9 @@ from brorl.planning.tree_growth import TreeGrowth, growth_ratios
 from brorl.theory.pass_rates import (
     PassRates,
     fit_without_spikes,
+    fractions_of_any_shape,
     mixed_in_subset,
     refit_fractions,
-    shares_of_any_shape,
     solved_in_subset,
 )
 
@@ -147,7 +147,7 @@ def fraction_estimates(counts: PilotCounts, point: Expected, drawn: Expected) ->
     """
     n, correct_P = counts.num_rollouts, counts.correct_P
     tail = fit_without_spikes(correct_P, n)
-    free = shares_of_any_shape(correct_P, n, counts.wanted_J)
+    free = fractions_of_any_shape(correct_P, n, counts.wanted_J)
 
     def estimates(
         expected: FloatArray, replicates: FloatArray, in_subset: Any, in_tail: Any, free_J: Any

@@ -1,7 +1,8 @@
 """Outcome weights in expectation: what N changes in the gradient of a prompt, and what it does not.
 
-In: an outcome weight w(N, c) as an array over c = 0..N, and pass rates p. Out: how much a prompt counts in the expected
-gradient, and the noise of its gradient. The weights themselves are in `brorl.algorithms.outcome_weights`.
+In: an outcome weight w(N, c) as an array over c = 0..N, and pass rates p, one for each prompt or a fitted distribution.
+Out: how much a prompt counts in the expected gradient, the noise of its gradient, and the fractions of the prompts and
+of the gradient in bins of the pass rate. The weights themselves are in `brorl.algorithms.outcome_weights`.
 
 One prompt has pass rate p, N independent rollouts y_i with verdicts r_i in {0, 1}, c correct ones, and x = c/N. Its
 gradient is g = (1/N) sum_i A_i s_i with A_i = w(N, c) (r_i - x) and the scores s_i = grad log pi(y_i).
@@ -26,6 +27,11 @@ linear combinations of these N-1 objectives and no others.
 
 The first term is the variance of E[g | c], the others are the mean of the variance given c.
 
+*Difficulty.* In a softmax over correct and incorrect with log-odds z, p = 1/(1+e^-z) and dp/dz = p(1-p). So a prompt
+moves its own log-odds with the weight coef(N, p) p(1-p), and its fraction of the gradient is its fraction of the sum of
+these weights. The weight of MaxRL is (1-p) (1 - (1-p)^(N-1)): for large N a prompt counts as much as it fails. This
+leaves out how prompts share parameters.
+
 Source: derived here. `coef` is that of MaxRL (arXiv 2602.02710) and of PKPO (arXiv 2505.15201) at their weights.
 """
 
@@ -35,10 +41,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binom
+from scipy.special import expit, logit
+from scipy.stats import beta, binom
+
+from brorl.theory.pass_rates import PassRates
 
 FloatArray = NDArray[np.float64]
 
+BIN_EDGES = (1 / 512, 1 / 64, 1 / 16, 1 / 4, 3 / 4)
+"""Pass rates between the bins of difficulty; the first bin starts at 0, the last one ends at 1."""
+_LOG_ODDS = np.arange(-20.0, 20.1, 0.2)
+_EMPTY = 1e-9  # below this fraction, rounding decides the mean of a cell
 _DEVIATIONS, _LEAST_COUNTS = 10, 40  # counts further than this from the mean have no weight in float64
 
 
@@ -118,7 +131,7 @@ def gradient_moments(weight_C: ArrayLike, pass_rate_G: ArrayLike) -> GradientMom
     )
 
 
-def noise_to_rloo(weight_C: ArrayLike, pass_rate_G: ArrayLike, share_G: ArrayLike) -> FloatArray:
+def noise_to_rloo(weight_C: ArrayLike, pass_rate_G: ArrayLike, fraction_G: ArrayLike) -> FloatArray:
     """Return the relative noise of a batch's gradient divided by that of RLOO at the same N and prompts.
 
     Relative noise is the variance divided by the squared length of the mean. The model: the score variance v is the
@@ -134,7 +147,7 @@ def noise_to_rloo(weight_C: ArrayLike, pass_rate_G: ArrayLike, share_G: ArrayLik
     Args:
         weight_C: w(N, c) >= 0 for c = 0..N, shape [..., N + 1].
         pass_rate_G: p in [0, 1], shape [G].
-        share_G: Fraction of the prompts with this pass rate, >= 0, shape [G].
+        fraction_G: Fraction of the prompts with this pass rate, >= 0, shape [G].
 
     Returns:
         The ratio, shape [...].
@@ -144,40 +157,99 @@ def noise_to_rloo(weight_C: ArrayLike, pass_rate_G: ArrayLike, share_G: ArrayLik
 
     Source: Kish, Survey Sampling (1965), for the effect of weights on variance.
     """
-    first_G, second_G = _weight_moments(weight_C, pass_rate_G)
-    spread_G = _spread(pass_rate_G, share_G)
+    first_G, second_G, spread_G = _weight_moments(weight_C, pass_rate_G, fraction_G)
     ratio: FloatArray = (second_G @ spread_G) / (first_G @ spread_G) ** 2
     return ratio
 
 
-def noise_to_known_rates(weight_C: ArrayLike, pass_rate_G: ArrayLike, share_G: ArrayLike) -> FloatArray:
+def noise_to_known_rates(weight_C: ArrayLike, pass_rate_G: ArrayLike, fraction_G: ArrayLike) -> FloatArray:
     """Return the relative noise of a batch's gradient divided by that of RLOO weighted with the exact coef(N, p).
 
     Both have the same mean. The ratio is the price of not knowing the pass rates: E''[w^2] / E''[E'[w]^2], at least 1.
 
     Args, Returns, Raises and the model are those of `noise_to_rloo`.
     """
-    first_G, second_G = _weight_moments(weight_C, pass_rate_G)
-    spread_G = _spread(pass_rate_G, share_G)
+    first_G, second_G, spread_G = _weight_moments(weight_C, pass_rate_G, fraction_G)
     ratio: FloatArray = (second_G @ spread_G) / (first_G**2 @ spread_G)
     return ratio
 
 
-def _weight_moments(weight_C: ArrayLike, pass_rate_G: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Return E'[w] and E'[w^2], each of shape [..., G]."""
+def rate_cells(rates: PassRates, edges: tuple[float, ...] = BIN_EDGES) -> tuple[FloatArray, FloatArray]:
+    """Return pass rates and the fraction of the prompts at each: the Beta in narrow cells, and the spikes.
+
+    Args:
+        rates: A distribution of pass rates.
+        edges: Pass rates at which a cell must end.
+
+    Returns:
+        G pass rates in [0, 1], ascending, each the mean of its cell, and their fractions with sum 1; each of shape [G].
+    """
+    edge_E = expit(np.unique(np.concatenate([_LOG_ODDS, logit(edges)])))
+    edge_E[[0, -1]] = 0.0, 1.0
+    fraction_G = np.diff(beta.cdf(edge_E, rates.a, rates.b))
+    sum_G = np.diff(beta.cdf(edge_E, rates.a + 1, rates.b)) * rates.a / (rates.a + rates.b)
+    middle_G = (edge_E[1:] + edge_E[:-1]) / 2
+    mean_G = np.where(fraction_G > _EMPTY, sum_G / np.maximum(fraction_G, _EMPTY), middle_G)
+    rate_G = np.concatenate([[0.0], np.clip(mean_G, edge_E[:-1], edge_E[1:]), [1.0]])
+    return rate_G, np.concatenate([[rates.never], rates.between * fraction_G, [rates.always]])
+
+
+def prompt_fraction(pass_rate_G: ArrayLike, fraction_G: ArrayLike, edges: tuple[float, ...] = BIN_EDGES) -> FloatArray:
+    """Return the fraction of the prompts in each bin of difficulty.
+
+    Args:
+        pass_rate_G: p in [0, 1], shape [G].
+        fraction_G: Fraction of the prompts with this pass rate, >= 0, shape [G].
+        edges: Pass rates between the bins, ascending, B - 1 of them. A bin includes its lower edge.
+
+    Returns:
+        Fractions with sum 1, shape [B].
+    """
+    return _binned(np.asarray(fraction_G, np.float64), pass_rate_G, edges)
+
+
+def gradient_fraction(
+    coefficient_G: ArrayLike, pass_rate_G: ArrayLike, fraction_G: ArrayLike, edges: tuple[float, ...] = BIN_EDGES
+) -> FloatArray:
+    """Return the fraction of the gradient that goes to the prompts in each bin of difficulty.
+
+    Args:
+        coefficient_G: coef(N, p) of an estimator, >= 0, shape [..., G].
+        pass_rate_G: p in [0, 1], shape [G].
+        fraction_G: Fraction of the prompts with this pass rate, >= 0, shape [G].
+        edges: Pass rates between the bins, ascending, B - 1 of them. A bin includes its lower edge.
+
+    Returns:
+        Fractions with sum 1, shape [..., B].
+
+    Raises:
+        ValueError: If no prompt has a gradient.
+    """
+    return _binned(gradient_weight(coefficient_G, pass_rate_G) * np.asarray(fraction_G), pass_rate_G, edges)
+
+
+def gradient_weight(coefficient_G: ArrayLike, pass_rate_G: ArrayLike) -> FloatArray:
+    """Return coef(N, p) p(1-p), the weight of a prompt in the gradient of the log-odds, shape [..., G].
+
+    Args:
+        coefficient_G: coef(N, p), shape [..., G].
+        pass_rate_G: p in [0, 1], shape [G].
+    """
+    rate_G = np.asarray(pass_rate_G, np.float64)
+    weight: FloatArray = np.asarray(coefficient_G, np.float64) * rate_G * (1 - rate_G)
+    return weight
+
+
+def _weight_moments(
+    weight_C: ArrayLike, pass_rate_G: ArrayLike, fraction_G: ArrayLike
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return E'[w] and E'[w^2], each of shape [..., G], and the prompts' fractions times p(1-p), with sum 1."""
     weight_C = _checked(weight_C)
     first_G, second_G = _mean_over_others(np.stack([weight_C, weight_C**2]), pass_rate_G)
-    return first_G, second_G
-
-
-def _spread(pass_rate_G: ArrayLike, share_G: ArrayLike) -> FloatArray:
-    """Return the prompts' shares times p(1-p), with sum 1."""
-    rate_G = np.asarray(pass_rate_G, np.float64)
-    spread_G = np.asarray(share_G, np.float64) * rate_G * (1 - rate_G)
+    spread_G = gradient_weight(fraction_G, pass_rate_G)
     if not spread_G.sum() > 0:
         raise ValueError("every pass rate is 0 or 1, so there is no gradient")
-    normalized: FloatArray = spread_G / spread_G.sum()
-    return normalized
+    return first_G, second_G, spread_G / spread_G.sum()
 
 
 def _checked(weight_C: ArrayLike) -> FloatArray:
@@ -203,3 +275,13 @@ def _mean_over_others(value_C: FloatArray, pass_rate_G: ArrayLike) -> FloatArray
     chance_GW = binom.pmf(count_GW, others, rate_G[..., None])
     mean: FloatArray = np.einsum("...gw,gw->...g", value_C[..., count_GW + 1], chance_GW)
     return mean
+
+
+def _binned(amount_G: FloatArray, pass_rate_G: ArrayLike, edges: tuple[float, ...]) -> FloatArray:
+    """Return the fraction of the amounts in each bin, shape [..., B]."""
+    total = amount_G.sum(-1, keepdims=True)
+    if not (total > 0).all():
+        raise ValueError("every pass rate is 0 or 1, so there is no gradient")
+    in_bin_G = np.searchsorted(edges, np.asarray(pass_rate_G), side="right")
+    fraction: FloatArray = (amount_G / total) @ np.eye(len(edges) + 1)[in_bin_G]
+    return fraction

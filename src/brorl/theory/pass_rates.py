@@ -50,7 +50,9 @@ class PassRates:
         if not (self.a > 0 and self.b > 0):
             raise ValueError(f"a Beta distribution needs a > 0 and b > 0, not {self.a} and {self.b}")
         if min(self.never, self.always) < 0 or self.never + self.always > 1 + 1e-9:
-            raise ValueError(f"the spikes must be shares with a sum of at most 1, not {self.never} and {self.always}")
+            raise ValueError(
+                f"the spikes must be fractions that add up to at most 1, not {self.never} and {self.always}"
+            )
 
     @property
     def between(self) -> float:
@@ -121,8 +123,8 @@ def fit_without_spikes(correct_P: IntArray, num_rollouts: int) -> PassRates:
     return PassRates(float(a[0]), float(b[0]))
 
 
-def shares_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Predict shares from the most likely distribution of pass rates of any shape: weights on a grid, 0 and 1 included.
+def fractions_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Predict fractions from the most likely distribution of pass rates: weights on a grid, 0 and 1 included.
 
     Where pass rates are far from 0 without being 0, a Beta predicts too few mixed groups; this one does not. Its
     predictions far beyond n depend on a few prompts.
@@ -137,12 +139,12 @@ def shares_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray
 
     Source: Kiefer and Wolfowitz, Annals of Mathematical Statistics 27 (1956); by EM.
     """
-    share_K = _histogram(correct_P, num_rollouts) / correct_P.size
+    fraction_K = _histogram(correct_P, num_rollouts) / correct_P.size
     rate_G = np.concatenate([[0.0], 1 / (1 + np.exp(-_RATE_LOGITS)), [1.0]])
     chance_GK = binom(num_rollouts, rate_G[:, None]).pmf(np.arange(num_rollouts + 1))
     weight_G = np.full(rate_G.size, 1 / rate_G.size)
     for _ in range(_EM_ROUNDS):
-        weight_G *= chance_GK @ (share_K / np.maximum(weight_G @ chance_GK, np.finfo(np.float64).tiny))
+        weight_G *= chance_GK @ (fraction_K / np.maximum(weight_G @ chance_GK, np.finfo(np.float64).tiny))
     none_GJ, all_GJ = (1 - rate_G[:, None]) ** wanted, rate_G[:, None] ** wanted
     return weight_G @ (1 - none_GJ - all_GJ), weight_G @ (1 - none_GJ)
 
@@ -150,7 +152,7 @@ def shares_of_any_shape(correct_P: IntArray, num_rollouts: int, wanted: IntArray
 def refit_fractions(
     correct_P: IntArray, num_rollouts: int, weight_BP: FloatArray, wanted: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Predict shares from refits to B reweighted sets of the prompts, each on the grid alone.
+    """Predict fractions from refits to B reweighted sets of the prompts, each on the grid alone.
 
     Args:
         correct_P: Number of correct rollouts of each prompt, 0 to n, shape [P].
