@@ -1,14 +1,70 @@
-"""Made-up comparisons: runs whose pass rates rise with what they spend, faster or slower, higher or lower, with N."""
+"""Comparisons made from plain numbers, and made-up ones whose pass rates rise with what the runs spend and with N."""
 
 from collections.abc import Mapping, Sequence
 from math import comb, exp, log
 
 import numpy as np
+from numpy.typing import NDArray
 
 from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labelled
 from brorl.comparison.results import results_of
 from brorl.comparison.text import text_of
 from brorl.cost import Cost, Unit
+
+
+def score_of(
+    cost: Cost, num_correct_P: Sequence[int] | NDArray[np.int64], tokens_P: Sequence[int] | None = None
+) -> Score:
+    correct = np.asarray(num_correct_P, np.int64)
+    tokens = np.full(correct.size, 100) if tokens_P is None else np.asarray(tokens_P, np.int64)
+    return Score(cost, correct, tokens, 0.0)
+
+
+def run_of(
+    seed: int,
+    scores: Sequence[Score],
+    *,
+    ended_early: str | None = None,
+    cost: Cost | None = None,
+    phases: Mapping[str, float] | None = None,
+    groups: tuple[int, int] = (10, 5),
+    path: str | None = None,
+) -> RunScores:
+    cost = (scores[-1].cost if scores else Cost()) if cost is None else cost
+    path = f"runs/{seed}" if path is None else path
+    return RunScores(seed, tuple(scores), cost, phases or {}, groups[0], groups[1], groups[1], ended_early, path)
+
+
+def arm_of(name: str, runs: Sequence[RunScores], num_rollouts: int | None = 16) -> Arm:
+    return Arm(name, "", num_rollouts, 8, {}, tuple(runs))
+
+
+def comparison_of(
+    arms: Sequence[Arm],
+    eval_points: Sequence[float],
+    num_samples: int,
+    *,
+    sources: Sequence[str] | None = None,
+    unit: Unit = "seconds",
+    ks: tuple[int, ...] = (1,),
+) -> Comparison:
+    sources = sources or ["task"] * arms[0].runs[0].scores[0].num_correct_P.size
+    prompts = tuple(HeldOutPrompt(f"held-{i}", source, "math", "?", "!") for i, source in enumerate(sources))
+    points = tuple(eval_points)
+    return Comparison("quickstart", unit, points[-1], points, prompts, num_samples, ks, tuple(arms), "a machine")
+
+
+def _arms(numbers: Sequence[int | None], names: Sequence[str] | None, runs: Sequence[Sequence[RunScores]]) -> list[Arm]:
+    """Arms of so many rollouts, whose name is N unless names are given."""
+    labels = labelled(names or ["adaptive" if number is None else f"N={number}" for number in numbers])
+    return [
+        Arm(name, title, n, 16, {"rollouts_per_prompt": "adaptive" if n is None else str(n)}, tuple(of_arm))
+        for (name, title), n, of_arm in zip(labels, numbers, runs, strict=True)
+    ]
+
+
+def _sources(num_prompts: int, num_tasks: int) -> list[str]:
+    return [f"task-{i * num_tasks // num_prompts}" for i in range(num_prompts)]
 
 
 def cost_at(num_rollouts: int, seconds: float, more_steps: int = 0) -> Cost:
@@ -58,16 +114,11 @@ def synthetic(
         ended_early: By (arm's index, run's index), the number of evaluation points after which it collapsed.
         names: What the arms are called.
     """
-    prompts = tuple(
-        HeldOutPrompt(f"held-{i}", f"task-{i * num_tasks // num_prompts}", "math", f"What is {i}?", str(i))
-        for i in range(num_prompts)
-    )
     logit_P = rng.normal(-2.5, 1.8, num_prompts)
     start = _score(rng, Cost(), logit_P, num_samples)
-    arms = []
-    labels = labelled(_names(numbers, names))
+    runs_A: list[list[RunScores]] = []
     for index, number in enumerate(numbers):
-        runs = []
+        runs_A.append([])
         for run in range(num_seeds):
             reached = (ended_early or {}).get((index, run), len(eval_points))
             drift_P = logit_P + rng.normal(0, 0.3, num_prompts)
@@ -76,20 +127,15 @@ def synthetic(
                 spent = eval_point * (1 + (overshoot or {}).get(index, 0.0))
                 gain = (lift or {}).get(index, gain_at(number or 64, eval_point, eval_points[-1]) + rng.normal(0, 0.05))
                 scores.append(_score(rng, _cost(number or 64, unit, spent, run), drift_P + gain, num_samples))
-            runs.append(_run(rng, run, tuple(scores), reached < len(eval_points)))
-        differs = {"rollouts_per_prompt": "adaptive" if number is None else str(number)}
-        arms.append(Arm(*labels[index], number, 16, differs, tuple(runs)))
-    return Comparison(
-        "quickstart",
-        unit,
-        eval_points[-1],
-        eval_points,
-        prompts,
-        num_samples,
-        ks,
-        tuple(arms),
-        "cpu (2 threads), 1 run at a time",
-    )
+            why = "collapsed: pass@1 fell below a tenth of its best" if reached < len(eval_points) else None
+            groups, seconds = int(rng.integers(200, 400)), scores[-1].cost.seconds
+            phases = {"generation": 0.3 * seconds, "verification": 0.05 * seconds, "training": 0.6 * seconds}
+            mixed = int(groups * rng.uniform(0.3, 0.9))
+            path = f"runs/seed-{run}"
+            runs_A[-1].append(run_of(run, scores, ended_early=why, phases=phases, groups=(groups, mixed), path=path))
+    sources = _sources(num_prompts, num_tasks)
+    arms = _arms(numbers, names, runs_A)
+    return comparison_of(arms, eval_points, num_samples, sources=sources, unit=unit, ks=ks)
 
 
 def levels(
@@ -105,35 +151,23 @@ def levels(
 ) -> Comparison:
     """Make a comparison without chance: at the start 4, at evaluation point m of arm a `level_AM[a][m]` responses to
     each prompt are correct, and one more for every other prompt. Evaluation points are 10, 20, 40, ... seconds."""
-    eval_points = tuple(10.0 * 2**m for m in range(len(level_AM[0])))
-    prompts = tuple(
-        HeldOutPrompt(f"held-{i}", f"task-{i * num_tasks // num_prompts}", "math", f"What is {i}?", str(i))
-        for i in range(num_prompts)
-    )
-    arms = []
-    labels = labelled(_names(numbers, names))
-    for (name, title), number, level_M in zip(labels, numbers, level_AM, strict=True):
-        scores = [
-            Score(
-                cost_at(number or 64, eval_point) if eval_point else Cost(),
-                level + np.arange(num_prompts) % 2,
-                np.full(num_prompts, 8 * num_samples),
-                0.0,
-            )
-            for eval_point, level in zip((0.0, *eval_points), (4, *level_M), strict=True)
+    points = (0.0, *(10.0 * 2**m for m in range(len(level_AM[0]))))
+    runs_A = []
+    for number, level_M in zip(numbers, level_AM, strict=True):
+        costs = [cost_at(number or 64, point) if point else Cost() for point in points]
+        counts = [level + np.arange(num_prompts) % 2 for level in (4, *level_M)]
+        tokens = [8 * num_samples] * num_prompts
+        scores = [score_of(cost, count, tokens) for cost, count in zip(costs, counts, strict=True)]
+        runs = [
+            run_of(s, scores, phases={"generation": 1.0}, groups=(100, 50), path=f"runs/N={number}-{s}")
+            for s in range(num_seeds)
         ]
-        cost = scores[-1].cost
-        runs = tuple(
-            RunScores(seed, tuple(scores), cost, {"generation": 1.0}, 100, 50, 50, None, f"runs/{name}-{seed}")
-            for seed in range(num_seeds)
-        )
-        arms.append(Arm(name, title, number, 16, {"rollouts_per_prompt": str(number)}, runs))
-    return Comparison(
-        "quickstart", "seconds", eval_points[-1], eval_points, prompts, num_samples, ks, tuple(arms), "cpu"
-    )
+        runs_A.append(runs)
+    arms, sources = _arms(numbers, names, runs_A), _sources(num_prompts, num_tasks)
+    return comparison_of(arms, points[1:], num_samples, sources=sources, ks=ks)
 
 
-def score_of(comparison: Comparison, arm: Arm, run: int, eval_point: float) -> Score:
+def evaluation_at(comparison: Comparison, arm: Arm, run: int, eval_point: float) -> Score:
     """The first evaluation at which a run had spent an evaluation point, or its last."""
     scores = arm.runs[run].scores
     return next((s for s in scores if getattr(s.cost, comparison.unit) >= eval_point), scores[-1])
@@ -149,14 +183,10 @@ def score_SP(comparison: Comparison, arm: Arm, eval_point: float, k: int = 1) ->
     n = comparison.num_samples
     return np.array(
         [
-            [pass_at(int(c), n, k) for c in score_of(comparison, arm, run, eval_point).num_correct_P]
+            [pass_at(int(c), n, k) for c in evaluation_at(comparison, arm, run, eval_point).num_correct_P]
             for run in range(len(arm.runs))
         ]
     )
-
-
-def _names(numbers: Sequence[int | None], names: Sequence[str] | None) -> Sequence[str]:
-    return names or ["adaptive" if number is None else f"N={number}" for number in numbers]
 
 
 def _cost(number: int, unit: Unit, spent: float, run: int) -> Cost:
@@ -173,23 +203,6 @@ def _score(rng: np.random.Generator, cost: Cost, logit_P: np.ndarray, num_sample
     num_correct_P = rng.binomial(num_samples, 1 / (1 + np.exp(-logit_P)))
     tokens_P = rng.integers(5, 12, (num_samples, len(logit_P))).sum(0)
     return Score(cost, num_correct_P, tokens_P, float(rng.uniform(0, 0.05)))
-
-
-def _run(rng: np.random.Generator, seed: int, scores: tuple[Score, ...], ended_early: bool) -> RunScores:
-    cost = scores[-1].cost
-    groups = int(rng.integers(200, 400))
-    generation, verification = 0.3 * cost.seconds, 0.05 * cost.seconds
-    return RunScores(
-        seed=seed,
-        scores=scores,
-        cost=cost,
-        phase_seconds={"generation": generation, "verification": verification, "training": 0.6 * cost.seconds},
-        groups=groups,
-        groups_mixed=int(groups * rng.uniform(0.3, 0.9)),
-        num_updated=groups // 2,
-        ended_early="collapsed: pass@1 fell below a tenth of its best" if ended_early else None,
-        path=f"runs/seed-{seed}",
-    )
 
 
 def sentences(comparison: Comparison) -> list[str]:

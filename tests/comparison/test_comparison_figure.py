@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparisons import levels, score_of, score_SP, sentences, synthetic
+from comparisons import evaluation_at, levels, score_SP, sentences, synthetic
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -49,7 +49,7 @@ def test_lines_are_the_means(rng: np.random.Generator, numbers: tuple[int | None
         for axis, unit in zip(axes[2:5], ("steps", "samples", "unique_tokens"), strict=True):
             x, y = line_of(axis, arm.name)
             spent = [
-                [getattr(score_of(comparison, arm, run, eval_point).cost, unit) for run in range(3)]
+                [getattr(evaluation_at(comparison, arm, run, eval_point).cost, unit) for run in range(3)]
                 for eval_point in (0.0, *comparison.eval_points)
             ]
             np.testing.assert_allclose(x, np.mean(spent, 1))

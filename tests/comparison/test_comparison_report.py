@@ -9,7 +9,7 @@ from math import comb, sqrt
 
 import numpy as np
 import pytest
-from comparisons import levels, pass_at, score_of, score_SP, sentences, synthetic
+from comparisons import evaluation_at, levels, pass_at, score_SP, sentences, synthetic
 from rich.console import Console
 from scipy import stats
 
@@ -75,7 +75,7 @@ class TestTables:
             rows[1:], [(a, m) for a in comparison.arms for m in comparison.eval_points], strict=True
         ):
             name, number, prompts, steps, samples, unique, time, score = row
-            spent = [score_of(comparison, arm, run, eval_point).cost for run in range(3)]
+            spent = [evaluation_at(comparison, arm, run, eval_point).cost for run in range(3)]
             assert (name, number, prompts) == (arm.name, str(arm.num_rollouts), "16")
             assert numbers_in(steps) == [round(sum(c.steps for c in spent) / 3)]
             assert samples == short(sum(c.samples for c in spent) / 3)
@@ -106,7 +106,7 @@ class TestTables:
         n = comparison.num_samples
         worst = []
         for arm in (a, b):
-            counts = [int(c) for run in range(3) for c in score_of(comparison, arm, run, 40.0).num_correct_P]
+            counts = [int(c) for run in range(3) for c in evaluation_at(comparison, arm, run, 40.0).num_correct_P]
             worst.append(sum(comb(c, 16) / comb(n, 16) for c in counts) / len(counts))
         assert [float(cell) for cell in rows[-1][2:4]] == pytest.approx(worst, abs=5.1e-4)
 
@@ -127,7 +127,7 @@ class TestTables:
         rows = token_table(results_of(comparison)).rows
         assert [row[:2] for row in rows[:3]] == [("all", "start"), ("", "N=16"), ("", "N=512")]
         for row, arm in zip(rows[1:3], comparison.arms, strict=True):
-            ends = [score_of(comparison, arm, run, 40.0) for run in range(3)]
+            ends = [evaluation_at(comparison, arm, run, 40.0) for run in range(3)]
             correct = sum(int(s.num_correct_P.sum()) for s in ends)
             tokens = sum(int(s.sampled_tokens_P.sum()) for s in ends)
             responses = 3 * 30 * 32
@@ -139,7 +139,7 @@ class TestTables:
         comparison = levels([[8, 8, 8], [8, 16, 16]])  # 10, 20, 40 s
         steps, samples, tokens = equal_table(results_of(comparison)).rows
         spent = [
-            [score_of(comparison, arm, 0, eval_point).cost for eval_point in comparison.eval_points]
+            [evaluation_at(comparison, arm, 0, eval_point).cost for eval_point in comparison.eval_points]
             for arm in comparison.arms
         ]
         assert steps[0] == f"{spent[1][2].steps} steps"  # all of N=512, and part of N=16
@@ -360,14 +360,14 @@ class TestTables:
         for row, arm in zip(found.rows, comparison.arms, strict=True):
             gained, lost = [], []
             for run in range(3):
-                before = score_of(comparison, arm, run, 0.0).num_correct_P
-                after = score_of(comparison, arm, run, 40.0).num_correct_P
+                before = evaluation_at(comparison, arm, run, 0.0).num_correct_P
+                after = evaluation_at(comparison, arm, run, 40.0).num_correct_P
                 gained.append(sum(1 for x, y in zip(before, after, strict=True) if not x and y))
                 lost.append(sum(1 for x, y in zip(before, after, strict=True) if x and not y))
             assert (row[1], row[2]) == tuple(spread_text(Spread.of(v)) for v in (gained, lost))
             assert float(row[4]) == pytest.approx(score_SP(comparison, arm, 40.0, 16).mean() * 30, abs=0.051)
         majority = [
-            np.mean([score_of(comparison, arm, run, 40.0).num_correct_P > 0 for run in range(3)], axis=0) > 0.5
+            np.mean([evaluation_at(comparison, arm, run, 40.0).num_correct_P > 0 for run in range(3)], axis=0) > 0.5
             for arm in comparison.arms
         ]
         assert f"alone: {int((majority[1] & ~majority[0]).sum())}; of N=16 alone" in found.notes[1]
@@ -480,7 +480,7 @@ class TestAnswer:
     def test_other_units(self, rng: np.random.Generator) -> None:
         comparison = synthetic(rng)
         line = next(line for line in sentences(comparison) if line.startswith("Not equal in other units"))
-        a, b = ([score_of(comparison, arm, run, 40.0).cost for run in range(3)] for arm in comparison.arms)
+        a, b = ([evaluation_at(comparison, arm, run, 40.0).cost for run in range(3)] for arm in comparison.arms)
         for unit, words in (("steps", "steps"), ("samples", "samples"), ("unique_tokens", "unique tokens")):
             ratio = sum(getattr(cost, unit) for cost in b) / sum(getattr(cost, unit) for cost in a)
             assert f"{ratio:.3g} times the {words} (" in line
@@ -563,7 +563,7 @@ class TestRecord:
                 for k, estimate in at["pass_at"].items():
                     expected = score_SP(comparison, arm, eval_point, int(k)).mean()
                     assert estimate["value"] == pytest.approx(expected, abs=1e-12)
-                spent = [score_of(comparison, arm, run, eval_point).cost.samples for run in range(3)]
+                spent = [evaluation_at(comparison, arm, run, eval_point).cost.samples for run in range(3)]
                 assert at["costs"]["samples"] == {"mean": sum(spent) / 3, "least": min(spent), "most": max(spent)}
             assert set(told["at_marks"][-1]["pass_at"]) == {"1", "4", "16"}
             for run, told_run in zip(arm.runs, told["runs"], strict=True):

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from comparison_of import arm_of, comparison_of, run_of, score_of
+from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import Arm
 from brorl.comparison.paired import paired_difference
@@ -38,7 +38,7 @@ def test_gains_and_losses_are_those_of_sets(rng: np.random.Generator) -> None:
         assert (spread.least, spread.most) == (min(sizes), max(sizes))
         assert spread.mean == pytest.approx(sum(sizes) / 3)
     for ids, sets in ((found.gained_ids, gained), (found.lost_ids, lost)):
-        assert ids == tuple(f"prompt-{p}" for p in range(30) if sum(p in s for s in sets) >= 2)
+        assert ids == tuple(f"held-{p}" for p in range(30) if sum(p in s for s in sets) >= 2)
     assert found.arm == "b"
 
 
@@ -90,7 +90,7 @@ def test_prompts_that_one_arm_solves_and_the_other_does_not(rng: np.random.Gener
         for p in range(40):
             for first, second in ((0, 1), (1, 0)):
                 if 2 * solved[first][p] > seeds and 2 * solved[second][p] < seeds:
-                    only[first].append(f"prompt-{p}")
+                    only[first].append(f"held-{p}")
         assert (found.only_a, found.only_b) == (tuple(only[0]), tuple(only[1]))
         assert found.both == sum(2 * min(a, b) > seeds for a, b in zip(*solved, strict=True))
         assert found.neither == sum(2 * max(a, b) < seeds for a, b in zip(*solved, strict=True))

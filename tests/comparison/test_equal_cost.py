@@ -5,7 +5,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from comparison_of import arm_of, comparison_of, run_of, score_of
+from comparisons import arm_of, comparison_of, run_of, score_of
 from numpy.typing import NDArray
 
 from brorl.comparison.arms import Arm, Comparison, Measure, RunScores

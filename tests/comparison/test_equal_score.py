@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from comparisons import arm_of, comparison_of, run_of, score_of
 from scipy import stats
 
-from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
+from brorl.comparison.arms import Comparison, Score
 from brorl.comparison.equal import at_equal_score
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import pass_at_k
@@ -31,11 +32,10 @@ def made_up(
             for t, eval_point in enumerate((0.0, *POINTS)):
                 rate_P = 1 / (1 + np.exp(-logit_P - (own_P + (lift + 0.4 * index) * t if t else 0)))
                 seconds = eval_point * (1 + 0.01 * seed)
-                scores.append(Score(Cost(t, seconds, 0, 0, 0), rng.binomial(N, rate_P), np.ones(num_prompts, int), 0.0))
-            runs.append(RunScores(seed, tuple(scores), scores[-1].cost, {}, 1, 1, 1, None, "run"))
-        arms.append(Arm(f"arm {index}", "", 16 + index, 1, {}, tuple(runs)))
-    prompts = tuple(HeldOutPrompt(str(i), "task", "math", "", "") for i in range(num_prompts))
-    return Comparison("start", "seconds", POINTS[-1], POINTS, prompts, N, (1, K), tuple(arms), "cpu")
+                scores.append(score_of(Cost(t, seconds), rng.binomial(N, rate_P)))
+            runs.append(run_of(seed, scores))
+        arms.append(arm_of(f"arm {index}", runs, 16 + index))
+    return comparison_of(arms, POINTS, N, ks=(1, K))
 
 
 def read_off(comparison: Comparison) -> tuple[float, list[float], list[float]]:

@@ -4,7 +4,7 @@ from math import log
 
 import numpy as np
 import pytest
-from comparison_of import arm_of, comparison_of, run_of, score_of
+from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import PASS_1, Comparison, Measure
 from brorl.comparison.frontier import frontier

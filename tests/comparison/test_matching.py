@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from comparison_of import arm_of, run_of, score_of
+from comparisons import arm_of, run_of, score_of
 
 from brorl.comparison.arms import Arm, score_at
 from brorl.comparison.matching import TOLERANCE, Spread, costs_at, match_at, unmatched_runs

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparison_of import arm_of, comparison_of, run_of, score_of
+from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.figure import make_figure
 from brorl.comparison.results import results_of

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from comparison_of import arm_of, comparison_of, run_of, score_of
+from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import PASS_1, Measure, have_same_seeds, scores_at, start_scores
 from brorl.cost import Cost

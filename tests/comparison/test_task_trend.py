@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from comparison_of import arm_of, comparison_of, run_of, score_of
+from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import Arm
 from brorl.comparison.paired import difference_interval, mean_over_runs

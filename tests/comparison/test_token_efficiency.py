@@ -4,7 +4,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from comparison_of import arm_of, comparison_of, run_of, score_of
+from comparisons import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.matching import token_efficiency, training_efficiency
 from brorl.comparison.paired import mean_over_runs

@@ -1,12 +1,13 @@
 """Comparisons of runs with responses that could not be verified."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from comparison_of import arm_of, run_of
+from comparisons import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.arms import Comparison, HeldOutPrompt, Score
+from brorl.comparison.arms import Comparison, Score
 from brorl.comparison.reading import _without_unverified
 from brorl.comparison.text import unverified_words
 from brorl.cost import Cost
@@ -18,12 +19,11 @@ def random_comparison(rng: np.random.Generator, fraction: float) -> Comparison:
 
     def score() -> Score:
         lost = rng.integers(1, 3, 12) * (rng.random(12) < fraction)
-        made = Score(Cost(), rng.integers(0, 9, 12), rng.integers(1, 99, 12), 0.0)
-        return Score(made.cost, made.num_correct_P, made.sampled_tokens_P, 0.0, lost if lost.any() else None)
+        made = score_of(Cost(), rng.integers(0, 9, 12), rng.integers(1, 99, 12))
+        return replace(made, num_unverified_P=lost if lost.any() else None)
 
     arms = [arm_of(name, [run_of(seed, [score() for _ in range(3)]) for seed in range(2)]) for name in "AB"]
-    prompts = tuple(HeldOutPrompt(str(i), "source", "domain", "text", "ref") for i in range(12))
-    return Comparison("model", "steps", 3.0, (3.0,), prompts, 8, (1, 4), tuple(arms), "machine")
+    return comparison_of(arms, [3.0], 8, unit="steps", ks=(1, 4))
 
 
 def test_all_arms_keep_the_prompts_that_were_verified_everywhere(rng: np.random.Generator) -> None:
@@ -36,7 +36,7 @@ def test_all_arms_keep_the_prompts_that_were_verified_everywhere(rng: np.random.
         if not kept:
             continue
         smaller = _without_unverified(Path("folder"), whole)
-        assert [p.id for p in smaller.prompts] == [str(i) for i in kept]
+        assert [p.id for p in smaller.prompts] == [f"held-{i}" for i in kept]
         assert smaller.num_left_out == 12 - len(kept)
         found = [s for arm in smaller.arms for run in arm.runs for s in run.scores]
         for before, after in zip(scores, found, strict=True):
