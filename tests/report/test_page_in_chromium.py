@@ -33,12 +33,12 @@ def test_the_page_works_in_a_browser(tmp_path: Path, rng: np.random.Generator) -
     with Chromium(chromium_or_skip()) as browser:
         records, stored = make_run(tmp_path / name, rng, steps=5, num_groups=5, num_rollouts=40)
         others, _ = make_run(tmp_path / "other", rng, steps=3)
-        one.write_text(make_page(read_runs([tmp_path / name])).html, "utf-8")
-        two.write_text(make_page(read_runs([tmp_path / "other", tmp_path / name])).html, "utf-8")
+        one.write_text(make_page(read_runs([tmp_path / name])), "utf-8")
+        two.write_text(make_page(read_runs([tmp_path / "other", tmp_path / name])), "utf-8")
 
         lines = [json.dumps(record) + "\n" for record in (others[0], fruitless_record(rng, 1))]
         (tmp_path / "other" / "metrics.jsonl").write_text("".join(lines))
-        three.write_text(make_page(read_runs([tmp_path / "other"])).html, "utf-8")
+        three.write_text(make_page(read_runs([tmp_path / "other"])), "utf-8")
 
         browser.prefer_dark(False)
         browser.set_width(1400)
@@ -81,7 +81,7 @@ def test_the_summary_of_several_runs_fits_a_laptop(tmp_path: Path, rng: np.rando
             record.get("seconds", {})["total"] = 12_345.6
         (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     page = tmp_path / "page.html"
-    page.write_text(make_page(read_runs(paths)).html, "utf-8")
+    page.write_text(make_page(read_runs(paths)), "utf-8")
     with Chromium(chromium_or_skip()) as browser:
         browser.set_width(1280)
         browser.open(page)

@@ -11,8 +11,7 @@ import pytest
 from scipy import stats
 
 from brorl.reporting.page.page import make_page
-from brorl.reporting.page.summary import Tile, notes, tiles
-from brorl.reporting.score_change import best_evaluation, score_changes
+from brorl.reporting.page.summary import Tile, best_evaluation, notes, score_changes, tiles
 from brorl.runs.run_record import RunRecord
 from made_up_runs import evaluation, fruitless_record, random_step, step_record
 
@@ -26,7 +25,7 @@ def run_of(records: Records, **settings: str) -> RunRecord:
 def tiles_of(records: Records, **settings: str) -> dict[str, Tile]:
     run = run_of(records, **settings)
     made = {tile.title: tile for tile in tiles(run)}
-    page = make_page([run]).html
+    page = make_page([run])
     for tile in made.values():
         assert tile.figures or tile.text
         assert tile.text in page

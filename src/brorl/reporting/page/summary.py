@@ -1,6 +1,7 @@
 """The summary above the charts: tiles for one run, a row of a table for each of several, and notes on every run.
 
-In: runs. Out: text and numbers, no HTML.
+In: runs. Out: text and numbers, no HTML. Both ends of a change of a held-out score have the same prompts, so the
+interval of the change is narrower than those of the two scores.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from brorl.comparison.paired import Conclusion, conclusion_of, difference_interval
 from brorl.cost import UNITS, total_cost
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 from brorl.format import duration, interval
 from brorl.reporting.reasons import why_no_change, why_no_update
-from brorl.reporting.score_change import ScoreChange, best_evaluation, ks_of, score, score_changes
 from brorl.runs.run_record import Record, RunRecord, number, total
 
 HEADINGS = (
@@ -24,16 +25,13 @@ HEADINGS = (
 )  # fmt: skip
 _ENDS = 25  # most steps at either end of the run over which the reward is averaged
 
+Direction = Literal["rose", "fell", "unclear"]
+_DIRECTIONS: dict[Conclusion, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}
+
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of a tile.
-
-    Attributes:
-        value: The number, as text.
-        label: The name of the number.
-        details: Further lines.
-    """
+    """A number of a tile: the number as text, its name, and further lines."""
 
     value: str
     label: str
@@ -42,19 +40,32 @@ class Figure:
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile.
-
-    Attributes:
-        title: Its title.
-        tone: Its color.
-        figures: Its numbers.
-        text: A sentence below the numbers; may be empty.
-    """
+    """A tile: its color, its numbers, and a sentence below them, which may be empty."""
 
     title: str
     tone: Literal["good", "bad", "plain"]
     figures: tuple[Figure, ...]
     text: str = ""
+
+
+@dataclass(frozen=True)
+class ScoreChange:
+    """pass@k at the first and at the last evaluation of a run.
+
+    Attributes:
+        k: Number of attempts.
+        before: Score of the first evaluation, with its 95% interval.
+        after: Score of the last evaluation.
+        difference: After minus before, with a 95% interval over prompts; None if the metrics hold no counts of prompts.
+        direction: "rose" or "fell" if the interval of the difference excludes 0. Without a difference, if the intervals
+            of the two scores do not overlap.
+    """
+
+    k: int
+    before: Estimate
+    after: Estimate
+    difference: Estimate | None
+    direction: Direction
 
 
 def tiles(run: RunRecord) -> list[Tile]:
@@ -121,6 +132,51 @@ def steps_done(run: RunRecord) -> str:
     return f"{last:,}" if planned in (None, str(last)) else f"{last:,} of {planned}"
 
 
+def score_changes(run: RunRecord) -> list[ScoreChange]:
+    """Return the change of each pass@k that both evaluations have, k ascending; nothing without two evaluations."""
+    if len(run.evaluations) < 2:
+        return []
+    first, last = run.evaluations[0], run.evaluations[-1]
+    changes = []
+    for k in _ks(first):
+        if k in _ks(last):
+            before, after, difference = _score(first, k), _score(last, k), _difference(first, last, k)
+            bounds = Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
+            direction = _DIRECTIONS[conclusion_of(difference or bounds)]
+            changes.append(ScoreChange(k, before, after, difference, direction))
+    return changes
+
+
+def best_evaluation(run: RunRecord) -> Record | None:
+    """Return the line of the best evaluation after an update, by the smallest k; the earliest of equal ones."""
+    trained = [r for r in run.evaluations if r["step"] > 0]
+    return max(trained, key=lambda record: _score(record, _ks(record)[0]).value, default=None)
+
+
+def _ks(record: Record) -> list[int]:
+    """Return the k of an evaluation, ascending."""
+    return sorted(map(int, record["evaluation"]["pass_at"]))
+
+
+def _score(record: Record, k: int) -> Estimate:
+    """Return pass@k of an evaluation, with its interval."""
+    estimate = record["evaluation"]["pass_at"][str(k)]
+    return Estimate(*(float(estimate[name]) for name in ("value", "low", "high")))
+
+
+def _difference(first: Record, last: Record, k: int) -> Estimate | None:
+    """Return the change of pass@k over the prompts that were verified at both evaluations."""
+    ends = [record["evaluation"] for record in (first, last)]
+    prompts = [end.get("prompts") or {} for end in ends]
+    counts = [each.get("num_correct") or [] for each in prompts]
+    lost = [each["num_unverified"] for each in prompts if "num_unverified" in each]
+    kept = [i for i in range(len(counts[0])) if not any(each[i] for each in lost)]
+    if len(counts[0]) != len(counts[1]) or not kept:
+        return None
+    a, b = (pass_at_k([c[i] for i in kept], e["num_samples"], k)[None] for c, e in zip(counts, ends, strict=True))
+    return difference_interval(a, b, seeds_paired=True)
+
+
 def _score_tiles(run: RunRecord) -> list[Tile]:
     changes = score_changes(run)
     if not changes:
@@ -144,31 +200,27 @@ def _change_figure(run: RunRecord, change: ScoreChange) -> Figure:
         rounded = Estimate(*(round(end, 3) + 0.0 for end in ends))  # + 0.0: never -0.000
         details.insert(0, f"change {rounded.value:+.3f} {_ends(rounded, '+')}")
     best = best_evaluation(run)
-    if best is not None and best is not last and change.k == ks_of(best)[0]:
-        details.append(f"best: {score(best, change.k).value:.3f} {_when(best)}")
+    if best is not None and best is not last and change.k == _ks(best)[0]:
+        details.append(f"best: {_score(best, change.k).value:.3f} {_when(best)}")
     value = _unbroken(f"{change.before.value:.3f} → {change.after.value:.3f}")
     return Figure(value, f"held-out pass@{change.k}", tuple(details))
 
 
 def _learning_tile(run: RunRecord) -> Tile:
     """Return the tile of a run without two evaluations: its scores, or its reward in training."""
-    figures = [
-        Figure(f"{one.value:.3f}", f"held-out pass@{k}", (f"95% interval {_ends(one)} {_when(record)}",))
-        for record in run.evaluations[-1:]
-        for k, one in ((k, score(record, k)) for k in ks_of(record))
-    ]
-    return Tile("Learning", "plain", tuple(figures or _reward(run)), why_no_change(run))
-
-
-def _reward(run: RunRecord) -> list[Figure]:
+    figures = []
+    for record in run.evaluations[-1:]:
+        for k in _ks(record):
+            score = _score(record, k)
+            details = (f"95% interval {_ends(score)} {_when(record)}",)
+            figures.append(Figure(f"{score.value:.3f}", f"held-out pass@{k}", details))
     rewards = [value for r in run.updates if (value := number(r, "sampling", "reward")) is not None]
-    size = min(_ENDS, len(rewards) // 2)
-    if not size:
-        return []
-    steps = "step" if size == 1 else f"{size} steps"
-    details = (f"means of the first {steps} and of the last {steps}, which have different prompts",)
-    means = _unbroken(f"{fmean(rewards[:size]):.3f} → {fmean(rewards[-size:]):.3f}")
-    return [Figure(means, "reward in training", details)]
+    if (size := min(_ENDS, len(rewards) // 2)) and not figures:
+        steps = "step" if size == 1 else f"{size} steps"
+        details = (f"means of the first {steps} and of the last {steps}, which have different prompts",)
+        means = _unbroken(f"{fmean(rewards[:size]):.3f} → {fmean(rewards[-size:]):.3f}")
+        figures.append(Figure(means, "reward in training", details))
+    return Tile("Learning", "plain", tuple(figures), why_no_change(run))
 
 
 def _cost_tile(run: RunRecord) -> Tile:
@@ -188,10 +240,7 @@ def _cost_tile(run: RunRecord) -> Tile:
 def _dropped_tile(run: RunRecord) -> list[Tile]:
     figures = tuple(
         Figure(f"{dropped[0]:,}", label, (f"{_fraction(*dropped)} of those {verb}",))
-        for name, label, verb in (
-            ("samples", "rollouts", "sampled"),
-            ("unique_tokens", "tokens computed", "computed"),
-        )
+        for name, label, verb in (("samples", "rollouts", "sampled"), ("unique_tokens", "tokens computed", "computed"))
         if (dropped := _dropped(run, name))
     )
     text = "Groups that are not mixed give no gradient."
@@ -224,10 +273,10 @@ def _is_unfinished(run: RunRecord) -> bool:
 
 def _dropped(run: RunRecord, name: str) -> tuple[int, int] | None:
     """Return the amount that dynamic sampling dropped and the whole amount, over the steps whose metrics count it."""
-    rows = [[number(r, "sampling", key) for key in (f"{name}_dropped", name)] for r in run.steps]
-    known = [row for row in rows if None not in row]
-    dropped, whole = (sum(int(row[i] or 0) for row in known) for i in (0, 1))
-    return (dropped, whole) if known else None
+    counted = [r for r in run.steps if number(r, "sampling", f"{name}_dropped") is not None]
+    return (
+        (int(total(counted, "sampling", f"{name}_dropped")), int(total(counted, "sampling", name))) if counted else None
+    )
 
 
 def _batch(run: RunRecord) -> str:
@@ -242,8 +291,8 @@ def _first_and_last(run: RunRecord, place: int) -> tuple[int, Estimate, Estimate
     if not run.evaluations:
         return None
     first, last = run.evaluations[0], run.evaluations[-1]
-    k = ks_of(first)[place]
-    return (k, score(first, k), score(last, k)) if k in ks_of(last) else None
+    k = _ks(first)[place]
+    return (k, _score(first, k), _score(last, k)) if k in _ks(last) else None
 
 
 def _before_after(run: RunRecord, place: int) -> str:
@@ -252,7 +301,7 @@ def _before_after(run: RunRecord, place: int) -> str:
     if not ends:
         return "not evaluated"
     k, *scores = ends
-    texts = [_unbroken(interval(one)) for one in (scores if len(run.evaluations) > 1 else scores[:1])]
+    texts = [_unbroken(interval(score)) for score in (scores if len(run.evaluations) > 1 else scores[:1])]
     return f"pass@{k}: " * (place != 0) + " → ".join(texts)
 
 

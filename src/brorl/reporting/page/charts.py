@@ -12,22 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from brorl.format import counted
-from brorl.reporting.page.traces import (
-    LAST_STEPS,
-    Quantity,
-    Trace,
-    against_n,
-    estimate_keys,
-    held_out_points,
-    interval_lines,
-    line,
-    lines,
-    mixed_lines,
-    pass_at_by_source,
-    pass_at_curves,
-    plotly_text,
-    smoothed,
-)
+from brorl.reporting.page import traces
+from brorl.reporting.page.traces import LAST_STEPS, Quantity, Trace, estimate, lines
 from brorl.reporting.reasons import (
     Why,
     reason,
@@ -43,7 +29,7 @@ from brorl.reporting.reasons import (
 from brorl.runs.run_record import RunRecord, number
 
 PHASES = ("generation", "verification", "training", "diagnostics", "storing")
-_LOST = {"timed out": "sampling.verifier_timeouts", "failed": "sampling.verifier_failures"}
+_LOST: dict[str, Quantity] = {"timed out": "sampling.verifier_timeouts", "failed": "sampling.verifier_failures"}
 
 
 @dataclass(frozen=True)
@@ -74,13 +60,29 @@ class Chart:
 def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of rewards and held-out scores."""
     no_evaluation = reason(runs, why_no_evaluation)
-    pass_1_keys = estimate_keys("evaluation", "pass_at", "1")
-    by_source = pass_at_by_source(runs)
+    largest_k = max((int(k) for run in runs for r in run.evaluations for k in r["evaluation"]["pass_at"]), default=1)
+    source_names = sorted({s for run in runs for r in run.evaluations for s in r["evaluation"].get("by_source") or {}})
+    score_charts = [
+        Chart(
+            name,
+            f"Held-out pass@{k}{note}",
+            f"Chance that {responses} to a prompt not used in training is correct.",
+            lines(runs, {f"pass@{k} with 95% interval": estimate("evaluation", "pass_at", str(k))}),
+            _axis(f"pass@{k}", percent=True),
+            no_evaluation,
+            marks=True,
+        )
+        for name, k, note, responses in (
+            ("pass1", 1, "", "one response"),
+            ("coverage", largest_k, " (coverage)", f"at least one of {largest_k} responses"),
+        )
+        if name == "pass1" or k > 1
+    ]
     sources = Chart(
         "sources",
         "Held-out pass@1 by source of prompts",
         "The same chance for the prompts of each data set. Bars are 95% intervals.",
-        by_source,
+        lines(runs, {source: estimate("evaluation", "by_source", source, "1") for source in source_names}),
         _axis("pass@1", percent=True),
     )
     return [
@@ -88,88 +90,59 @@ def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
             "reward",
             "Reward in training",
             "Mean reward of all rollouts of a step. Every step has different prompts, so follow the bold line.",
-            smoothed(runs, lines(runs, {"mean reward": "sampling.reward"})),
+            traces.smoothed(runs, lines(runs, {"mean reward": "sampling.reward"})),
             _axis("mean reward"),
             reason(runs, why_no_step),
         ),
-        Chart(
-            "pass1",
-            "Held-out pass@1",
-            "Chance that one response to a prompt not used in training is correct.",
-            interval_lines(runs, "pass@1 with 95% interval", pass_1_keys),
-            _axis("pass@1", percent=True),
-            no_evaluation,
-            marks=True,
-        ),
-        *_coverage_chart(runs, no_evaluation),
+        *score_charts,
         Chart(
             "passk",
             "Held-out pass@k",
             "Chance that at least one of k responses is correct. Bars are 95% intervals.",
-            pass_at_curves(runs),
+            traces.pass_at_curves(runs),
             _axis("pass@k", percent=True) | _log_axis("k"),
             no_evaluation,
             by_progress=False,
         ),
-        _held_out_chart(runs),
-        *([sources] if by_source else []),
-    ]
-
-
-def _coverage_chart(runs: Sequence[RunRecord], no_evaluation: str) -> list[Chart]:
-    """Return the chart of pass@k of the largest k over the course of the runs; nothing if that is pass@1."""
-    ks = {int(k) for run in runs for r in run.evaluations for k in r["evaluation"]["pass_at"]}
-    if not ks or max(ks) == 1:
-        return []
-    k = str(max(ks))
-    return [
         Chart(
-            "coverage",
-            f"Held-out pass@{k} (coverage)",
-            f"Chance that at least one of {k} responses to a prompt not used in training is correct.",
-            interval_lines(runs, f"pass@{k} with 95% interval", estimate_keys("evaluation", "pass_at", k)),
-            _axis(f"pass@{k}", percent=True),
-            no_evaluation,
-            marks=True,
-        )
+            "held-out",
+            "Each held-out prompt, before and after",
+            "Fraction of correct responses at the first and at the last evaluation. Prompts above the line gained.",
+            traces.held_out_points(runs),
+            {
+                axis: {"tickformat": ".0%", "range": [-0.03, 1.03], "title": {"text": f"correct {when}"}}
+                for axis, when in (("xaxis", "before"), ("yaxis", "after"))
+            }
+            | _no_change_line(x0=0, x1=1, y0=0, y1=1),
+            reason(runs, why_no_change),
+            by_progress=False,
+        ),
+        *([sources] if sources.traces else []),
     ]
-
-
-def _held_out_chart(runs: Sequence[RunRecord]) -> Chart:
-    percent = {"tickformat": ".0%", "range": [-0.03, 1.03]}
-    return Chart(
-        "held-out",
-        "Each held-out prompt, before and after",
-        "Fraction of correct responses at the first and at the last evaluation. Prompts above the line gained.",
-        held_out_points(runs),
-        {
-            "xaxis": {**percent, "title": {"text": "correct before"}},
-            "yaxis": {**percent, "title": {"text": "correct after"}},
-            "shapes": [_no_change_line(x0=0, x1=1, y0=0, y1=1)],
-        },
-        reason(runs, why_no_change),
-        by_progress=False,
-    )
 
 
 def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the responses that N rollouts per prompt found and missed."""
-    share_axis = _axis("fraction of groups", percent=True)
+    groups_axis, n_axis = _axis("fraction of groups", percent=True), _log_axis("rollouts per prompt, N")
+    unsampled: dict[str, Quantity] = {
+        "new response": "coverage.pooled.unsampled",
+        "new correct response": "coverage.pooled.unsampled_correct",
+    }
     return [
         Chart(
             "informative",
             "Groups with correct and incorrect rollouts",
             "Fraction of mixed groups in a step, and the fraction that fewer of the same rollouts would have found.",
-            mixed_lines(runs),
-            share_axis,
+            traces.mixed_lines(runs),
+            groups_axis,
             reason(runs, why_no_step),
         ),
         Chart(
             "informative-n",
             f"The same fraction against N (last {LAST_STEPS} steps)",
             "Fraction of mixed groups if each prompt had N rollouts. Where it is flat, more rollouts add nothing.",
-            against_n(runs, "informative_fraction_at", "mixed groups"),
-            share_axis | _log_axis("rollouts per prompt, N"),
+            traces.against_n(runs, "informative_fraction_at", "mixed groups"),
+            groups_axis | n_axis,
             reason(runs, why_no_smaller_n),
             by_progress=False,
         ),
@@ -177,13 +150,7 @@ def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
             "unsampled",
             "Probability that no rollout sampled",
             "Chance that one more rollout would be a new response, and a new correct one.",
-            lines(
-                runs,
-                {
-                    "new response": "coverage.pooled.unsampled",
-                    "new correct response": "coverage.pooled.unsampled_correct",
-                },
-            ),
+            lines(runs, unsampled),
             _axis("probability", percent=True),
             reason(runs, why_no_coverage),
         ),
@@ -191,34 +158,24 @@ def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
             "unsampled-n",
             f"Unsampled correct probability against N (last {LAST_STEPS} steps)",
             "Chance that one more rollout after N would be a new correct response. Beyond the run's N it is forecast.",
-            against_n(runs, "unsampled_correct_at", "new correct response"),
-            _axis("probability", percent=True) | _log_axis("rollouts per prompt, N"),
+            traces.against_n(runs, "unsampled_correct_at", "new correct response"),
+            _axis("probability", percent=True) | n_axis,
             reason(runs, why_no_estimate),
             by_progress=False,
         ),
-        *_held_out_check_charts(runs),
-    ]
-
-
-def _held_out_check_charts(runs: Sequence[RunRecord]) -> list[Chart]:
-    change, improved = (
-        [("held_out_check", f"{name}{end}") for end in ("", "_low", "_high")]
-        for name in ("change", "fraction_improved")
-    )
-    return [
         Chart(
             "held_out_check",
             "Held-out check: effect of one update on correct responses",
             "Change of the chance of a correct response, measured on fresh rollouts. Above 0 the update helped.",
-            interval_lines(runs, "change with 95% interval", change),
-            _axis("change of probability") | {"shapes": [_no_change_line(xref="paper", x0=0, x1=1, y0=0, y1=0)]},
+            lines(runs, {"change with 95% interval": _check_keys("change")}),
+            _axis("change of probability") | _no_change_line(xref="paper", x0=0, x1=1, y0=0, y1=0),
             reason(runs, why_no_held_out_check),
         ),
         Chart(
             "improved",
             "Held-out check: fraction of correct probability that one update raised",
             "At 100% no correct response became less likely.",
-            interval_lines(runs, "fraction with 95% interval", improved),
+            lines(runs, {"fraction with 95% interval": _check_keys("fraction_improved")}),
             _axis("share", percent=True),
             reason(runs, partial(why_no_held_out_check, name="fraction_improved")),
         ),
@@ -238,6 +195,7 @@ def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
         },
         _axis("fraction of the step", percent=True),
     )
+    steps, lost = sum(len(run.steps) for run in runs), lines(runs, _LOST)
     return [
         line_chart(
             "sharing",
@@ -266,7 +224,14 @@ def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
             {"cut rollouts": "sampling.truncation_rate"},
             _axis("fraction of rollouts", percent=True),
         ),
-        _lost_chart(runs),
+        Chart(
+            "lost",
+            "Verifications that timed out or failed",
+            "They count as incorrect. The rollouts below show the reasons.",
+            lost if any(value for trace in lost for value in trace["y"]) else (),
+            _axis("distinct responses"),
+            f"No verification timed out or failed in {counted(steps, 'step')}." if steps else reason(runs, why_no_step),
+        ),
     ]
 
 
@@ -321,8 +286,8 @@ def _line_chart(
 
 def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
     """Return the seconds of each phase: stacked over the steps of one run, or as means of several runs."""
-    layout, empty, of_one = _axis("seconds per step"), reason(runs, why_no_step), len(runs) == 1
-    traces: list[Trace] = []
+    layout, of_one = _axis("seconds per step"), len(runs) == 1
+    made: list[Trace] = []
     timed = [run for run in runs if run.steps]
     for j, phase in enumerate(PHASES):
         meta = {"color": f"phase:{j}"}
@@ -330,31 +295,22 @@ def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
             records = enumerate(runs[0].records)
             points = [(at, number(r, "seconds", phase) or 0.0) for at, r in records if "sampling" in r]
             if any(value for _, value in points):
-                trace = line(runs, 0, phase, 0, points)
-                traces.append({**trace, "stackgroup": "seconds", "line": {"width": 0.5}, "meta": trace["meta"] | meta})
+                trace = traces.line(runs, 0, phase, 0, points)
+                made.append({**trace, "stackgroup": "seconds", "line": {"width": 0.5}, "meta": trace["meta"] | meta})
         elif timed:
+            names = [traces.plotly_text(run.name) for run in timed]
             means = [fmean([number(r, "seconds", phase) or 0.0 for r in run.steps]) for run in timed]
-            traces.append({"type": "bar", "name": phase, "x": [plotly_text(r.name) for r in timed], "y": means,
-                           "meta": meta})  # fmt: skip
+            made.append({"type": "bar", "name": phase, "x": names, "y": means, "meta": meta})
     if not of_one:
         layout |= {"barmode": "stack", "xaxis": {"type": "category"}}
     explanation = f"{'S' if of_one else 'Mean s'}econds of a step by phase, without evaluations and checkpoints."
-    return Chart("seconds", "Time by phase", explanation, tuple(traces), layout, empty, by_progress=of_one)
+    empty = reason(runs, why_no_step)
+    return Chart("seconds", "Time by phase", explanation, tuple(made), layout, empty, by_progress=of_one)
 
 
-def _lost_chart(runs: Sequence[RunRecord]) -> Chart:
-    steps = [r for run in runs for r in run.steps]
-    lost = any(number(r, *name.split(".")) for r in steps for name in _LOST.values())
-    return Chart(
-        "lost",
-        "Verifications that timed out or failed",
-        "They count as incorrect. The rollouts below show the reasons.",
-        lines(runs, _LOST) if lost else (),
-        _axis("distinct responses"),
-        f"No verification timed out or failed in {counted(len(steps), 'step')}."
-        if steps
-        else reason(runs, why_no_step),
-    )
+def _check_keys(name: str) -> Quantity:
+    """Return where a number of the held-out check and the ends of its interval stand in a line of the metrics."""
+    return [("held_out_check", f"{name}{end}") for end in ("", "_low", "_high")]
 
 
 def _axis(title: str, percent: bool = False) -> dict[str, Any]:
@@ -366,4 +322,4 @@ def _log_axis(title: str) -> dict[str, Any]:
 
 
 def _no_change_line(**place: float | str) -> dict[str, Any]:
-    return {"type": "line", "line": {"width": 1}, "name": "no change", "showlegend": True, **place}
+    return {"shapes": [{"type": "line", "line": {"width": 1}, "name": "no change", "showlegend": True, **place}]}
