@@ -24,7 +24,7 @@ def reason(runs: Sequence[RunRecord], why: Why) -> str:
 
 def why_no_step(run: RunRecord) -> str:
     """Return why a run has no number of a step."""
-    return "No step is complete yet." if not run.steps else "The metrics hold no such number."
+    return "The metrics hold no such number." if run.steps else "No step is complete yet."
 
 
 def why_no_update(run: RunRecord) -> str:
@@ -81,14 +81,11 @@ def why_no_held_out_check(run: RunRecord, name: str = "change") -> str:
     if not run.updates:
         return why_no_update(run)
     setting = "diagnostics.held_out_check_every"
-    if setting not in run.settings:
-        setting = "diagnostics.held_out_check_every"  # its name in earlier runs
     if run.settings.get(setting) == "0":
         return f"No update was checked ({setting}: 0)."
-    if hidden := _hidden_probabilities(run):
-        return hidden
     due = _not_due(run, setting)
-    return f"The first check is due at {due}." if due else "The metrics hold no check of an update."
+    no_check = f"The first check is due at {due}." if due else "The metrics hold no check of an update."
+    return _hidden_probabilities(run) or no_check
 
 
 def why_no_evaluation(run: RunRecord) -> str:
