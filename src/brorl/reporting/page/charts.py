@@ -1,35 +1,26 @@
-"""The charts of the page, with their titles and explanations.
+"""The charts of the page; their titles and explanations are in `charts.toml`.
 
 In: runs. Out: charts of plotly traces. A chart without numbers gives the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 from typing import Any
 
 from brorl.format import counted
+from brorl.reporting import reasons
 from brorl.reporting.page import traces
-from brorl.reporting.page.traces import LAST_STEPS, Quantity, Trace, estimate, lines
-from brorl.reporting.reasons import (
-    Why,
-    reason,
-    why_no_change,
-    why_no_coverage,
-    why_no_estimate,
-    why_no_evaluation,
-    why_no_held_out_check,
-    why_no_smaller_n,
-    why_no_step,
-    why_no_update,
-)
+from brorl.reporting.page.embedding import resource
+from brorl.reporting.page.traces import LAST_STEPS, Quantity, Trace, lines
+from brorl.reporting.reasons import Why, reason
 from brorl.runs.run_record import RunRecord, number
 
-PHASES = ("generation", "verification", "training", "diagnostics", "storing")
-_LOST: dict[str, Quantity] = {"timed out": "sampling.verifier_timeouts", "failed": "sampling.verifier_failures"}
+_PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
 
 @dataclass(frozen=True)
@@ -41,8 +32,8 @@ class Chart:
         title: Its title.
         explanation: One line on the meaning of the numbers.
         traces: Plotly traces; empty if there are no numbers.
-        layout: Plotly layout, without colors.
         empty: The reason if there are no numbers.
+        layout: Plotly layout, without colors.
         by_progress: Whether x is the course of the run, in a unit that the reader chooses.
         marks: Whether resets of the reference, and where a phase begins, are marked.
     """
@@ -51,274 +42,146 @@ class Chart:
     title: str
     explanation: str
     traces: tuple[Trace, ...]
+    empty: str
     layout: dict[str, Any] = field(default_factory=dict)
-    empty: str = ""
     by_progress: bool = True
     marks: bool = False
 
 
 def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of rewards and held-out scores."""
-    no_evaluation = reason(runs, why_no_evaluation)
-    largest_k = max((int(k) for run in runs for r in run.evaluations for k in r["evaluation"]["pass_at"]), default=1)
-    source_names = sorted({s for run in runs for r in run.evaluations for s in r["evaluation"].get("by_source") or {}})
-    score_charts = [
-        Chart(
-            name,
-            f"Held-out pass@{k}{note}",
-            f"Chance that {responses} to a prompt not used in training is correct.",
-            lines(runs, {f"pass@{k} with 95% interval": estimate("evaluation", "pass_at", str(k))}),
-            _axis(f"pass@{k}", percent=True),
-            no_evaluation,
-            marks=True,
-        )
-        for name, k, note, responses in (
-            ("pass1", 1, "", "one response"),
-            ("coverage", largest_k, " (coverage)", f"at least one of {largest_k} responses"),
-        )
-        if name == "pass1" or k > 1
-    ]
-    sources = Chart(
-        "sources",
-        "Held-out pass@1 by source of prompts",
-        "The same chance for the prompts of each data set. Bars are 95% intervals.",
-        lines(runs, {source: estimate("evaluation", "by_source", source, "1") for source in source_names}),
-        _axis("pass@1", percent=True),
-    )
+    chart = partial(_chart, runs)
+    evaluations = [r["evaluation"] for run in runs for r in run.evaluations]
+    largest_k = max((int(k) for e in evaluations for k in e["pass_at"]), default=1)
+    sources = sorted({source for e in evaluations for source in e.get("by_source") or {}})
+    by_source = {source: _estimate("by_source", source, "1") for source in sources}
+    pass_1, coverage = ({f"pass@{k} with 95% interval": _estimate("pass_at", str(k))} for k in (1, largest_k))
+    percent = {"tickformat": ".0%", "range": [-0.03, 1.03]}
+    held_out_axes = {
+        "xaxis": {**percent, "title": {"text": "correct before"}},
+        "yaxis": {**percent, "title": {"text": "correct after"}},
+    }
+    reward = traces.smoothed(runs, lines(runs, {"mean reward": "sampling.reward"}))
+    held_out = chart("held-out", traces.held_out_points(runs), reasons.why_no_change)
     return [
-        Chart(
-            "reward",
-            "Reward in training",
-            "Mean reward of all rollouts of a step. Every step has different prompts, so follow the bold line.",
-            traces.smoothed(runs, lines(runs, {"mean reward": "sampling.reward"})),
-            _axis("mean reward"),
-            reason(runs, why_no_step),
-        ),
-        *score_charts,
-        Chart(
-            "passk",
-            "Held-out pass@k",
-            "Chance that at least one of k responses is correct. Bars are 95% intervals.",
-            traces.pass_at_curves(runs),
-            _axis("pass@k", percent=True) | _log_axis("k"),
-            no_evaluation,
-            by_progress=False,
-        ),
-        Chart(
-            "held-out",
-            "Each held-out prompt, before and after",
-            "Fraction of correct responses at the first and at the last evaluation. Prompts above the line gained.",
-            traces.held_out_points(runs),
-            {
-                axis: {"tickformat": ".0%", "range": [-0.03, 1.03], "title": {"text": f"correct {when}"}}
-                for axis, when in (("xaxis", "before"), ("yaxis", "after"))
-            }
-            | _no_change_line(x0=0, x1=1, y0=0, y1=1),
-            reason(runs, why_no_change),
-            by_progress=False,
-        ),
-        *([sources] if sources.traces else []),
+        chart("reward", reward, reasons.why_no_step),
+        chart("pass1", lines(runs, pass_1), reasons.why_no_evaluation),
+        *([chart("coverage", lines(runs, coverage), reasons.why_no_evaluation, k=largest_k)] if largest_k > 1 else []),
+        chart("passk", traces.pass_at_curves(runs), reasons.why_no_evaluation),
+        replace(held_out, layout=held_out_axes | _no_change_line(x0=0, x1=1, y0=0, y1=1), by_progress=False),
+        *([chart("sources", lines(runs, by_source), reasons.why_no_evaluation)] if sources else []),
     ]
 
 
 def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the responses that N rollouts per prompt found and missed."""
-    groups_axis, n_axis = _axis("fraction of groups", percent=True), _log_axis("rollouts per prompt, N")
+    chart = partial(_chart, runs)
+    mixed_by_n = traces.against_n(runs, "informative_fraction_at", "mixed groups")
+    unsampled_by_n = traces.against_n(runs, "unsampled_correct_at", "new correct response")
     unsampled: dict[str, Quantity] = {
         "new response": "coverage.pooled.unsampled",
         "new correct response": "coverage.pooled.unsampled_correct",
     }
+    change, improved = (
+        lines(runs, {label: [("held_out_check", f"{name}{end}") for end in ("", "_low", "_high")]})
+        for label, name in (
+            ("change with 95% interval", "change"),
+            ("fraction with 95% interval", "fraction_improved"),
+        )
+    )
+    why_no_improved = partial(reasons.why_no_held_out_check, name="fraction_improved")
+    check = chart("held_out_check", change, reasons.why_no_held_out_check)
     return [
-        Chart(
-            "informative",
-            "Groups with correct and incorrect rollouts",
-            "Fraction of mixed groups in a step, and the fraction that fewer of the same rollouts would have found.",
-            traces.mixed_lines(runs),
-            groups_axis,
-            reason(runs, why_no_step),
-        ),
-        Chart(
-            "informative-n",
-            f"The same fraction against N (last {LAST_STEPS} steps)",
-            "Fraction of mixed groups if each prompt had N rollouts. Where it is flat, more rollouts add nothing.",
-            traces.against_n(runs, "informative_fraction_at", "mixed groups"),
-            groups_axis | n_axis,
-            reason(runs, why_no_smaller_n),
-            by_progress=False,
-        ),
-        Chart(
-            "unsampled",
-            "Probability that no rollout sampled",
-            "Chance that one more rollout would be a new response, and a new correct one.",
-            lines(runs, unsampled),
-            _axis("probability", percent=True),
-            reason(runs, why_no_coverage),
-        ),
-        Chart(
-            "unsampled-n",
-            f"Unsampled correct probability against N (last {LAST_STEPS} steps)",
-            "Chance that one more rollout after N would be a new correct response. Beyond the run's N it is forecast.",
-            traces.against_n(runs, "unsampled_correct_at", "new correct response"),
-            _axis("probability", percent=True) | n_axis,
-            reason(runs, why_no_estimate),
-            by_progress=False,
-        ),
-        Chart(
-            "held_out_check",
-            "Held-out check: effect of one update on correct responses",
-            "Change of the chance of a correct response, measured on fresh rollouts. Above 0 the update helped.",
-            lines(runs, {"change with 95% interval": _check_keys("change")}),
-            _axis("change of probability") | _no_change_line(xref="paper", x0=0, x1=1, y0=0, y1=0),
-            reason(runs, why_no_held_out_check),
-        ),
-        Chart(
-            "improved",
-            "Held-out check: fraction of correct probability that one update raised",
-            "At 100% no correct response became less likely.",
-            lines(runs, {"fraction with 95% interval": _check_keys("fraction_improved")}),
-            _axis("share", percent=True),
-            reason(runs, partial(why_no_held_out_check, name="fraction_improved")),
-        ),
+        chart("informative", traces.mixed_lines(runs), reasons.why_no_step),
+        chart("informative-n", mixed_by_n, reasons.why_no_smaller_n),
+        chart("unsampled", lines(runs, unsampled), reasons.why_no_coverage),
+        chart("unsampled-n", unsampled_by_n, reasons.why_no_estimate),
+        replace(check, layout=check.layout | _no_change_line(xref="paper", x0=0, x1=1, y0=0, y1=0)),
+        chart("improved", improved, why_no_improved),
     ]
 
 
 def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the cost: sharing, time, dropped rollouts, lengths, failed verifications."""
-    line_chart = partial(_line_chart, runs, why_no_step)
-    dropped = line_chart(
-        "dropped",
-        "Rollouts that dynamic sampling dropped",
-        "Fraction of a step's rollouts and tokens in groups that were not mixed. The update does not use them.",
-        {
-            "rollouts": ("sampling.samples_dropped", "sampling.samples"),
-            "tokens computed": ("sampling.unique_tokens_dropped", "sampling.unique_tokens"),
-        },
-        _axis("fraction of the step", percent=True),
-    )
-    steps, lost = sum(len(run.steps) for run in runs), lines(runs, _LOST)
+    sharing: dict[str, Quantity] = {
+        "tokens computed / sampled": ("sampling.unique_tokens", "sampling.sampled_tokens"),
+        "responses verified / rollouts": ("sampling.distinct_responses", "sampling.samples"),
+    }
+    dropped: dict[str, Quantity] = {
+        "rollouts": ("sampling.samples_dropped", "sampling.samples"),
+        "tokens computed": ("sampling.unique_tokens_dropped", "sampling.unique_tokens"),
+    }
+    failures: dict[str, Quantity] = {"timed out": "sampling.verifier_timeouts", "failed": "sampling.verifier_failures"}
+    lost, steps = lines(runs, failures), sum(len(run.steps) for run in runs)
+    chart = partial(_chart, runs, why=reasons.why_no_step)
+    lost_chart = chart("lost", lost if any(value for trace in lost for value in trace["y"]) else ())
+    if steps:
+        lost_chart = replace(lost_chart, empty=f"No verification timed out or failed in {counted(steps, 'step')}.")
+    dropped_chart = chart("dropped", lines(runs, dropped))
     return [
-        line_chart(
-            "sharing",
-            "Work saved by sharing",
-            "Work done as a fraction of the work for separate rollouts. At 10% the tree does a tenth of it.",
-            {
-                "tokens computed / sampled": ("sampling.unique_tokens", "sampling.sampled_tokens"),
-                "responses verified / rollouts": ("sampling.distinct_responses", "sampling.samples"),
-            },
-            _axis("share", percent=True),
-        ),
+        chart("sharing", lines(runs, sharing)),
         _seconds_chart(runs),
-        *([dropped] if dropped.traces else []),  # older metrics do not count dropped rollouts
-        line_chart(
-            "length",
-            "Length of responses",
-            "Mean number of tokens of a rollout, the end token included.",
-            {"mean length": "sampling.mean_length"},
-            _axis("tokens"),
-        ),
-        line_chart(
-            "truncated",
-            "Rollouts cut at the token limit",
-            "Fraction of rollouts longer than sampling.max_new_tokens. They count as incorrect unless "
-            "rewards.stop_properly is set.",
-            {"cut rollouts": "sampling.truncation_rate"},
-            _axis("fraction of rollouts", percent=True),
-        ),
-        Chart(
-            "lost",
-            "Verifications that timed out or failed",
-            "They count as incorrect. The rollouts below show the reasons.",
-            lost if any(value for trace in lost for value in trace["y"]) else (),
-            _axis("distinct responses"),
-            f"No verification timed out or failed in {counted(steps, 'step')}." if steps else reason(runs, why_no_step),
-        ),
+        *([dropped_chart] if dropped_chart.traces else []),  # older metrics do not count dropped rollouts
+        chart("length", lines(runs, {"mean length": "sampling.mean_length"})),
+        chart("truncated", lines(runs, {"cut rollouts": "sampling.truncation_rate"})),
+        lost_chart,
     ]
 
 
 def optimization_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the policy's changes: entropy, KL, clipping, gradients."""
-    line_chart = partial(_line_chart, runs, why_no_update)
-    charts = [
-        line_chart(
-            "entropy",
-            "Entropy of the policy",
-            "Randomness of the sampled tokens. Near 0 all rollouts of a prompt are the same.",
-            {"entropy": "update.entropy"},
-            _axis("nats per token"),
-        ),
-        line_chart(
-            "kl",
-            "Distance from earlier policies",
-            "KL divergence over the sampled tokens: from the reference policy, and within each step.",
-            {"from the reference": "update.reference_kl", "within the step": "update.old_policy_kl"},
-            _axis("nats per token"),
-        ),
-        line_chart(
-            "clip",
-            "Signal that clipping removed",
-            "Fraction of the advantages whose gradient the loss clipped. If it is large, the steps are too large.",
-            {"upper bound": "update.clip_high_fraction", "lower bound": "update.clip_low_fraction"},
-            _axis("share", percent=True),
-        ),
-        line_chart(
-            "gradient",
-            "Gradient norm",
-            "Size of the gradient before optimizer.max_grad_norm limits it. Spikes often come before trouble.",
-            {"norm": "update.grad_norm"},
-            _axis("norm"),
-        ),
-    ]
-    return [replace(chart, marks=chart.name != "clip") for chart in charts]
+    quantities: dict[str, dict[str, Quantity]] = {
+        "entropy": {"entropy": "update.entropy"},
+        "kl": {"from the reference": "update.reference_kl", "within the step": "update.old_policy_kl"},
+        "clip": {"upper bound": "update.clip_high_fraction", "lower bound": "update.clip_low_fraction"},
+        "gradient": {"norm": "update.grad_norm"},
+    }
+    return [_chart(runs, name, lines(runs, some), reasons.why_no_update) for name, some in quantities.items()]
 
 
-def _line_chart(
-    runs: Sequence[RunRecord],
-    why: Why,
-    name: str,
-    title: str,
-    explanation: str,
-    quantities: Mapping[str, Quantity],
-    layout: dict[str, Any],
-) -> Chart:
-    """Return a chart of quantities over the course of the runs."""
-    return Chart(name, title, explanation, lines(runs, quantities), layout, reason(runs, why))
+@cache
+def _texts() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(resource("charts.toml"))
+
+
+def _chart(runs: Sequence[RunRecord], name: str, drawn: tuple[Trace, ...], why: Why, k: int = 1) -> Chart:
+    """Return a chart with its texts, over the course of the runs unless the texts name another x axis."""
+    texts = _texts()[name]
+    title, explanation, y = (texts[key].format(k=k, last=LAST_STEPS) for key in ("title", "explanation", "y"))
+    percent = {"tickformat": ".3~%"} if texts.get("percent") else {}
+    layout: dict[str, Any] = {"yaxis": {"title": {"text": y}, "rangemode": "tozero"} | percent}
+    if "x" in texts:
+        layout["xaxis"] = {"title": {"text": texts["x"]}, "type": "log", "dtick": 0.30103}
+    marks = texts.get("marks", False)
+    return Chart(name, title, explanation, drawn, reason(runs, why), layout, "x" not in texts, marks)
 
 
 def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
     """Return the seconds of each phase: stacked over the steps of one run, or as means of several runs."""
-    layout, of_one = _axis("seconds per step"), len(runs) == 1
-    made: list[Trace] = []
+    drawn: list[Trace] = []
     timed = [run for run in runs if run.steps]
-    for j, phase in enumerate(PHASES):
+    for j, phase in enumerate(_PHASES):
         meta = {"color": f"phase:{j}"}
-        if of_one:
+        if len(runs) == 1:
             records = enumerate(runs[0].records)
             points = [(at, number(r, "seconds", phase) or 0.0) for at, r in records if "sampling" in r]
             if any(value for _, value in points):
                 trace = traces.line(runs, 0, phase, 0, points)
-                made.append({**trace, "stackgroup": "seconds", "line": {"width": 0.5}, "meta": trace["meta"] | meta})
+                drawn.append({**trace, "stackgroup": "seconds", "line": {"width": 0.5}, "meta": trace["meta"] | meta})
         elif timed:
             names = [traces.plotly_text(run.name) for run in timed]
             means = [fmean([number(r, "seconds", phase) or 0.0 for r in run.steps]) for run in timed]
-            made.append({"type": "bar", "name": phase, "x": names, "y": means, "meta": meta})
-    if not of_one:
-        layout |= {"barmode": "stack", "xaxis": {"type": "category"}}
-    explanation = f"{'S' if of_one else 'Mean s'}econds of a step by phase, without evaluations and checkpoints."
-    empty = reason(runs, why_no_step)
-    return Chart("seconds", "Time by phase", explanation, tuple(made), layout, empty, by_progress=of_one)
+            drawn.append({"type": "bar", "name": phase, "x": names, "y": means, "meta": meta})
+    chart = _chart(runs, "seconds", tuple(drawn), reasons.why_no_step)
+    if len(runs) == 1:
+        return chart
+    layout = chart.layout | {"barmode": "stack", "xaxis": {"type": "category"}}
+    return replace(chart, explanation=f"Mean s{chart.explanation[1:]}", layout=layout, by_progress=False)
 
 
-def _check_keys(name: str) -> Quantity:
-    """Return where a number of the held-out check and the ends of its interval stand in a line of the metrics."""
-    return [("held_out_check", f"{name}{end}") for end in ("", "_low", "_high")]
-
-
-def _axis(title: str, percent: bool = False) -> dict[str, Any]:
-    return {"yaxis": {"title": {"text": title}, "rangemode": "tozero"} | ({"tickformat": ".3~%"} if percent else {})}
-
-
-def _log_axis(title: str) -> dict[str, Any]:
-    return {"xaxis": {"title": {"text": title}, "type": "log", "dtick": 0.30103}}
+def _estimate(*path: str) -> Quantity:
+    """Return where the value and the ends of an estimate of an evaluation stand in a line of the metrics."""
+    return [("evaluation", *path, end) for end in ("value", "low", "high")]
 
 
 def _no_change_line(**place: float | str) -> dict[str, Any]:

@@ -98,11 +98,6 @@ def smoothed(runs: Sequence[RunRecord], traces: Sequence[Trace]) -> tuple[Trace,
     return tuple(made)
 
 
-def estimate(*path: str) -> list[tuple[str, ...]]:
-    """Return where the value and the ends of an estimate stand in a line of the metrics."""
-    return [(*path, end) for end in ("value", "low", "high")]
-
-
 def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
     """Return pass@k curves: evenly spaced evaluations of one run, the first and the last of several."""
     traces = []
