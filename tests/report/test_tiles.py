@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from brorl.reporting.page.page import make_page
-from brorl.reporting.page.summary import Tile, best_evaluation, notes, score_changes, tiles
+from brorl.reporting.page.summary import Tile, best_evaluation, notes, score_change, tiles
 from brorl.runs.run_record import RunRecord
 from made_up_runs import evaluation, fruitless_record, random_step, step_record
 
@@ -58,22 +58,24 @@ def test_what_rose_and_fell_is_told_by_an_interval_over_prompts(rng: np.random.G
         after = np.clip(before + shift + rng.permutation(np.repeat([-1, 1], prompts // 2)), 0, n)
         first, last = (evaluated(counts.tolist(), n, rng) for counts in (before, after))
         records = [{"step": 0, "evaluation": first}, *steps(rng, 3), {"step": 4, "update": {}, "evaluation": last}]
-        for change in score_changes(run_of(records)):
-            difference = [
-                hit_rate(b, n, change.k) - hit_rate(a, n, change.k) for a, b in zip(before, after, strict=True)
-            ]
+        for k in (1, 2):
+            direction, change = score_change(run_of(records), k)
+            difference = [hit_rate(b, n, k) - hit_rate(a, n, k) for a, b in zip(before, after, strict=True)]
             mean, error = np.mean(difference), stats.sem(difference)
             low, high = stats.t.interval(0.95, prompts - 1, mean, error)
-            assert change.difference is not None
-            got = (change.difference.value, change.difference.low, change.difference.high)
+            assert change is not None
+            got = (change.value, change.low, change.high)
             assert got == pytest.approx((mean, max(low, -1), min(high, 1)), abs=1e-9)
             expected = "rose" if low > 0 else "fell" if high < 0 else "unclear"
-            assert change.direction == expected
+            assert direction == expected
             seen.add(expected)
             title = {"rose": "Scores that rose", "fell": "Scores that fell", "unclear": "No clear change"}[expected]
             signed = [f"{value:+.3f}".replace("-0.000", "+0.000") for value in got]
-            (figure,) = [f for f in tiles_of(records)[title].figures if f.label == f"held-out pass@{change.k}"]
-            assert figure.value.replace("\u00a0", " ") == f"{change.before.value:.3f} → {change.after.value:.3f}"
+            (figure,) = [f for f in tiles_of(records)[title].figures if f.label == f"held-out pass@{k}"]
+            assert (
+                figure.value.replace("\u00a0", " ")
+                == f"{first['pass_at'][str(k)]['value']:.3f} → {last['pass_at'][str(k)]['value']:.3f}"
+            )
             assert figure.details[0].replace("\u00a0", " ") == f"change {signed[0]} [{signed[1]}, {signed[2]}]"
             assert "before training" in figure.details[1]
             assert "after step 4" in figure.details[1]
@@ -91,9 +93,7 @@ def test_without_counts_only_intervals_that_do_not_overlap_show_a_change(rng: np
             {"step": 0, "evaluation": with_interval(0.1, 0.3)},
             {"step": 5, "evaluation": with_interval(low, high)},
         ]
-        (change,) = score_changes(run_of(records))
-        assert change.difference is None
-        assert change.direction == expected
+        assert score_change(run_of(records), 1) == (expected, None)
 
 
 def test_a_run_in_which_nothing_changed_claims_nothing(rng: np.random.Generator) -> None:

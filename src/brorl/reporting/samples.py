@@ -114,20 +114,7 @@ def find_samples(
     limit: int = 5,
     held_out: bool = False,
 ) -> Samples:
-    """Read a step's prompts and the rollouts of one of them.
-
-    Args:
-        run: The run directory.
-        step: The step; by default the last stored one.
-        prompt: Number of the prompt in the step, from 1, or its name. By default the prompt with the pass rate nearest
-            to one half, among those with responses of the kind.
-        kind: Show "all" responses, the incorrect ones ("wrong") or the correct ones ("right").
-        limit: Most responses to show, at least 1.
-        held_out: Show the responses to held-out prompts at an evaluation, not the rollouts of training.
-
-    Raises:
-        UserError: If the run, the step or the prompt does not exist, with the existing ones.
-    """
+    """Read a step's prompts and the rollouts of one of them; see `brorl.samples`."""
     check_run(run)
     folder: Folder = "evaluations" if held_out else "rollouts"
     steps = stored_steps(run, folder)
@@ -162,13 +149,7 @@ def find_samples(
 def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
     """Return lines with the most frequent response to the first prompts of a step without a correct rollout.
 
-    Args:
-        run: The run directory.
-        step: The step.
-        number: Number of prompts, at least 1.
-
-    Returns:
-        The lines, and the command that shows more; none if a rollout of the step was correct, or it is not stored.
+    There are none if a rollout of the step was correct, or if the step is not stored.
     """
     if step not in stored_steps(run):
         return []

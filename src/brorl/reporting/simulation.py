@@ -44,15 +44,7 @@ class Curve(NamedTuple):
 
 
 def curves(results: Sequence[SimulationResult], quantity: str) -> dict[int, Curve]:
-    """Return the curve of a quantity for each N, N ascending.
-
-    Args:
-        results: Simulations that differ only in rollouts and seed.
-        quantity: "correct_mass", "fraction_improved" or "worst_drop".
-
-    Raises:
-        ValueError: If the simulations differ in another setting.
-    """
+    """Return the curve of a quantity ("correct_mass", "fraction_improved" or "worst_drop") for each N, N ascending."""
     _require_one_experiment(results)
     made = {}
     for rollouts in sorted({r.settings.rollouts for r in results}):
@@ -148,15 +140,7 @@ def end_point_table(results: Sequence[SimulationResult]) -> Table:
 
 
 def check_output_dir(directory: Path) -> bool:
-    """Check, before any work, that the files of a simulation may be written to a directory.
-
-    Returns:
-        Whether the directory has an earlier simulation, which `write_simulation` would replace.
-
-    Raises:
-        UserError: If it is not a directory or cannot be made, or if it has a file of one of the three names without the
-            `simulation.json` of a simulation.
-    """
+    """Check that a directory can hold a simulation, and return whether it has an earlier one, which will be replaced."""
     existing = next(path for path in (directory, *directory.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
         raise UserError(f"output_dir {directory}: {existing} is not a directory; choose another --output-dir")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from statistics import fmean
 from typing import Any
@@ -25,27 +25,16 @@ _PHASES = ("generation", "verification", "training", "diagnostics", "storing")
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of the page.
+    """A chart of the page, or the reason why it is empty."""
 
-    Attributes:
-        name: Its id on the page.
-        title: Its title.
-        explanation: One line on the meaning of the numbers.
-        traces: Plotly traces; empty if there are no numbers.
-        empty: The reason if there are no numbers.
-        layout: Plotly layout, without colors.
-        by_progress: Whether x is the course of the run, in a unit that the reader chooses.
-        marks: Whether resets of the reference, and where a phase begins, are marked.
-    """
-
-    name: str
+    name: str  # its id on the page
     title: str
     explanation: str
     traces: tuple[Trace, ...]
     empty: str
-    layout: dict[str, Any] = field(default_factory=dict)
-    by_progress: bool = True
-    marks: bool = False
+    layout: dict[str, Any]  # of plotly, without colors
+    by_progress: bool  # whether x is the course of the run, in a unit that the reader chooses
+    marks: bool  # whether resets of the reference, and where a phase begins, are marked
 
 
 def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:

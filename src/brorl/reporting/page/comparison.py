@@ -28,15 +28,7 @@ def comparison_page(
     figures: Sequence[Path],
     following: NextCommand,
 ) -> str:
-    """Return the page of a comparison.
-
-    Args:
-        results: The results.
-        text: The answer and the remarks.
-        tables: The tables, in the order of reading.
-        figures: PNG files, each of which becomes part of the page.
-        following: The command to run next.
-    """
+    """Return the page of a comparison, with its tables in the order of reading and its figures (PNG files)."""
     answer, *more = text.answer
     matched = match_words(results)
     title = f"{listed(results.names)}, {amount(results.budget, results.comparison.unit)} each"

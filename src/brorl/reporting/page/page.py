@@ -71,16 +71,7 @@ class Report:
 
 
 def write_report(runs: Sequence[Path], output: Path | None = None) -> Report:
-    """Write the report of some runs.
-
-    Args:
-        runs: At least one run directory; charts show several together.
-        output: The file; by default `report.html` in the run directory, or in `runs` if there are several.
-
-    Raises:
-        UserError: If a run has nothing to show, or the file exists and is not a report.
-        StorageError: If the file cannot be written.
-    """
+    """Write the report of some run directories; see `brorl.report`."""
     target = output or (runs[0] / REPORT if len(runs) == 1 else RUNS / REPORT)
     if target.is_dir():
         raise UserError(f"--output {target} is a folder; give the name of a file in it, such as {target / REPORT}")
@@ -106,12 +97,7 @@ class _RunPart:
 
 
 def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> str:
-    """Make the report of some runs.
-
-    Args:
-        runs: At least one run; charts show several together.
-        rollout_bytes: Most bytes of compressed rollouts, over all runs.
-    """
+    """Make the report of at least one run, with at most `rollout_bytes` of compressed rollouts over all runs."""
     parts = [_run_part(run, rollout_bytes // len(runs), max(_MOST_STEPS // len(runs), 2)) for run in runs]
     charts = {
         "Learning": learning_charts(runs),

@@ -30,22 +30,13 @@ TokenText = Callable[[int], tuple[str, bool]]  # the text that a token adds, and
 
 @dataclass(frozen=True)
 class StepRollouts:
-    """A step's rollouts, ready to be embedded.
-
-    Attributes:
-        step: The step.
-        data: Compressed JSON in base64.
-        prompts: Prompts in the data.
-        all_prompts: Prompts of the step.
-        responses: Distinct responses in the data.
-        all_responses: Distinct responses of the step.
-    """
+    """A step's rollouts, ready to be embedded: how many are in the data, and how many the step has."""
 
     step: int
-    data: str
+    data: str  # compressed JSON in base64
     prompts: int
     all_prompts: int
-    responses: int
+    responses: int  # distinct ones
     all_responses: int
 
 
@@ -78,14 +69,7 @@ def token_text(tokenizer: Any) -> TokenText:
 
 
 def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, most_steps: int) -> tuple[StepRollouts, ...]:
-    """Choose as many evenly spaced steps of training as fit, the first and the last among them.
-
-    Args:
-        run: The run directory.
-        text_of: Texts of the tokens.
-        max_bytes: Most bytes of data, over all steps.
-        most_steps: Most steps, at least 1; encoding a step takes time.
-    """
+    """Choose as many evenly spaced steps of training as fit, the first and the last among them."""
     stored = stored_steps(run)
     # At most a quarter of the bytes per step keeps at least four steps: progress shows between steps.
     encode = cache(lambda step: encode_step(run, step, text_of, max_bytes // min(4, len(stored))))
@@ -106,13 +90,7 @@ def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, most_steps: i
 
 
 def choose_evaluations(run: RunRecord, text_of: TokenText, max_bytes: int) -> tuple[StepRollouts, ...]:
-    """Choose the stored responses of the first, the best and the last evaluation, with an equal part of the bytes each.
-
-    Args:
-        run: The run.
-        text_of: Texts of the tokens.
-        max_bytes: Most bytes of data, over all evaluations.
-    """
+    """Choose the stored responses of the first, the best and the last evaluation, with an equal part of the bytes each."""
     stored = stored_steps(run.path, "evaluations")
     best = best_evaluation(run)
     chosen = sorted({*stored[:1], *stored[-1:], *([best["step"]] if best else [])} & set(stored))
@@ -130,15 +108,7 @@ def evenly_spaced(steps: Sequence[int], number: int) -> list[int]:
 
 
 def encode_step(run: Path, step: int, text_of: TokenText, max_bytes: int, folder: Folder = "rollouts") -> StepRollouts:
-    """Encode a step's rollouts. A step that is too large loses its rarest responses, then prompts.
-
-    Args:
-        run: The run directory.
-        step: The step.
-        text_of: Texts of the tokens.
-        max_bytes: Most bytes of data.
-        folder: "rollouts" of training, or responses of "evaluations".
-    """
+    """Encode a step's rollouts. A step that is too large loses its rarest responses, then prompts."""
     most_nodes = max(max_bytes // _BYTES_PER_NODE, 1)
     groups, all_responses = [], 0
     for group in read_groups(run, step, folder):

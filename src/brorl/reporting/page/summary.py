@@ -48,26 +48,6 @@ class Tile:
     text: str = ""
 
 
-@dataclass(frozen=True)
-class ScoreChange:
-    """pass@k at the first and at the last evaluation of a run.
-
-    Attributes:
-        k: Number of attempts.
-        before: Score of the first evaluation, with its 95% interval.
-        after: Score of the last evaluation.
-        difference: After minus before, with a 95% interval over prompts; None if the metrics hold no counts of prompts.
-        direction: "rose" or "fell" if the interval of the difference excludes 0. Without a difference, if the intervals
-            of the two scores do not overlap.
-    """
-
-    k: int
-    before: Estimate
-    after: Estimate
-    difference: Estimate | None
-    direction: Direction
-
-
 def tiles(run: RunRecord) -> list[Tile]:
     """Return the tiles of a run."""
     return [*_score_tiles(run), _cost_tile(run), *_dropped_tile(run), _progress_tile(run)]
@@ -132,30 +112,34 @@ def steps_done(run: RunRecord) -> str:
     return f"{last:,}" if planned in (None, str(last)) else f"{last:,} of {planned}"
 
 
-def score_changes(run: RunRecord) -> list[ScoreChange]:
-    """Return the change of each pass@k that both evaluations have, k ascending; nothing without two evaluations."""
-    if len(run.evaluations) < 2:
-        return []
-    first, last = run.evaluations[0], run.evaluations[-1]
-    changes = []
-    for k in _ks(first):
-        if k in _ks(last):
-            before, after, difference = _score(first, k), _score(last, k), _difference(first, last, k)
-            bounds = Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
-            direction = _DIRECTIONS[conclusion_of(difference or bounds)]
-            changes.append(ScoreChange(k, before, after, difference, direction))
-    return changes
-
-
 def best_evaluation(run: RunRecord) -> Record | None:
     """Return the line of the best evaluation after an update, by the smallest k; the earliest of equal ones."""
     trained = [r for r in run.evaluations if r["step"] > 0]
-    return max(trained, key=lambda record: _score(record, _ks(record)[0]).value, default=None)
+    return max(trained, key=lambda record: _score(record, min(_ks(record))).value, default=None)
+
+
+def score_change(run: RunRecord, k: int) -> tuple[Direction, Estimate | None]:
+    """Return how pass@k changed from the first to the last evaluation, and the difference with its 95% interval.
+
+    The interval is over the prompts that were verified at both; without counts of prompts there is none. A score rose
+    or fell if this interval excludes 0, or without it, if the intervals of the two scores do not overlap.
+    """
+    ends = [run.evaluations[place]["evaluation"] for place in (0, -1)]
+    prompts = [end.get("prompts") or {} for end in ends]
+    correct = [each.get("num_correct") or [] for each in prompts]
+    lost = [each["num_unverified"] for each in prompts if "num_unverified" in each]
+    kept = [i for i in range(len(correct[0])) if not any(each[i] for each in lost)]
+    before, after = (_score(run.evaluations[place], k) for place in (0, -1))
+    if len(correct[0]) != len(correct[1]) or not kept:
+        bounds = Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
+        return _DIRECTIONS[conclusion_of(bounds)], None
+    a, b = (pass_at_k([c[i] for i in kept], e["num_samples"], k)[None] for c, e in zip(correct, ends, strict=True))
+    difference = difference_interval(a, b, seeds_paired=True)
+    return _DIRECTIONS[conclusion_of(difference)], difference
 
 
 def _ks(record: Record) -> list[int]:
-    """Return the k of an evaluation, ascending."""
-    return sorted(map(int, record["evaluation"]["pass_at"]))
+    return list(map(int, record["evaluation"]["pass_at"]))
 
 
 def _score(record: Record, k: int) -> Estimate:
@@ -164,27 +148,22 @@ def _score(record: Record, k: int) -> Estimate:
     return Estimate(*(float(estimate[name]) for name in ("value", "low", "high")))
 
 
-def _difference(first: Record, last: Record, k: int) -> Estimate | None:
-    """Return the change of pass@k over the prompts that were verified at both evaluations."""
-    ends = [record["evaluation"] for record in (first, last)]
-    prompts = [end.get("prompts") or {} for end in ends]
-    counts = [each.get("num_correct") or [] for each in prompts]
-    lost = [each["num_unverified"] for each in prompts if "num_unverified" in each]
-    kept = [i for i in range(len(counts[0])) if not any(each[i] for each in lost)]
-    if len(counts[0]) != len(counts[1]) or not kept:
-        return None
-    a, b = (pass_at_k([c[i] for i in kept], e["num_samples"], k)[None] for c, e in zip(counts, ends, strict=True))
-    return difference_interval(a, b, seeds_paired=True)
+def _scores(run: RunRecord) -> dict[int, list[Estimate]]:
+    """Return each pass@k of the first and of the last evaluation, or of the only one, k ascending."""
+    ends = run.evaluations[:1] + run.evaluations[1:][-1:]
+    ks = sorted(k for k in _ks(ends[0]) if k in _ks(ends[-1])) if ends else []
+    return {k: [_score(record, k) for record in ends] for k in ks}
 
 
 def _score_tiles(run: RunRecord) -> list[Tile]:
-    changes = score_changes(run)
-    if not changes:
+    scores = _scores(run)
+    if len(run.evaluations) < 2 or not scores:
         return [_learning_tile(run)]
-    rose, fell, unclear = (
-        tuple(_change_figure(run, c) for c in changes if c.direction == direction)
-        for direction in ("rose", "fell", "unclear")
-    )
+    figures: dict[Direction, tuple[Figure, ...]] = {"rose": (), "fell": (), "unclear": ()}
+    for k, (before, after) in scores.items():
+        direction, difference = score_change(run, k)
+        figures[direction] += (_change_figure(run, k, before, after, difference),)
+    rose, fell, unclear = figures.values()
     made = [
         Tile("Scores that rose", "good" if rose else "plain", rose, "" if rose else "No held-out score clearly rose."),
         Tile("Scores that fell", "bad" if fell else "plain", fell, "" if fell else "No held-out score clearly fell."),
@@ -192,28 +171,27 @@ def _score_tiles(run: RunRecord) -> list[Tile]:
     return [*made, Tile("No clear change", "plain", unclear)] if unclear else made
 
 
-def _change_figure(run: RunRecord, change: ScoreChange) -> Figure:
+def _change_figure(run: RunRecord, k: int, before: Estimate, after: Estimate, difference: Estimate | None) -> Figure:
     first, last = run.evaluations[0], run.evaluations[-1]
-    details = [f"95% intervals: {_ends(change.before)} {_when(first)}, {_ends(change.after)} {_when(last)}"]
-    if change.difference:
-        ends = change.difference.value, change.difference.low, change.difference.high
+    details = [f"95% intervals: {_ends(before)} {_when(first)}, {_ends(after)} {_when(last)}"]
+    if difference:
+        ends = difference.value, difference.low, difference.high
         rounded = Estimate(*(round(end, 3) + 0.0 for end in ends))  # + 0.0: never -0.000
         details.insert(0, f"change {rounded.value:+.3f} {_ends(rounded, '+')}")
     best = best_evaluation(run)
-    if best is not None and best is not last and change.k == _ks(best)[0]:
-        details.append(f"best: {_score(best, change.k).value:.3f} {_when(best)}")
-    value = _unbroken(f"{change.before.value:.3f} → {change.after.value:.3f}")
-    return Figure(value, f"held-out pass@{change.k}", tuple(details))
+    if best is not None and best is not last and k == min(_ks(best)):
+        details.append(f"best: {_score(best, k).value:.3f} {_when(best)}")
+    return Figure(_unbroken(f"{before.value:.3f} → {after.value:.3f}"), f"held-out pass@{k}", tuple(details))
 
 
 def _learning_tile(run: RunRecord) -> Tile:
     """Return the tile of a run without two evaluations: its scores, or its reward in training."""
-    figures = []
-    for record in run.evaluations[-1:]:
-        for k in _ks(record):
-            score = _score(record, k)
-            details = (f"95% interval {_ends(score)} {_when(record)}",)
-            figures.append(Figure(f"{score.value:.3f}", f"held-out pass@{k}", details))
+    figures = [
+        Figure(
+            f"{score.value:.3f}", f"held-out pass@{k}", (f"95% interval {_ends(score)} {_when(run.evaluations[0])}",)
+        )
+        for k, (score,) in _scores(run).items()
+    ]
     rewards = [value for r in run.updates if (value := number(r, "sampling", "reward")) is not None]
     if (size := min(_ENDS, len(rewards) // 2)) and not figures:
         steps = "step" if size == 1 else f"{size} steps"
@@ -273,10 +251,9 @@ def _is_unfinished(run: RunRecord) -> bool:
 
 def _dropped(run: RunRecord, name: str) -> tuple[int, int] | None:
     """Return the amount that dynamic sampling dropped and the whole amount, over the steps whose metrics count it."""
-    counted = [r for r in run.steps if number(r, "sampling", f"{name}_dropped") is not None]
-    return (
-        (int(total(counted, "sampling", f"{name}_dropped")), int(total(counted, "sampling", name))) if counted else None
-    )
+    counting = [r for r in run.steps if number(r, "sampling", f"{name}_dropped") is not None]
+    dropped, whole = (int(total(counting, "sampling", key)) for key in (f"{name}_dropped", name))
+    return (dropped, whole) if counting else None
 
 
 def _batch(run: RunRecord) -> str:
@@ -286,30 +263,23 @@ def _batch(run: RunRecord) -> str:
     return f"{prompts or '?'} x {'adaptive' if adaptive else rollouts or '?'}"
 
 
-def _first_and_last(run: RunRecord, place: int) -> tuple[int, Estimate, Estimate] | None:
-    """Return the smallest (0) or largest (-1) k of the first evaluation, and its first and last score."""
-    if not run.evaluations:
-        return None
-    first, last = run.evaluations[0], run.evaluations[-1]
-    k = _ks(first)[place]
-    return (k, _score(first, k), _score(last, k)) if k in _ks(last) else None
-
-
 def _before_after(run: RunRecord, place: int) -> str:
-    """Return a score at the first and the last evaluation, as text that breaks at the arrow."""
-    ends = _first_and_last(run, place)
-    if not ends:
+    """Return the score of the smallest (0) or the largest (-1) k at both ends, as text that breaks at the arrow."""
+    scores = list(_scores(run).items())
+    if not scores:
         return "not evaluated"
-    k, *scores = ends
-    texts = [_unbroken(interval(score)) for score in (scores if len(run.evaluations) > 1 else scores[:1])]
-    return f"pass@{k}: " * (place != 0) + " → ".join(texts)
+    k, ends = scores[place]
+    return f"pass@{k}: " * (place != 0) + " → ".join(_unbroken(interval(score)) for score in ends)
 
 
 def _coverage_note(run: RunRecord) -> list[str]:
-    ends = _first_and_last(run, -1)
-    if not ends or ends[0] == 1 or ends[2].high >= ends[1].low:
+    scores = _scores(run)
+    k = max(scores, default=1)
+    if k == 1 or len(scores[k]) < 2:
         return []
-    k, before, after = ends
+    before, after = scores[k]
+    if after.high >= before.low:
+        return []
     return [
         f"Coverage fell: held-out pass@{k} went from {before.value:.3f} to {after.value:.3f}, beyond the intervals. "
         "A lower optimizer.learning_rate or fewer steps keep more of it."
