@@ -28,7 +28,6 @@ from brorl.reporting.page.rollouts import (
     token_text,
 )
 from brorl.reporting.page.summary import HEADINGS, notes, steps_done, summary_row
-from brorl.reporting.page.traces import success_histogram
 from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
@@ -171,7 +170,7 @@ def test_the_bold_reward_is_the_moving_mean(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("num_rollouts", [12, 40])
 def test_histogram_counts_every_prompt(rng: np.random.Generator, num_rollouts: int) -> None:
     records = [step_record(rng, s, random_step(rng, 6, num_rollouts)) for s in range(1, 4)]
-    made = success_histogram([run_of(records)])
+    made = charts_of(run_of(records))["success"].histogram
     assert made is not None
     assert made["runs"][0]["steps"] == [1, 2, 3]
     for record, counts in zip(records, made["runs"][0]["counts"], strict=True):
@@ -209,7 +208,7 @@ def test_several_runs_overlay_and_differ(tmp_path: Path, rng: np.random.Generato
 
 def test_what_was_not_measured_is_said_and_not_drawn() -> None:
     charts = charts_of(run_of([{"step": 0}]))
-    assert all(chart.traces == () and chart.empty for chart in charts.values())
+    assert all(chart.traces == () and chart.histogram is None and chart.empty for chart in charts.values())
     assert "dropped" not in charts  # older metrics do not count it
     update = {"entropy": nan, "reference_kl": None, "grad_norm": float("inf")}
     records = [{"step": 1, "update": update}, {"step": 2, "update": {"entropy": 0.5}}]

@@ -17,7 +17,7 @@ from brorl.runs.run_record import RunRecord, read_run
 from made_up_runs import evaluation, fruitless_record, make_run, random_step, step_record
 
 Records = list[dict[str, Any]]
-COVERAGE = {"informative-n", "unsampled", "unsampled-n"}
+COVERAGE = {"success", "informative-n", "unsampled", "unsampled-n"}
 HELD_OUT_CHECK = {"held_out_check", "improved"}
 UPDATE = {"entropy", "kl", "clip", "gradient"}
 
@@ -32,7 +32,7 @@ def reasons(run: RunRecord) -> dict[str, str]:
     for make in (learning_charts, coverage_charts, cost_charts, optimization_charts):
         charts += make([run])
     page = make_page([run])
-    empty = {chart.name: chart.empty for chart in charts if not chart.traces}
+    empty = {chart.name: chart.empty for chart in charts if not chart.traces and not chart.histogram}
     for why in empty.values():
         assert why.endswith(".")
         assert why in page

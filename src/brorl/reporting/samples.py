@@ -254,8 +254,7 @@ def _one_line(text: str) -> str:
 def _beginning(text: str) -> str:
     """Return the beginning of an answer on one line; programs and their tests are long."""
     text = text.strip()
-    shown = text if len(text) <= _ANSWER else f"{text[:_ANSWER]}... ({len(text):,} characters)"
-    return visible_text(shown, one_line=True)
+    return _one_line(text if len(text) <= _ANSWER else f"{text[:_ANSWER]}... ({len(text):,} characters)")
 
 
 def _end(text: str, size: int) -> str:

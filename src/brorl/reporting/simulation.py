@@ -140,7 +140,7 @@ def end_point_table(results: Sequence[SimulationResult]) -> Table:
 
 
 def check_output_dir(directory: Path) -> bool:
-    """Check that a directory can hold a simulation, and return whether it has an earlier one, which will be replaced."""
+    """Check that a directory may be written to, and return whether it has an earlier simulation to be replaced."""
     existing = next(path for path in (directory, *directory.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
         raise UserError(f"output_dir {directory}: {existing} is not a directory; choose another --output-dir")

@@ -35,6 +35,7 @@ class Chart:
     layout: dict[str, Any]  # of plotly, without colors
     by_progress: bool  # whether x is the course of the run, in a unit that the reader chooses
     marks: bool  # whether resets of the reference, and where a phase begins, are marked
+    histogram: dict[str, Any] | None = None  # counts of each step, which the reader chooses with a slider
 
 
 def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
@@ -59,6 +60,7 @@ def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
         chart("passk", traces.pass_at_curves(runs), reasons.why_no_evaluation),
         replace(held_out, layout=held_out_axes | _no_change_line(x0=0, x1=1, y0=0, y1=1), by_progress=False),
         *([chart("sources", lines(runs, by_source), reasons.why_no_evaluation)] if sources else []),
+        replace(chart("success", (), reasons.why_no_coverage), histogram=traces.success_histogram(runs)),
     ]
 
 

@@ -28,8 +28,8 @@ from brorl.reporting.page.rollouts import (
     token_text,
 )
 from brorl.reporting.page.summary import HEADINGS, Tile, best_evaluation, notes, summary_row, tiles
-from brorl.reporting.page.traces import plotly_text, success_histogram
-from brorl.reporting.reasons import reason, why_no_coverage, why_no_held_out_responses, why_no_rollouts
+from brorl.reporting.page.traces import plotly_text
+from brorl.reporting.reasons import why_no_held_out_responses, why_no_rollouts
 from brorl.reporting.visible_text import visible_text
 from brorl.runs import RUNS
 from brorl.runs.run_record import RunRecord, differing_settings, number, read_runs
@@ -105,10 +105,9 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
         "Cost": cost_charts(runs),
         "Optimization": optimization_charts(runs),
     }
-    histogram = success_histogram(runs)
-    no_histogram = _empty_card("success", "Success of training prompts", reason(runs, why_no_coverage))
+    everything = [chart for some in charts.values() for chart in some]
     introductions = {"Coverage of N rollouts": f'<p class="explanation">{_COVERAGE}</p>'}
-    more = {"Learning": resource("histogram.html") if histogram else no_histogram}
+    plotly = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
     return fill(resource("template.html"), {
         "MARK": _MARK,
         "TITLE": escape(", ".join(run.name for run in runs)),
@@ -117,7 +116,7 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
         "SUMMARY": _summary(runs),
         "NOTES": _notes(runs),
         "SECTIONS": "\n".join(
-            _section(title, introductions.get(title, ""), "\n".join(map(_card, some)) + more.get(title, ""))
+            _section(title, introductions.get(title, ""), "\n".join(map(_card, some)))
             for title, some in charts.items()
         ),
         "LEFT_OUT": _left_out(parts),
@@ -126,8 +125,8 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
         "DATA": to_json(
             {
                 "runs": [_run_data(part) for part in parts],
-                "charts": [_chart_data(chart) for some in charts.values() for chart in some if chart.traces],
-                "histogram": histogram,
+                "charts": [_chart_data(chart) for chart in everything if chart.traces],
+                "histogram": next((chart.histogram for chart in everything if chart.histogram), None),
             }
         ),
         "ROLLOUTS": "\n".join(
@@ -136,15 +135,9 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
             for i, part in enumerate(parts)
             for step in getattr(part, folder)
         ),
-        "PLOTLY": plotly_script(),
+        "PLOTLY": plotly.replace("</script", "<\\/script"),
         "SCRIPT": "\n".join(map(resource, ("charts.js", "rollouts.js", "tree.js", "responses.js", "page.js"))),
     })  # fmt: skip
-
-
-def plotly_script() -> str:
-    """Return plotly's script, as its Python package ships it."""
-    script = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
-    return script.replace("</script", "<\\/script")
 
 
 def _run_part(run: RunRecord, max_bytes: int, most_steps: int) -> _RunPart:
@@ -164,20 +157,16 @@ def _section(title: str, introduction: str, cards: str) -> str:
 
 
 def _card(chart: Chart) -> str:
-    if not chart.traces:
-        return _empty_card(chart.name, chart.title, chart.empty)
+    if not chart.traces and not chart.histogram:
+        return (
+            f'<article class="card nothing" id="card-{chart.name}"><h3>{escape(chart.title)}</h3>'
+            f'<p class="empty">{escape(visible_text(chart.empty))}</p></article>'
+        )
     return (
         f'<article class="card" id="card-{chart.name}"><h3>{escape(chart.title)}</h3>'
-        f'<p class="explanation">{escape(chart.explanation)}</p>'
+        f'<p class="explanation">{escape(chart.explanation)}</p>{resource("slider.html") if chart.histogram else ""}'
         f'<div class="chart" id="chart-{chart.name}" role="img" aria-label="{escape(chart.title)}"></div>'
         f'<details class="numbers" data-chart="{chart.name}"><summary>Numbers</summary></details></article>'
-    )
-
-
-def _empty_card(name: str, title: str, why: str) -> str:
-    return (
-        f'<article class="card nothing" id="card-{name}"><h3>{escape(title)}</h3>'
-        f'<p class="empty">{escape(visible_text(why))}</p></article>'
     )
 
 

@@ -90,7 +90,7 @@ def choose_rollouts(run: Path, text_of: TokenText, max_bytes: int, most_steps: i
 
 
 def choose_evaluations(run: RunRecord, text_of: TokenText, max_bytes: int) -> tuple[StepRollouts, ...]:
-    """Choose the stored responses of the first, the best and the last evaluation, with an equal part of the bytes each."""
+    """Choose the stored responses of the first, the best and the last evaluation; each may take an equal part."""
     stored = stored_steps(run.path, "evaluations")
     best = best_evaluation(run)
     chosen = sorted({*stored[:1], *stored[-1:], *([best["step"]] if best else [])} & set(stored))

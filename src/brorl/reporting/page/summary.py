@@ -7,7 +7,6 @@ interval of the change is narrower than those of the two scores.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -18,6 +17,7 @@ from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 from brorl.format import duration, interval
 from brorl.reporting.reasons import why_no_change, why_no_update
 from brorl.runs.run_record import Record, RunRecord, number, total
+from brorl.runs.stored_rollouts import step_list
 
 HEADINGS = (
     "run", "steps", "prompts x N", "held-out pass@1", "at the largest k", "rollouts", "dropped", "tokens sampled",
@@ -76,7 +76,7 @@ def notes(run: RunRecord) -> list[str]:
     lines += [_ended(run, r) for r in run.records if "ended" in r]
     if resets := [r["step"] for r in run.records if "reference_reset" in r]:
         times = "once" if len(resets) == 1 else f"{len(resets)} times"
-        lines.append(f"The reference policy was reset {times}, after {_listed(resets)}.")
+        lines.append(f"The reference policy was reset {times}, after {step_list(resets)}.")
     begins = [(r["step"], r["objective"]["begins"]) for r in run.steps if "begins" in r.get("objective", {})]
     lines += [f"From step {step}: {text}." for step, text in begins]
     for what, name in (("timed out", "verifier_timeouts"), ("failed", "verifier_failures")):
@@ -291,11 +291,6 @@ def _ended(run: RunRecord, record: Record) -> str:
     when = "after" if "update" in record else "at"
     resumed = "" if record is run.records[-1] else " and was resumed later"
     return f"The run ended early {when} step {record['step']}{resumed}: {record['ended']}"
-
-
-def _listed(steps: Sequence[int]) -> str:
-    shown = [str(step) for step in (steps if len(steps) <= 8 else [*steps[:3], "...", *steps[-3:]])]
-    return f"step{'s' if len(steps) > 1 else ''} {', '.join(shown)}"
 
 
 def _fraction(part: float, whole: float) -> str:
