@@ -31,7 +31,7 @@ from brorl.reporting.page.summary import HEADINGS, notes, steps_done, summary_ro
 from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
-from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, step_record
+from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, run_of, step_record
 
 Records = list[dict[str, Any]]
 
@@ -40,10 +40,6 @@ def charts_of(*runs: RunRecord) -> dict[str, Chart]:
     made = [*learning_charts(runs), *coverage_charts(runs), *cost_charts(runs), *optimization_charts(runs)]
     assert len({chart.name for chart in made}) == len(made)
     return {chart.name: chart for chart in made}
-
-
-def run_of(records: Records, **settings: str) -> RunRecord:
-    return RunRecord(Path("run"), "run", settings, {}, tuple(records))
 
 
 def embedded(page: str) -> Any:
@@ -145,7 +141,7 @@ def test_held_out_prompts_before_and_after(made: tuple[RunRecord, Records]) -> N
     assert not any("<" in text or "\x1b" in text or "\u202e" in text for text in trace["text"])
 
 
-def test_shares_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> None:
+def test_fractions_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> None:
     records = [step_record(rng, s, random_step(rng, int(rng.integers(2, 6)), 20)) for s in range(1, 31)]
     charts = charts_of(run_of(records))
     for chart, name in (("informative-n", "informative_fraction_at"), ("unsampled-n", "unsampled_correct_at")):

@@ -14,16 +14,12 @@ from brorl.reporting.page.page import evaluations_shown, left_out, make_page
 from brorl.reporting.page.rollouts import choose_evaluations, token_text
 from brorl.reporting.reasons import reason, why_no_coverage, why_no_evaluation, why_no_update
 from brorl.runs.run_record import RunRecord, read_run
-from made_up_runs import evaluation, fruitless_record, make_run, random_step, step_record
+from made_up_runs import complete_steps, evaluation, fruitless_record, make_run, run_of
 
 Records = list[dict[str, Any]]
 COVERAGE = {"success", "informative-n", "unsampled", "unsampled-n"}
 HELD_OUT_CHECK = {"held_out_check", "improved"}
 UPDATE = {"entropy", "kl", "clip", "gradient"}
-
-
-def run_of(records: Records, **settings: str) -> RunRecord:
-    return RunRecord(Path("run"), "run", settings, {}, tuple(records))
 
 
 def reasons(run: RunRecord) -> dict[str, str]:
@@ -37,10 +33,6 @@ def reasons(run: RunRecord) -> dict[str, str]:
         assert why.endswith(".")
         assert why in page
     return empty
-
-
-def complete_steps(rng: np.random.Generator, number: int) -> Records:
-    return [step_record(rng, step, random_step(rng, 3, 20)) for step in range(1, number + 1)]
 
 
 def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Generator) -> None:

@@ -131,6 +131,7 @@ def test_only_rollouts_and_seed_may_differ(results: list[SimulationResult]) -> N
         to_json([])
 
 
+@pytest.mark.slow
 def test_files_are_written_together(results: list[SimulationResult], tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     assert check_output_dir(folder) is False
