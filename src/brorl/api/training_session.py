@@ -20,7 +20,6 @@ from brorl.api.command_name import command_name
 from brorl.api.training_result import TrainingResult, read_result
 from brorl.assemble.cluster import build_cluster
 from brorl.assemble.run import build_run
-from brorl.assemble.settings import build_budget
 from brorl.config.reading import dump_yaml
 from brorl.config.resuming import fixed_settings
 from brorl.config.settings import TrainConfig
@@ -72,7 +71,7 @@ class TrainingSession:
         screen.log_to(self.directory.path / "run.log")
         for tracker in config.tracking.to:
             require_package(tracker)
-        progress, stop = TrainingProgress(config.steps, build_budget(config), screen), StopRequest(screen.answer_stop)
+        progress, stop = TrainingProgress(config.steps, config.total_budget, screen), StopRequest(screen.answer_stop)
         try:
             ending, message = self._run(progress, stop)
         except KeyboardInterrupt:
