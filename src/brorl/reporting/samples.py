@@ -57,29 +57,17 @@ class PromptRow:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The prompts of a step, and the responses to one of them.
-
-    Attributes:
-        run: The run directory.
-        step: The step.
-        rows: All its prompts.
-        number: Number of the prompt whose responses are shown; None if no prompt has responses of the kind.
-        group: Its rollouts.
-        chosen: Whether the caller chose this prompt. The list of prompts is then left out.
-        folder: "rollouts" of training, or responses of "evaluations".
-        kind: The kind of responses to show.
-        limit: Most responses to show.
-    """
+    """The prompts of a step of a run, and the most frequent responses to one of them."""
 
     run: Path
     step: int
     rows: tuple[PromptRow, ...]
-    number: int | None
-    group: StoredGroup | None
-    chosen: bool
-    folder: Folder
-    kind: Kind
-    limit: int
+    number: int | None  # of the prompt whose responses are shown; None if no prompt has responses of the kind
+    group: StoredGroup | None  # its rollouts
+    chosen: bool  # whether the caller chose this prompt; the list of prompts is then left out
+    folder: Folder  # "rollouts" of training, or responses of "evaluations"
+    kind: Kind  # of the responses to show
+    limit: int  # most responses to show
 
     def __repr__(self) -> str:
         return f"Samples({str(self.run)!r}: {len(self.rows)} prompts at step {self.step})"

@@ -339,19 +339,14 @@ def _run_data(part: _RunPart) -> dict[str, Any]:
     }
 
 
+def _chart_data(chart: Chart) -> dict[str, Any]:
+    shown = {"name": chart.name, "traces": chart.traces, "layout": chart.layout, "marks": chart.marks}
+    return shown | {"byProgress": chart.by_progress}
+
+
 def event_marks(run: RunRecord) -> list[dict[str, Any]]:
     """Return the lines of the metrics at which the reference was reset or a phase began, with a label."""
     marks = [(at, "reset of the reference") for at, r in enumerate(run.records) if "reference_reset" in r]
     begins = [(at, r["objective"]["name"]) for at, r in enumerate(run.records) if "begins" in r.get("objective", {})]
     marks += [(at, plotly_text(f"{name} begins")) for at, name in begins[1:]]
     return [{"at": at, "label": label} for at, label in marks]
-
-
-def _chart_data(chart: Chart) -> dict[str, Any]:
-    return {
-        "name": chart.name,
-        "traces": chart.traces,
-        "layout": chart.layout,
-        "byProgress": chart.by_progress,
-        "marks": chart.marks,
-    }

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.reporting.page.embedding import compressed
 from brorl.reporting.page.summary import best_evaluation
@@ -130,9 +129,13 @@ def _spread(groups: list[dict[str, Any]], number: int) -> list[dict[str, Any]]:
 
 
 def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dict[str, Any]:
-    """Return a group as plain values, with its most frequent responses that fit."""
+    """Return a group as plain values, with its most frequent responses that fit, at least one."""
     whole = group.tree
-    leaves = _most_frequent(group, max_nodes)
+    leaves = np.arange(whole.num_responses)
+    if whole.num_unique_tokens > max_nodes:
+        order = np.argsort(-whole.leaf_count, kind="stable")
+        fit = int(np.searchsorted(np.cumsum(whole.length[order]), max_nodes, side="right"))
+        leaves = np.sort(order[: max(fit, 1)])
     tree, node_index = whole.select(leaves)
     right_M = whole.sum_below(np.where(group.correct_L, whole.leaf_count, 0)).astype(np.int64)
     verified_M = whole.sum_below(np.where(group.unverified_L, 0, whole.leaf_count)).astype(np.int64)
@@ -169,16 +172,6 @@ def _encode_group(group: StoredGroup, text_of: TokenText, max_nodes: int) -> dic
             for i, (tokens, _) in zip(leaves, tree.responses(), strict=True)
         ],
     }
-
-
-def _most_frequent(group: StoredGroup, max_nodes: int) -> NDArray[np.int64]:
-    """Return the indices of the most frequent responses that fit, ascending; at least one."""
-    tree = group.tree
-    if tree.num_unique_tokens <= max_nodes:
-        return np.arange(tree.num_responses)
-    order = np.argsort(-tree.leaf_count, kind="stable")
-    fit = int(np.searchsorted(np.cumsum(tree.length[order]), max_nodes, side="right"))
-    return np.sort(order[: max(fit, 1)])
 
 
 def _text_if_needed(text: str, tokens: Sequence[int], text_of: TokenText) -> str | None:
