@@ -40,10 +40,6 @@ REPORT = "report.html"
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
 _EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
 _MOST_STEPS = 40  # most steps with rollouts on the page, over all runs
-_COVERAGE = (
-    "A group is all N rollouts of one prompt in one step. A mixed group has correct and incorrect rollouts. Only mixed "
-    "groups give a gradient."
-)
 _TABLE_NOTE = (
     "Held-out scores: at the first evaluation → at the last one, with 95% intervals over prompts. Time: that of the "
     "steps, without evaluations and checkpoints. Dropped: rollouts of groups that were not mixed."
@@ -100,13 +96,12 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
     """Make the report of at least one run, with at most `rollout_bytes` of compressed rollouts over all runs."""
     parts = [_run_part(run, rollout_bytes // len(runs), max(_MOST_STEPS // len(runs), 2)) for run in runs]
     charts = {
-        "Learning": learning_charts(runs),
-        "Coverage of N rollouts": coverage_charts(runs),
-        "Cost": cost_charts(runs),
-        "Optimization": optimization_charts(runs),
+        "LEARNING": learning_charts(runs),
+        "COVERAGE": coverage_charts(runs),
+        "COST": cost_charts(runs),
+        "OPTIMIZATION": optimization_charts(runs),
     }
     everything = [chart for some in charts.values() for chart in some]
-    introductions = {"Coverage of N rollouts": f'<p class="explanation">{_COVERAGE}</p>'}
     plotly = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
     return fill(resource("template.html"), {
         "MARK": _MARK,
@@ -115,11 +110,10 @@ def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> 
         "VERSION": escape(brorl.__version__),
         "SUMMARY": _summary(runs),
         "NOTES": _notes(runs),
-        "SECTIONS": "\n".join(
-            _section(title, introductions.get(title, ""), "\n".join(map(_card, some)))
-            for title, some in charts.items()
+        **{name: "\n".join(map(_card, some)) for name, some in charts.items()},
+        "LEFT_OUT": _items(
+            runs, [(evaluations_shown(part.run, part.evaluations), left_out(part.run, part.rollouts)) for part in parts]
         ),
-        "LEFT_OUT": _left_out(parts),
         "SETTINGS": _settings(runs),
         "MACHINE": _machine(runs),
         "DATA": to_json(
@@ -146,14 +140,6 @@ def _run_part(run: RunRecord, max_bytes: int, most_steps: int) -> _RunPart:
     evaluations = choose_evaluations(run, text_of, max_bytes // _EVALUATION_FRACTION)
     left = max_bytes - sum(len(step.data) for step in evaluations)
     return _RunPart(run, choose_rollouts(run.path, text_of, left, most_steps), evaluations, tokenizer is not None)
-
-
-def _section(title: str, introduction: str, cards: str) -> str:
-    name = title.split()[0].lower()
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
-        f'{introduction}<div class="cards">{cards}</div></section>'
-    )
 
 
 def _card(chart: Chart) -> str:
@@ -193,24 +179,17 @@ def _tile(tile: Tile) -> str:
 
 
 def _notes(runs: Sequence[RunRecord]) -> str:
-    items = _items(runs, [(run, visible_text(note)) for run in runs for note in notes(run)])
+    items = _items(runs, [list(map(visible_text, notes(run))) for run in runs])
     return f'<div class="notes" role="note"><h2>Notes</h2><ul>{items}</ul></div>' if items else ""
 
 
-def _left_out(parts: Sequence[_RunPart]) -> str:
-    """Return, for each run, which rollouts are on the page, and the command that shows the others."""
-    items = [
-        (part.run, text)
-        for part in parts
-        for text in (evaluations_shown(part.run, part.evaluations), left_out(part.run, part.rollouts))
-    ]
-    return f'<ul class="left-out">{_items([part.run for part in parts], items)}</ul>'
-
-
-def _items(runs: Sequence[RunRecord], items: Sequence[tuple[RunRecord, str]]) -> str:
-    """Return the items of a list; those of several runs begin with the run's name."""
-    names = [f"<b>{escape(run.name)}</b>: " if len(runs) > 1 else "" for run, _ in items]
-    return "".join(f"<li>{name}{escape(text)}</li>" for name, (_, text) in zip(names, items, strict=True))
+def _items(runs: Sequence[RunRecord], texts: Sequence[Sequence[str]]) -> str:
+    """Return the items of a list, given those of each run; those of several runs begin with the run's name."""
+    return "".join(
+        f"<li>{f'<b>{escape(run.name)}</b>: ' if len(runs) > 1 else ''}{escape(text)}</li>"
+        for run, some in zip(runs, texts, strict=True)
+        for text in some
+    )
 
 
 def evaluations_shown(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
