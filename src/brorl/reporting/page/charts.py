@@ -46,19 +46,13 @@ def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     sources = sorted({source for e in evaluations for source in e.get("by_source") or {}})
     by_source = {source: _estimate("by_source", source, "1") for source in sources}
     pass_1, coverage = ({f"pass@{k} with 95% interval": _estimate("pass_at", str(k))} for k in (1, largest_k))
-    percent = {"tickformat": ".0%", "range": [-0.03, 1.03]}
-    held_out_axes = {
-        "xaxis": {**percent, "title": {"text": "correct before"}},
-        "yaxis": {**percent, "title": {"text": "correct after"}},
-    }
     reward = traces.smoothed(runs, lines(runs, {"mean reward": "sampling.reward"}))
-    held_out = chart("held-out", traces.held_out_points(runs), reasons.why_no_change)
     return [
         chart("reward", reward, reasons.why_no_step),
         chart("pass1", lines(runs, pass_1), reasons.why_no_evaluation),
         *([chart("coverage", lines(runs, coverage), reasons.why_no_evaluation, k=largest_k)] if largest_k > 1 else []),
         chart("passk", traces.pass_at_curves(runs), reasons.why_no_evaluation),
-        replace(held_out, layout=held_out_axes | _no_change_line(x0=0, x1=1, y0=0, y1=1), by_progress=False),
+        chart("held-out", traces.held_out_points(runs), reasons.why_no_change),
         *([chart("sources", lines(runs, by_source), reasons.why_no_evaluation)] if sources else []),
         replace(chart("success", (), reasons.why_no_coverage), histogram=traces.success_histogram(runs)),
     ]
@@ -81,13 +75,12 @@ def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
         )
     )
     why_no_improved = partial(reasons.why_no_held_out_check, name="fraction_improved")
-    check = chart("held_out_check", change, reasons.why_no_held_out_check)
     return [
         chart("informative", traces.mixed_lines(runs), reasons.why_no_step),
         chart("informative-n", mixed_by_n, reasons.why_no_smaller_n),
         chart("unsampled", lines(runs, unsampled), reasons.why_no_coverage),
         chart("unsampled-n", unsampled_by_n, reasons.why_no_estimate),
-        replace(check, layout=check.layout | _no_change_line(xref="paper", x0=0, x1=1, y0=0, y1=0)),
+        chart("held_out_check", change, reasons.why_no_held_out_check),
         chart("improved", improved, why_no_improved),
     ]
 
@@ -143,6 +136,9 @@ def _chart(runs: Sequence[RunRecord], name: str, drawn: tuple[Trace, ...], why: 
     layout: dict[str, Any] = {"yaxis": {"title": {"text": y}, "rangemode": "tozero"} | percent}
     if "x" in texts:
         layout["xaxis"] = {"title": {"text": texts["x"]}, "type": "log", "dtick": 0.30103}
+    if place := texts.get("no_change"):
+        layout["shapes"] = [{"type": "line", "line": {"width": 1}, "name": "no change", "showlegend": True, **place}]
+    layout |= texts.get("layout", {})
     marks = texts.get("marks", False)
     return Chart(name, title, explanation, drawn, reason(runs, why), layout, "x" not in texts, marks)
 
@@ -173,7 +169,3 @@ def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
 def _estimate(*path: str) -> Quantity:
     """Return where the value and the ends of an estimate of an evaluation stand in a line of the metrics."""
     return [("evaluation", *path, end) for end in ("value", "low", "high")]
-
-
-def _no_change_line(**place: float | str) -> dict[str, Any]:
-    return {"shapes": [{"type": "line", "line": {"width": 1}, "name": "no change", "showlegend": True, **place}]}
