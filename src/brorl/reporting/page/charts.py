@@ -1,4 +1,4 @@
-"""The charts of the page; their titles and explanations are in `charts.toml`.
+"""The charts of the page; `charts.toml` has their words, and the numbers that simple ones draw.
 
 In: runs. Out: charts of plotly traces. A chart without numbers gives the reason.
 """
@@ -44,17 +44,19 @@ def learning_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     evaluations = [r["evaluation"] for run in runs for r in run.evaluations]
     largest_k = max((int(k) for e in evaluations for k in e["pass_at"]), default=1)
     sources = sorted({source for e in evaluations for source in e.get("by_source") or {}})
-    by_source = {source: _estimate("by_source", source, "1") for source in sources}
-    pass_1, coverage = ({f"pass@{k} with 95% interval": _estimate("pass_at", str(k))} for k in (1, largest_k))
-    reward = traces.smoothed(runs, lines(runs, {"mean reward": "sampling.reward"}))
+    by_source = lines(runs, {source: _estimate("by_source", source, "1") for source in sources})
+    pass_1, coverage = (
+        lines(runs, {f"pass@{k} with 95% interval": _estimate("pass_at", str(k))}) for k in (1, largest_k)
+    )
+    reward = chart("reward", reasons.why_no_step)
     return [
-        chart("reward", reward, reasons.why_no_step),
-        chart("pass1", lines(runs, pass_1), reasons.why_no_evaluation),
-        *([chart("coverage", lines(runs, coverage), reasons.why_no_evaluation, k=largest_k)] if largest_k > 1 else []),
-        chart("passk", traces.pass_at_curves(runs), reasons.why_no_evaluation),
-        chart("held-out", traces.held_out_points(runs), reasons.why_no_change),
-        *([chart("sources", lines(runs, by_source), reasons.why_no_evaluation)] if sources else []),
-        replace(chart("success", (), reasons.why_no_coverage), histogram=traces.success_histogram(runs)),
+        replace(reward, traces=traces.smoothed(runs, reward.traces)),
+        chart("pass1", reasons.why_no_evaluation, pass_1),
+        *([chart("coverage", reasons.why_no_evaluation, coverage, k=largest_k)] if largest_k > 1 else []),
+        chart("passk", reasons.why_no_evaluation, traces.pass_at_curves(runs)),
+        chart("held-out", reasons.why_no_change, traces.held_out_points(runs)),
+        *([chart("sources", reasons.why_no_evaluation, by_source)] if sources else []),
+        replace(chart("success", reasons.why_no_coverage, ()), histogram=traces.success_histogram(runs)),
     ]
 
 
@@ -63,64 +65,35 @@ def coverage_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     chart = partial(_chart, runs)
     mixed_by_n = traces.against_n(runs, "informative_fraction_at", "mixed groups")
     unsampled_by_n = traces.against_n(runs, "unsampled_correct_at", "new correct response")
-    unsampled: dict[str, Quantity] = {
-        "new response": "coverage.pooled.unsampled",
-        "new correct response": "coverage.pooled.unsampled_correct",
-    }
-    change, improved = (
-        lines(runs, {label: [("held_out_check", f"{name}{end}") for end in ("", "_low", "_high")]})
-        for label, name in (
-            ("change with 95% interval", "change"),
-            ("fraction with 95% interval", "fraction_improved"),
-        )
-    )
-    why_no_improved = partial(reasons.why_no_held_out_check, name="fraction_improved")
     return [
-        chart("informative", traces.mixed_lines(runs), reasons.why_no_step),
-        chart("informative-n", mixed_by_n, reasons.why_no_smaller_n),
-        chart("unsampled", lines(runs, unsampled), reasons.why_no_coverage),
-        chart("unsampled-n", unsampled_by_n, reasons.why_no_estimate),
-        chart("held_out_check", change, reasons.why_no_held_out_check),
-        chart("improved", improved, why_no_improved),
+        chart("informative", reasons.why_no_step, traces.mixed_lines(runs)),
+        chart("informative-n", reasons.why_no_smaller_n, mixed_by_n),
+        chart("unsampled", reasons.why_no_coverage),
+        chart("unsampled-n", reasons.why_no_estimate, unsampled_by_n),
+        chart("held_out_check", reasons.why_no_held_out_check),
+        chart("improved", partial(reasons.why_no_held_out_check, name="fraction_improved")),
     ]
 
 
 def cost_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the cost: sharing, time, dropped rollouts, lengths, failed verifications."""
-    sharing: dict[str, Quantity] = {
-        "tokens computed / sampled": ("sampling.unique_tokens", "sampling.sampled_tokens"),
-        "responses verified / rollouts": ("sampling.distinct_responses", "sampling.samples"),
-    }
-    dropped: dict[str, Quantity] = {
-        "rollouts": ("sampling.samples_dropped", "sampling.samples"),
-        "tokens computed": ("sampling.unique_tokens_dropped", "sampling.unique_tokens"),
-    }
-    failures: dict[str, Quantity] = {"timed out": "sampling.verifier_timeouts", "failed": "sampling.verifier_failures"}
-    lost, steps = lines(runs, failures), sum(len(run.steps) for run in runs)
     chart = partial(_chart, runs, why=reasons.why_no_step)
-    lost_chart = chart("lost", lost if any(value for trace in lost for value in trace["y"]) else ())
-    if steps:
-        lost_chart = replace(lost_chart, empty=f"No verification timed out or failed in {counted(steps, 'step')}.")
-    dropped_chart = chart("dropped", lines(runs, dropped))
+    lost, dropped, steps = chart("lost"), chart("dropped"), sum(len(run.steps) for run in runs)
+    if steps and not any(value for trace in lost.traces for value in trace["y"]):
+        lost = replace(lost, traces=(), empty=f"No verification timed out or failed in {counted(steps, 'step')}.")
     return [
-        chart("sharing", lines(runs, sharing)),
+        chart("sharing"),
         _seconds_chart(runs),
-        *([dropped_chart] if dropped_chart.traces else []),  # older metrics do not count dropped rollouts
-        chart("length", lines(runs, {"mean length": "sampling.mean_length"})),
-        chart("truncated", lines(runs, {"cut rollouts": "sampling.truncation_rate"})),
-        lost_chart,
+        *([dropped] if dropped.traces else []),  # older metrics do not count dropped rollouts
+        chart("length"),
+        chart("truncated"),
+        lost,
     ]
 
 
 def optimization_charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """Return the charts of the policy's changes: entropy, KL, clipping, gradients."""
-    quantities: dict[str, dict[str, Quantity]] = {
-        "entropy": {"entropy": "update.entropy"},
-        "kl": {"from the reference": "update.reference_kl", "within the step": "update.old_policy_kl"},
-        "clip": {"upper bound": "update.clip_high_fraction", "lower bound": "update.clip_low_fraction"},
-        "gradient": {"norm": "update.grad_norm"},
-    }
-    return [_chart(runs, name, lines(runs, some), reasons.why_no_update) for name, some in quantities.items()]
+    return [_chart(runs, name, reasons.why_no_update) for name in ("entropy", "kl", "clip", "gradient")]
 
 
 @cache
@@ -128,9 +101,10 @@ def _texts() -> dict[str, dict[str, Any]]:
     return tomllib.loads(resource("charts.toml"))
 
 
-def _chart(runs: Sequence[RunRecord], name: str, drawn: tuple[Trace, ...], why: Why, k: int = 1) -> Chart:
-    """Return a chart with its texts, over the course of the runs unless the texts name another x axis."""
+def _chart(runs: Sequence[RunRecord], name: str, why: Why, drawn: tuple[Trace, ...] | None = None, k: int = 1) -> Chart:
+    """Return a chart as `charts.toml` describes it, with its lines there if nothing else is `drawn`."""
     texts = _texts()[name]
+    drawn = lines(runs, texts["lines"]) if drawn is None else drawn
     title, explanation, y = (texts[key].format(k=k, last=LAST_STEPS) for key in ("title", "explanation", "y"))
     percent = {"tickformat": ".3~%"} if texts.get("percent") else {}
     layout: dict[str, Any] = {"yaxis": {"title": {"text": y}, "rangemode": "tozero"} | percent}
@@ -159,7 +133,7 @@ def _seconds_chart(runs: Sequence[RunRecord]) -> Chart:
             names = [traces.plotly_text(run.name) for run in timed]
             means = [fmean([number(r, "seconds", phase) or 0.0 for r in run.steps]) for run in timed]
             drawn.append({"type": "bar", "name": phase, "x": names, "y": means, "meta": meta})
-    chart = _chart(runs, "seconds", tuple(drawn), reasons.why_no_step)
+    chart = _chart(runs, "seconds", reasons.why_no_step, tuple(drawn))
     if len(runs) == 1:
         return chart
     layout = chart.layout | {"barmode": "stack", "xaxis": {"type": "category"}}

@@ -25,8 +25,9 @@ _CURVES = 5  # pass@k curves of a single run
 _FEW_ROLLOUTS = 32  # up to this N, each number of correct rollouts has its own bar in the histogram
 
 Trace = dict[str, Any]
-# The dotted name of a number in the metrics, a ratio of two, or the paths of a value and of the ends of its interval.
-Quantity = str | tuple[str, str] | list[tuple[str, ...]]
+# The name of a number in the metrics, two for a ratio, three for a value and its interval; parts of a name are dotted,
+# or a tuple where they hold dots themselves.
+Quantity = str | Sequence[str | tuple[str, ...]]
 
 
 def lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
@@ -50,7 +51,7 @@ def _values(record: Record, quantity: Quantity) -> list[float]:
     values = [value for value in numbers if value is not None]
     if len(values) < len(numbers):
         return []
-    if isinstance(quantity, tuple):
+    if len(values) == 2:
         return [values[0] / values[1]] if values[1] else []
     return values
 
