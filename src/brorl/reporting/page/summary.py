@@ -15,7 +15,7 @@ from brorl.comparison.paired import Conclusion, conclusion_of, difference_interv
 from brorl.cost import UNITS, total_cost
 from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 from brorl.format import duration, interval
-from brorl.reporting.reasons import why_no_change, why_no_update
+from brorl.reporting.reasons import is_adaptive, why_no_change, why_no_update
 from brorl.runs.run_record import Record, RunRecord, number, total
 from brorl.runs.stored_rollouts import step_list
 
@@ -73,7 +73,11 @@ def summary_row(run: RunRecord) -> tuple[str, ...]:
 def notes(run: RunRecord) -> list[str]:
     """Return sentences on unusual events in a run."""
     lines = [f"Sign of collapse at {r['collapse']}" for r in run.records if "collapse" in r]
-    lines += [_ended(run, r) for r in run.records if "ended" in r]
+    for record in run.records:
+        if "ended" in record:  # a run with later lines was resumed
+            when = "after" if "update" in record else "at"
+            resumed = "" if record is run.records[-1] else " and was resumed later"
+            lines.append(f"The run ended early {when} step {record['step']}{resumed}: {record['ended']}")
     if resets := [r["step"] for r in run.records if "reference_reset" in r]:
         times = "once" if len(resets) == 1 else f"{len(resets)} times"
         lines.append(f"The reference policy was reset {times}, after {step_list(resets)}.")
@@ -259,8 +263,7 @@ def _dropped(run: RunRecord, name: str) -> tuple[int, int] | None:
 def _batch(run: RunRecord) -> str:
     """Return the prompts of a step times the rollouts of a prompt."""
     prompts, rollouts = (run.settings.get(n) for n in ("prompts_per_step", "rollouts_per_prompt"))
-    adaptive = any(r["sampling"].get("adaptive") for r in run.steps)
-    return f"{prompts or '?'} x {'adaptive' if adaptive else rollouts or '?'}"
+    return f"{prompts or '?'} x {'adaptive' if is_adaptive(run) else rollouts or '?'}"
 
 
 def _before_after(run: RunRecord, place: int) -> str:
@@ -284,13 +287,6 @@ def _coverage_note(run: RunRecord) -> list[str]:
         f"Coverage fell: held-out pass@{k} went from {before.value:.3f} to {after.value:.3f}, beyond the intervals. "
         "A lower optimizer.learning_rate or fewer steps keep more of it."
     ]
-
-
-def _ended(run: RunRecord, record: Record) -> str:
-    """Return why a run ended early; a run with later lines was resumed."""
-    when = "after" if "update" in record else "at"
-    resumed = "" if record is run.records[-1] else " and was resumed later"
-    return f"The run ended early {when} step {record['step']}{resumed}: {record['ended']}"
 
 
 def _fraction(part: float, whole: float) -> str:

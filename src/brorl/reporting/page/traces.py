@@ -194,7 +194,14 @@ def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     Returns:
         `labels` of the B bars, and for each run `steps` and `counts`, shape [steps, B]; None if nothing was measured.
     """
-    measured = [[(r["step"], *counts) for r in run.steps if (counts := _prompt_counts(r))[1].size] for run in runs]
+    measured = [
+        [
+            (r["step"], np.array(prompts["num_correct"]), np.array(prompts["num_rollouts"]))
+            for r in run.steps
+            if (prompts := r.get("coverage", {}).get("prompts")) and prompts["num_rollouts"]
+        ]
+        for run in runs
+    ]
     sizes = {int(n) for steps in measured for *_, num_rollouts in steps for n in num_rollouts}
     if not sizes:
         return None
@@ -212,13 +219,6 @@ def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
     bars = [{"steps": [step for step, *_ in steps], "counts": [count(k, n) for _, k, n in steps]} for steps in measured]
     unit = f"correct rollouts of {most}" if single else "fraction of correct rollouts, %"
     return {"labels": labels, "unit": unit, "runs": bars}
-
-
-def _prompt_counts(record: Record) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of correct rollouts and of rollouts of each prompt of a step."""
-    prompts = record.get("coverage", {}).get("prompts") or {}
-    correct, rollouts = (np.array(prompts.get(name, []), np.int64) for name in ("num_correct", "num_rollouts"))
-    return correct, rollouts
 
 
 def plotly_text(text: str) -> str:
