@@ -13,6 +13,7 @@ import numpy as np
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
+from brorl.runs.run_record import RunRecord
 from brorl.training.diagnostics import coverage_record
 from brorl.training.source import Batch, GradedPrompt
 from brorl.tree import RolloutTree
@@ -151,6 +152,14 @@ def _no_hit(num_correct: int, num_samples: int, k: int) -> float:
     for drawn in range(k):
         chance *= max(num_samples - num_correct - drawn, 0) / (num_samples - drawn)
     return chance
+
+
+def run_of(records: Sequence[dict[str, Any]], **settings: str) -> RunRecord:
+    return RunRecord(Path("run"), "run", settings, {}, tuple(records))
+
+
+def complete_steps(rng: np.random.Generator, number: int) -> list[dict[str, Any]]:
+    return [step_record(rng, step, random_step(rng, 3, 20)) for step in range(1, number + 1)]
 
 
 def make_run(

@@ -225,7 +225,7 @@ def test_no_page_installs_a_release() -> None:
 
 @pytest.mark.slow
 def test_the_page_about_the_report_names_its_parts(runs: list[Path]) -> None:
-    page, html = DOCS / "how-to" / "report.md", make_page([read_run(runs[0])]).html
+    page, html = DOCS / "how-to" / "report.md", make_page([read_run(runs[0])])
     rows = re.findall(r"^\|([^|]*)\| ([^|]+) \|[^|]+\|$", section(page, "The charts"), re.MULTILINE)[1:]
     charts = re.findall(r"<article[^>]*>\s*<h3>(.*?)</h3>", html)
     charts = [re.sub(r"pass@\d+ \(", "pass@k (", title.removesuffix(" (last 25 steps)")) for title in charts]

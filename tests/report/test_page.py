@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -15,16 +16,22 @@ import numpy as np
 import pytest
 
 from brorl.errors import UserError
+from brorl.reporting.page.charts import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
 from brorl.reporting.page.embedding import compressed, fill, to_json
-from brorl.reporting.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
-from brorl.reporting.page.histogram import success_histogram
 from brorl.reporting.page.page import ROLLOUT_BYTES, event_marks, left_out, make_page
-from brorl.reporting.page.rollouts import TokenTexts, choose_evaluations, choose_rollouts, encode_step, evenly_spaced
+from brorl.reporting.page.rollouts import (
+    choose_evaluations,
+    choose_rollouts,
+    encode_step,
+    evenly_spaced,
+    load_tokenizer,
+    token_text,
+)
 from brorl.reporting.page.summary import HEADINGS, notes, steps_done, summary_row
 from brorl.reporting.visible_text import visible_text
 from brorl.runs.run_directory import RunDirectory
 from brorl.runs.run_record import RunRecord, differing_settings, read_run, read_runs
-from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, step_record
+from made_up_runs import HOSTILE, evaluation, held_out_answers, make_run, random_step, run_of, step_record
 
 Records = list[dict[str, Any]]
 
@@ -33,10 +40,6 @@ def charts_of(*runs: RunRecord) -> dict[str, Chart]:
     made = [*learning_charts(runs), *coverage_charts(runs), *cost_charts(runs), *optimization_charts(runs)]
     assert len({chart.name for chart in made}) == len(made)
     return {chart.name: chart for chart in made}
-
-
-def run_of(records: Records, **settings: str) -> RunRecord:
-    return RunRecord(Path("run"), "run", settings, {}, tuple(records))
 
 
 def embedded(page: str) -> Any:
@@ -81,7 +84,7 @@ def test_lines_hold_the_numbers_of_the_metrics(made: tuple[RunRecord, Records]) 
 
 def test_x_values_are_what_was_spent(made: tuple[RunRecord, Records]) -> None:
     run, records = made
-    x = embedded(make_page([run], 1000).html)["runs"][0]["x"]
+    x = embedded(make_page([run], 1000))["runs"][0]["x"]
     spent = {"step": 0, "seconds": 0.0, "samples": 0, "unique_tokens": 0}
     for at, record in enumerate(records):
         spent["step"] = record["step"]
@@ -138,7 +141,7 @@ def test_held_out_prompts_before_and_after(made: tuple[RunRecord, Records]) -> N
     assert not any("<" in text or "\x1b" in text or "\u202e" in text for text in trace["text"])
 
 
-def test_shares_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> None:
+def test_fractions_at_other_n_weigh_groups_alike(rng: np.random.Generator) -> None:
     records = [step_record(rng, s, random_step(rng, int(rng.integers(2, 6)), 20)) for s in range(1, 31)]
     charts = charts_of(run_of(records))
     for chart, name in (("informative-n", "informative_fraction_at"), ("unsampled-n", "unsampled_correct_at")):
@@ -163,7 +166,7 @@ def test_the_bold_reward_is_the_moving_mean(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("num_rollouts", [12, 40])
 def test_histogram_counts_every_prompt(rng: np.random.Generator, num_rollouts: int) -> None:
     records = [step_record(rng, s, random_step(rng, 6, num_rollouts)) for s in range(1, 4)]
-    made = success_histogram([run_of(records)])
+    made = charts_of(run_of(records))["success"].histogram
     assert made is not None
     assert made["runs"][0]["steps"] == [1, 2, 3]
     for record, counts in zip(records, made["runs"][0]["counts"], strict=True):
@@ -195,20 +198,20 @@ def test_several_runs_overlay_and_differ(tmp_path: Path, rng: np.random.Generato
     for trace in bars:
         means = [np.mean([r["seconds"][trace["name"]] for r in run.steps]) for run in runs]
         np.testing.assert_allclose(trace["y"], means)
-    page = make_page(runs).html
+    page = make_page(runs)
     assert page.count("<tr class=differs>") == len(expected)
 
 
 def test_what_was_not_measured_is_said_and_not_drawn() -> None:
     charts = charts_of(run_of([{"step": 0}]))
-    assert all(chart.traces == () and chart.empty for chart in charts.values())
+    assert all(chart.traces == () and chart.histogram is None and chart.empty for chart in charts.values())
     assert "dropped" not in charts  # older metrics do not count it
     update = {"entropy": nan, "reference_kl": None, "grad_norm": float("inf")}
     records = [{"step": 1, "update": update}, {"step": 2, "update": {"entropy": 0.5}}]
     charts = charts_of(run_of(records))
     assert [t["y"] for t in charts["entropy"].traces] == [[0.5]]
     assert charts["kl"].traces == charts["gradient"].traces == ()
-    page = make_page([run_of(records)]).html
+    page = make_page([run_of(records)])
     assert "Training: There are no rollouts in run/rollouts." in page
     assert "The metrics hold no evaluation." in page
 
@@ -307,7 +310,7 @@ def test_no_name_or_text_becomes_markup(tmp_path: Path, rng: np.random.Generator
     make_run(tmp_path / "plain", np.random.default_rng(seed), steps=3)
     parsed = []
     for path in (tmp_path / name[:80], tmp_path / "plain"):
-        page = make_page([read_run(path)]).html
+        page = make_page([read_run(path)])
         elements = Elements()
         elements.feed(page.replace(page[page.index("</noscript>") : page.index("<footer>")], ""))
         whole = Elements()
@@ -327,7 +330,7 @@ def test_the_page_of_a_long_run_is_small(rng: np.random.Generator) -> None:
     prompts = {n: v * 40 if isinstance(v, list) else v for n, v in record["coverage"]["prompts"].items()}
     record["coverage"]["prompts"] = prompts
     records = [{**record, "step": step, "evaluation": evaluation(rng)} for step in range(500)]
-    size = len(make_page([run_of(records)]).html.encode())
+    size = len(make_page([run_of(records)]).encode())
     assert size + ROLLOUT_BYTES < 10_000_000
 
 
@@ -351,10 +354,10 @@ def unpacked(data: str) -> dict[str, Any]:
 
 def test_rollouts_on_the_page_are_those_stored(tmp_path: Path, rng: np.random.Generator) -> None:
     _, kept = make_run(tmp_path / "one", rng, steps=6)
-    chosen = choose_rollouts(tmp_path / "one", 10_000_000, 40)
-    assert [s.step for s in chosen.steps] == [2, 4, 6] == list(chosen.stored)
-    assert not chosen.tokens_known
-    for step in chosen.steps:
+    assert load_tokenizer(tmp_path / "one") is None
+    chosen = choose_rollouts(tmp_path / "one", token_text(None), 10_000_000, 40)
+    assert [step.step for step in chosen] == [2, 4, 6]
+    for step in chosen:
         data, stored = unpacked(step.data), kept[step.step]
         assert step.responses == step.all_responses == sum(g.tree.num_responses for g in stored.groups)
         for made, group, verdicts, texts in zip(
@@ -390,25 +393,25 @@ def test_evaluations_on_the_page_are_the_first_the_best_and_the_last(tmp_path: P
     stored = {step: held_out_answers(rng, prompts, 12) for step in scores}
     for step, answers in stored.items():
         RunDirectory(run).write_responses("evaluations", step, answers.groups, answers.verdicts, answers.texts)
-    chosen = choose_evaluations(read_run(run), 1_000_000)
-    assert [step.step for step in chosen.steps] == [0, 2, 4]
-    for step in chosen.steps:
+    chosen = choose_evaluations(read_run(run), token_text(None), 1_000_000)
+    assert [step.step for step in chosen] == [0, 2, 4]
+    for step in chosen:
         groups = unpacked(step.data)["groups"]
         assert [group["id"] for group in groups] == [prompt.id for prompt in prompts]
         assert [group["right"] for group in groups] == [group.num_correct for group in stored[step.step].groups]
-    page = make_page([read_run(run)])
-    labels = [entry["label"] for entry in embedded(page.html)["runs"][0]["evaluations"]]
+    labels = [entry["label"] for entry in embedded(make_page([read_run(run)]))["runs"][0]["evaluations"]]
     assert labels == ["before training", "after step 2 (best)", "after step 4"]
     small = make_page([read_run(run)], 12_000)
-    assert sum(len(s.data) for made in (*small.rollouts, *small.evaluations) for s in made.steps) <= 12_000
-    assert choose_evaluations(read_run(run), 3).steps == ()
+    packed = re.findall(r'<script type="application/gzip"[^>]*>(.*?)</script>', small)
+    assert 0 < sum(map(len, packed)) <= 12_000
+    assert choose_evaluations(read_run(run), token_text(None), 3) == ()
 
 
 def test_a_large_step_keeps_its_most_frequent_responses(tmp_path: Path, rng: np.random.Generator) -> None:
     run = tmp_path / "one"
     make_run(run, rng, steps=3, num_groups=20, num_rollouts=60)
-    whole = unpacked(encode_step(run, 2, TokenTexts(run), 10_000_000).data)
-    small = encode_step(run, 2, TokenTexts(run), 6_000)
+    whole = unpacked(encode_step(run, 2, token_text(None), 10_000_000).data)
+    small = encode_step(run, 2, token_text(None), 6_000)
     assert len(small.data) <= 6_000
     data = unpacked(small.data)
     assert 0 < len(data["groups"]) == small.prompts <= small.all_prompts == 20
@@ -437,9 +440,9 @@ def counts_by_prefix(data: dict[str, Any], group: dict[str, Any]) -> dict[tuple[
 def test_rollouts_keep_to_the_budget(tmp_path: Path, rng: np.random.Generator, budget: int) -> None:
     run = tmp_path / "one"
     make_run(run, rng, steps=9, num_groups=3, num_rollouts=30, store_every=1)
-    chosen = choose_rollouts(run, budget, 7)
-    steps = [s.step for s in chosen.steps]
-    assert sum(len(s.data) for s in chosen.steps) <= budget
+    chosen = choose_rollouts(run, token_text(None), budget, 7)
+    steps = [step.step for step in chosen]
+    assert sum(len(step.data) for step in chosen) <= budget
     assert len(steps) <= 7
     assert steps == (evenly_spaced(range(1, 10), len(steps)) if steps else [])
     assert budget < 60_000 or len(steps) == 7
@@ -458,13 +461,12 @@ def test_tokens_are_named_by_the_saved_tokenizer(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints" / "step-000001"
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    texts = TokenTexts(tmp_path)
-    assert texts.known
+    text_of = token_text(load_tokenizer(tmp_path))
     expected = [("</script>", False), (" hi", False), ("\ufffd", False), ("\x1b", False), ("<end>", True)]
-    assert [texts.piece(i) for i in range(5)] == expected
-    assert texts.piece(99) == ("[99]", False)
+    assert [text_of(i) for i in range(5)] == expected
+    assert text_of(99) == ("[99]", False)
     (folder / "tokenizer.json").write_text("{")
-    assert not TokenTexts(tmp_path).known
+    assert load_tokenizer(tmp_path) is None
 
 
 @pytest.mark.parametrize(

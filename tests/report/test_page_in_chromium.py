@@ -27,24 +27,34 @@ def shown(text: str) -> str:
     return visible_text(text).replace("\n", "↵\n").replace("\t", "⇥\t")
 
 
+def test_the_charts_are_drawn_and_nothing_is_requested(tmp_path: Path, rng: np.random.Generator) -> None:
+    records, _ = make_run(tmp_path / "one", rng, steps=5, num_groups=3, num_rollouts=40)
+    page = tmp_path / "one.html"
+    page.write_text(make_page(read_runs([tmp_path / "one"])), "utf-8")
+    with Chromium(chromium_or_skip()) as browser:
+        browser.open(page)
+        check_charts(browser, records)
+        check_legends(browser)
+        check_silence(browser, page)
+
+
+@pytest.mark.slow
 def test_the_page_works_in_a_browser(tmp_path: Path, rng: np.random.Generator) -> None:
     name = HOSTILE[0].replace("/", "|")
     one, two, three = (tmp_path / f"{name_}.html" for name_ in ("one", "two", "three"))
     with Chromium(chromium_or_skip()) as browser:
         records, stored = make_run(tmp_path / name, rng, steps=5, num_groups=5, num_rollouts=40)
         others, _ = make_run(tmp_path / "other", rng, steps=3)
-        one.write_text(make_page(read_runs([tmp_path / name])).html, "utf-8")
-        two.write_text(make_page(read_runs([tmp_path / "other", tmp_path / name])).html, "utf-8")
+        one.write_text(make_page(read_runs([tmp_path / name])), "utf-8")
+        two.write_text(make_page(read_runs([tmp_path / "other", tmp_path / name])), "utf-8")
 
         lines = [json.dumps(record) + "\n" for record in (others[0], fruitless_record(rng, 1))]
         (tmp_path / "other" / "metrics.jsonl").write_text("".join(lines))
-        three.write_text(make_page(read_runs([tmp_path / "other"])).html, "utf-8")
+        three.write_text(make_page(read_runs([tmp_path / "other"])), "utf-8")
 
         browser.prefer_dark(False)
         browser.set_width(1400)
         browser.open(one)
-        check_charts(browser, records)
-        check_legends(browser)
         check_held_out_prompts(browser, tmp_path / name)
         check_x_axis(browser, records)
         check_histogram(browser, records)
@@ -52,23 +62,19 @@ def test_the_page_works_in_a_browser(tmp_path: Path, rng: np.random.Generator) -
         check_responses(browser, stored)
         check_tree(browser, stored)
         check_themes(browser)
-        check_narrow(browser)
         assert browser.value("document.title") == f"brorl report: {name}"
-        check_silence(browser, one)
+        finish_page(browser, one)
 
         browser.open(two)
-        check_legends(browser)
         check_two_runs(browser, stored)
-        check_narrow(browser)
-        check_silence(browser, two)
+        finish_page(browser, two)
 
         browser.open(three)
-        check_legends(browser)
-        check_narrow(browser)
-        check_silence(browser, three)
+        finish_page(browser, three)
         check_that_a_request_would_be_seen(browser)
 
 
+@pytest.mark.slow
 def test_the_summary_of_several_runs_fits_a_laptop(tmp_path: Path, rng: np.random.Generator) -> None:
     paths = [tmp_path / f"a-long-name-of-a-run-with-its-rate-3e-4-and-its-seed-{seed}" for seed in range(3)]
     for path in paths:
@@ -81,12 +87,18 @@ def test_the_summary_of_several_runs_fits_a_laptop(tmp_path: Path, rng: np.rando
             record.get("seconds", {})["total"] = 12_345.6
         (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     page = tmp_path / "page.html"
-    page.write_text(make_page(read_runs(paths)).html, "utf-8")
+    page.write_text(make_page(read_runs(paths)), "utf-8")
     with Chromium(chromium_or_skip()) as browser:
         browser.set_width(1280)
         browser.open(page)
         width, room = browser.value("(e => [e.scrollWidth, e.clientWidth])(document.querySelector('#summary .scroll'))")
         assert 0 < width <= room
+
+
+def finish_page(browser: Chromium, page: Path) -> None:
+    check_legends(browser)
+    check_narrow(browser)
+    check_silence(browser, page)
 
 
 def check_silence(browser: Chromium, page: Path) -> None:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from brorl.reporting.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
+from brorl.reporting.page.charts import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
 from brorl.reporting.page.page import evaluations_shown, left_out, make_page
-from brorl.reporting.page.rollouts import RunRollouts
+from brorl.reporting.page.rollouts import choose_evaluations, token_text
 from brorl.reporting.reasons import reason, why_no_coverage, why_no_evaluation, why_no_update
 from brorl.runs.run_record import RunRecord, read_run
-from made_up_runs import evaluation, fruitless_record, make_run, random_step, step_record
+from made_up_runs import complete_steps, evaluation, fruitless_record, make_run, run_of
 
 Records = list[dict[str, Any]]
-COVERAGE = {"informative-n", "unsampled", "unsampled-n"}
+COVERAGE = {"success", "informative-n", "unsampled", "unsampled-n"}
 HELD_OUT_CHECK = {"held_out_check", "improved"}
 UPDATE = {"entropy", "kl", "clip", "gradient"}
-
-
-def run_of(records: Records, **settings: str) -> RunRecord:
-    return RunRecord(Path("run"), "run", settings, {}, tuple(records))
 
 
 def reasons(run: RunRecord) -> dict[str, str]:
@@ -30,16 +27,12 @@ def reasons(run: RunRecord) -> dict[str, str]:
     charts: list[Chart] = []
     for make in (learning_charts, coverage_charts, cost_charts, optimization_charts):
         charts += make([run])
-    page = make_page([run]).html
-    empty = {chart.name: chart.empty for chart in charts if not chart.traces}
+    page = make_page([run])
+    empty = {chart.name: chart.empty for chart in charts if not chart.traces and not chart.histogram}
     for why in empty.values():
         assert why.endswith(".")
         assert why in page
     return empty
-
-
-def complete_steps(rng: np.random.Generator, number: int) -> Records:
-    return [step_record(rng, step, random_step(rng, 3, 20)) for step in range(1, number + 1)]
 
 
 def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Generator) -> None:
@@ -52,8 +45,8 @@ def test_a_run_in_which_nothing_was_solved_says_so_everywhere(rng: np.random.Gen
     assert empty["held-out"] == "There is one evaluation so far; a change needs two."
     assert "pass1" not in empty
     assert "reward" not in empty
-    assert left_out(run, RunRollouts((), (), True)) == f"Training: {why}"
-    page = make_page([run]).html
+    assert left_out(run, ()) == f"Training: {why}"
+    page = make_page([run])
     assert "top_p =" not in page
     assert why in page[page.index('id="card-success"') : page.index('id="coverage"')]
 
@@ -146,7 +139,6 @@ def test_why_there_is_no_evaluation(rng: np.random.Generator) -> None:
 
 
 def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) -> None:
-    none = RunRollouts((), (), True)
     records = [{"step": 0, "evaluation": evaluation(rng)}, *complete_steps(rng, 3)]
     for every, training, held_out in (
         ("0", "No rollouts were stored (store_rollouts_every: 0).", "No responses were stored"),
@@ -154,13 +146,16 @@ def test_why_no_responses_were_stored(tmp_path: Path, rng: np.random.Generator) 
         ("1", f"There are no rollouts in {Path('run/rollouts')}.", "older versions did not store them."),
     ):
         run = run_of(records, store_rollouts_every=every)
-        assert left_out(run, none) == f"Training: {training}"
-        assert held_out in evaluations_shown(run, none)
+        assert left_out(run, ()) == f"Training: {training}"
+        assert held_out in evaluations_shown(run, ())
     make_run(tmp_path / "run", rng)
-    page = make_page([run := read_run(tmp_path / "run")])
-    said = evaluations_shown(run, page.evaluations[0])
+    run = read_run(tmp_path / "run")
+    said = evaluations_shown(run, choose_evaluations(run, token_text(None), 1_000_000))
     assert said.startswith("Held-out prompts: the responses to 3 of 12 prompts, chosen by their place in the list")
     assert f"brorl samples {tmp_path / 'run'} --held-out" in said
+    interrupted = replace(run, records=run.records[1:2])  # stored, and the line of the metrics is not written yet
+    said = evaluations_shown(interrupted, choose_evaluations(interrupted, token_text(None), 1_000_000))
+    assert said.startswith("Held-out prompts: the responses to 3 prompts, chosen by")
 
 
 def test_several_runs_have_a_reason_each_where_they_differ(rng: np.random.Generator) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,31 +10,21 @@ import pytest
 from scipy import stats
 
 from brorl.reporting.page.page import make_page
-from brorl.reporting.page.summary import Tile, notes, tiles
-from brorl.reporting.score_change import best_evaluation, score_changes
-from brorl.runs.run_record import RunRecord
-from made_up_runs import evaluation, fruitless_record, random_step, step_record
+from brorl.reporting.page.summary import Tile, best_evaluation, notes, score_change, tiles
+from made_up_runs import complete_steps, evaluation, fruitless_record, run_of
 
 Records = list[dict[str, Any]]
-
-
-def run_of(records: Records, **settings: str) -> RunRecord:
-    return RunRecord(Path("run"), "run", settings, {}, tuple(records))
 
 
 def tiles_of(records: Records, **settings: str) -> dict[str, Tile]:
     run = run_of(records, **settings)
     made = {tile.title: tile for tile in tiles(run)}
-    page = make_page([run]).html
+    page = make_page([run])
     for tile in made.values():
         assert tile.figures or tile.text
         assert tile.text in page
         assert all(figure.value in page for figure in tile.figures)
     return made
-
-
-def steps(rng: np.random.Generator, number: int) -> Records:
-    return [step_record(rng, step, random_step(rng, 3, 20)) for step in range(1, number + 1)]
 
 
 def evaluated(counts: list[int], num_samples: int, rng: np.random.Generator, ks: tuple[int, ...] = (1, 2)) -> Any:
@@ -58,23 +47,29 @@ def test_what_rose_and_fell_is_told_by_an_interval_over_prompts(rng: np.random.G
         before = rng.integers(2, 5, prompts)
         after = np.clip(before + shift + rng.permutation(np.repeat([-1, 1], prompts // 2)), 0, n)
         first, last = (evaluated(counts.tolist(), n, rng) for counts in (before, after))
-        records = [{"step": 0, "evaluation": first}, *steps(rng, 3), {"step": 4, "update": {}, "evaluation": last}]
-        for change in score_changes(run_of(records)):
-            difference = [
-                hit_rate(b, n, change.k) - hit_rate(a, n, change.k) for a, b in zip(before, after, strict=True)
-            ]
+        records = [
+            {"step": 0, "evaluation": first},
+            *complete_steps(rng, 3),
+            {"step": 4, "update": {}, "evaluation": last},
+        ]
+        for k in (1, 2):
+            direction, change = score_change(run_of(records), k)
+            difference = [hit_rate(b, n, k) - hit_rate(a, n, k) for a, b in zip(before, after, strict=True)]
             mean, error = np.mean(difference), stats.sem(difference)
             low, high = stats.t.interval(0.95, prompts - 1, mean, error)
-            assert change.difference is not None
-            got = (change.difference.value, change.difference.low, change.difference.high)
+            assert change is not None
+            got = (change.value, change.low, change.high)
             assert got == pytest.approx((mean, max(low, -1), min(high, 1)), abs=1e-9)
             expected = "rose" if low > 0 else "fell" if high < 0 else "unclear"
-            assert change.direction == expected
+            assert direction == expected
             seen.add(expected)
             title = {"rose": "Scores that rose", "fell": "Scores that fell", "unclear": "No clear change"}[expected]
             signed = [f"{value:+.3f}".replace("-0.000", "+0.000") for value in got]
-            (figure,) = [f for f in tiles_of(records)[title].figures if f.label == f"held-out pass@{change.k}"]
-            assert figure.value.replace("\u00a0", " ") == f"{change.before.value:.3f} → {change.after.value:.3f}"
+            (figure,) = [f for f in tiles_of(records)[title].figures if f.label == f"held-out pass@{k}"]
+            assert (
+                figure.value.replace("\u00a0", " ")
+                == f"{first['pass_at'][str(k)]['value']:.3f} → {last['pass_at'][str(k)]['value']:.3f}"
+            )
             assert figure.details[0].replace("\u00a0", " ") == f"change {signed[0]} [{signed[1]}, {signed[2]}]"
             assert "before training" in figure.details[1]
             assert "after step 4" in figure.details[1]
@@ -92,14 +87,14 @@ def test_without_counts_only_intervals_that_do_not_overlap_show_a_change(rng: np
             {"step": 0, "evaluation": with_interval(0.1, 0.3)},
             {"step": 5, "evaluation": with_interval(low, high)},
         ]
-        (change,) = score_changes(run_of(records))
-        assert change.difference is None
-        assert change.direction == expected
+        assert score_change(run_of(records), 1) == (expected, None)
 
 
 def test_a_run_in_which_nothing_changed_claims_nothing(rng: np.random.Generator) -> None:
     same = evaluation(rng)
-    made = tiles_of([{"step": 0, "evaluation": same}, *steps(rng, 2), {"step": 3, "update": {}, "evaluation": same}])
+    made = tiles_of(
+        [{"step": 0, "evaluation": same}, *complete_steps(rng, 2), {"step": 3, "update": {}, "evaluation": same}]
+    )
     assert made["Scores that rose"].figures == made["Scores that fell"].figures == ()
     tile = made["Scores that rose"]
     assert (tile.tone, tile.text) == ("plain", "No held-out score clearly rose.")
@@ -122,7 +117,7 @@ def test_the_best_evaluation_is_named_where_it_is_not_the_last(rng: np.random.Ge
 
 
 def test_a_run_without_evaluations_shows_its_reward(rng: np.random.Generator) -> None:
-    records = [{"step": 0}, *steps(rng, 7)]
+    records = [{"step": 0}, *complete_steps(rng, 7)]
     made = tiles_of(records, **{"evaluation.num_prompts": "0"})
     learned = made["Learning"]
     assert learned.text == "The run made no evaluations (evaluation.num_prompts: 0)."
@@ -136,7 +131,7 @@ def test_a_run_without_evaluations_shows_its_reward(rng: np.random.Generator) ->
 
 def test_one_evaluation_is_shown_and_no_change_is_claimed(rng: np.random.Generator) -> None:
     first = evaluation(rng)
-    made = tiles_of([{"step": 0, "evaluation": first}, *steps(rng, 2)], steps="9")
+    made = tiles_of([{"step": 0, "evaluation": first}, *complete_steps(rng, 2)], steps="9")
     learned = made["Learning"]
     assert learned.text == "There is one evaluation so far; a change needs two."
     expected = [(f"held-out pass@{k}", f"{v['value']:.3f}") for k, v in first["pass_at"].items()]
@@ -146,7 +141,7 @@ def test_one_evaluation_is_shown_and_no_change_is_claimed(rng: np.random.Generat
 
 
 def test_how_far_a_run_came(rng: np.random.Generator) -> None:
-    records = [{"step": 0, "evaluation": evaluation(rng)}, *steps(rng, 4)]
+    records = [{"step": 0, "evaluation": evaluation(rng)}, *complete_steps(rng, 4)]
     done = tiles_of(records, steps="4")["Progress"]
     assert (done.figures[0].value, done.text) == ("4", "")
     samples = sum(r["sampling"]["samples"] for r in records[1:])
@@ -174,13 +169,13 @@ def test_a_run_in_which_nothing_was_ever_solved(rng: np.random.Generator) -> Non
 
 
 def test_a_resumed_run_is_not_said_to_have_ended(rng: np.random.Generator) -> None:
-    records = [{"step": 0}, *steps(rng, 1), fruitless_record(rng, 2), *steps(rng, 3)[2:]]
+    records = [{"step": 0}, *complete_steps(rng, 1), fruitless_record(rng, 2), *complete_steps(rng, 3)[2:]]
     assert "ended early" not in tiles_of(records, steps="3")["Progress"].text
     assert "The run ended early at step 2 and was resumed later: no group had both" in notes(run_of(records))
 
 
 def test_what_was_dropped_adds_up_over_the_steps_that_count_it(rng: np.random.Generator) -> None:
-    records = steps(rng, 6)
+    records = complete_steps(rng, 6)
     older = {name: value for name, value in records[0]["sampling"].items() if "dropped" not in name}
     records[0]["sampling"] = older
     made = tiles_of(records)["Dropped by dynamic sampling"]

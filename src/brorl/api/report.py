@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from brorl.reporting.page.file import Report
+    from brorl.reporting.page.page import Report
 
 
 def report(*runs: str | Path, output: str | Path | None = None) -> Report:
@@ -22,7 +22,7 @@ def report(*runs: str | Path, output: str | Path | None = None) -> Report:
     Raises:
         UserError: If a run has nothing to show, or the file exists and is not a report.
     """
-    from brorl.reporting.page.file import write_report
+    from brorl.reporting.page.page import write_report
 
     paths = [Path(run).expanduser() for run in runs]
     return write_report(paths, None if output is None else Path(output).expanduser())

@@ -12,7 +12,7 @@ from brorl.api.display import to_html
 from brorl.console.tables import coverage_hints, held_out_check_lines, result_tables
 from brorl.cost import Cost, total_cost
 from brorl.evaluation.pass_at_k import Estimate
-from brorl.reporting.page.file import REPORT
+from brorl.reporting.page.page import REPORT
 from brorl.runs.checkpoint import best_checkpoint, complete_checkpoints
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.training.journal import Ending

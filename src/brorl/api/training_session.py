@@ -26,7 +26,7 @@ from brorl.config.settings import TrainConfig
 from brorl.console.progress import TrainingProgress
 from brorl.console.screen import Screen
 from brorl.errors import LearnerLostError, UserError
-from brorl.reporting.page.file import write_report
+from brorl.reporting.page.page import write_report
 from brorl.reporting.samples import unsolved_examples
 from brorl.runs.checkpoint import TrainerState, last_checkpoint
 from brorl.runs.run_directory import Record, RunDirectory

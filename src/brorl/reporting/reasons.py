@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from brorl.runs.run_record import Record, RunRecord, total
 
 Why = Callable[[RunRecord], str]
-_ADAPTIVE = "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
 
 
 def reason(runs: Sequence[RunRecord], why: Why) -> str:
@@ -24,7 +23,7 @@ def reason(runs: Sequence[RunRecord], why: Why) -> str:
 
 def why_no_step(run: RunRecord) -> str:
     """Return why a run has no number of a step."""
-    return "No step is complete yet." if not run.steps else "The metrics hold no such number."
+    return "The metrics hold no such number." if run.steps else "No step is complete yet."
 
 
 def why_no_update(run: RunRecord) -> str:
@@ -48,25 +47,21 @@ def why_no_coverage(run: RunRecord) -> str:
     return _hidden_probabilities(run) or "The metrics hold no coverage."
 
 
-def why_no_estimate(run: RunRecord) -> str:
-    """Return why a run has no estimate of the correct responses that were not sampled."""
-    pooled = _pooled(run)
-    if not pooled:
-        return why_no_coverage(run)
-    if _is_adaptive(run):
-        return _ADAPTIVE
-    if all(p.get("groups_all_unique") == r["sampling"]["groups"] for r, p in pooled):
-        return "Not estimated: every response was unique, so the rollouts give no estimate of the unsampled ones."
-    return "The metrics hold no such estimate."
-
-
 def why_no_smaller_n(run: RunRecord) -> str:
     """Return why a run has no fraction of mixed groups for smaller N."""
     if not _pooled(run):
         return why_no_coverage(run)
-    if _is_adaptive(run):
-        return _ADAPTIVE
+    if is_adaptive(run):
+        return "Not estimated: N depended on the outcomes (adaptive.enabled: true)."
     return "The metrics hold no such estimate."
+
+
+def why_no_estimate(run: RunRecord) -> str:
+    """Return why a run has no estimate of the correct responses that were not sampled."""
+    pooled = _pooled(run)
+    if not pooled or is_adaptive(run) or any(p.get("groups_all_unique") != r["sampling"]["groups"] for r, p in pooled):
+        return why_no_smaller_n(run)
+    return "Not estimated: every response was unique, so the rollouts give no estimate of the unsampled ones."
 
 
 def why_no_held_out_check(run: RunRecord, name: str = "change") -> str:
@@ -79,14 +74,11 @@ def why_no_held_out_check(run: RunRecord, name: str = "change") -> str:
     if not run.updates:
         return why_no_update(run)
     setting = "diagnostics.held_out_check_every"
-    if setting not in run.settings:
-        setting = "diagnostics.held_out_check_every"  # its name in earlier runs
     if run.settings.get(setting) == "0":
         return f"No update was checked ({setting}: 0)."
-    if hidden := _hidden_probabilities(run):
-        return hidden
     due = _not_due(run, setting)
-    return f"The first check is due at {due}." if due else "The metrics hold no check of an update."
+    no_check = f"The first check is due at {due}." if due else "The metrics hold no check of an update."
+    return _hidden_probabilities(run) or no_check
 
 
 def why_no_evaluation(run: RunRecord) -> str:
@@ -136,7 +128,8 @@ def _pooled(run: RunRecord) -> list[tuple[Record, Record]]:
     return [(r, r["coverage"]["pooled"]) for r in run.records if (r.get("coverage") or {}).get("pooled")]
 
 
-def _is_adaptive(run: RunRecord) -> bool:
+def is_adaptive(run: RunRecord) -> bool:
+    """Return whether a run chose the number of rollouts of each prompt by their outcomes."""
     return any(r["sampling"].get("adaptive") for r in run.steps)
 
 

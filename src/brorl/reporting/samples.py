@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import StringIO
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Literal
 
@@ -38,18 +38,7 @@ _KIND_NAMES = {"all": "responses", "wrong": "incorrect responses", "right": "cor
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A prompt in the list of a step's prompts.
-
-    Attributes:
-        number: Its place in the step, from 1.
-        prompt_id: Its name.
-        question: Its question.
-        num_correct: Correct rollouts.
-        num_rollouts: Rollouts.
-        num_verified: Rollouts with a verdict.
-        num_responses: Distinct responses.
-        num_truncated: Truncated rollouts.
-    """
+    """A prompt in the list of a step's prompts, with the counts of its rollouts; `number` is its place, from 1."""
 
     number: int
     prompt_id: str
@@ -57,7 +46,7 @@ class PromptRow:
     num_correct: int
     num_rollouts: int
     num_verified: int
-    num_responses: int
+    num_responses: int  # distinct ones
     num_truncated: int
 
     @property
@@ -68,29 +57,17 @@ class PromptRow:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """The prompts of a step, and the responses to one of them.
-
-    Attributes:
-        run: The run directory.
-        step: The step.
-        rows: All its prompts.
-        number: Number of the prompt whose responses are shown; None if no prompt has responses of the kind.
-        group: Its rollouts.
-        chosen: Whether the caller chose this prompt. The list of prompts is then left out.
-        folder: "rollouts" of training, or responses of "evaluations".
-        kind: The kind of responses to show.
-        limit: Most responses to show.
-    """
+    """The prompts of a step of a run, and the most frequent responses to one of them."""
 
     run: Path
     step: int
     rows: tuple[PromptRow, ...]
-    number: int | None
-    group: StoredGroup | None
-    chosen: bool
-    folder: Folder
-    kind: Kind
-    limit: int
+    number: int | None  # of the prompt whose responses are shown; None if no prompt has responses of the kind
+    group: StoredGroup | None  # its rollouts
+    chosen: bool  # whether the caller chose this prompt; the list of prompts is then left out
+    folder: Folder  # "rollouts" of training, or responses of "evaluations"
+    kind: Kind  # of the responses to show
+    limit: int  # most responses to show
 
     def __repr__(self) -> str:
         return f"Samples({str(self.run)!r}: {len(self.rows)} prompts at step {self.step})"
@@ -125,20 +102,7 @@ def find_samples(
     limit: int = 5,
     held_out: bool = False,
 ) -> Samples:
-    """Read a step's prompts and the rollouts of one of them.
-
-    Args:
-        run: The run directory.
-        step: The step; by default the last stored one.
-        prompt: Number of the prompt in the step, from 1, or its name. By default the prompt with the pass rate nearest
-            to one half, among those with responses of the kind.
-        kind: Show "all" responses, the incorrect ones ("wrong") or the correct ones ("right").
-        limit: Most responses to show, at least 1.
-        held_out: Show the responses to held-out prompts at an evaluation, not the rollouts of training.
-
-    Raises:
-        UserError: If the run, the step or the prompt does not exist, with the existing ones.
-    """
+    """Read a step's prompts and the rollouts of one of them; see `brorl.samples`."""
     check_run(run)
     folder: Folder = "evaluations" if held_out else "rollouts"
     steps = stored_steps(run, folder)
@@ -147,67 +111,51 @@ def find_samples(
         raise UserError(f"{run} holds no {folder}: {why(read_run(run))}")
     step = steps[-1] if step is None else step
     rows: list[PromptRow] = []
-    best: tuple[float, StoredGroup, int] | None = None
+    nearest: tuple[float, int, StoredGroup] | None = None  # to the choice
     for place, group in enumerate(read_groups(run, step, folder), 1):
-        tree, correct, truncated = group.tree, group.num_correct, group.num_truncated
-        counts = (correct, tree.num_rollouts, group.num_verified, tree.num_responses, truncated)
+        tree = group.tree
+        counts = (group.num_correct, tree.num_rollouts, group.num_verified, tree.num_responses, group.num_truncated)
         rows.append(PromptRow(place, group.prompt_id, group.question, *counts))
-        distance = _distance(group, rows[-1], prompt, kind)
-        if distance is not None and (best is None or distance < best[0]):
-            best = (distance, group, place)
+        if prompt is None:
+            distance = abs(rows[-1].pass_rate - 0.5) if _of_kind(group, kind).size else inf
+        else:
+            # A number takes precedence over a name that looks like one, so that every prompt has a number.
+            distance = 0.0 if prompt == str(place) else 1.0 if prompt == group.prompt_id else inf
+        if distance < (nearest[0] if nearest else inf):
+            nearest = (distance, place, group)
     if not rows:
         raise UserError(f"step {step} of {run} sampled no prompts")
-    if prompt is not None and best is None:
+    if prompt is not None and nearest is None:
         raise UserError(
             f"step {step} of {run} has no prompt {_one_line(prompt)}; give a number from 1 to {len(rows)}, or a name "
             f"such as {_one_line(rows[0].prompt_id)}"
         )
-    _, found, number = best or (None, None, None)
-    return Samples(run, step, tuple(rows), number, found, prompt is not None, folder, kind, limit)
+    _, number, chosen = nearest or (inf, None, None)
+    return Samples(run, step, tuple(rows), number, chosen, prompt is not None, folder, kind, limit)
 
 
 def unsolved_examples(run: Path, step: int, number: int = 2) -> list[str]:
     """Return lines with the most frequent response to the first prompts of a step without a correct rollout.
 
-    Args:
-        run: The run directory.
-        step: The step.
-        number: Number of prompts, at least 1.
-
-    Returns:
-        The lines, and the command that shows more; none if a rollout of the step was correct, or it is not stored.
+    There are none if a rollout of the step was correct, or if the step is not stored.
     """
     if step not in stored_steps(run):
         return []
-    shown: list[StoredGroup] = []
-    for group in read_groups(run, step):
+    lines = []
+    for place, group in enumerate(read_groups(run, step), 1):
         if group.num_correct:
             return []
-        if len(shown) < number:
-            shown.append(group)
-    lines = [line for place, group in enumerate(shown, 1) for line in _example(place, group)]
+        if place <= number:
+            i = int(np.argmax(group.tree.leaf_count))
+            answer = f"{answer}; " if (answer := _answer(group.verdicts[i])) else ""
+            reference = "not stored" if group.reference is None else _beginning(group.reference)
+            lines += [
+                f"\nexample {place}, prompt: {_end(group.prompt, _PROMPT)}",
+                f"response ({group.tree.leaf_count[i]} of {group.tree.num_rollouts} rollouts): "
+                f"{_end(group.texts[i], _RESPONSE)}",
+                f"{answer}reference answer: {reference}; verdict: {group.verdicts[i].reason}",
+            ]
     return [*lines, f"\nmore of them: brorl samples {run} --step {step}"] if lines else []
-
-
-def _example(place: int, group: StoredGroup) -> list[str]:
-    i = int(np.argmax(group.tree.leaf_count))
-    verdict = group.verdicts[i]
-    answer = f"{found}; " if (found := _answer(verdict)) else ""
-    reference = "not stored" if group.reference is None else _beginning(group.reference)
-    return [
-        f"\nexample {place}, prompt: {_end(group.prompt, _PROMPT)}",
-        f"response ({group.tree.leaf_count[i]} of {group.tree.num_rollouts} rollouts): "
-        f"{_end(group.texts[i], _RESPONSE)}",
-        f"{answer}reference answer: {reference}; verdict: {verdict.reason}",
-    ]
-
-
-def _distance(group: StoredGroup, row: PromptRow, prompt: str | None, kind: Kind) -> float | None:
-    """Return how well a group matches the choice, 0 being best; None if it does not match."""
-    if prompt is not None:
-        # A number takes precedence over a name that looks like one, so that every prompt has a number.
-        return 0.0 if prompt == str(row.number) else 1.0 if prompt == group.prompt_id else None
-    return abs(row.pass_rate - 0.5) if _of_kind(group, kind).size else None
 
 
 def _of_kind(group: StoredGroup, kind: Kind) -> NDArray[np.int64]:
@@ -218,17 +166,19 @@ def _of_kind(group: StoredGroup, kind: Kind) -> NDArray[np.int64]:
 
 
 def _prompt_list(rows: tuple[PromptRow, ...], width: int) -> Iterator[RenderableType]:
+    """Yield the table of the prompts by pass rate."""
     order = sorted(rows, key=lambda row: -row.pass_rate)
     places = np.linspace(0, len(order) - 1, min(len(order), MOST_PROMPTS)).round().astype(int)
-    cells = [
-        (str(row.number), f"{row.num_correct}/{row.num_verified}", _bar(row.pass_rate), str(row.num_responses),
-         str(row.num_truncated or ""), Text(_one_line(row.question)))
-        for row in (order[i] for i in places)
-    ]  # fmt: skip
+    headings, cells = ("#", "correct", "", "distinct", "cut"), []
+    for prompt in (order[i] for i in places):
+        filled = round(prompt.pass_rate * _BAR)
+        bar = Text.assemble(("#" * filled, "green"), ("." * (_BAR - filled), "dim"))
+        counts = f"{prompt.num_correct}/{prompt.num_verified}", bar, str(prompt.num_responses)
+        cells.append((str(prompt.number), *counts, str(prompt.num_truncated or ""), Text(_one_line(prompt.question))))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     left = width - 4
-    for i, name in enumerate(("#", "correct", "", "distinct", "cut")):
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    for i, name in enumerate(headings):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
         left -= max(len(name), *(len(row[i]) for row in cells)) + 3
     table.add_column("question", no_wrap=True)
     for row in cells:
@@ -265,7 +215,7 @@ def _response(group: StoredGroup, i: int) -> Iterator[RenderableType]:
     verdict, tree = group.verdicts[i], group.tree
     style = "green" if verdict.correct else "red" if tree.finished[i] and not verdict.unverified else "yellow"
     reward = "none" if verdict.unverified else f"{group.reward_L[i]:g}"
-    answer = f"{found}  " if (found := _answer(verdict)) else ""
+    answer = f"{answer}  " if (answer := _answer(verdict)) else ""
     tokens = "token" if tree.length[i] == 1 else "tokens"
     logprob = float(group.mean_logprob_L[i])
     mean = f"mean log-prob {logprob:.3f}" if isfinite(logprob) else "log-probs unknown"
@@ -292,16 +242,10 @@ def _one_line(text: str) -> str:
 def _beginning(text: str) -> str:
     """Return the beginning of an answer on one line; programs and their tests are long."""
     text = text.strip()
-    shown = text if len(text) <= _ANSWER else f"{text[:_ANSWER]}... ({len(text):,} characters)"
-    return visible_text(shown, one_line=True)
+    return _one_line(text if len(text) <= _ANSWER else f"{text[:_ANSWER]}... ({len(text):,} characters)")
 
 
 def _end(text: str, size: int) -> str:
     """Return the end of a text, which usually holds the answer."""
     text = text.strip()
     return visible_text(text if len(text) <= size else f"... {text[-size:]}")
-
-
-def _bar(fraction: float) -> Text:
-    filled = round(fraction * _BAR)
-    return Text.assemble(("#" * filled, "green"), ("." * (_BAR - filled), "dim"))

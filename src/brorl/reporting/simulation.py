@@ -13,67 +13,45 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich import box
-from rich.table import Table
 
 import brorl
 from brorl.errors import UserError
+from brorl.table import Table
 from brorl.theory.simulator import SimulationResult, SimulationSettings
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-FloatArray = NDArray[np.float64]
 
 JSON_NAME, CSV_NAME, PNG_NAME = "simulation.json", "simulation.csv", "simulation.png"
 _FORMAT = "brorl simulation 1"
-_QUANTITIES = ("correct_mass", "fraction_improved", "worst_drop")
-_PANELS = (  # quantity, title, label of the axis, scale
-    ("correct_mass", "Total mass of the correct tokens", "probability", 1.0),
-    ("fraction_improved", "Correct tokens above their start", "% of the correct tokens", 100.0),
-    ("worst_drop", "Worst drop of a correct token", "change of probability", 1.0),
-)
+_PANELS = {  # quantity: title, label of the axis, scale
+    "correct_mass": ("Total mass of the correct tokens", "probability", 1.0),
+    "fraction_improved": ("Correct tokens above their start", "% of the correct tokens", 100.0),
+    "worst_drop": ("Worst drop of a correct token", "change of probability", 1.0),
+}
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """One quantity of one N at S recorded steps.
+class Curve(NamedTuple):
+    """One quantity of one N at S recorded steps: its mean over the seeds, and their standard deviation."""
 
-    Attributes:
-        mean: Mean over the seeds, shape [S].
-        spread: Standard deviation over the seeds (with their number minus 1), shape [S]; 0 with one seed.
-    """
-
-    mean: FloatArray
-    spread: FloatArray
+    mean: NDArray[np.float64]
+    spread: NDArray[np.float64]  # with the number of seeds minus 1; 0 with one seed
 
 
 def curves(results: Sequence[SimulationResult], quantity: str) -> dict[int, Curve]:
-    """Return the curve of a quantity for each N, N ascending.
-
-    Args:
-        results: Simulations that differ only in rollouts and seed.
-        quantity: "correct_mass", "fraction_improved" or "worst_drop".
-
-    Raises:
-        ValueError: If the simulations differ in another setting.
-    """
+    """Return the curve of a quantity ("correct_mass", "fraction_improved" or "worst_drop") for each N, N ascending."""
     _require_one_experiment(results)
-    by_rollouts: dict[int, list[FloatArray]] = {}
-    for result in results:
-        by_rollouts.setdefault(result.settings.rollouts, []).append(getattr(result, quantity))
-    return {
-        rollouts: Curve(np.mean(values, axis=0), _spread(np.array(values)))
-        for rollouts, values in sorted(by_rollouts.items())
-    }
+    made = {}
+    for rollouts in sorted({r.settings.rollouts for r in results}):
+        value_RS = np.array([getattr(r, quantity) for r in results if r.settings.rollouts == rollouts])
+        spread_S = value_RS.std(axis=0, ddof=1) if len(value_RS) > 1 else np.zeros(value_RS.shape[1])
+        made[rollouts] = Curve(value_RS.mean(axis=0), spread_S)
+    return made
 
 
 def to_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
@@ -83,7 +61,7 @@ def to_json(results: Sequence[SimulationResult]) -> dict[str, Any]:
     del shared["rollouts"], shared["seed"]
     runs = [
         {"rollouts": r.settings.rollouts, "seed": r.settings.seed}
-        | {name: getattr(r, name).tolist() for name in ("step", *_QUANTITIES)}
+        | {name: getattr(r, name).tolist() for name in ("step", *_PANELS)}
         for r in results
     ]
     return {"format": _FORMAT, "brorl_version": brorl.__version__, "settings": shared, "runs": runs}
@@ -93,11 +71,10 @@ def to_csv(results: Sequence[SimulationResult]) -> str:
     """Return the content of `simulation.csv`: a header, and a line for each record of each simulation."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["rollouts", "seed", "step", *_QUANTITIES])
-    for result in results:
-        columns = [getattr(result, name).tolist() for name in ("step", *_QUANTITIES)]
-        for record in zip(*columns, strict=True):
-            writer.writerow([result.settings.rollouts, result.settings.seed, *record])
+    writer.writerow(["rollouts", "seed", "step", *_PANELS])
+    for run in to_json(results)["runs"]:
+        for record in zip(run["step"], *(run[name] for name in _PANELS), strict=True):
+            writer.writerow([run["rollouts"], run["seed"], *record])
     return text.getvalue()
 
 
@@ -109,9 +86,16 @@ def draw_figure(results: Sequence[SimulationResult]) -> Figure:
     Source: the layout of BroRL (arXiv 2510.01180), Figure 3.
     """
     figure = Figure(figsize=(13.0, 4.6), layout="constrained")
-    panels: list[Axes] = list(figure.subplots(1, 3))
-    for panel, (quantity, title, label, scale) in zip(panels, _PANELS, strict=True):
-        _draw_curves(panel, results[0].step, curves(results, quantity), scale)
+    panels = figure.subplots(1, 3)
+    for panel, (quantity, (title, label, scale)) in zip(panels, _PANELS.items(), strict=True):
+        made = curves(results, quantity)
+        for index, (rollouts, curve) in enumerate(made.items()):
+            color = colormaps["plasma"](0.85 * index / max(len(made) - 1, 1))
+            mean_S, spread_S = scale * curve.mean, scale * curve.spread
+            panel.plot(results[0].step, mean_S, color=color, linewidth=1.8, label=f"N = {rollouts:,}")
+            if spread_S.any():
+                low_S, high_S = mean_S - spread_S, mean_S + spread_S
+                panel.fill_between(results[0].step, low_S, high_S, color=color, alpha=0.25, linewidth=0)
         panel.set_title(title, fontsize=12)
         panel.set_xlabel("gradient step")
         panel.set_ylabel(label)
@@ -131,35 +115,32 @@ def draw_figure(results: Sequence[SimulationResult]) -> Figure:
 
 def end_point_table(results: Sequence[SimulationResult]) -> Table:
     """Return the table of start and end for each N; with several seeds, ends have their standard deviation."""
-    mass, improved, drop = (curves(results, quantity) for quantity in _QUANTITIES)
+    mass, improved, drop = (curves(results, quantity) for quantity in _PANELS)
     seeds = len({r.settings.seed for r in results})
-    over = f" ({seeds} seeds: mean ± standard deviation)" if seeds > 1 else ""
-    title = f"Mass of the correct tokens, {results[0].step[-1]:,} steps{over}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("N", "start", "end", "change", "improved, %", "worst drop"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for rollouts, curve in mass.items():
-        table.add_row(
+
+    def end(curve: Curve, form: str, spread_form: str, scale: float = 1.0) -> str:
+        text = format(scale * curve.mean[-1], form)
+        return f"{text} ± {scale * curve.spread[-1]:{spread_form}}" if seeds > 1 else text
+
+    rows = tuple(
+        (
             f"{rollouts:,}",
             f"{curve.mean[0]:.4f}",
-            _with_spread(curve, seeds, ".4f", ".0e"),
+            end(curve, ".4f", ".0e"),
             f"{curve.mean[-1] - curve.mean[0]:+.4f}",
-            _with_spread(improved[rollouts], seeds, ".1f", scale=100.0),
-            _with_spread(drop[rollouts], seeds, ".1e", ".0e") if drop[rollouts].mean[-1] else "0",
+            end(improved[rollouts], ".1f", ".1f", scale=100.0),
+            end(drop[rollouts], ".1e", ".0e") if drop[rollouts].mean[-1] else "0",
         )
-    return table
+        for rollouts, curve in mass.items()
+    )
+    title = f"Mass of the correct tokens, {results[0].step[-1]:,} steps"
+    columns = ("N", "start", "end", "change", "improved, %", "worst drop")
+    notes = (f"ends over {seeds} seeds: mean ± standard deviation",) if seeds > 1 else ()
+    return Table(title, columns, rows, notes, words=frozenset())
 
 
 def check_output_dir(directory: Path) -> bool:
-    """Check, before any work, that the files of a simulation may be written to a directory.
-
-    Returns:
-        Whether the directory has an earlier simulation, which `write_simulation` would replace.
-
-    Raises:
-        UserError: If it is not a directory or cannot be made, or if it has a file of one of the three names without the
-            `simulation.json` of a simulation.
-    """
+    """Check that a directory may be written to, and return whether it has an earlier simulation to be replaced."""
     existing = next(path for path in (directory, *directory.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
         raise UserError(f"output_dir {directory}: {existing} is not a directory; choose another --output-dir")
@@ -193,28 +174,6 @@ def write_simulation(results: Sequence[SimulationResult], directory: Path) -> No
             path.unlink(missing_ok=True)
 
 
-def _require_one_experiment(results: Sequence[SimulationResult]) -> None:
-    if not results:
-        raise ValueError("needs at least one simulation")
-    first = results[0].settings
-    for result in results:
-        if replace(result.settings, rollouts=first.rollouts, seed=first.seed) != first:
-            raise ValueError(f"simulations must differ only in rollouts and seed: {result.settings} and {first}")
-
-
-def _spread(value_RS: FloatArray) -> FloatArray:
-    return value_RS.std(axis=0, ddof=1) if len(value_RS) > 1 else np.zeros(value_RS.shape[1])
-
-
-def _draw_curves(panel: Axes, step_S: NDArray[np.int64], lines: dict[int, Curve], scale: float) -> None:
-    for index, (rollouts, curve) in enumerate(lines.items()):
-        color = colormaps["plasma"](0.85 * index / max(len(lines) - 1, 1))
-        mean, spread = scale * curve.mean, scale * curve.spread
-        panel.plot(step_S, mean, color=color, linewidth=1.8, label=f"N = {rollouts:,}")
-        if spread.any():
-            panel.fill_between(step_S, mean - spread, mean + spread, color=color, alpha=0.25, linewidth=0)
-
-
 def settings_line(settings: SimulationSettings) -> str:
     """Return the main settings of a simulation on one line."""
     return (
@@ -224,10 +183,13 @@ def settings_line(settings: SimulationSettings) -> str:
     )
 
 
-def _with_spread(curve: Curve, seeds: int, form: str, spread_form: str | None = None, scale: float = 1.0) -> str:
-    """Return the end of a curve as text, with its spread if there are several seeds."""
-    text = format(scale * curve.mean[-1], form)
-    return f"{text} ± {scale * curve.spread[-1]:{spread_form or form}}" if seeds > 1 else text
+def _require_one_experiment(results: Sequence[SimulationResult]) -> None:
+    if not results:
+        raise ValueError("needs at least one simulation")
+    first = results[0].settings
+    for result in results:
+        if replace(result.settings, rollouts=first.rollouts, seed=first.seed) != first:
+            raise ValueError(f"simulations must differ only in rollouts and seed: {result.settings} and {first}")
 
 
 def _png(figure: Figure) -> bytes:

@@ -10,10 +10,9 @@ import gzip
 import json
 import re
 from collections.abc import Mapping
+from importlib.resources import files
 from math import isfinite
 from typing import Any
-
-_UNSAFE = "<>&'"
 
 
 def to_json(value: Any) -> str:
@@ -21,10 +20,7 @@ def to_json(value: Any) -> str:
 
     Numbers have 7 significant digits; those that are not finite become null. Lone surrogates stay as `\ud800`.
     """
-    text = _json(value)
-    for character in _UNSAFE:
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    return re.sub("[<>&']", lambda match: f"\\u{ord(match[0]):04x}", _json(value))
 
 
 def compressed(value: Any) -> str:
@@ -39,6 +35,11 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
         KeyError: If a name has no part.
     """
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: parts[match[1]], template)
+
+
+def resource(name: str) -> str:
+    """Return the text of a file of this folder."""
+    return (files(__package__) / name).read_text("utf-8")
 
 
 def _json(value: Any) -> str:

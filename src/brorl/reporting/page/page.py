@@ -1,7 +1,7 @@
 """The report of some runs as one HTML file: charts, rollouts, settings.
 
-In: runs. Out: the text of the page, and the part of their rollouts on it. The file is complete: plotly's script, data,
-styles. Its content security policy blocks all requests, and model output is inserted as text only.
+In: run directories. Out: the file, which replaces earlier reports and no other file. It is complete: plotly's script,
+data, styles. Its content security policy blocks all requests, and model output is inserted as text only.
 """
 
 from __future__ import annotations
@@ -12,129 +12,147 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import brorl
 from brorl.cost import cost_of_step
-from brorl.reporting.page.embedding import fill, to_json
-from brorl.reporting.page.figures import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
-from brorl.reporting.page.histogram import success_histogram
-from brorl.reporting.page.rollouts import RunRollouts, choose_evaluations, choose_rollouts
-from brorl.reporting.page.summary import HEADINGS, Tile, notes, summary_row, tiles
+from brorl.errors import UserError
+from brorl.reporting.page.charts import Chart, cost_charts, coverage_charts, learning_charts, optimization_charts
+from brorl.reporting.page.embedding import fill, resource, to_json
+from brorl.reporting.page.rollouts import (
+    StepRollouts,
+    choose_evaluations,
+    choose_rollouts,
+    load_tokenizer,
+    token_text,
+)
+from brorl.reporting.page.summary import HEADINGS, Tile, best_evaluation, notes, summary_row, tiles
 from brorl.reporting.page.traces import plotly_text
-from brorl.reporting.reasons import reason, why_no_coverage, why_no_held_out_responses, why_no_rollouts
-from brorl.reporting.score_change import best_evaluation
+from brorl.reporting.reasons import why_no_held_out_responses, why_no_rollouts
 from brorl.reporting.visible_text import visible_text
-from brorl.runs.run_record import RunRecord, differing_settings, number
-from brorl.runs.stored_rollouts import Folder, step_list
+from brorl.runs import RUNS
+from brorl.runs.run_record import RunRecord, differing_settings, number, read_runs
+from brorl.runs.stored_rollouts import step_list, stored_steps
+from brorl.storage import replace_file, storage_errors
 
+REPORT = "report.html"
 ROLLOUT_BYTES = 4_000_000  # with plotly's 4.8 MB the page stays below 10 MB
 _EVALUATION_FRACTION = 4  # the responses of evaluations may take a quarter of these bytes
 _MOST_STEPS = 40  # most steps with rollouts on the page, over all runs
-_INTRODUCTIONS = {
-    "coverage": "A group is all N rollouts of one prompt in one step. A mixed group has correct and incorrect "
-    "rollouts. Only mixed groups give a gradient.",
-}
 _TABLE_NOTE = (
     "Held-out scores: at the first evaluation → at the last one, with 95% intervals over prompts. Time: that of the "
     "steps, without evaluations and checkpoints. Dropped: rollouts of groups that were not mixed."
 )
-MARK = "<!-- brorl report -->"  # in the first lines of every page, so that a report replaces no other file
+_MARK = "<!-- brorl report -->"  # in the first lines of every page, so that a report replaces no other file
 
 
 @dataclass(frozen=True)
-class Page:
-    """A report.
+class Report:
+    """A report on disk.
 
     Attributes:
-        html: The file's text.
-        rollouts: For each run the rollouts on the page.
-        evaluations: For each run the responses of evaluations on the page.
+        path: The file.
+        num_bytes: Its size.
     """
 
-    html: str
-    rollouts: tuple[RunRollouts, ...]
-    evaluations: tuple[RunRollouts, ...]
+    path: Path
+    num_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.num_bytes / 1e6:.1f} MB): open it in a browser"
+
+    def _repr_html_(self) -> str:
+        return f'<a href="{escape(self.path.as_posix())}" target="_blank">{escape(str(self))}</a>'
 
 
-def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> Page:
-    """Make the report of some runs.
+def write_report(runs: Sequence[Path], output: Path | None = None) -> Report:
+    """Write the report of some run directories; see `brorl.report`."""
+    target = output or (runs[0] / REPORT if len(runs) == 1 else RUNS / REPORT)
+    if target.is_dir():
+        raise UserError(f"--output {target} is a folder; give the name of a file in it, such as {target / REPORT}")
+    if target.exists():
+        with target.open("rb") as file:
+            if _MARK.encode() not in file.read(200):
+                raise UserError(f"{target} exists and is not a report; give another --output, or move it away")
+    content = make_page(read_runs(runs)).encode()
+    with storage_errors(target, "rerun the command, or give another --output"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target, content)
+    return Report(target, len(content))
 
-    Args:
-        runs: At least one run; charts show several together.
-        rollout_bytes: Most bytes of compressed rollouts, over all runs.
-    """
-    fraction, most_steps = rollout_bytes // len(runs), max(_MOST_STEPS // len(runs), 2)
-    evaluations = tuple(choose_evaluations(run, fraction // _EVALUATION_FRACTION) for run in runs)
-    rollouts = tuple(
-        choose_rollouts(run.path, fraction - sum(len(step.data) for step in evaluated.steps), most_steps)
-        for run, evaluated in zip(runs, evaluations, strict=True)
-    )
-    histogram = success_histogram(runs)
-    sections = (
-        ("learning", "Learning", learning_charts(runs)),
-        ("coverage", "Coverage of N rollouts", coverage_charts(runs)),
-        ("cost", "Cost", cost_charts(runs)),
-        ("optimization", "Optimization", optimization_charts(runs)),
-    )
-    no_histogram = _empty_card("success", "Success of training prompts", reason(runs, why_no_coverage))
-    more = {"learning": _text("histogram.html") if histogram else no_histogram}
-    charts = [chart for _, _, charts in sections for chart in charts]
-    html = fill(_text("template.html"), {
-        "MARK": MARK,
+
+@dataclass(frozen=True)
+class _RunPart:
+    """A run with the rollouts and the responses of evaluations that are on the page."""
+
+    run: RunRecord
+    rollouts: tuple[StepRollouts, ...]
+    evaluations: tuple[StepRollouts, ...]
+    tokens_known: bool
+
+
+def make_page(runs: Sequence[RunRecord], rollout_bytes: int = ROLLOUT_BYTES) -> str:
+    """Make the report of at least one run, with at most `rollout_bytes` of compressed rollouts over all runs."""
+    parts = [_run_part(run, rollout_bytes // len(runs), max(_MOST_STEPS // len(runs), 2)) for run in runs]
+    charts = {
+        "LEARNING": learning_charts(runs),
+        "COVERAGE": coverage_charts(runs),
+        "COST": cost_charts(runs),
+        "OPTIMIZATION": optimization_charts(runs),
+    }
+    everything = [chart for some in charts.values() for chart in some]
+    plotly = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
+    return fill(resource("template.html"), {
+        "MARK": _MARK,
         "TITLE": escape(", ".join(run.name for run in runs)),
-        "STYLE": _text("page.css"),
+        "STYLE": resource("page.css"),
         "VERSION": escape(brorl.__version__),
         "SUMMARY": _summary(runs),
         "NOTES": _notes(runs),
-        "SECTIONS": "\n".join(_section(*section, more.get(section[0], "")) for section in sections),
-        "LEFT_OUT": _left_out(runs, rollouts, evaluations),
+        **{name: "\n".join(map(_card, some)) for name, some in charts.items()},
+        "LEFT_OUT": _items(
+            runs, [(evaluations_shown(part.run, part.evaluations), left_out(part.run, part.rollouts)) for part in parts]
+        ),
         "SETTINGS": _settings(runs),
         "MACHINE": _machine(runs),
         "DATA": to_json(
             {
-                "runs": [_run_data(*one) for one in zip(runs, rollouts, evaluations, strict=True)],
-                "charts": [_chart_data(chart) for chart in charts if chart.traces],
-                "histogram": histogram,
+                "runs": [_run_data(part) for part in parts],
+                "charts": [_chart_data(chart) for chart in everything if chart.traces],
+                "histogram": next((chart.histogram for chart in everything if chart.histogram), None),
             }
         ),
-        "ROLLOUTS": "\n".join([*_payloads("rollouts", rollouts), *_payloads("evaluations", evaluations)]),
-        "PLOTLY": plotly_script(),
-        "SCRIPT": "\n".join(_text(name) for name in ("charts.js", "rollouts.js", "tree.js", "responses.js", "page.js")),
+        "ROLLOUTS": "\n".join(
+            f'<script type="application/gzip" id="{folder}-{i}-{step.step}">{step.data}</script>'
+            for folder in ("rollouts", "evaluations")
+            for i, part in enumerate(parts)
+            for step in getattr(part, folder)
+        ),
+        "PLOTLY": plotly.replace("</script", "<\\/script"),
+        "SCRIPT": "\n".join(map(resource, ("charts.js", "rollouts.js", "tree.js", "responses.js", "page.js"))),
     })  # fmt: skip
-    return Page(html, rollouts, evaluations)
 
 
-def plotly_script() -> str:
-    """Return plotly's script, as its Python package ships it."""
-    script = (files("plotly") / "package_data" / "plotly.min.js").read_text("utf-8")
-    return script.replace("</script", "<\\/script")
-
-
-def _section(name: str, title: str, charts: Iterable[Chart], more: str) -> str:
-    cards = "\n".join(_card(chart) for chart in charts)
-    introduction = f'<p class="explanation">{_INTRODUCTIONS[name]}</p>' if name in _INTRODUCTIONS else ""
-    return (
-        f'<section id="{name}" aria-labeledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
-        f'{introduction}<div class="cards">{cards}{more}</div></section>'
-    )
+def _run_part(run: RunRecord, max_bytes: int, most_steps: int) -> _RunPart:
+    tokenizer = load_tokenizer(run.path)
+    text_of = token_text(tokenizer)
+    evaluations = choose_evaluations(run, text_of, max_bytes // _EVALUATION_FRACTION)
+    left = max_bytes - sum(len(step.data) for step in evaluations)
+    return _RunPart(run, choose_rollouts(run.path, text_of, left, most_steps), evaluations, tokenizer is not None)
 
 
 def _card(chart: Chart) -> str:
-    if not chart.traces:
-        return _empty_card(chart.name, chart.title, chart.empty)
+    if not chart.traces and not chart.histogram:
+        return (
+            f'<article class="card nothing" id="card-{chart.name}"><h3>{escape(chart.title)}</h3>'
+            f'<p class="empty">{escape(visible_text(chart.empty))}</p></article>'
+        )
     return (
         f'<article class="card" id="card-{chart.name}"><h3>{escape(chart.title)}</h3>'
-        f'<p class="explanation">{escape(chart.explanation)}</p>'
+        f'<p class="explanation">{escape(chart.explanation)}</p>{resource("slider.html") if chart.histogram else ""}'
         f'<div class="chart" id="chart-{chart.name}" role="img" aria-label="{escape(chart.title)}"></div>'
         f'<details class="numbers" data-chart="{chart.name}"><summary>Numbers</summary></details></article>'
-    )
-
-
-def _empty_card(name: str, title: str, why: str) -> str:
-    return (
-        f'<article class="card nothing" id="card-{name}"><h3>{escape(title)}</h3>'
-        f'<p class="empty">{escape(visible_text(why))}</p></article>'
     )
 
 
@@ -142,11 +160,9 @@ def _summary(runs: Sequence[RunRecord]) -> str:
     """Return the tiles of one run, or a table of several."""
     if len(runs) == 1:
         return f'<div class="tiles">{"".join(_tile(tile) for tile in tiles(runs[0]))}</div>'
-    rows = [
-        [f'<span class="swatch" data-run="{i}"></span>{escape(cell)}' if c == 0 else escape(cell)
-         for c, cell in enumerate(summary_row(run))]
-        for i, run in enumerate(runs)
-    ]  # fmt: skip
+    rows = [list(map(escape, summary_row(run))) for run in runs]
+    for i, row in enumerate(rows):
+        row[0] = f'<span class="swatch" data-run="{i}"></span>{row[0]}'
     return _table(HEADINGS, rows) + f'<p class="explanation">{_TABLE_NOTE}</p>'
 
 
@@ -163,51 +179,48 @@ def _tile(tile: Tile) -> str:
 
 
 def _notes(runs: Sequence[RunRecord]) -> str:
-    items = [(run, visible_text(note)) for run in runs for note in notes(run)]
-    return f'<div class="notes" role="note"><h2>Notes</h2><ul>{_items(runs, items)}</ul></div>' if items else ""
+    items = _items(runs, [list(map(visible_text, notes(run))) for run in runs])
+    return f'<div class="notes" role="note"><h2>Notes</h2><ul>{items}</ul></div>' if items else ""
 
 
-def _left_out(runs: Sequence[RunRecord], rollouts: Sequence[RunRollouts], evaluations: Sequence[RunRollouts]) -> str:
-    """Return, for each run, which rollouts are on the page, and the command that shows the others."""
-    chosen = zip(runs, rollouts, evaluations, strict=True)
-    items = [(run, text) for run, r, e in chosen for text in (evaluations_shown(run, e), left_out(run, r))]
-    return f'<ul class="left-out">{_items(runs, items)}</ul>'
+def _items(runs: Sequence[RunRecord], texts: Sequence[Sequence[str]]) -> str:
+    """Return the items of a list, given those of each run; those of several runs begin with the run's name."""
+    return "".join(
+        f"<li>{f'<b>{escape(run.name)}</b>: ' if len(runs) > 1 else ''}{escape(text)}</li>"
+        for run, some in zip(runs, texts, strict=True)
+        for text in some
+    )
 
 
-def _items(runs: Sequence[RunRecord], items: Sequence[tuple[RunRecord, str]]) -> str:
-    """Return the items of a list; those of several runs begin with the run's name."""
-    names = [f"<b>{escape(run.name)}</b>: " if len(runs) > 1 else "" for run, _ in items]
-    return "".join(f"<li>{name}{escape(text)}</li>" for name, (_, text) in zip(names, items, strict=True))
-
-
-def evaluations_shown(run: RunRecord, chosen: RunRollouts) -> str:
+def evaluations_shown(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
     """Return the evaluations and the number of prompts on the page, or the reason if there are none."""
-    if not chosen.steps:
+    if not chosen:
         return f"Held-out prompts: {why_no_held_out_responses(run)}"
-    prompts = max(step.all_prompts for step in chosen.steps)
-    of_all = f" of {int(n):,}" if (n := number(run.evaluations[-1], "evaluation", "num_prompts")) else ""
+    num_prompts = number(run.evaluations[-1], "evaluation", "num_prompts") if run.evaluations else None
+    of_all = f" of {num_prompts:,.0f}" if num_prompts else ""
     return (
-        f"Held-out prompts: the responses to {prompts}{of_all} prompts, chosen by their place in the list, at "
-        f"{step_list([step.step for step in chosen.steps])}. In the terminal: {_samples_command(run)} --held-out"
+        f"Held-out prompts: the responses to {max(step.all_prompts for step in chosen)}{of_all} prompts, chosen by "
+        f"their place in the list, at {step_list([step.step for step in chosen])}. In the terminal: "
+        f"{_samples_command(run)} --held-out"
     )
 
 
-def left_out(run: RunRecord, chosen: RunRollouts) -> str:
+def left_out(run: RunRecord, chosen: Sequence[StepRollouts]) -> str:
     """Return which of a run's rollouts are on the page, which were left out, and the command that shows them."""
-    if not chosen.stored:
+    stored = stored_steps(run.path)
+    if not stored:
         return f"Training: {why_no_rollouts(run)}"
-    shown = [step.step for step in chosen.steps]
+    shown = [step.step for step in chosen]
     prompts, all_prompts, responses, all_responses = (
-        sum(getattr(step, name) for step in chosen.steps)
-        for name in ("prompts", "all_prompts", "responses", "all_responses")
+        sum(getattr(step, name) for step in chosen) for name in ("prompts", "all_prompts", "responses", "all_responses")
     )
-    stored = "all" if len(shown) == len(chosen.stored) else f"{len(shown)} of {len(chosen.stored)}"
-    text = f"Training: the rollouts of {stored} stored steps are on this page ({step_list(shown)})"
+    of_stored = "all" if len(shown) == len(stored) else f"{len(shown)} of {len(stored)}"
+    text = f"Training: the rollouts of {of_stored} stored steps are on this page ({step_list(shown)})"
     if all_prompts > prompts:
         text += f"; of these steps {prompts:,} of {all_prompts:,} prompts"
     if all_responses > responses:
         text += f"; {responses:,} of {all_responses:,} distinct responses, the most frequent of each prompt"
-    return f"{text}. In the terminal, complete: {_samples_command(run)} --step {(shown or chosen.stored)[-1]}"
+    return f"{text}. In the terminal, complete: {_samples_command(run)} --step {(shown or stored)[-1]}"
 
 
 def _samples_command(run: RunRecord) -> str:
@@ -216,24 +229,19 @@ def _samples_command(run: RunRecord) -> str:
 
 def _settings(runs: Sequence[RunRecord]) -> str:
     """Return the table of differences between runs, and the folded table of all settings."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    if not names:
+    rows = {
+        name: [f"<code>{escape(cell)}</code>" for cell in (name, *(_shown(run.settings.get(name)) for run in runs))]
+        for run in runs
+        for name in run.settings
+    }
+    if not rows:
         return '<p class="empty">No settings: config.yaml is missing.</p>'
-    differing = differing_settings(runs)
-    headings = ["setting", *(run.name for run in runs)]
-    parts = []
+    differing, headings, differences = differing_settings(runs), ["setting", *(run.name for run in runs)], ""
     if len(runs) > 1:
-        parts.append("<h3>Settings in which the runs differ</h3>")
-        parts.append(_table(headings, [_setting(runs, name) for name in differing]) if differing else "<p>None.</p>")
-    rows = [_setting(runs, name) for name in names]
-    marked = {i for i, name in enumerate(names) if name in differing}
-    table = _table(headings, rows, marked)
-    return "".join(parts) + f"<details><summary>All {len(names)} settings</summary>{table}</details>"
-
-
-def _setting(runs: Sequence[RunRecord], name: str) -> list[str]:
-    values = [visible_text(run.settings[name]) if name in run.settings else "–" for run in runs]  # noqa: RUF001
-    return [f"<code>{escape(name)}</code>", *(f"<code>{escape(value)}</code>" for value in values)]
+        table = _table(headings, [rows[name] for name in differing]) if differing else "<p>None.</p>"
+        differences = f"<h3>Settings in which the runs differ</h3>{table}"
+    table = _table(headings, list(rows.values()), {i for i, name in enumerate(rows) if name in differing})
+    return f"{differences}<details><summary>All {len(rows)} settings</summary>{table}</details>"
 
 
 def _machine(runs: Sequence[RunRecord]) -> str:
@@ -253,25 +261,24 @@ def _machine(runs: Sequence[RunRecord]) -> str:
             shlex.join(map(str, command)) if isinstance(command, list) else command,
             run.path,
         )
-        rows.append([escape(visible_text(str(cell or "–"))) for cell in cells])  # noqa: RUF001
+        rows.append([escape(_shown(cell or None)) for cell in cells])
     return _table(("run", "device", "threads", "system", "versions", "command", "directory"), rows)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: Iterable[int] = ()) -> str:
-    """Return a table whose rows become blocks on narrow screens.
+def _shown(value: object) -> str:
+    """Return a value as visible text; a dash for None."""
+    return "–" if value is None else visible_text(str(value))  # noqa: RUF001
 
-    Args:
-        headings: Text of the headings.
-        rows: HTML of the cells.
-        marked: Indices of highlighted rows.
-    """
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: Iterable[int] = ()) -> str:
+    """Return a table of HTML cells whose rows become blocks on narrow screens; the `marked` rows are highlighted."""
     chosen = set(marked)
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = "".join(
-        f"<tr{' class=differs' if i in chosen else ''}>"
+        f'<tr{" class=differs" if i in chosen else ""}><th scope="row">{row[0]}</th>'
         + "".join(
-            f'<th scope="row">{cell}</th>' if c == 0 else f'<td data-label="{escape(headings[c])}">{cell}</td>'
-            for c, cell in enumerate(row)
+            f'<td data-label="{escape(heading)}">{cell}</td>'
+            for heading, cell in zip(headings[1:], row[1:], strict=True)
         )
         + "</tr>"
         for i, row in enumerate(rows)
@@ -282,17 +289,38 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], marked: Itera
     )
 
 
-def _run_data(run: RunRecord, chosen: RunRollouts, evaluated: RunRollouts) -> dict[str, Any]:
+def _run_data(part: _RunPart) -> dict[str, Any]:
+    run = part.run
+    costs = list(accumulate(map(cost_of_step, run.records)))  # evaluations cost nothing
+    best = best_evaluation(run)
+    progress: dict[str, list[float]] = {
+        "step": [r["step"] for r in run.records],
+        "seconds": [c.seconds for c in costs],
+        "samples": [c.samples for c in costs],
+        "unique_tokens": [c.unique_tokens for c in costs],
+    }
     return {
         "name": run.name,
         "plotlyName": plotly_text(run.name),
-        "x": _progress(run),
+        "x": progress,
         "marks": event_marks(run),
-        "rollouts": [{"step": step.step, "label": f"step {step.step}"} for step in chosen.steps],
-        "evaluations": _evaluation_labels(run, evaluated),
-        "tokensKnown": chosen.tokens_known,
+        "rollouts": [{"step": step.step, "label": f"step {step.step}"} for step in part.rollouts],
+        "evaluations": [
+            {
+                "step": step.step,
+                "label": (f"after step {step.step}" if step.step else "before training")
+                + (" (best)" if best and best["step"] == step.step else ""),
+            }
+            for step in part.evaluations
+        ],
+        "tokensKnown": part.tokens_known,
         "samples": _samples_command(run),
     }
+
+
+def _chart_data(chart: Chart) -> dict[str, Any]:
+    shown = {"name": chart.name, "traces": chart.traces, "layout": chart.layout, "marks": chart.marks}
+    return shown | {"byProgress": chart.by_progress}
 
 
 def event_marks(run: RunRecord) -> list[dict[str, Any]]:
@@ -301,44 +329,3 @@ def event_marks(run: RunRecord) -> list[dict[str, Any]]:
     begins = [(at, r["objective"]["name"]) for at, r in enumerate(run.records) if "begins" in r.get("objective", {})]
     marks += [(at, plotly_text(f"{name} begins")) for at, name in begins[1:]]
     return [{"at": at, "label": label} for at, label in marks]
-
-
-def _chart_data(chart: Chart) -> dict[str, Any]:
-    return {
-        "name": chart.name,
-        "traces": list(chart.traces),
-        "layout": chart.layout,
-        "byProgress": chart.by_progress,
-        "marks": chart.marks,
-    }
-
-
-def _progress(run: RunRecord) -> dict[str, list[float]]:
-    """Return the progress of the run at each line of its metrics, in each unit; evaluations cost nothing."""
-    costs = list(accumulate(cost_of_step(r) for r in run.records))
-    return {
-        "step": [r["step"] for r in run.records],
-        "seconds": [c.seconds for c in costs],
-        "samples": [c.samples for c in costs],
-        "unique_tokens": [c.unique_tokens for c in costs],
-    }
-
-
-def _evaluation_labels(run: RunRecord, chosen: RunRollouts) -> list[dict[str, Any]]:
-    best = best_evaluation(run)
-    labels = {step.step: f"after step {step.step}" if step.step else "before training" for step in chosen.steps}
-    if best is not None and best["step"] in labels:
-        labels[best["step"]] += " (best)"
-    return [{"step": step, "label": label} for step, label in labels.items()]
-
-
-def _payloads(folder: Folder, rollouts: Sequence[RunRollouts]) -> list[str]:
-    return [
-        f'<script type="application/gzip" id="{folder}-{i}-{step.step}">{step.data}</script>'
-        for i, chosen in enumerate(rollouts)
-        for step in chosen.steps
-    ]
-
-
-def _text(name: str) -> str:
-    return (files(__package__) / name).read_text("utf-8")

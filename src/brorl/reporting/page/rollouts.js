@@ -66,9 +66,9 @@ function plain(text) {
   return showText(box, text, "marked").textContent;
 }
 
-const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)}%`;
+const percent = (fraction) => `${(100 * fraction).toFixed(fraction > 0 && fraction < 0.1 ? 1 : 0)}%`;
 
-const fractionColor = (share) => `color-mix(in oklab, var(--right) ${Math.round(100 * share)}%, var(--wrong))`;
+const fractionColor = (fraction) => `color-mix(in oklab, var(--right) ${Math.round(100 * fraction)}%, var(--wrong))`;
 
 // ---- which run, step and prompt
 

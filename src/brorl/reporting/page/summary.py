@@ -1,22 +1,23 @@
 """The summary above the charts: tiles for one run, a row of a table for each of several, and notes on every run.
 
-In: runs. Out: text and numbers, no HTML.
+In: runs. Out: text and numbers, no HTML. Both ends of a change of a held-out score have the same prompts, so the
+interval of the change is narrower than those of the two scores.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from brorl.comparison.paired import Conclusion, conclusion_of, difference_interval
 from brorl.cost import UNITS, total_cost
-from brorl.evaluation.pass_at_k import Estimate
+from brorl.evaluation.pass_at_k import Estimate, pass_at_k
 from brorl.format import duration, interval
-from brorl.reporting.reasons import why_no_change, why_no_update
-from brorl.reporting.score_change import ScoreChange, best_evaluation, ks_of, score, score_changes
+from brorl.reporting.reasons import is_adaptive, why_no_change, why_no_update
 from brorl.runs.run_record import Record, RunRecord, number, total
+from brorl.runs.stored_rollouts import step_list
 
 HEADINGS = (
     "run", "steps", "prompts x N", "held-out pass@1", "at the largest k", "rollouts", "dropped", "tokens sampled",
@@ -24,16 +25,13 @@ HEADINGS = (
 )  # fmt: skip
 _ENDS = 25  # most steps at either end of the run over which the reward is averaged
 
+Direction = Literal["rose", "fell", "unclear"]
+_DIRECTIONS: dict[Conclusion, Direction] = {"B leads": "rose", "A leads": "fell", "no difference shown": "unclear"}
+
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of a tile.
-
-    Attributes:
-        value: The number, as text.
-        label: The name of the number.
-        details: Further lines.
-    """
+    """A number of a tile: the number as text, its name, and further lines."""
 
     value: str
     label: str
@@ -42,14 +40,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Tile:
-    """A tile.
-
-    Attributes:
-        title: Its title.
-        tone: Its color.
-        figures: Its numbers.
-        text: A sentence below the numbers; may be empty.
-    """
+    """A tile: its color, its numbers, and a sentence below them, which may be empty."""
 
     title: str
     tone: Literal["good", "bad", "plain"]
@@ -82,10 +73,14 @@ def summary_row(run: RunRecord) -> tuple[str, ...]:
 def notes(run: RunRecord) -> list[str]:
     """Return sentences on unusual events in a run."""
     lines = [f"Sign of collapse at {r['collapse']}" for r in run.records if "collapse" in r]
-    lines += [_ended(run, r) for r in run.records if "ended" in r]
+    for record in run.records:
+        if "ended" in record:  # a run with later lines was resumed
+            when = "after" if "update" in record else "at"
+            resumed = "" if record is run.records[-1] else " and was resumed later"
+            lines.append(f"The run ended early {when} step {record['step']}{resumed}: {record['ended']}")
     if resets := [r["step"] for r in run.records if "reference_reset" in r]:
         times = "once" if len(resets) == 1 else f"{len(resets)} times"
-        lines.append(f"The reference policy was reset {times}, after {_listed(resets)}.")
+        lines.append(f"The reference policy was reset {times}, after {step_list(resets)}.")
     begins = [(r["step"], r["objective"]["begins"]) for r in run.steps if "begins" in r.get("objective", {})]
     lines += [f"From step {step}: {text}." for step, text in begins]
     for what, name in (("timed out", "verifier_timeouts"), ("failed", "verifier_failures")):
@@ -121,14 +116,58 @@ def steps_done(run: RunRecord) -> str:
     return f"{last:,}" if planned in (None, str(last)) else f"{last:,} of {planned}"
 
 
+def best_evaluation(run: RunRecord) -> Record | None:
+    """Return the line of the best evaluation after an update, by the smallest k; the earliest of equal ones."""
+    trained = [r for r in run.evaluations if r["step"] > 0]
+    return max(trained, key=lambda record: _score(record, min(_ks(record))).value, default=None)
+
+
+def score_change(run: RunRecord, k: int) -> tuple[Direction, Estimate | None]:
+    """Return how pass@k changed from the first to the last evaluation, and the difference with its 95% interval.
+
+    The interval is over the prompts that were verified at both; without counts of prompts there is none. A score rose
+    or fell if this interval excludes 0, or without it, if the intervals of the two scores do not overlap.
+    """
+    ends = [run.evaluations[place]["evaluation"] for place in (0, -1)]
+    prompts = [end.get("prompts") or {} for end in ends]
+    correct = [each.get("num_correct") or [] for each in prompts]
+    lost = [each["num_unverified"] for each in prompts if "num_unverified" in each]
+    kept = [i for i in range(len(correct[0])) if not any(each[i] for each in lost)]
+    before, after = (_score(run.evaluations[place], k) for place in (0, -1))
+    if len(correct[0]) != len(correct[1]) or not kept:
+        bounds = Estimate(after.value - before.value, after.low - before.high, after.high - before.low)
+        return _DIRECTIONS[conclusion_of(bounds)], None
+    a, b = (pass_at_k([c[i] for i in kept], e["num_samples"], k)[None] for c, e in zip(correct, ends, strict=True))
+    difference = difference_interval(a, b, seeds_paired=True)
+    return _DIRECTIONS[conclusion_of(difference)], difference
+
+
+def _ks(record: Record) -> list[int]:
+    return list(map(int, record["evaluation"]["pass_at"]))
+
+
+def _score(record: Record, k: int) -> Estimate:
+    """Return pass@k of an evaluation, with its interval."""
+    estimate = record["evaluation"]["pass_at"][str(k)]
+    return Estimate(*(float(estimate[name]) for name in ("value", "low", "high")))
+
+
+def _scores(run: RunRecord) -> dict[int, list[Estimate]]:
+    """Return each pass@k of the first and of the last evaluation, or of the only one, k ascending."""
+    ends = run.evaluations[:1] + run.evaluations[1:][-1:]
+    ks = sorted(k for k in _ks(ends[0]) if k in _ks(ends[-1])) if ends else []
+    return {k: [_score(record, k) for record in ends] for k in ks}
+
+
 def _score_tiles(run: RunRecord) -> list[Tile]:
-    changes = score_changes(run)
-    if not changes:
+    scores = _scores(run)
+    if len(run.evaluations) < 2 or not scores:
         return [_learning_tile(run)]
-    rose, fell, unclear = (
-        tuple(_change_figure(run, c) for c in changes if c.direction == direction)
-        for direction in ("rose", "fell", "unclear")
-    )
+    figures: dict[Direction, tuple[Figure, ...]] = {"rose": (), "fell": (), "unclear": ()}
+    for k, (before, after) in scores.items():
+        direction, difference = score_change(run, k)
+        figures[direction] += (_change_figure(run, k, before, after, difference),)
+    rose, fell, unclear = figures.values()
     made = [
         Tile("Scores that rose", "good" if rose else "plain", rose, "" if rose else "No held-out score clearly rose."),
         Tile("Scores that fell", "bad" if fell else "plain", fell, "" if fell else "No held-out score clearly fell."),
@@ -136,39 +175,34 @@ def _score_tiles(run: RunRecord) -> list[Tile]:
     return [*made, Tile("No clear change", "plain", unclear)] if unclear else made
 
 
-def _change_figure(run: RunRecord, change: ScoreChange) -> Figure:
+def _change_figure(run: RunRecord, k: int, before: Estimate, after: Estimate, difference: Estimate | None) -> Figure:
     first, last = run.evaluations[0], run.evaluations[-1]
-    details = [f"95% intervals: {_ends(change.before)} {_when(first)}, {_ends(change.after)} {_when(last)}"]
-    if change.difference:
-        ends = change.difference.value, change.difference.low, change.difference.high
+    details = [f"95% intervals: {_ends(before)} {_when(first)}, {_ends(after)} {_when(last)}"]
+    if difference:
+        ends = difference.value, difference.low, difference.high
         rounded = Estimate(*(round(end, 3) + 0.0 for end in ends))  # + 0.0: never -0.000
         details.insert(0, f"change {rounded.value:+.3f} {_ends(rounded, '+')}")
     best = best_evaluation(run)
-    if best is not None and best is not last and change.k == ks_of(best)[0]:
-        details.append(f"best: {score(best, change.k).value:.3f} {_when(best)}")
-    value = _unbroken(f"{change.before.value:.3f} → {change.after.value:.3f}")
-    return Figure(value, f"held-out pass@{change.k}", tuple(details))
+    if best is not None and best is not last and k == min(_ks(best)):
+        details.append(f"best: {_score(best, k).value:.3f} {_when(best)}")
+    return Figure(_unbroken(f"{before.value:.3f} → {after.value:.3f}"), f"held-out pass@{k}", tuple(details))
 
 
 def _learning_tile(run: RunRecord) -> Tile:
     """Return the tile of a run without two evaluations: its scores, or its reward in training."""
     figures = [
-        Figure(f"{one.value:.3f}", f"held-out pass@{k}", (f"95% interval {_ends(one)} {_when(record)}",))
-        for record in run.evaluations[-1:]
-        for k, one in ((k, score(record, k)) for k in ks_of(record))
+        Figure(
+            f"{score.value:.3f}", f"held-out pass@{k}", (f"95% interval {_ends(score)} {_when(run.evaluations[0])}",)
+        )
+        for k, (score,) in _scores(run).items()
     ]
-    return Tile("Learning", "plain", tuple(figures or _reward(run)), why_no_change(run))
-
-
-def _reward(run: RunRecord) -> list[Figure]:
     rewards = [value for r in run.updates if (value := number(r, "sampling", "reward")) is not None]
-    size = min(_ENDS, len(rewards) // 2)
-    if not size:
-        return []
-    steps = "step" if size == 1 else f"{size} steps"
-    details = (f"means of the first {steps} and of the last {steps}, which have different prompts",)
-    means = _unbroken(f"{fmean(rewards[:size]):.3f} → {fmean(rewards[-size:]):.3f}")
-    return [Figure(means, "reward in training", details)]
+    if (size := min(_ENDS, len(rewards) // 2)) and not figures:
+        steps = "step" if size == 1 else f"{size} steps"
+        details = (f"means of the first {steps} and of the last {steps}, which have different prompts",)
+        means = _unbroken(f"{fmean(rewards[:size]):.3f} → {fmean(rewards[-size:]):.3f}")
+        figures.append(Figure(means, "reward in training", details))
+    return Tile("Learning", "plain", tuple(figures), why_no_change(run))
 
 
 def _cost_tile(run: RunRecord) -> Tile:
@@ -188,10 +222,7 @@ def _cost_tile(run: RunRecord) -> Tile:
 def _dropped_tile(run: RunRecord) -> list[Tile]:
     figures = tuple(
         Figure(f"{dropped[0]:,}", label, (f"{_fraction(*dropped)} of those {verb}",))
-        for name, label, verb in (
-            ("samples", "rollouts", "sampled"),
-            ("unique_tokens", "tokens computed", "computed"),
-        )
+        for name, label, verb in (("samples", "rollouts", "sampled"), ("unique_tokens", "tokens computed", "computed"))
         if (dropped := _dropped(run, name))
     )
     text = "Groups that are not mixed give no gradient."
@@ -224,59 +255,38 @@ def _is_unfinished(run: RunRecord) -> bool:
 
 def _dropped(run: RunRecord, name: str) -> tuple[int, int] | None:
     """Return the amount that dynamic sampling dropped and the whole amount, over the steps whose metrics count it."""
-    rows = [[number(r, "sampling", key) for key in (f"{name}_dropped", name)] for r in run.steps]
-    known = [row for row in rows if None not in row]
-    dropped, whole = (sum(int(row[i] or 0) for row in known) for i in (0, 1))
-    return (dropped, whole) if known else None
+    counting = [r for r in run.steps if number(r, "sampling", f"{name}_dropped") is not None]
+    dropped, whole = (int(total(counting, "sampling", key)) for key in (f"{name}_dropped", name))
+    return (dropped, whole) if counting else None
 
 
 def _batch(run: RunRecord) -> str:
     """Return the prompts of a step times the rollouts of a prompt."""
     prompts, rollouts = (run.settings.get(n) for n in ("prompts_per_step", "rollouts_per_prompt"))
-    adaptive = any(r["sampling"].get("adaptive") for r in run.steps)
-    return f"{prompts or '?'} x {'adaptive' if adaptive else rollouts or '?'}"
-
-
-def _first_and_last(run: RunRecord, place: int) -> tuple[int, Estimate, Estimate] | None:
-    """Return the smallest (0) or largest (-1) k of the first evaluation, and its first and last score."""
-    if not run.evaluations:
-        return None
-    first, last = run.evaluations[0], run.evaluations[-1]
-    k = ks_of(first)[place]
-    return (k, score(first, k), score(last, k)) if k in ks_of(last) else None
+    return f"{prompts or '?'} x {'adaptive' if is_adaptive(run) else rollouts or '?'}"
 
 
 def _before_after(run: RunRecord, place: int) -> str:
-    """Return a score at the first and the last evaluation, as text that breaks at the arrow."""
-    ends = _first_and_last(run, place)
-    if not ends:
+    """Return the score of the smallest (0) or the largest (-1) k at both ends, as text that breaks at the arrow."""
+    scores = list(_scores(run).items())
+    if not scores:
         return "not evaluated"
-    k, *scores = ends
-    texts = [_unbroken(interval(one)) for one in (scores if len(run.evaluations) > 1 else scores[:1])]
-    return f"pass@{k}: " * (place != 0) + " → ".join(texts)
+    k, ends = scores[place]
+    return f"pass@{k}: " * (place != 0) + " → ".join(_unbroken(interval(score)) for score in ends)
 
 
 def _coverage_note(run: RunRecord) -> list[str]:
-    ends = _first_and_last(run, -1)
-    if not ends or ends[0] == 1 or ends[2].high >= ends[1].low:
+    scores = _scores(run)
+    k = max(scores, default=1)
+    if k == 1 or len(scores[k]) < 2:
         return []
-    k, before, after = ends
+    before, after = scores[k]
+    if after.high >= before.low:
+        return []
     return [
         f"Coverage fell: held-out pass@{k} went from {before.value:.3f} to {after.value:.3f}, beyond the intervals. "
         "A lower optimizer.learning_rate or fewer steps keep more of it."
     ]
-
-
-def _ended(run: RunRecord, record: Record) -> str:
-    """Return why a run ended early; a run with later lines was resumed."""
-    when = "after" if "update" in record else "at"
-    resumed = "" if record is run.records[-1] else " and was resumed later"
-    return f"The run ended early {when} step {record['step']}{resumed}: {record['ended']}"
-
-
-def _listed(steps: Sequence[int]) -> str:
-    shown = [str(step) for step in (steps if len(steps) <= 8 else [*steps[:3], "...", *steps[-3:]])]
-    return f"step{'s' if len(steps) > 1 else ''} {', '.join(shown)}"
 
 
 def _fraction(part: float, whole: float) -> str:

@@ -22,9 +22,12 @@ from brorl.runs.run_record import Record, RunRecord, number
 LAST_STEPS = 25
 _DASHES = ("solid", "dot", "dash", "dashdot")
 _CURVES = 5  # pass@k curves of a single run
+_FEW_ROLLOUTS = 32  # up to this N, each number of correct rollouts has its own bar in the histogram
 
 Trace = dict[str, Any]
-Quantity = str | tuple[str, str]  # dotted name of a number in the metrics, or the numerator and denominator of a ratio
+# The name of a number in the metrics, two for a ratio, three for a value and its interval; parts of a name are dotted,
+# or a tuple where they hold dots themselves.
+Quantity = str | Sequence[str | tuple[str, ...]]
 
 
 def lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tuple[Trace, ...]:
@@ -32,39 +35,51 @@ def lines(runs: Sequence[RunRecord], quantities: Mapping[str, Quantity]) -> tupl
     traces = []
     for i, run in enumerate(runs):
         for j, (label, quantity) in enumerate(quantities.items()):
-            points = [(at, value) for at, r in enumerate(run.records) if (value := _value(r, quantity)) is not None]
-            if points:
-                traces.append(line(runs, i, label if len(quantities) > 1 or len(runs) == 1 else "", j, points))
+            rows = [(at, values) for at, r in enumerate(run.records) if (values := _values(r, quantity))]
+            if rows:
+                shown = label if len(quantities) > 1 or len(runs) == 1 else ""
+                trace = line(runs, i, shown, j, [(at, values[0]) for at, values in rows])
+                bars = [values[1:] for _, values in rows]
+                traces.append(_with_bars(trace, bars) if bars[0] else trace)
     return tuple(traces)
 
 
-def _value(record: Record, quantity: Quantity) -> float | None:
-    if isinstance(quantity, str):
-        return number(record, *quantity.split("."))
-    above, below = (number(record, *name.split(".")) for name in quantity)
-    return above / below if above is not None and below else None
+def _values(record: Record, quantity: Quantity) -> list[float]:
+    """Return a quantity, with the ends of its interval if it has one; nothing if the record lacks a part of it."""
+    names = [quantity] if isinstance(quantity, str) else quantity
+    numbers = [number(record, *(name.split(".") if isinstance(name, str) else name)) for name in names]
+    values = [value for value in numbers if value is not None]
+    if len(values) < len(numbers):
+        return []
+    if len(values) == 2:
+        return [values[0] / values[1]] if values[1] else []
+    return values
 
 
 def line(runs: Sequence[RunRecord], i: int, label: str, j: int, points: Sequence[tuple[int, float]]) -> Trace:
-    """Return a line over the course of a run.
-
-    Args:
-        runs: All runs of the page.
-        i: Index of the run.
-        label: Label of the quantity for the legend.
-        j: Index of the quantity.
-        points: Index of the line of the metrics, and the value there.
-    """
+    """Return a line over the course of run `i`: quantity `j` at some lines of the metrics."""
     several = len(runs) > 1
-    name = " · ".join(part for part in (runs[i].name if several or not label else "", label) if part)
     return {
         "type": "scatter",
         "mode": "lines" if len(points) > 1 else "markers",
-        "name": plotly_text(name),
+        "name": plotly_text(" · ".join(part for part in (runs[i].name if several or not label else "", label) if part)),
         "y": [value for _, value in points],
         "line": {"width": 2, "dash": _DASHES[j % len(_DASHES)] if several else "solid"},
         "meta": {"run": i, "at": [at for at, _ in points], "color": f"run:{i}" if several else f"quantity:{j}"},
     }
+
+
+def _scatter(name: str, x: Sequence[float], y: Sequence[float], color: str, mode: str = "lines+markers") -> Trace:
+    """Return a trace with x values of its own."""
+    return {"type": "scatter", "mode": mode, "name": plotly_text(name), "x": x, "y": y, "meta": {"color": color}}
+
+
+def _with_bars(trace: Trace, ends: Sequence[Sequence[float]]) -> Trace:
+    """Add an interval to each point of a trace."""
+    pairs = list(zip(trace["y"], ends, strict=True))
+    up, down = [high - y for y, (_, high) in pairs], [y - low for y, (low, _) in pairs]
+    error_y = {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.2, "width": 3}
+    return {**trace, "mode": "lines+markers", "error_y": error_y}
 
 
 def smoothed(runs: Sequence[RunRecord], traces: Sequence[Trace]) -> tuple[Trace, ...]:
@@ -84,92 +99,33 @@ def smoothed(runs: Sequence[RunRecord], traces: Sequence[Trace]) -> tuple[Trace,
     return tuple(made)
 
 
-def _with_bars(trace: Trace, low: Sequence[float], high: Sequence[float]) -> Trace:
-    """Add an interval to each point of a trace."""
-    error_y = {
-        "type": "data",
-        "symmetric": False,
-        "array": [h - y for h, y in zip(high, trace["y"], strict=True)],
-        "arrayminus": [y - v for v, y in zip(low, trace["y"], strict=True)],
-        "thickness": 1.2,
-        "width": 3,
-    }
-    return {**trace, "mode": "lines+markers", "error_y": error_y}
-
-
-def interval_lines(runs: Sequence[RunRecord], label: str, keys: Sequence[Sequence[str]]) -> tuple[Trace, ...]:
-    """Return a line with intervals for each run.
-
-    Args:
-        runs: All runs of the page.
-        label: Label for the legend of a single run.
-        keys: Where a line of the metrics holds the value, the low end and the high end.
-    """
-    shown = "" if len(runs) > 1 else label
-    return tuple(trace for i in range(len(runs)) for trace in _interval_line(runs, i, shown, 0, keys))
-
-
-def estimate_keys(*path: str) -> list[Sequence[str]]:
-    """Return where the value and the ends of an estimate stand in a line of the metrics."""
-    return [(*path, end) for end in ("value", "low", "high")]
-
-
-def _interval_line(runs: Sequence[RunRecord], i: int, label: str, j: int, keys: Sequence[Sequence[str]]) -> list[Trace]:
-    rows = [(at, [number(r, *key) for key in keys]) for at, r in enumerate(runs[i].records)]
-    known = [(at, [v for v in values if v is not None]) for at, values in rows if None not in values]
-    if not known:
-        return []
-    trace = line(runs, i, label, j, [(at, values[0]) for at, values in known])
-    return [_with_bars(trace, [v[1] for _, v in known], [v[2] for _, v in known])]
-
-
-def pass_at_by_source(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
-    """Return pass@1 for each source of prompts; nothing if there is one source."""
-    traces = []
-    for i, run in enumerate(runs):
-        sources = sorted({s for r in run.evaluations for s in r["evaluation"].get("by_source") or {}})
-        for j, source in enumerate(sources):
-            traces += _interval_line(runs, i, source, j, estimate_keys("evaluation", "by_source", source, "1"))
-    return tuple(traces)
-
-
 def pass_at_curves(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
     """Return pass@k curves: evenly spaced evaluations of one run, the first and the last of several."""
     traces = []
     for i, run in enumerate(runs):
-        evaluations = run.evaluations
-        number_of = min(len(evaluations), _CURVES if len(runs) == 1 else 2)
-        places = sorted({round(c * (len(evaluations) - 1) / max(number_of - 1, 1)) for c in range(number_of)})
-        for c, place in enumerate(places):
-            age = (c + 1) / len(places)
-            color = f"sequence:{age:.3f}" if len(runs) == 1 else f"run:{i}"
-            name = f"step {evaluations[place]['step']}"
-            name = name if len(runs) == 1 else f"{run.name} · {name}"
-            dash = "solid" if len(runs) == 1 or place == places[-1] else "dot"
-            traces += _pass_at_curve(evaluations[place]["evaluation"], plotly_text(name), color, dash)
+        most = min(len(run.evaluations), _CURVES if len(runs) == 1 else 2)
+        places = sorted({round(c * (len(run.evaluations) - 1) / max(most - 1, 1)) for c in range(most)})
+        for c, place in enumerate(places, 1):
+            record, name, color, dash = run.evaluations[place], "", f"sequence:{c / len(places):.3f}", "solid"
+            if len(runs) > 1:
+                name, color, dash = f"{run.name} · ", f"run:{i}", "solid" if place == places[-1] else "dot"
+            traces += _pass_at_curve(record["evaluation"], f"{name}step {record['step']}", color, dash)
     return tuple(traces)
 
 
 def _pass_at_curve(evaluation: Record, name: str, color: str, dash: str) -> list[Trace]:
     """Return one curve: points with intervals at the reported k, and a line through more k if counts are stored."""
     rows = sorted((int(k), v["value"], v["low"], v["high"]) for k, v in evaluation["pass_at"].items())
-    line = {"width": 2, "dash": dash}
-    points = {
-        "type": "scatter", "mode": "lines+markers", "name": name, "x": [r[0] for r in rows], "y": [r[1] for r in rows],
-        "line": line, "legendgroup": name, "meta": {"color": color},
-    }  # fmt: skip
-    points = _with_bars(points, [r[2] for r in rows], [r[3] for r in rows])
+    shared = {"line": {"width": 2, "dash": dash}, "legendgroup": plotly_text(name)}
+    points = _scatter(name, [r[0] for r in rows], [r[1] for r in rows], color) | shared
+    points = _with_bars(points, [r[2:] for r in rows])
     correct = (evaluation.get("prompts") or {}).get("num_correct")
     if not correct:
         return [points]
     verified = _verified(evaluation)
     ks = sorted({k for k, *_ in rows} | {2**e for e in range(int(verified.max()).bit_length())})
-    smooth = {
-        "type": "scatter", "mode": "lines", "name": name, "x": ks,
-        "y": [float(pass_at_k_of_each(np.array(correct), verified, k).mean()) for k in ks], "line": line,
-        "legendgroup": name, "meta": {"color": color},
-    }  # fmt: skip
-    return [{**points, "mode": "markers", "showlegend": False}, smooth]
+    means = [float(pass_at_k_of_each(np.array(correct), verified, k).mean()) for k in ks]
+    return [{**points, "mode": "markers", "showlegend": False}, _scatter(name, ks, means, color, "lines") | shared]
 
 
 def _verified(evaluation: Record) -> NDArray[np.int64]:
@@ -190,62 +146,79 @@ def held_out_points(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
         x, y = ((np.array(c) / np.maximum(_verified(e), 1)).tolist() for c, e in zip(correct, ends, strict=True))
         known = len(run.held_out) == len(x)
         texts = [plotly_text(visible_text(t.strip()[-80:], one_line=True)) for t in run.held_out] if known else []
-        name = plotly_text(run.name) if len(runs) > 1 else "a held-out prompt"
-        traces.append({
-            "type": "scatter", "mode": "markers", "name": name, "x": x, "y": y, "opacity": 0.6,
-            "text": texts, "hovertemplate": "%{text}<br>%{x:.1%} before, %{y:.1%} after<extra></extra>",
-            "meta": {"color": f"run:{i}"},
-        })  # fmt: skip
+        hover = {"text": texts, "hovertemplate": "%{text}<br>%{x:.1%} before, %{y:.1%} after<extra></extra>"}
+        name = run.name if len(runs) > 1 else "a held-out prompt"
+        traces.append(_scatter(name, x, y, f"run:{i}", "markers") | hover | {"opacity": 0.6})
     return tuple(traces)
 
 
 def mixed_lines(runs: Sequence[RunRecord]) -> tuple[Trace, ...]:
     """Return the fraction of mixed groups by step, and the fractions that smaller N would have found."""
-    traces = list(lines(runs, {"": ("sampling.groups_mixed", "sampling.groups")}))
     several = len(runs) > 1
+    traces = list(lines(runs, {"" if several else "all rollouts": ("sampling.groups_mixed", "sampling.groups")}))
     for i, run in enumerate(runs):
-        smaller = sorted({n for r in run.steps for n in _by_number(r)})[:-1]
-        for n in smaller:
-            if n not in ((16,) if several else (16, 64, 256)):
-                continue
-            points = [(at, fractions[n]) for at, r in enumerate(run.records) if n in (fractions := _by_number(r))]
-            trace = line(runs, i, f"N = {n}", 1, points)
-            trace["meta"]["color"] = f"run:{i}" if several else f"sequence:{0.2 + 0.25 * smaller.index(n) / 3:.3f}"
-            traces.append(trace)
-    if not several and traces:
-        traces[0]["name"] = "all rollouts"
+        by_number = [_by_number(r, "informative_fraction_at") for r in run.records]
+        smaller = sorted(set().union(*by_number))[:-1]
+        for n in {16} if several else (16, 64, 256):
+            if n in smaller:
+                points = [(at, fractions[n]) for at, fractions in enumerate(by_number) if n in fractions]
+                trace = line(runs, i, f"N = {n}", 1, points)
+                trace["meta"]["color"] = f"run:{i}" if several else f"sequence:{0.2 + 0.25 * smaller.index(n) / 3:.3f}"
+                traces.append(trace)
     return tuple(traces)
 
 
-def _by_number(record: Record, name: str = "informative_fraction_at") -> dict[int, float]:
+def _by_number(record: Record, name: str) -> dict[int, float]:
     """Return a pooled number of the coverage by N; empty if there is none."""
     by_number = (record.get("coverage") or {}).get("pooled", {}).get(name) or {}
     return {int(n): float(value) for n, value in by_number.items()}
 
 
 def against_n(runs: Sequence[RunRecord], name: str, label: str) -> tuple[Trace, ...]:
-    """Return means over the groups of the last steps, by N.
-
-    Args:
-        runs: All runs of the page.
-        name: Name of a pooled number of the coverage that the metrics hold for several N.
-        label: Label for the legend of a single run.
-    """
+    """Return means of a pooled number of the coverage over the groups of the last steps, by N."""
     traces = []
     for i, run in enumerate(runs):
-        last = [r for r in run.steps if _by_number(r, name)][-LAST_STEPS:]
-        if not last:
-            continue
-        groups = [r["sampling"]["groups"] for r in last]
-        numbers = sorted(set.intersection(*(set(_by_number(r, name)) for r in last)))
-        weight = sum(groups)
-        y = [sum(g * _by_number(r, name)[n] for g, r in zip(groups, last, strict=True)) / weight for n in numbers]
-        traces.append({
-            "type": "scatter", "mode": "lines+markers", "name": plotly_text(run.name if len(runs) > 1 else label),
-            "x": numbers, "y": y,
-            "line": {"width": 2}, "meta": {"color": f"run:{i}"},
-        })  # fmt: skip
+        last = [(r["sampling"]["groups"], values) for r in run.steps if (values := _by_number(r, name))][-LAST_STEPS:]
+        if last:
+            numbers = sorted(set.intersection(*(set(values) for _, values in last)))
+            weight = sum(groups for groups, _ in last)
+            means = [sum(groups * values[n] for groups, values in last) / weight for n in numbers]
+            trace = _scatter(run.name if len(runs) > 1 else label, numbers, means, f"run:{i}")
+            traces.append({**trace, "line": {"width": 2}})
     return tuple(traces)
+
+
+def success_histogram(runs: Sequence[RunRecord]) -> dict[str, Any] | None:
+    """Count the prompts of each step by their number or fraction of correct rollouts.
+
+    Returns:
+        `labels` of the B bars, and for each run `steps` and `counts`, shape [steps, B]; None if nothing was measured.
+    """
+    measured = [
+        [
+            (r["step"], np.array(prompts["num_correct"]), np.array(prompts["num_rollouts"]))
+            for r in run.steps
+            if (prompts := r.get("coverage", {}).get("prompts")) and prompts["num_rollouts"]
+        ]
+        for run in runs
+    ]
+    sizes = {int(n) for steps in measured for *_, num_rollouts in steps for n in num_rollouts}
+    if not sizes:
+        return None
+    most = max(sizes)
+    single = len(sizes) == 1 and most <= _FEW_ROLLOUTS
+    fractions = ["0", *(f"≤{10 * i}" for i in range(1, 10)), "<100", "100"]
+    labels = [str(k) for k in range(most + 1)] if single else fractions
+
+    def count(num_correct: NDArray[np.int64], num_rollouts: NDArray[np.int64]) -> list[int]:
+        # A tenth includes its upper end; the last bar is that of prompts with correct rollouts only.
+        tenth = -(-10 * num_correct // num_rollouts) + (num_correct == num_rollouts)
+        counts: list[int] = np.bincount(num_correct if single else tenth, minlength=len(labels)).tolist()
+        return counts
+
+    bars = [{"steps": [step for step, *_ in steps], "counts": [count(k, n) for _, k, n in steps]} for steps in measured]
+    unit = f"correct rollouts of {most}" if single else "fraction of correct rollouts, %"
+    return {"labels": labels, "unit": unit, "runs": bars}
 
 
 def plotly_text(text: str) -> str:

@@ -65,12 +65,12 @@ const fractionBelow = (group, node) => group.rightBelow[node] / Math.max((group.
 
 function branchLine(group, nodes) {
   const end = nodes.at(-1);
-  const share = fractionBelow(group, end);
+  const fraction = fractionBelow(group, end);
   const fill = element("b");
   fill.style.width = `${100 * group.count[end] / group.rollouts}%`;
-  fill.style.background = fractionColor(share);
+  fill.style.background = fractionColor(fraction);
   const bar = element("span", "bar", fill);
-  bar.title = `${percent(share)} of these rollouts are correct`;
+  bar.title = `${percent(fraction)} of these rollouts are correct`;
   const shown = tokenSpans(group, nodes.slice(0, 60), false);
   if (nodes.length > 60) shown.push(element("span", "special", `… ${nodes.length - 60} more tokens`));
   return [bar, count(group.count[end], group), element("span", "text", ...shown)];
@@ -125,14 +125,14 @@ function drawIcicle(group, outline, available) {
     const rect = document.createElementNS(ns, "rect");
     const left = x(group.depth[start]);
     const wide = x(group.depth[end] + 1) - left;
-    const share = fractionBelow(group, end);
+    const fraction = fractionBelow(group, end);
     for (const [name, value] of Object.entries({ x: left, y: (y / group.rollouts) * height, width: wide, height: tall })) {
       rect.setAttribute(name, value.toFixed(2));
     }
-    rect.style.fill = fractionColor(share);
+    rect.style.fill = fractionColor(fraction);
     const label = plain(runText(group, nodes.slice(0, 80)));
     const title = document.createElementNS(ns, "title");
-    title.textContent = `${label}\n${group.count[end]} of ${group.rollouts} rollouts, ${percent(share)} of them correct`;
+    title.textContent = `${label}\n${group.count[end]} of ${group.rollouts} rollouts, ${percent(fraction)} of them correct`;
     rect.append(title);
     rect.addEventListener("click", () => reveal(group, start, outline));
     svg.append(rect);
