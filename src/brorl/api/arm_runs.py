@@ -23,13 +23,16 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from statistics import median
 from types import FrameType, ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from brorl.comparison.matching import TOLERANCE
 from brorl.cost import UNIT_WORDS, Budget, Cost, amount, cost_of_step
 from brorl.errors import UserError
 from brorl.format import exact, plain
 from brorl.training.stop_request import is_hangup, stop_signals
+
+if TYPE_CHECKING:
+    from brorl.api.comparison_view import ComparisonView
 
 _POLL_S = 0.5
 _FIRST_STEPS = 3  # whose median is the length of a step; the first one alone contains startup
@@ -187,26 +190,13 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
     return [Slot(frozenset(cores[i * each : (i + 1) * each])) for i in range(num)]
 
 
-class RunEvents(Protocol):
-    """Receives the progress of runs."""
-
-    def run_ended(self, progress: RunProgress) -> None:
-        """Handle the end of a run."""
-
-    def runs_progressed(self, running: Sequence[RunProgress]) -> None:
-        """Handle the progress of all running runs; called about twice a second."""
-
-    def stopping(self, num_runs: int) -> None:
-        """Handle a stop: so many runs were requested to stop after their step."""
-
-
-def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents) -> None:
+def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonView) -> None:
     """Bring every run to its end.
 
     Args:
         runs: The runs, in the order in which they are started.
         slots: Places of runs in parallel.
-        events: Receives the progress.
+        view: Shows the progress.
 
     Raises:
         UserError: If a run failed, or its steps are too long for its budget. The others stop after their step, and all
@@ -225,7 +215,7 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents
                         running[slot] = (RunProgress(run), _start(run, slot))
                 time.sleep(_POLL_S)
                 if stops.count:
-                    events.stopping(len(running))
+                    view.stopping(len(running))
                     raise KeyboardInterrupt
                 codes = {slot: process.exitcode for slot, (_, process) in running.items()}
                 for progress, _ in running.values():
@@ -236,8 +226,8 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents
                     if code is not None:
                         del running[slot]
                         _check_end(progress.run, code)
-                        events.run_ended(progress)
-                events.runs_progressed([progress for progress, _ in running.values()])
+                        view.run_ended(progress)
+                view.runs_progressed([progress for progress, _ in running.values()])
         finally:
             _stop([process for _, process in running.values()], stops)
 
