@@ -20,11 +20,10 @@ QUICK: dict[str, Any] = {"samples": 8, "evaluation": {"num_prompts": 4}, "engine
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def several_batches(in_an_empty_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("brorl.assemble.evaluation._LEAST_PROMPTS", 2)
-    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)  # several batches
+    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)
 
 
 def content(folder: Path) -> list[dict[str, Any]]:

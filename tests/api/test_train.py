@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import brorl
-from brorl.api.training_result import TrainingResult
+from brorl.api.train import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import UserError
@@ -25,9 +25,7 @@ SETTINGS = {
 STEPS = 4
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 @pytest.fixture(autouse=True)

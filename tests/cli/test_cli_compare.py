@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, total_cost
 from brorl.errors import UserError
 from brorl.runs.run_directory import RunDirectory
-from run_support import SMALL, Outcome, command
+from run_support import SMALL, Outcome, command, refused
 
 OTHER = ("--rollouts_per_prompt", "--prompts_per_step", "--evaluation.every", "--report")
 TINY = (*(s for s in SMALL if not s.startswith(OTHER)), "--prompts_per_step=2")
@@ -53,11 +54,7 @@ def figures_of_the_first_comparison_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(comparison_report, "draw_comparison", lambda _, path: path.touch())
 
 
-def refusal(*arguments: str | Path) -> str:
-    outcome = command("compare", *arguments)
-    assert outcome.code == 2, outcome
-    assert len(outcome.err.strip().splitlines()) == 1
-    return outcome.said
+refusal = partial(refused, "compare")
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,25 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-import brorl
 from brorl.config.reading import read_recipe
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from brorl.runs.checkpoint import mark_best
 from brorl.verification.sandbox.level import choose_level
-from run_support import SMALL, command, save_tiny_model
+from run_support import SMALL, command, refused, save_tiny_model
 
 QUICK = ("quickstart", "--samples=16", "--evaluation.num_prompts=5", "--engine.threads=1")
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
 
 
+refusal = partial(refused, "eval")
+
+
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+def several_batches(in_an_empty_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("brorl.assemble.evaluation._LEAST_PROMPTS", 2)
-    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)  # several batches
+    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +65,6 @@ def timeless(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: timeless(v) for k, v in value.items() if k not in ("seconds", "sittings")}
     return [timeless(item) for item in value] if isinstance(value, list) else value
-
-
-def refusal(*arguments: str | Path) -> str:
-    """Run an evaluation that must fail before any work; return what it says."""
-    before = sorted(Path().rglob("*"))
-    outcome = command("eval", *arguments)
-    assert outcome.code == 2, outcome
-    assert outcome.out in ("", f"brorl {brorl.__version__}: starting\n")
-    assert outcome.err.startswith("brorl: ")
-    assert outcome.err.count("\n") == 1
-    assert sorted(Path().rglob("*")) == before
-    return outcome.err
 
 
 def test_an_evaluation_from_end_to_end() -> None:

@@ -5,22 +5,19 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
-import brorl
-from run_support import SMALL, command, save_tiny_model
+from run_support import SMALL, command, refused, save_tiny_model
 
 PILOT = ("--pilot-prompts=12", "--pilot-rollouts=8", "--rollouts=4,16,64")
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("COLUMNS", "100")
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+refusal = partial(refused, "plan")
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +31,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def contents() -> list[Path]:
     return sorted(Path().rglob("*"))
-
-
-def refusal(*arguments: str | Path) -> str:
-    """Run a plan that must fail before any work; return what it says."""
-    outcome = command("plan", *arguments)
-    assert outcome.code == 2, outcome
-    assert outcome.out in ("", f"brorl {brorl.__version__}: starting\n")
-    assert outcome.err.startswith("brorl: ")
-    assert outcome.err.count("\n") == 1
-    assert contents() == []
-    return outcome.err
 
 
 def test_a_plan_from_end_to_end() -> None:

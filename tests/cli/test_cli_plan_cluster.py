@@ -18,10 +18,7 @@ SHAPE = "parameters=1.78e9,layers=28,hidden=1536,heads=12,kv_heads=2,vocabulary=
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("COLUMNS", "100")
+def offline_and_few_sizes(in_an_empty_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     scale = cluster_plan.scale  # of few sizes: a simulation of hundreds of GPUs takes a second
     monkeypatch.setattr(cluster_plan, "scale", lambda job, gpu, way, sizes, s: scale(job, gpu, way, sizes[:2], s))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from brorl.api.arm_runs import counted_stops
-from brorl.cli.stop_signals import signals_as_interrupt
+from brorl.cli import signals_as_interrupt
 from brorl.runs.checkpoint import last_checkpoint, read_step
 from child_runs import Child
 from run_support import SMALL, Outcome

@@ -16,13 +16,13 @@ from typing import Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from brorl.activity import Activity, Phase
 from brorl.console.status_line import StatusLine
 from brorl.errors import StorageError
 from brorl.storage import storage_errors
+from brorl.table import Table
 
 WIDTH = 100  # of the output if it is not a terminal
 QUIET_S = 30.0  # without output before the status line is printed if the output is not a terminal
