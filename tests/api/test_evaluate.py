@@ -19,9 +19,11 @@ from run_support import command, save_tiny_model
 QUICK: dict[str, Any] = {"samples": 8, "evaluation": {"num_prompts": 4}, "engine.threads": 1}
 
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+
 @pytest.fixture(autouse=True)
-def several_batches(in_an_empty_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brorl.assemble.evaluation._LEAST_PROMPTS", 2)
     monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)
 

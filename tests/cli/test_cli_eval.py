@@ -26,9 +26,11 @@ EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
 refusal = partial(refused, "eval")
 
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+
 @pytest.fixture(autouse=True)
-def several_batches(in_an_empty_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brorl.assemble.evaluation._LEAST_PROMPTS", 2)
     monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)
 

@@ -17,8 +17,11 @@ from run_support import SMALL, command, save_tiny_model
 SHAPE = "parameters=1.78e9,layers=28,hidden=1536,heads=12,kv_heads=2,vocabulary=151936"
 
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+
 @pytest.fixture(autouse=True)
-def offline_and_few_sizes(in_an_empty_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def offline_and_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     scale = cluster_plan.scale  # of few sizes: a simulation of hundreds of GPUs takes a second
     monkeypatch.setattr(cluster_plan, "scale", lambda job, gpu, way, sizes, s: scale(job, gpu, way, sizes[:2], s))

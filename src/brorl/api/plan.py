@@ -20,6 +20,7 @@ from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import plain
 from brorl.runs import RUNS
+from brorl.storage import replace_file, storage_errors
 from brorl.table import Result
 
 if TYPE_CHECKING:
@@ -204,9 +205,30 @@ def plan(
             asked, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
         )
     question = _Question(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
-    return _plan_here(
-        question, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
-    )
+    given = flat_settings(overrides)
+    config, source = _resolve(checkpoint, recipe, given)
+
+    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen, ExitStack() as ends:  # before torch
+        from brorl.planning.figure import draw_plan
+        from brorl.planning.report import plan_record
+
+        parts = _parts(config, question.pilot_prompts, screen, ends)
+        note = _note(recipe is None and source == RECIPE, given)
+        with _folder(Path(output_dir).expanduser()) as folder:
+            for line in (*_announcement(config, parts, question), *note):
+                screen.console.print(line, soft_wrap=True, markup=False)
+            compared = sorted({*rollouts, config.rollouts_per_prompt})
+            measured = _measure(parts, question, compared, folder, screen.console)
+            report = _report(config, parts, measured, question)
+            with storage_errors(folder):
+                replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
+                draw_plan(report, folder / "plan.png")
+            planned = {**given, **_estimator_settings(config, report.choice.estimator)}
+            if config.adaptive.enabled:
+                planned["adaptive.enabled"] = False
+            result = PlanResult(folder, report, *_next_commands(report.plan, checkpoint, source, planned))
+            screen.console.print(result, soft_wrap=True)
+            return result
 
 
 def plan_command(
@@ -257,35 +279,6 @@ def _sizes(text: str) -> dict[str, float]:
         return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
     except ValueError:
         raise UserError(f"--model-shape: the value should be like parameters=1.5e9,layers=28, not {text!r}") from None
-
-
-def _plan_here(
-    question: _Question,
-    checkpoint: str | Path | None,
-    *,
-    recipe: ConfigOrPath | None,
-    output_dir: str | Path,
-    progress: bool,
-    overrides: Mapping[str, Any],
-) -> PlanResult:
-    """Measure on this machine; see `plan`."""
-    given = flat_settings(overrides)
-    config, source = _resolve(checkpoint, recipe, given)
-
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen, ExitStack() as ends:  # before torch
-        parts = _parts(config, question.pilot_prompts, screen, ends)
-        note = _note(recipe is None and source == RECIPE, given)
-        with _folder(Path(output_dir).expanduser()) as folder:
-            for line in (*_announcement(config, parts, question), *note):
-                screen.console.print(line, soft_wrap=True, markup=False)
-            rollouts = sorted({*question.rollouts, config.rollouts_per_prompt})
-            measured = _measure(parts, question, rollouts, folder, screen.console)
-            report = _report(config, parts, measured, question)
-            _write(report, folder)
-            planned = {**given, **_planned_settings(config, report.choice.estimator)}
-            result = PlanResult(folder, report, *_next_commands(report.plan, checkpoint, source, planned))
-            screen.console.print(result, soft_wrap=True)
-            return result
 
 
 def _resolve(
@@ -390,12 +383,6 @@ def _report(config: TrainConfig, parts: PilotParts, measured: Measured, question
     return PlanReport.of(found, measured, settings, (config.model, str(parts.model.device)), question.aim)
 
 
-def _planned_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
-    """Return the settings with which the recipe trains as planned: a fixed N, and the recommended estimator."""
-    fixed = {"adaptive.enabled": False} if config.adaptive.enabled else {}
-    return fixed | _estimator_settings(config, estimator)
-
-
 def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
     """Return the settings that change the recipe's estimator to the recommended one, with its default options."""
     from brorl.planning.estimators import FOR_PASS_1
@@ -409,16 +396,6 @@ def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
     wanted = {"estimator": estimator, **defaults}
     changed = {f"advantage.{name}": value for name, value in wanted.items() if getattr(advantage, name) != value}
     return without_phases | changed
-
-
-def _write(report: PlanReport, folder: Path) -> None:
-    from brorl.planning.figure import draw_plan
-    from brorl.planning.report import plan_record
-    from brorl.storage import replace_file, storage_errors
-
-    with storage_errors(folder):
-        replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
-        draw_plan(report, folder / "plan.png")
 
 
 def _next_commands(

@@ -60,14 +60,7 @@ _FEW = 16  # rollouts per prompt in the hint at the end
 
 @dataclass(frozen=True)
 class TrainingSession:
-    """The training of a run in this process.
-
-    Attributes:
-        config: The run's settings.
-        directory: The run's files; the caller holds its lock.
-        screen: Where the run is shown.
-        is_new: Whether the run starts here.
-    """
+    """The training of a run in this process; the caller holds the lock of its directory."""
 
     config: TrainConfig
     directory: RunDirectory

@@ -29,13 +29,7 @@ _GAP = "  "
 
 
 class TrainingProgress:
-    """Writes one line per step.
-
-    Args:
-        steps: Most steps of the whole run; None if only the budget ends it.
-        budget: Most cost of the whole run.
-        screen: The screen to write to.
-    """
+    """Writes one line per step of a run, which ends after its `steps` (None: no limit) or with its budget."""
 
     def __init__(self, steps: int | None, budget: Budget, screen: Screen) -> None:
         self._steps, self._budget, self._screen = steps, budget, screen
@@ -80,14 +74,7 @@ class TrainingProgress:
             self._screen.say(Text(f"{indent}{note}", style="yellow"))
 
     def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
-        """Write the tables of a run.
-
-        Args:
-            records: All lines of the metrics.
-            run_path: The run directory.
-            ending: Why the run ended.
-            hints: What to do next, with commands to copy.
-        """
+        """Write the tables of a run, why it ended, and what to do next, with commands to copy."""
         for table in tables.result_tables(records):
             self._screen.show(table)
         self._screen.say(f"\n{ending}; run directory: {run_path}")
