@@ -115,8 +115,9 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
     source = AsyncSource(
-        pool, base.stream, base.grader, base.sampling, args.rollouts, args.prompts, True, 1000, seed,
-        arm.max_staleness, arm.stragglers, arm.segment_tokens, background=False,
+        pool=pool, stream=base.stream, grader=base.grader, sampling=base.sampling, rollouts_per_prompt=args.rollouts,
+        prompts_per_step=args.prompts, dynamic_sampling=True, max_tries=1000, seed=seed,
+        max_staleness=arm.max_staleness, stragglers=arm.stragglers, segment_tokens=arm.segment_tokens, background=False,
     )  # fmt: skip
     evaluator = NativeEngine(learner.model, base.engine.stop_token_ids)  # outside of the pool: it takes no time
     staleness: list[int] = []
@@ -124,12 +125,12 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     points, samples, late = [Point(0, 0.0, 0, score(benchmark, evaluator))], 0, 0
     source.publish(learner.weights(), 0)
     for step in range(1, args.steps + 1):
-        batch = source.next_groups(step)
-        assert batch.sampled.lead is not None
-        staleness += batch.sampled.lead.staleness
-        late += sum(batch.sampled.lead.late_at.values())
-        samples += batch.sampled.summary()["samples"]
-        update = learner.step(batch.groups, reinforce_pp_baseline(batch.groups), derived_seed(seed, step))
+        batch = source.next_batch(step)
+        assert batch.staleness is not None
+        staleness += batch.staleness.updates
+        late += sum(batch.staleness.late_at.values())
+        samples += batch.summary()["samples"]
+        update = learner.learn(batch.groups, reinforce_pp_baseline, derived_seed(seed, step))
         mismatch.append(update.mismatch_kl or 0.0)
         pool.advance(args.learn_s)
         source.publish(learner.weights(), step)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import rollouts_of_prompts
@@ -126,4 +126,4 @@ def source_over(
         "stragglers": "train",
         "background": False,
     }
-    return AsyncSource(pool, **(settings | changes))
+    return AsyncSource(pool=pool, **(settings | changes))

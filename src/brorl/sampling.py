@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from brorl.section import Section
 
 Scheme = Literal["iid", "systematic"]
 
@@ -49,3 +53,33 @@ class SamplingParams:
             )
         if self.scheme not in get_args(Scheme):
             raise ValueError(f"scheme must be one of {', '.join(get_args(Scheme))}, not {self.scheme!r}")
+
+
+class SamplingSettings(Section):
+    """How rollouts are sampled."""
+
+    temperature: float = Field(1.0, gt=0, description="sampling temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; below 1 the gradient is biased")
+    top_k: int = Field(
+        0, ge=0, description="sample from the k most likely tokens, 0 for all; above 0 the gradient is biased"
+    )
+    max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
+    min_new_tokens: int = Field(0, ge=0, description="minimum length of a response, in tokens")
+    end_token: str | None = Field(None, description="token that ends a response, if the tokenizer does not define one")
+    scheme: Scheme = Field(
+        "iid", description="sample the rollouts of a prompt independently | spread them evenly over its tree"
+    )
+
+    @model_validator(mode="after")
+    def _responses_can_end(self) -> Self:
+        if self.min_new_tokens >= self.max_new_tokens:
+            raise ValueError(
+                f"sampling.min_new_tokens = {self.min_new_tokens} must be below sampling.max_new_tokens = "
+                f"{self.max_new_tokens}, or every response is cut off; lower it"
+            )
+        return self
+
+    @property
+    def params(self) -> SamplingParams:
+        """How the rollouts of training are drawn."""
+        return SamplingParams(**self.model_dump(exclude={"end_token"}))

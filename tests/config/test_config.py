@@ -171,17 +171,6 @@ def test_settings_that_may_change_on_resume() -> None:
     assert first_change({}, make_config({}, {"seed": 4}, "test")) is None  # begun by a version that kept none
 
 
-def test_null_settings_of_sources_that_an_earlier_version_did_not_have_are_no_change() -> None:
-    config = make_config({}, {"data.sources": {"path": "a.jsonl"}}, "test")
-    before = json.loads(json.dumps(fixed_settings(config)))
-    with_nulls = before | {"data.sources": [{**before["data.sources"][0], "subset": None, "id_column": None}]}
-    assert first_change(with_nulls, config) is None
-    assert "layout" not in before["data.sources"][0]
-    change = first_change(before, make_config({}, {"data.sources": {"path": "a.jsonl", "layout": "math"}}, "test"))
-    assert change is not None
-    assert change.name == "data.sources"
-
-
 def test_file_beats_defaults_and_command_line_beats_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text("steps: 7\nseed: 3\nloss: {clip_high: 0.4, clip_low: 0.1}\n")
@@ -380,9 +369,6 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
         ),
         ({"engine.clock": "cpu"}, ["engine.clock = cpu", "engine.threads: 1"]),
         ({"engine.clock": "cpu", "engine.threads": 1, "device": "cuda"}, ["engine.clock = cpu", "device: cpu"]),
-        ({"advantage.rarity_by": "answer"}, ["advantage.rarity_by = answer", "advantage.rarity = 0"]),
-        ({"advantage.rarity_clip": 3.0}, ["advantage.rarity_clip = 3", "advantage.rarity = 0"]),
-        ({"advantage.rarity_shuffled": True}, ["advantage.rarity_shuffled = True", "advantage.rarity = 0"]),
         ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low", "3e-4"]),
         ({"rewards.format_pattern": "(a"}, ["rewards.format_pattern = '(a'", "not a regular expression"]),
         (

@@ -15,8 +15,9 @@ from brorl.algorithms.groups import Group
 from brorl.assemble.cluster import build_cluster, place_learner, place_pool
 from brorl.assemble.inputs import RunInputs
 from brorl.config.reading import flat_settings, make_config, read_recipe
-from brorl.distributed.cluster import Cluster, ClusterShape, first_difference
+from brorl.distributed.cluster import Cluster, first_difference
 from brorl.distributed.rollout_workers import RolloutWorker
+from brorl.distributed.settings import ClusterSettings
 from brorl.distributed.shipped_groups import TreeExchange
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
@@ -28,11 +29,13 @@ from brorl.tree import RolloutTree
 def test_processes_that_take_turns_share_cpus(rng: np.random.Generator) -> None:
     """At the same time as the others each kind needs its own."""
     workers, ranks, verifiers, cpus = (int(n) for n in rng.integers(1, 50, 4))
-    shape = ClusterShape(rollout_workers=workers, learner_ranks=ranks, verifier_workers=verifiers, cpus=cpus)
+    shape = ClusterSettings(
+        nodes=1, rollout_workers=workers, learner_ranks=ranks, verifier_workers=verifiers, cpus_per_worker=cpus
+    )
     assert shape.needed_cpus == cpus * max(workers, ranks, verifiers)
     assert shape.bundles("rollout") == [{"CPU": cpus}] * workers
     assert shape.bundles("learner") == shape.bundles("verifier") == []
-    at_once = replace(shape, in_turn=False)
+    at_once = shape.model_copy(update={"mode": "async"})
     assert at_once.needed_cpus == cpus * (workers + ranks + verifiers)
     reserved = [one for kind in ("rollout", "learner", "verifier") for one in at_once.bundles(kind)]
     assert sum(one["CPU"] for one in reserved) == at_once.needed_cpus
@@ -44,24 +47,24 @@ def test_an_evaluation_reserves_nothing_for_a_learner() -> None:
     config = make_config(read_recipe("quickstart"), flat_settings(overrides), "quickstart")
     cluster = build_cluster(config, print, learns=False)
     assert cluster is not None
-    assert (cluster.shape.needed_cpus, cluster.shape.needed_gpus) == (1, 1)
-    assert cluster.shape.bundles("learner") == []
+    assert (cluster.settings.needed_cpus, cluster.settings.needed_gpus) == (1, 1)
+    assert cluster.settings.bundles("learner") == []
 
 
 def test_gpus_apart_and_colocated(rng: np.random.Generator) -> None:
     """Colocated processes have half of a GPU each, and together no more than the place that they share."""
     workers, ranks = (int(n) for n in rng.integers(1, 50, 2))
-    shape = ClusterShape(
-        rollout_workers=workers, learner_ranks=ranks, gpus_per_rollout_worker=1, gpus_per_learner_rank=1
+    shape = ClusterSettings(
+        nodes=1, rollout_workers=workers, learner_ranks=ranks, gpus_per_rollout_worker=1, gpus_per_learner_rank=1
     )
     assert shape.needed_gpus == workers + ranks
     assert sum(one["GPU"] for kind in ("rollout", "learner") for one in shape.bundles(kind)) == workers + ranks
-    shared = replace(shape, colocated=True)
+    shared = shape.model_copy(update={"placement": "colocated"})
     assert shared.needed_gpus == max(workers, ranks)
     assert shared.bundles("rollout") == [{"CPU": 1, "GPU": 1}] * max(workers, ranks)
     assert shared.bundles("learner") == []
     assert shared.request("rollout")["num_gpus"] + shared.request("learner")["num_gpus"] == 1
-    learner_only = replace(shared, gpus_per_rollout_worker=0)
+    learner_only = shared.model_copy(update={"gpus_per_rollout_worker": 0})
     assert (shape.shares_gpus, shared.shares_gpus, learner_only.shares_gpus) == (False, True, False)
     assert learner_only.request("learner")["num_gpus"] == 1
 
@@ -87,8 +90,8 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
     monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
     monkeypatch.setattr("brorl.assemble.cluster.VllmEngine", lambda settings, _: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    place_pool(cluster, config, 9, print)
-    place_learner(cluster, config, RunInputs("quickstart", *[None] * 6), Path(), print, print)  # type: ignore[arg-type]
+    place_pool(cluster, config, 9)
+    place_learner(cluster, config, RunInputs("quickstart", *[None] * 6), Path(), print)  # type: ignore[arg-type]
     fractions = placement == "colocated"
     assert (made["pool"], made["recipe"]().sleeps) == (fractions, fractions)
     assert made["sent"] == (torch.bfloat16 if dtype == "bfloat16" else None)
@@ -127,8 +130,8 @@ def test_a_tree_is_sent_once(rng: np.random.Generator) -> None:
     received = rank.unpack(first)
     assert len(first.new_trees) == 2
     assert all(ours.tree is theirs.tree for ours, theirs in zip(received, groups, strict=False))
-    apply_kl_penalty = [replace(group, reward_L=group.reward_L - 0.5) for group in received]
-    reply = rank.pack(apply_kl_penalty)
+    penalized = [replace(group, reward_L=group.reward_L - 0.5) for group in received]
+    reply = rank.pack(penalized)
     assert reply.new_trees == {}
     back = driver.unpack(reply)
     again = driver.pack([*reversed(back), groups[2]])
@@ -155,7 +158,7 @@ def test_a_start_of_ray_that_takes_too_long_is_an_error(monkeypatch: pytest.Monk
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr("ray.init", too_slow)
-    cluster = Cluster(ClusterShape())
+    cluster = Cluster(ClusterSettings(nodes=1))
     with pytest.raises(UserError, match="Ray does not start: The current node timed out"):
         cluster.connect()
     cluster.close()

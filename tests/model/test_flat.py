@@ -11,8 +11,7 @@ from transformers import PreTrainedModel
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
 from brorl.algorithms.groups import Group
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
 from brorl.model.flat_logprobs import flat_chunk_logprobs, flat_logprobs, split_into_rows
 from brorl.model.forward import FlatForward, TreeForward, choose_forward, num_flat_tokens, num_tree_tokens
 from brorl.model.logprobs import tree_logprobs
@@ -149,15 +148,14 @@ def test_both_paths_make_the_same_updates(kind: str, placement: str | None, rng:
         learning_rate=1e-2,
         mini_batches=2,
         loss=PolicyLossSettings(kind=kind, clip_low=0.2, clip_high=0.28, entropy_coefficient=0.01),
-        kl=None if placement is None else KLPenalty(0.1, placement=placement),
+        kl=None if placement is None else KLPenalty(coefficient=0.1, placement=placement),
         recompute_old_logprobs=True,
     )
     weights = []
     for forward in (TreeForward(), FLAT):
         learner = TreeLearner(small_model(seed=seed), replace(settings, forward=forward))
         for step in range(2):
-            mine = learner.apply_kl_penalty(groups)
-            learner.step(mine, reinforce_pp_baseline(mine), seed=step)
+            learner.learn(groups, reinforce_pp_baseline, seed=step)
         weights.append(dict(learner.weights()))
     for name, weight in weights[0].items():
         torch.testing.assert_close(weights[1][name], weight, rtol=1e-10, atol=1e-10)

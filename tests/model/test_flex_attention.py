@@ -23,9 +23,10 @@ from brorl.model.forward import choose_forward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.hook_check import check_flex
 from brorl.model.logprobs import ModelPass, chunk_logprobs, tree_logprobs
-from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.next_token import NextToken
+from brorl.model.settings import LoraSettings
 from brorl.model.tree_batch import AttentionChoice, ChunkInputs, ChunkSlice
 from brorl.tree import RolloutTree
 from small_models import assert_same_gradients, flattened_logprobs, gradients, random_tree, rollouts, small_model
@@ -345,7 +346,7 @@ def test_a_kernel_that_fails_or_differs_is_an_error(
 def test_a_wrong_gradient_of_new_adapters_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first weight of an adapter has no gradient at first, since the second one is 0."""
     model = small_model(dtype=torch.float32)
-    add_adapter(model, LoraSettings(2))
+    add_adapter(model, LoraSettings(rank=2))
     check_flex(model)
     monkeypatch.setattr(FlexAttention, "attend", doubled_gradient(FlexAttention.attend))
     with pytest.raises(UserError, match="the gradients of LlamaForCausalLM change with FlexAttention"):

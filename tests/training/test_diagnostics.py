@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import brorl.training.diagnostics as diagnostics_module
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
@@ -27,6 +27,7 @@ from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
 from exact_model import ExactModel
+from learner_support import learn
 from run_support import SMALL, command, metrics_without_times
 from small_models import plain_logprobs, small_model
 
@@ -209,7 +210,7 @@ def test_the_held_out_check_equals_plain_transformers_before_and_after_the_updat
             ]
 
     before = logprobs()
-    measure.learner.step(groups, [rng.normal(size=g.tree.num_responses) for g in groups], seed=0)
+    learn(measure.learner, groups, [rng.normal(size=g.tree.num_responses) for g in groups], seed=0)
     after = logprobs()
     found = measure.record(groups, groups, held_out)["held_out_check"]
 

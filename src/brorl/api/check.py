@@ -187,13 +187,12 @@ def _verified_line(name: str, verified: Verified) -> str:
 
 def _forecast(config: TrainConfig, inputs: RunInputs) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
+    from brorl.assemble.engine import numbers_of_threads
     from brorl.assemble.run import build_pilot_parts
-    from brorl.assemble.settings import build_sampling
-    from brorl.assemble.threads import numbers_of_threads
     from brorl.planning.step_forecast import forecast_step
 
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
-        parts = build_pilot_parts(config, inputs, build_sampling(config), on_end=ends.callback)
+        parts = build_pilot_parts(config, inputs, on_end=ends.callback)
         threads = numbers_of_threads(config)
         return forecast_step(parts, config.samples_per_step // config.prompts_per_step, Path(scratch), threads)
 

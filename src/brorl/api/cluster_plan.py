@@ -20,7 +20,7 @@ from brorl.table import Result
 
 if TYPE_CHECKING:
     from brorl.planning.cluster.cluster_plan import ClusterPlan
-    from brorl.planning.cluster.unit_costs import Engine
+    from brorl.planning.cluster.hardware import Engine
 
 RECIPE = "brorl"
 ENGINES = ("native", "vllm")
@@ -103,17 +103,15 @@ def plan_cluster(
     overrides: Mapping[str, Any],
 ) -> ClusterPlanResult:
     """Plan a step on a cluster, and write `plan.json` and `plan.png`; see `plan`."""
-    from brorl.planning.cluster.gpus import parse_cluster
+    from brorl.planning.cluster.hardware import parse_cluster
 
     cluster = parse_cluster(question.cluster)
     config, run = _resolve(source, recipe, overrides)
 
     with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
         from brorl.assemble.cluster_job import Given, build_job, build_shape
-        from brorl.planning.cluster.cluster_figure import draw_cluster_plan
-        from brorl.planning.cluster.cluster_plan import make_cluster_plan
-        from brorl.planning.cluster.cluster_report import cluster_record
-        from brorl.planning.cluster.scaling import ScalingSettings
+        from brorl.planning.cluster.cluster_plan import SimulationSettings, make_cluster_plan
+        from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan
 
         given = Given(question.engine, question.response_tokens, question.distinct_fraction)
         shape = build_shape(config.model, question.model_shape)
@@ -126,7 +124,7 @@ def plan_cluster(
             soft_wrap=True,
             markup=False,
         )
-        settings = ScalingSettings(question.group_parts, config.cluster.max_staleness, seed=config.seed)
+        settings = SimulationSettings(question.group_parts, config.cluster.max_staleness, seed=config.seed)
         result = ClusterPlanResult(folder, make_cluster_plan(config.model, job, cluster, settings))
         with storage_errors(folder):
             replace_file(result.json_file, json.dumps(cluster_record(result.plan), indent=2).encode())

@@ -23,7 +23,6 @@ from brorl.api.recipe import ConfigOrPath, resolve_config
 from brorl.assemble.data import (
     SourceQuestions,
     all_questions,
-    build_format,
     build_questions,
     check_first_rows,
     no_held_out_prompt,
@@ -31,12 +30,10 @@ from brorl.assemble.data import (
     prompt_problems,
     removed_lines,
     response_limits,
-    source_kind,
 )
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
-    check_answers,
     untrusted_domains,
     without_other_domains,
 )
@@ -48,7 +45,8 @@ from brorl.format import counted, listed
 from brorl.paths import exists, is_file, is_folder
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
-from brorl.prompts.rendering import PromptFormat, drop_long, render
+from brorl.prompts.rendering import drop_long, render
+from brorl.prompts.settings import PromptFormat
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Result, Table
 from brorl.verification.sandbox.level import choose_level
@@ -326,7 +324,7 @@ def describe_data(config: TrainConfig, show: int, with_model: bool = True, obser
     model = _load(config, notes) if with_model else None
     if not with_model:
         notes.append("lengths are in characters, because no model was named; --model NAME checks the prompts")
-    kinds = {one.label: source_kind(one) for one in (*config.data.sources, *config.evaluation.sources)}
+    kinds = {one.label: one.kind for one in (*config.data.sources, *config.evaluation.sources)}
     total = sum(one.weight for one in sources if one.train)
     parts = [(_rendered(one.train, config, model), _rendered(one.held_out, config, model)) for one in sources]
     summaries, shown = [], []
@@ -365,7 +363,6 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
 
     notes = []
     domains = {question.domain for question in all_questions(sources)}
-    check_answers(config, {question.domain for one in sources for question in one.train})
     checked, untrusted = config, untrusted_domains(config, domains)
     if untrusted:
         try:
@@ -396,7 +393,7 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
 
 
 def _rendered(questions: Sequence[Question], config: TrainConfig, model: _Model | None) -> _Shown:
-    style = build_format(config)
+    style = config.prompt
     if model is None:
         characters = [_without_tokens(one, style) for one in questions]
         return _Shown(characters, characters, [])

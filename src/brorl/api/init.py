@@ -13,9 +13,10 @@ from brorl.config.reading import make_config, parse_yaml
 from brorl.errors import StorageError, UserError
 from brorl.model.name import shipped_folder
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
-from brorl.prompts.files import FileSource, read_questions
+from brorl.prompts.files import read_questions
 from brorl.prompts.guess import Guess, guess_meaning
 from brorl.prompts.question import Question, split_held_out
+from brorl.prompts.settings import FileSource
 from brorl.prompts.templates import TEMPLATES
 from brorl.verification.domains.table import DOMAINS
 
@@ -75,9 +76,16 @@ def init(
 def _read(data_file: str, guess: Guess) -> list[Question]:
     name = Path(data_file).stem.replace(":", "-") or "data"
     if guess.layout:
-        return read_questions(FileSource(data_file, name, layout=guess.layout))
-    columns = (guess.prompt_column, guess.answer_column)
-    return read_questions(FileSource(data_file, name, *columns, domain=guess.domain, answer_after=guess.answer_after))
+        return read_questions(FileSource(path=data_file, name=name, layout=guess.layout))
+    source = FileSource(
+        path=data_file,
+        name=name,
+        prompt_column=guess.prompt_column,
+        answer_column=guess.answer_column,
+        domain=guess.domain,
+        answer_after=guess.answer_after,
+    )
+    return read_questions(source)
 
 
 @dataclass(frozen=True)

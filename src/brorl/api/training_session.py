@@ -23,13 +23,12 @@ from brorl.activity import Activity, Phase
 from brorl.api.train import TrainingResult
 from brorl.assemble.cluster import build_cluster
 from brorl.assemble.run import build_run
-from brorl.assemble.settings import build_budget, build_learning_rate, build_policy_loss
-from brorl.config.cluster import ClusterConfig
 from brorl.config.reading import dump_yaml, parse_yaml
 from brorl.config.resuming import fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.progress import TrainingProgress
 from brorl.console.screen import Screen
+from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
 from brorl.format import counted
 from brorl.model.load import choose_device
@@ -78,7 +77,7 @@ class TrainingSession:
         screen.log_to(self.directory.path / "run.log")
         for tracker in config.tracking.to:
             require_package(tracker)
-        progress, stop = TrainingProgress(config.steps, build_budget(config), screen), StopRequest(screen.answer_stop)
+        progress, stop = TrainingProgress(config.steps, config.total_budget, screen), StopRequest(screen.answer_stop)
         try:
             ending, message = self._run(progress, stop)
         except KeyboardInterrupt:
@@ -245,21 +244,21 @@ def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]
     learner = run.algorithm.learner
     trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
-    loss, lineage = build_policy_loss(config), _lineage(config.model)
+    clip, lineage = config.loss.clip, _lineage(config.model)
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on "
         f"{_device(config)}, "
         f"N = {_rollouts(config)} rollouts x {config.prompts_per_step} prompts a step, "
         f"{run.algorithm.source.num_prompts:,} training prompts",
         f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
-        f"{loss.kind} clip {loss.clip_low:g}/{loss.clip_high:g}; run directory {run.outputs.directory.path}",
+        f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.outputs.directory.path}",
     ]
     if lineage:
         lines.append(_stage(lineage, config.optimizer.from_checkpoint))
     return [*lines, f"resuming after step {step}"] if step else lines
 
 
-def _placement_lines(settings: ClusterConfig, num_machines: int) -> list[str]:
+def _placement_lines(settings: ClusterSettings, num_machines: int) -> list[str]:
     """Return a line about the processes of a run on a cluster."""
     kinds = [
         (settings.rollout_workers, "rollout worker", settings.gpus_per_rollout_worker),
@@ -304,7 +303,7 @@ def _stage(lineage: dict[str, Any], from_checkpoint: bool) -> str:
 
 def _learning_rate(config: TrainConfig) -> str:
     """Return the learning rate, and the formula where it is scaled with the batch."""
-    optimizer, rate = config.optimizer, build_learning_rate(config)
+    optimizer, rate = config.optimizer, config.learning_rate
     if not optimizer.reference_batch:
         return f"{rate:.2e}"
     return (

@@ -18,7 +18,7 @@ from rich.text import Text
 
 import brorl
 from brorl.activity import Phase
-from brorl.assemble.stored_responses import read_all_questions
+from brorl.assemble.evaluation_data import read_all_questions
 from brorl.assemble.verification import build_verifiers, build_workers, sandbox_lines, without_other_domains
 from brorl.config.reading import flat_settings
 from brorl.console.screen import Screen

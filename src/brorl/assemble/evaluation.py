@@ -19,10 +19,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from brorl.activity import Observe, Phase, unobserved
 from brorl.assemble.cluster import place_engine, place_verifiers
 from brorl.assemble.data import check_prompts
-from brorl.assemble.engine import OnEnd, build_engine, build_sampling_model, check_engine, end_engine
+from brorl.assemble.engine import OnEnd, build_engine, build_sampling_model, check_engine, end_engine, set_threads
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.inputs import build_decode
-from brorl.assemble.threads import set_threads
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
@@ -30,7 +29,6 @@ from brorl.assemble.verification import (
     sandbox_lines,
     without_other_domains,
 )
-from brorl.config.optimization import LoraConfig
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
@@ -46,6 +44,7 @@ from brorl.model.memory_plan import (
     check,
     plan_memory,
 )
+from brorl.model.settings import LoraSettings
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, render
@@ -137,19 +136,13 @@ def load_evaluated_model(
 ) -> tuple[EvaluatedModel, str]:
     """Load the model.
 
-    Args:
-        ready: The evaluation.
-        observe: Called with the progress of the engine and the evaluation.
-        cluster: Where the model samples and responses are verified; None for this process.
-        on_end: Receives a function that ends the engine, if this process has one.
-
     Returns:
         The model with its verifiers, and a fingerprint of its weights.
 
     Raises:
         UserError: If the model cannot be loaded.
     """
-    config = ready.request.config.model_copy(update={"lora": LoraConfig()})  # adapters are merged
+    config = ready.request.config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
     longest = max(len(prompt.token_ids) for batch in ready.batches for prompt in batch.prompts)
     context = longest + ready.sampling.max_new_tokens
     verifiers = ready.verifiers
@@ -165,8 +158,8 @@ def load_evaluated_model(
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
-        verifiers = place_verifiers(cluster, config, verifiers, cluster.say)
-        engine = place_engine(cluster, config, context, cluster.say, observe)
+        verifiers = place_verifiers(cluster, config, verifiers)
+        engine = place_engine(cluster, config, context, observe)
         weights = cluster.call(_fingerprint, config)
     evaluated = EvaluatedModel(
         engine,

@@ -18,11 +18,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from brorl.config.other_trainers import SETTING_OF
-from brorl.config.renamed import with_adaptive_switch, with_current_names
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
 from brorl.errors import UserError
 from brorl.paths import is_file
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 
 QUESTION_FILES = (".jsonl", ".parquet")
 """Suffixes of files that hold questions and never a recipe."""
@@ -115,14 +114,13 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     Raises:
         UserError: On the first setting that is wrong.
     """
-    given, replacing = (with_current_names(flat_settings(layer)) for layer in (settings, overrides))
+    given, replacing = flat_settings(settings), flat_settings(overrides)
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
         given.pop("steps", None)
     if replacing.get("phases"):
         given = {name: value for name, value in given.items() if not name.startswith("advantage.")}
-    merged = with_adaptive_switch({**given, **replacing})
     try:
-        return TrainConfig.model_validate(_nested(merged, source))
+        return TrainConfig.model_validate(_nested({**given, **replacing}, source))
     except ValidationError as error:
         problems = error.errors()  # a mistyped key explains the missing value of the setting that was meant
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
@@ -240,13 +238,13 @@ def _expectation(problem: Any) -> str:
 
 def _place(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:
     """Return the name of the wrong setting, and its section if it belongs to a list of sources."""
-    sections: dict[str, type[BaseModel]] = {"countdown": CountdownConfig, "gym": GymConfig, "file": FileConfig}
+    sections: dict[str, type[BaseModel]] = {"countdown": CountdownSource, "gym": GymSource, "file": FileSource}
     if "sources" not in location:
         return ".".join(str(part) for part in location if not isinstance(part, int)), None
     start = location.index("sources") + 1
     name = ".".join(map(str, location[:start]))
     rest = list(location[start:])
-    section: type[BaseModel] = FileConfig
+    section: type[BaseModel] = FileSource
     if rest and isinstance(rest[0], int):
         name += f"[{rest.pop(0)}]"
     if rest and rest[0] in sections:

@@ -125,9 +125,9 @@ class LearnerRank:
         result = getattr(self._learner, method)(*found)
         if self._rank:
             result = None
-        elif method in ("penalized", "with_old_logprobs"):
+        elif method == "with_old_logprobs":
             result = self._exchange.pack(result)
-        if method == "step":
+        if method == "learn":
             self._exchange.clear()
         self._give_way()
         return result, self._fetched()

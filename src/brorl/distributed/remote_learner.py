@@ -19,6 +19,7 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from brorl.activity import Observe
+from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.distributed.cluster import Cluster
 from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank
@@ -26,7 +27,7 @@ from brorl.distributed.shipped_groups import TreeExchange
 from brorl.distributed.weights import RemoteWeights
 from brorl.errors import LearnerLostError
 from brorl.storage import storage_errors
-from brorl.training.learner import FloatArray, Update
+from brorl.training.learner import FloatArray, StepMetrics
 from brorl.tree import RolloutTree
 
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it
@@ -60,7 +61,7 @@ class RemoteLearner:
     ) -> None:
         self.timeout_s, self._say, self._observe = timeout_s, say, observe
         self._exchange = TreeExchange()
-        size, shared_gpu = cluster.shape.learner_ranks, cluster.shape.shares_gpus
+        size, shared_gpu = cluster.settings.learner_ranks, cluster.settings.shares_gpus
         remote: Any = ray.remote  # its types do not know concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
         self._ranks = [
@@ -100,17 +101,13 @@ class RemoteLearner:
         """Return groups that wait for a later step with their old log-probs; see `Learner`."""
         return self._exchange.unpack(self._call("with_old_logprobs", self._exchange.pack(groups))) if groups else []
 
-    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
-        """Subtract the KL penalty from the rewards, if the penalty is placed there; see `Learner`."""
-        return self._exchange.unpack(self._call("penalized", self._exchange.pack(groups)))
-
-    def step(
-        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, lr_scale: float = 1.0
-    ) -> Update:
+    def learn(
+        self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
+    ) -> StepMetrics:
         """Make the updates of one step; see `Learner`."""
-        update: Update = self._call("step", self._exchange.pack(groups), list(advantages), seed, lr_scale)
+        metrics: StepMetrics = self._call("learn", self._exchange.pack(groups), estimate_advantages, seed, lr_scale)
         self._exchange.clear()
-        return update
+        return metrics
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node under the current weights; see `Learner`."""

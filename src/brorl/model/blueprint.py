@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.model.load import model_without_weights
-from brorl.model.lora import LoraSettings
+from brorl.model.settings import LoraSettings
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.lora import LoraSettings, add_adapter, continue_adapter, merged, require_peft
+from brorl.model.lora import add_adapter, continue_adapter, merged, require_peft
+from brorl.model.settings import LoraSettings
 from brorl.model.source import ModelSource, check_weights, find_model, not_loaded, read_config
 
 _log = logging.getLogger(__name__)

@@ -343,7 +343,6 @@ def _group_to(group: Group) -> dict[str, Any]:
         "reward_L": _tensor(group.reward_L),
         "old_logprob_M": None if group.old_logprob_M is None else _tensor(group.old_logprob_M),
         "version": group.version,
-        "class_L": None if group.class_L is None else _tensor(group.class_L),
     }
 
 
@@ -352,7 +351,7 @@ def _group_from(plain: dict[str, Any]) -> Group:
     arrays = {name: tensor.numpy() for name, tensor in plain["tree"].items()}
     tree = RolloutTree(prompt_ids=prompt.token_ids, **arrays)
     # Checkpoints of earlier releases hold neither these nor the version.
-    old, classes = plain.get("old_logprob_M"), plain.get("class_L")
+    old = plain.get("old_logprob_M")
     return Group(
         prompt,
         tree,
@@ -360,7 +359,6 @@ def _group_from(plain: dict[str, Any]) -> Group:
         plain["reward_L"].numpy(),
         None if old is None else old.numpy(),
         plain.get("version", 0),
-        None if classes is None else classes.numpy(),
     )
 
 
