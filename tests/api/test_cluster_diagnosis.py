@@ -48,6 +48,7 @@ def test_a_machine_with_another_version(
     assert "10.9.9.9 has torch 1" in text
 
 
+@pytest.mark.slow
 def test_no_cluster_no_folder_no_ray(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_the_function_and_the_command_give_the_same_evaluation(
         assert shown in outcome.out
 
 
+@pytest.mark.slow
 def test_progress_prints_what_the_command_prints_before_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     evaluate("quickstart", output_dir="out", **QUICK)
     printed = capsys.readouterr().out

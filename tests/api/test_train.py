@@ -107,6 +107,7 @@ def test_without_progress_nothing_is_printed_and_the_log_is_written(capfd: pytes
     assert "finished 1 step" in Path("run/run.log").read_text()
 
 
+@pytest.mark.slow
 def test_the_newest_run_is_resumed(reference: Path) -> None:
     brorl.train("quickstart", steps=2, progress=False, output_dir="runs/mine", **SETTINGS)
     result = brorl.train(resume=True, progress=False, steps=STEPS)
@@ -140,6 +141,7 @@ def test_a_second_interrupt_discards_the_step(
     assert "stopped at once; unsaved work is discarded" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_other_threads_train_without_signal_handlers(monkeypatch: pytest.MonkeyPatch, reference: Path) -> None:
     handlers: list[Any] = []
     show = TrainingProgress.show

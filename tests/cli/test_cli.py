@@ -231,6 +231,7 @@ def test_options_may_have_equals_signs_spaces_and_dashes() -> None:
     assert {name for name, _ in settings_of(TrainConfig) if "." not in name} <= set(written)
 
 
+@pytest.mark.slow
 def test_runs_without_output_dir_get_folders_of_their_own() -> None:
     for _ in range(2):
         outcome = short_run()
@@ -326,6 +327,7 @@ def test_reference_answers_that_nothing_can_equal_are_named_before_the_model_is_
     assert "verification.functions" in message
 
 
+@pytest.mark.slow
 def test_other_held_out_questions_are_refused_on_resume() -> None:
     rows = [f'{{"prompt": "1 {i} -> {1 + i}:", "answer": "1 {i} -> {1 + i}"}}' for i in range(2, 9)]
     Path("test.jsonl").write_text("\n".join(rows))
@@ -346,6 +348,7 @@ def last_active(name: str, hours_ago: float) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_resume_without_a_run_takes_the_newest_that_is_not_finished() -> None:
     short_run("--output_dir=runs/old")
     for name in ("newer", "finished"):

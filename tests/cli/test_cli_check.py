@@ -106,6 +106,7 @@ def test_a_model_that_solves_nothing_is_warned_of(tmp_path: Path) -> None:
     assert "warning: none of the measured groups is mixed (correct and incorrect rollouts)" in outcome.said
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,6 +143,7 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pyt
     assert first_processor == "another processor" != second_processor
 
 
+@pytest.mark.slow
 def test_another_evaluation_in_the_same_folder_is_refused() -> None:
     base = ("quickstart", "--samples=8", "--evaluation.num_prompts=1", "--engine.threads=1", "--output-dir=out")
     assert command("eval", *base).code == 0
@@ -176,6 +177,7 @@ def test_other_weights_in_the_same_place_are_refused(tmp_path: Path) -> None:
     assert "holds another evaluation: weights is '" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_run_gives_its_held_out_questions_and_its_last_checkpoint(run: Path) -> None:
     mark_best(run / "checkpoints", 1)
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
@@ -198,6 +200,7 @@ def test_a_run_gives_its_held_out_questions_and_its_last_checkpoint(run: Path) -
     assert not trained & {p["prompt_id"] for p in record("a")["prompts"]}
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: Path) -> None:
     path = tmp_path / "evaluated"
     assert command("train", *SMALL, "--steps=1", f"--output_dir={path}").code == 0
@@ -261,6 +264,7 @@ def test_a_missing_sandbox_is_a_warning(tiny: Path, tmp_path: Path) -> None:
     assert "warning: no sandbox" not in outcome.said
 
 
+@pytest.mark.slow
 def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refused(tiny: Path, tmp_path: Path) -> None:
     data = tmp_path / "minerva.jsonl"
     data.write_text(

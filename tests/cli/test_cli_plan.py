@@ -63,6 +63,7 @@ def test_a_plan_from_end_to_end() -> None:
     assert "--seeds: at least 1 is needed" in command(*words, "--seeds=0").err  # the last check of the command line
 
 
+@pytest.mark.slow
 def test_a_run_gives_its_settings_and_its_last_checkpoint(run: Path) -> None:
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     outcome = command("plan", run, *PILOT, "--rollouts=4,16")

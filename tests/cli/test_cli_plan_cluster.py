@@ -74,6 +74,7 @@ def test_a_recipe_by_name_and_settings(tmp_path: Path) -> None:
     assert record["simulation"]["parts"] == 2
 
 
+@pytest.mark.slow
 def test_a_run_gives_its_measurements() -> None:
     assert command("train", *SMALL, "--steps=2", "--evaluation.num_prompts=0", "--output_dir=run").code == 0
     outcome = command("plan", "run", "--cluster=2xA100")
@@ -90,6 +91,7 @@ def test_a_run_gives_its_measurements() -> None:
     assert set(work["origins"].values()) == {"assumed", "measured here"}  # prompts are not in the metrics
 
 
+@pytest.mark.slow
 def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {name: float(value) for name, value in re.findall(r"(\w+)=([^,]+)", SHAPE)}
     question = ClusterQuestion("8xH200", engine="vllm", model_shape=sizes)

@@ -92,6 +92,7 @@ def test_progress_runs_over_all_simulations(monkeypatch: pytest.MonkeyPatch) -> 
     assert shown == [0, 5, 10, 12, 12, 17, 22, 24]
 
 
+@pytest.mark.slow
 def test_an_earlier_simulation_is_replaced_and_other_files_are_not() -> None:
     assert command("simulate", *TINY, "--rollouts=2").code == 0
     first = Path("runs/simulation/simulation.json").read_text()
