@@ -18,6 +18,7 @@ seed.
 import argparse
 import copy
 import json
+import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from harness import table
 from scipy.stats import t
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
@@ -35,12 +37,15 @@ from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.pool import SampleTask
-from brorl.rollout.virtual_pool import VirtualPool
 from brorl.runs.run_directory import RunDirectory
 from brorl.seeds import derived_seed
 from brorl.training.async_source import AsyncSource
 from brorl.training.backlog import Stragglers
 from brorl.tree import RolloutTree
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from virtual_pool import VirtualPool
 
 
 class Arm(NamedTuple):
@@ -163,23 +168,9 @@ def interval(values: Sequence[float], digits: int = 3) -> str:
     return f"{mean(values):.{digits}f} [{mean(values) - half:.{digits}f}, {mean(values) + half:.{digits}f}]"
 
 
-def table(results: dict[str, list[Result]]) -> str:
+def tables(results: dict[str, list[Result]]) -> str:
     """Return the tables as Markdown."""
     seeds = range(len(results["sync"]))
-    lines = ["| arm | s/step | workers in use | staleness, mean | largest | late | KL(sampler, learner) |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for name, runs in results.items():
-        cells = [
-            interval([r.seconds_per_step for r in runs], 2), interval([r.in_use for r in runs], 2),
-            interval([r.staleness_mean for r in runs], 2), str(max(r.staleness_max for r in runs)),
-            interval([float(r.prompts_late) for r in runs], 1), f"{mean(r.mismatch_kl for r in runs):.1e}",
-        ]  # fmt: skip
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| arm | pass@1 at the last step | minus sync | equal samples | minus sync | equal seconds | minus sync |",
-    ]
-    lines.append("|---|---|---|---|---|---|---|")
     least = [min(runs[i].points[-1].samples for runs in results.values()) for i in seeds]
     soonest = [min(runs[i].points[-1].seconds for runs in results.values()) for i in seeds]
 
@@ -190,16 +181,21 @@ def table(results: dict[str, list[Result]]) -> str:
             [at(runs[i].points, "seconds", soonest[i]) for i in seeds],
         ]
 
-    reference = scores(results["sync"])
+    times, rates, reference = [], [], scores(results["sync"])
     for name, runs in results.items():
+        times.append((
+            name, interval([r.seconds_per_step for r in runs], 2), interval([r.in_use for r in runs], 2),
+            interval([r.staleness_mean for r in runs], 2), max(r.staleness_max for r in runs),
+            interval([float(r.prompts_late) for r in runs], 1), f"{mean(r.mismatch_kl for r in runs):.1e}",
+        ))  # fmt: skip
         cells = []
         for own, other in zip(scores(runs), reference, strict=True):
-            cells += [
-                interval(own),
-                interval([a - b for a, b in zip(own, other, strict=True)]) if name != "sync" else "",
-            ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            difference = interval([a - b for a, b in zip(own, other, strict=True)])
+            cells += [interval(own), "" if name == "sync" else difference]
+        rates.append((name, *cells))
+    columns = ("s/step", "workers in use", "staleness, mean", "largest", "late", "KL(sampler, learner)")
+    scored = ("pass@1 at the last step", "minus sync", "equal samples", "minus sync", "equal seconds", "minus sync")
+    return table(("arm", *columns), times) + "\n\n" + table(("arm", *scored), rates)
 
 
 def main() -> None:
@@ -221,7 +217,7 @@ def main() -> None:
             print(
                 f"seed {seed}, {name}: {last.seconds_per_step:.1f} s/step, {last.points[-1].pass_at_1:.3f}", flush=True
             )
-    print(table(results))
+    print(tables(results))
     if args.json:
         settings = {name: value for name, value in vars(args).items() if name != "json"}
         args.json.write_text(json.dumps({"settings": settings, "runs": {

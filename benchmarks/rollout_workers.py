@@ -34,7 +34,7 @@ from brorl.distributed.rollout_workers import RayRolloutPool
 from brorl.distributed.supervisor import WorkerPoolConfig
 from brorl.model.forward import choose_forward
 from brorl.rollout.engine import Engine
-from brorl.rollout.pooled_engine import PooledEngine
+from brorl.rollout.pool import PooledEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 

@@ -14,12 +14,12 @@ from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.pool import SampleTask, SamplingPool
-from brorl.rollout.virtual_pool import VirtualPool
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
+from virtual_pool import VirtualPool
 
 RIGHT, WRONG, MORE, END = 7, 8, 6, 9
 N = 4

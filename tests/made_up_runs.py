@@ -96,7 +96,7 @@ def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str
         "sampling": batch.summary() | dropped_record(stored.groups),
         "kept": {"groups": batch.num_mixed, "carried": 0, "samples": 7},
         "update": {name: float(rng.random()) for name in names} | {"out_of_memory_retries": 0, "nodes_per_pass": 9},
-        "coverage": coverage_record(groups, "iid", True),
+        "coverage": coverage_record(groups, True),
         "seconds": {**seconds, "total": sum(seconds.values()) + 0.01},
     }
     return json.loads(json.dumps(record))
@@ -177,7 +177,7 @@ def make_run(
         stored = random_step(rng, num_groups, num_rollouts)
         records.append(step_record(rng, step, stored))
         if step % store_every == 0:
-            directory.write_rollouts(step, stored.groups, stored.verdicts, stored.texts)
+            directory.write_responses("rollouts", step, stored.groups, stored.verdicts, stored.texts)
             kept[step] = stored
     records[2]["reference_reset"] = "2 steps since the last reset"
     records[3]["held_out_check"] = {
@@ -194,5 +194,5 @@ def make_run(
         prompts = [Prompt(f"held out {i}", f"{HOSTILE[i]}\n{i}", (3, 4), "ref", "held out") for i in range(3)]
         for step in (0, steps):
             answers = held_out_answers(rng, prompts, num_rollouts)
-            directory.write_evaluation(step, answers.groups, answers.verdicts, answers.texts)
+            directory.write_responses("evaluations", step, answers.groups, answers.verdicts, answers.texts)
     return records, kept

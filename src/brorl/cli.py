@@ -244,6 +244,8 @@ def _run(arguments: list[str]) -> int:
 
 def _show(result: Any, is_shown: bool) -> int:
     """Print the result of a command if it has one, and return the exit code."""
+    if isinstance(result, int):
+        return result
     if is_shown and result is not None:
         from brorl.console.screen import Screen
 

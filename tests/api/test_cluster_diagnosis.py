@@ -41,7 +41,7 @@ def test_a_machine_with_another_version(
     facts = examination.examine_cluster(address, tmp_path)
     head = facts.nodes[0]
     strange = replace(facts, nodes=[head, replace(head, address="10.9.9.9", versions={**head.versions, "torch": "1"})])
-    monkeypatch.setattr(examination, "examine_cluster", lambda *_: strange)
+    monkeypatch.setattr("brorl.api.doctor.examine_cluster", lambda *_: strange)
     assert main(["doctor", "--cluster", address]) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert "1 fault" in text
@@ -59,6 +59,5 @@ def test_no_cluster_no_folder_no_ray(
         assert f"cannot join a Ray cluster at {nowhere}" in capsys.readouterr().err
     for name in [n for n in sys.modules if n == "ray" or n.startswith("ray.")]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "brorl.distributed.examination", raising=False)
     assert main(["doctor", "--cluster", "10.255.255.1:6379"]) == 2
     assert "pip install 'brorl[ray]'" in capsys.readouterr().err

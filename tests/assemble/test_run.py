@@ -288,7 +288,7 @@ def _save(model: Any, settings: Any, folder: Path, tokenizer: Path, **sizes: Any
     loaded.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("save", [gpt_neo, mamba])
+@pytest.mark.parametrize("save", [pytest.param(gpt_neo, marks=pytest.mark.slow), mamba])
 def test_a_model_without_a_place_for_hooks_takes_the_flat_path(
     save: Callable[[Path, Path], None], tiny: Path, tmp_path: Path
 ) -> None:

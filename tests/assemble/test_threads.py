@@ -50,6 +50,7 @@ def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.numbers_of_threads(config_of()) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [0, 10_000_000])
 def test_a_resume_has_the_threads_that_the_run_chose(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_SMALL", small)

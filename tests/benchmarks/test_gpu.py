@@ -27,8 +27,8 @@ from small_models import flattened_logprobs, random_tree, rollouts
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu" / "measure.py"
 CPU = Device("cpu")
-# Dependencies that a machine with PyTorch and transformers may lack.
-NOT_NEEDED = ("pydantic", "ruamel", "ruamel.yaml", "plotly", "math_verify", "ray", "vllm")
+# Dependencies that a machine with PyTorch, transformers and pydantic may lack.
+NOT_NEEDED = ("ruamel", "ruamel.yaml", "plotly", "math_verify", "ray", "vllm")
 SUBSET = "ceilings|long responses|mamba, device|llama, learner float32|mamba2, engine bfloat16|speed: tiny low"
 
 

@@ -378,7 +378,7 @@ import sys
 from brorl.cli import main
 try: main(["eval", "--help"])
 except SystemExit as leaving: assert not leaving.code
-heavy = {"torch", "transformers", "scipy", "pyarrow", "rich"} & set(sys.modules)
+heavy = {"torch", "transformers", "scipy", "pyarrow"} & set(sys.modules)
 assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

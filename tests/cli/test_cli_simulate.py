@@ -79,7 +79,7 @@ def test_defaults_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> Non
         seen.append(settings)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("brorl.theory.simulator.simulate", stop)
+    monkeypatch.setattr("brorl.api.simulate.simulate_one", stop)
     assert command("simulate").code == 130
     assert seen == [SimulationSettings(rollouts=4, seed=0)]
     assert list(Path().iterdir()) == []  # nothing is left of an interrupted simulation
@@ -107,8 +107,8 @@ def test_an_earlier_simulation_is_replaced_and_other_files_are_not() -> None:
     ("arguments", "message"),
     [
         (("--rollouts=0",), "rollouts must be at least 1, not 0"),
-        (("--rollouts=4,x",), "argument --rollouts: expected whole numbers such as 4,16,512, not '4,x'"),
-        (("--rollouts=",), "expected whole numbers"),
+        (("--rollouts=4,x",), "argument --rollouts: expected numbers like 1,16,256, not '4,x'"),
+        (("--rollouts=",), "expected numbers"),
         (("--rollouts=4,8,4",), "'4,8,4' has 4 twice"),
         (("--seeds=-1",), "seed must be at least 0, not -1"),
         (("--seeds=4-1",), "the range '4-1' is empty; give the lower seed first"),

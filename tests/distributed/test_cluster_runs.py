@@ -18,7 +18,7 @@ from ray_cluster import ray_cluster
 
 pytest.importorskip("ray")
 
-from brorl.distributed.cluster import Cluster
+from brorl.distributed.cluster import RayCluster
 from brorl.distributed.learner_rank import RankPlace, check_shared
 from brorl.distributed.remote_learner import RemoteLearner
 from brorl.distributed.settings import ClusterSettings
@@ -258,7 +258,7 @@ def test_a_learner_that_stalls_or_cannot_start_is_an_error(tmp_path: Path) -> No
     """A stall is the loss of the learner. A machine without the model or the run directory is named."""
     import ray
 
-    cluster = Cluster(ClusterSettings(nodes=1))
+    cluster = RayCluster(ClusterSettings(nodes=1))
     cluster.start()
     assert ray.is_initialized()
     try:
@@ -281,7 +281,7 @@ def test_the_error_of_one_rank_ends_all_ranks() -> None:
     import ray
     from ray.exceptions import RayActorError
 
-    cluster = Cluster(ClusterSettings(nodes=1, learner_ranks=2))
+    cluster = RayCluster(ClusterSettings(nodes=1, learner_ranks=2))
     cluster.start()
     try:
         learner = RemoteLearner(cluster, _stuck, None, 600.0, print, print)
@@ -300,7 +300,7 @@ def test_an_answer_that_has_come_is_no_stall() -> None:
     """This process may have been stopped for longer than the timeout."""
     import ray
 
-    cluster = Cluster(ClusterSettings(nodes=1))
+    cluster = RayCluster(ClusterSettings(nodes=1))
     cluster.start()
     try:
         learner = RemoteLearner(cluster, _stuck, None, 600.0, print, print)

@@ -36,6 +36,7 @@ from small_models import (
     ARCHITECTURES,
     assert_same_gradients,
     gradients,
+    mostly_slow,
     random_tree,
     small_model,
 )
@@ -103,7 +104,7 @@ def flattened(
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
 @pytest.mark.parametrize("max_nodes", [6, None])
 def test_blocks_and_tiles_equal_the_flattened_batch(
     architecture: str, max_nodes: int | None, rng: np.random.Generator

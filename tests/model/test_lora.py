@@ -27,6 +27,7 @@ from small_models import (
     ARCHITECTURES,
     assert_same_gradients,
     flattened_logprobs,
+    mostly_slow,
     random_tree,
     rollouts,
     small_model,
@@ -60,7 +61,7 @@ def saved_adapter(base: Path, folder: Path, rng: np.random.Generator) -> PreTrai
     return model
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
 def test_log_probs_and_gradients_are_those_of_the_products_written_out(
     architecture: str, rng: np.random.Generator
 ) -> None:
@@ -224,7 +225,7 @@ def trained_losses(model: PreTrainedModel, settings: LearnerSettings) -> list[fl
     return fractions
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
 def test_a_bfloat16_base_is_sampled_and_trained_through_adapters_alone(architecture: str, tmp_path: Path) -> None:
     """The engine shares the model; the adapters, in float32, take updates that bfloat16 would round away."""
     small_model(architecture, seed=2, dtype=torch.float32).save_pretrained(tmp_path)

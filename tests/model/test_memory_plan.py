@@ -180,6 +180,7 @@ def test_512_responses_of_16k_tokens_fit_on_one_device_and_errors_name_the_setti
     assert "engine.gradient_checkpointing" in warning
 
 
+@pytest.mark.slow
 def test_the_learners_memory_grows_with_the_length_and_not_with_its_square() -> None:
     """Twice the tokens never take more than twice the memory, once logits and attention weights are at their limits."""
     settings = MemorySettings("bfloat16", 1 << 30, gradient_checkpointing=True)

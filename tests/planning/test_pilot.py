@@ -169,6 +169,7 @@ class Tabular:
         return NoiseMoments(*map(np.array, (off / (num * (num - 1)), np.trace(products) / num, np.mean(within))))
 
 
+@pytest.mark.slow
 def test_moments_are_those_of_all_responses_there_are(rng: np.random.Generator) -> None:
     model = small_model(vocab_size=4, seed=int(rng.integers(1 << 30)), num_hidden_layers=1, hidden_size=8,
                         intermediate_size=8, scale=0.1)  # fmt: skip

@@ -20,10 +20,8 @@ from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.local_pool import LocalPool
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.pool import SampleTask
-from brorl.rollout.virtual_pool import VirtualPool
 from brorl.runs.checkpoint import TrainerState
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
@@ -37,8 +35,10 @@ from brorl.training.source import SourceState
 from brorl.training.tree_learner import TreeLearner
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
+from local_pool import LocalPool
 from run_support import assert_same_run
 from small_models import small_model
+from virtual_pool import VirtualPool
 
 RIGHT, EOS = 3, 0
 

@@ -18,8 +18,7 @@ from rich.console import Console
 import brorl
 from brorl.activity import Phase
 from brorl.console.screen import Screen
-from brorl.distributed.cluster_faults import Fault, find_faults
-from brorl.distributed.node_facts import NodeFacts
+from brorl.distributed.examination import Fault, NodeFacts, examine_cluster, find_faults
 from brorl.errors import UserError
 from brorl.format import counted, memory_size
 from brorl.prompts.gym_task import GYM_DOMAIN
@@ -108,11 +107,9 @@ def diagnose_cluster(address: str, folder: Path) -> Diagnosis:
         UserError: If Ray is not installed, no cluster answers, or this machine cannot write into the folder.
     """
     try:
-        from brorl.distributed.examination import examine_cluster
+        facts = examine_cluster(address, folder)
     except ModuleNotFoundError as error:
         raise UserError(f"a cluster needs Ray ({error}); run: pip install 'brorl[ray]'") from error
-
-    facts = examine_cluster(address, folder)
     faults = tuple(find_faults(facts))
     columns = ("machine", "brorl", "python", "torch", "ray", "GPUs", "free GPU memory")
     notes = (f"shared folder: {facts.folder}", "the first machine is the head")
@@ -128,7 +125,7 @@ def _row(node: NodeFacts) -> tuple[str, ...]:
     free = min((gpu.free_bytes for gpu in node.gpus), default=None)
     return (
         node.address,
-        *(node.versions[name] for name in ("brorl", "python", "torch", "ray")),
+        *(node.versions.get(name, "none") for name in ("brorl", "python", "torch", "ray")),
         f"{len(node.gpus)} x {', '.join(sorted(names))}" if node.gpus else "none",
         "" if free is None else f"{memory_size(free)} or more each",
     )

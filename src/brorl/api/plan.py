@@ -126,7 +126,7 @@ class _Question:
         if self.seconds_per_step is not None and not 0 < self.seconds_per_step < float("inf"):
             raise UserError(f"seconds_per_step must be above 0 and finite, not {self.seconds_per_step}")
         if self.aim not in AIMS:
-            raise UserError(f"aim must be one of {', '.join(AIMS)}, not {self.aim}")
+            raise UserError(f"--aim must be one of {', '.join(AIMS)}, not {self.aim}")
 
 
 @overload

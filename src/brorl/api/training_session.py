@@ -52,7 +52,7 @@ from brorl.training.schedule import is_due
 from brorl.training.stop_request import StopRequest
 
 if TYPE_CHECKING:
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
 
 _FEW = 16  # rollouts per prompt in the hint at the end
 
@@ -115,7 +115,7 @@ class TrainingSession:
         raise AssertionError("the loop ends with a return or an error")
 
     def _begin(
-        self, progress: TrainingProgress, stop: StopRequest, cluster: Cluster | None, parts: ExitStack
+        self, progress: TrainingProgress, stop: StopRequest, cluster: RayCluster | None, parts: ExitStack
     ) -> tuple[TrainingRun, TrainerState]:
         """Make the parts of the run, write the files that describe it, and announce it."""
         config, directory = self.config, self.directory

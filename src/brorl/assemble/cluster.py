@@ -27,7 +27,7 @@ from brorl.errors import UserError
 from brorl.model.forward import choose_forward
 from brorl.model.load import end_tokens_of, load_tokenizer
 from brorl.rollout.engine import Engine
-from brorl.rollout.pooled_engine import PooledEngine
+from brorl.rollout.pool import PooledEngine
 from brorl.rollout.vllm import VllmEngine
 from brorl.seeds import derived_seed
 from brorl.training.async_source import AsyncSource
@@ -39,7 +39,7 @@ from brorl.verification.one_at_a_time import OneAtATime
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
     from brorl.distributed.learner_rank import RankPlace
     from brorl.distributed.rollout_workers import RayRolloutPool
     from brorl.distributed.supervisor import WorkerPoolConfig
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 def build_cluster(
     config: TrainConfig, say: Say, learns: bool = True, note: Say = lambda _: None, advice: str = "Rerun the command."
-) -> Cluster | None:
+) -> RayCluster | None:
     """Return the cluster of a run or an evaluation before its start; None if it has one process.
 
     Args:
@@ -66,9 +66,9 @@ def build_cluster(
     if not settings.enabled:
         return None
     check_ray(config)
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
 
-    return Cluster(settings if learns else settings.without_learner(), say, note, advice)
+    return RayCluster(settings if learns else settings.without_learner(), say, note, advice)
 
 
 def check_ray(config: TrainConfig) -> None:
@@ -84,12 +84,12 @@ def check_ray(config: TrainConfig) -> None:
         )
 
 
-def place_engine(cluster: Cluster, config: TrainConfig, context: int, observe: Observe) -> Engine:
+def place_engine(cluster: RayCluster, config: TrainConfig, context: int, observe: Observe) -> Engine:
     """Start the rollout workers, which load `config.model`, and return an engine over them."""
     return PooledEngine(place_pool(cluster, config, context), config.cluster.prompts_per_task, observe)
 
 
-def place_pool(cluster: Cluster, config: TrainConfig, context: int) -> RayRolloutPool:
+def place_pool(cluster: RayCluster, config: TrainConfig, context: int) -> RayRolloutPool:
     """Start the rollout workers; see `place_engine`."""
     from brorl.distributed.rollout_workers import RayRolloutPool
 
@@ -103,7 +103,7 @@ def place_pool(cluster: Cluster, config: TrainConfig, context: int) -> RayRollou
 
 
 def place_async_source(
-    cluster: Cluster, config: TrainConfig, inputs: RunInputs, clock: Stopwatch, observe: Observe
+    cluster: RayCluster, config: TrainConfig, inputs: RunInputs, clock: Stopwatch, observe: Observe
 ) -> GroupSource:
     """Start the rollout workers, and return a source that samples ahead of the learner.
 
@@ -137,7 +137,9 @@ def in_turns(verifiers: Mapping[str, Verifier]) -> dict[str, Verifier]:
     return {domain: OneAtATime(verifier, lock) for domain, verifier in verifiers.items()}
 
 
-def place_verifiers(cluster: Cluster, config: TrainConfig, verifiers: Mapping[str, Verifier]) -> Mapping[str, Verifier]:
+def place_verifiers(
+    cluster: RayCluster, config: TrainConfig, verifiers: Mapping[str, Verifier]
+) -> Mapping[str, Verifier]:
     """Start the verifier workers, and return verifiers over them; without such workers return the given ones."""
     if not config.cluster.verifier_workers:
         return verifiers
@@ -149,7 +151,7 @@ def place_verifiers(cluster: Cluster, config: TrainConfig, verifiers: Mapping[st
     return {domain: RemoteVerifier(local, domain, workers) for domain, local in verifiers.items()}
 
 
-def _pool_config(cluster: Cluster, config: TrainConfig, kind: Literal["rollout", "verifier"]) -> WorkerPoolConfig:
+def _pool_config(cluster: RayCluster, config: TrainConfig, kind: Literal["rollout", "verifier"]) -> WorkerPoolConfig:
     """Return the number, the places and the limits of the workers of a kind."""
     from brorl.distributed.supervisor import WorkerPoolConfig
 
@@ -163,7 +165,9 @@ def _pool_config(cluster: Cluster, config: TrainConfig, kind: Literal["rollout",
     )
 
 
-def place_learner(cluster: Cluster, config: TrainConfig, inputs: RunInputs, shared: Path, observe: Observe) -> Learner:
+def place_learner(
+    cluster: RayCluster, config: TrainConfig, inputs: RunInputs, shared: Path, observe: Observe
+) -> Learner:
     """Start the learner ranks, which must see the folder `shared`, and return a learner over them."""
     from brorl.distributed.remote_learner import RemoteLearner
 

@@ -242,7 +242,7 @@ def read_rows_of(source: FileSource | GymSource, config: TrainConfig) -> SourceR
     """
     if isinstance(source, GymSource):
         groups = {"data.sources": config.data.sources, "evaluation.sources": config.evaluation.sources}
-        places = [f"{name}[{at}]" for name, group in groups.items() for at, one in enumerate(group) if one is source]
+        places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
         return read_gym(source, config.verification.workers or None, *places[:1])
     return read_source(source, config.data.split_seed)
 

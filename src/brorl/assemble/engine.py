@@ -57,11 +57,11 @@ def _check_gpus(config: TrainConfig) -> None:
                 "engine.vllm.placement = apart needs the model on a GPU, and it is on the CPU (device = "
                 f"{config.device}); set engine.vllm.placement: colocated"
             )
-    found = torch.cuda.device_count()
-    if vllm.placement == "apart" and found < 1 + vllm.tensor_parallel:
+    num_gpus = torch.cuda.device_count()
+    if vllm.placement == "apart" and num_gpus < 1 + vllm.tensor_parallel:
         raise UserError(
             f"engine.vllm.placement = apart needs {1 + vllm.tensor_parallel} GPUs, one for the learner and "
-            f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {found}; set "
+            f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {num_gpus}; set "
             "engine.vllm.placement: colocated"
         )
 

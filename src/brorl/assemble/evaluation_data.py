@@ -81,7 +81,7 @@ def read_sets(request: Request) -> list[QuestionSet]:
     """
     own = request.config.prompt
     sets = [_read_set(text, request, own) for text in request.data] if request.data else _held_out(request, own)
-    names = [one.name for one in sets]
+    names = [data_set.name for data_set in sets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UserError(f"two data sets have the name {repeated!r}; rename one: --data '{{path: ..., name: ...}}'")
@@ -89,10 +89,10 @@ def read_sets(request: Request) -> list[QuestionSet]:
         return sets
     seed = request.config.data.split_seed
     return [
-        one._replace(questions=split_held_out(one.questions, 1.0, seed).held_out[: request.limit])
+        data_set._replace(questions=split_held_out(data_set.questions, 1.0, seed).held_out[: request.limit])
         if request.data
-        else one  # already limited, as in training
-        for one in sets
+        else data_set  # already limited, as in training
+        for data_set in sets
     ]
 
 
@@ -136,11 +136,11 @@ def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
                 reading = read_benchmark(source, request.config.data.split_seed)
                 return _public_set(source.label, source.hub.id, reading, request, own)
             case CountdownSource():
-                alone = request.config.evaluation.model_copy(
+                evaluation = request.config.evaluation.model_copy(
                     update={"sources": (), "num_prompts": _NO_LIMIT, "skip_prompts": 0}
                 )
                 data = request.config.data.model_copy(update={"sources": (source,)})
-                config = request.config.model_copy(update={"data": data, "evaluation": alone})
+                config = request.config.model_copy(update={"data": data, "evaluation": evaluation})
                 (puzzles,) = build_questions(config)
                 return QuestionSet(source.label, source.origin, puzzles.held_out, own, published=False)
             case FileSource() | GymSource():

@@ -106,7 +106,7 @@ def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     check_window(config, model_config, context)
     memory = build_memory_plan(config, model_config, prompts)
     set_threads(config, memory.num_weights)
-    notes = [line for one in sources if (line := dropped_line(one.name, one.num_rows, one.dropped))]
+    notes = [line for source in sources if (line := dropped_line(source.name, source.num_rows, source.dropped))]
     if model_path == config.model:  # a run that is resumed has been checked
         notes += check_source_references(verifiers, sources)
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
@@ -153,14 +153,14 @@ def check_source_references(verifiers: Mapping[str, Verifier], sources: Sequence
     Raises:
         UserError: On the first one in the user's own data.
     """
-    check_references(verifiers, all_questions([one for one in sources if not one.published]))
+    check_references(verifiers, all_questions([source for source in sources if not source.published]))
     notes = []
-    for one in sources:
-        unreadable = unreadable_references(verifiers, all_questions([one])) if one.published else []
+    for source in sources:
+        unreadable = unreadable_references(verifiers, all_questions([source])) if source.published else []
         if unreadable:
             question, problem = unreadable[0]
             notes.append(
-                f"warning: {one.name}: no response can match the reference answer of "
+                f"warning: {source.name}: no response can match the reference answer of "
                 f"{counted(len(unreadable), 'question')}, such as {question.name}: {question.reference[:60]!r}, which "
                 f"{problem}"
             )

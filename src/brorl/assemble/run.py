@@ -50,7 +50,7 @@ from brorl.training.stopwatch import Stopwatch
 from brorl.training.tree_learner import TreeLearner
 
 if TYPE_CHECKING:
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
 
 _EVALUATION_SEED = 1_000_003
 _CLOCKS = {"wall": perf_counter, "cpu": process_time}
@@ -62,7 +62,7 @@ def build_run(
     report: Callable[[Record], None],
     say: Callable[[str], None] = lambda _: None,
     observe: Observe = unobserved,
-    cluster: Cluster | None = None,
+    cluster: RayCluster | None = None,
     on_end: OnEnd = lambda _: None,
 ) -> tuple[TrainingRun, TrainerState]:
     """Make the parts of a run, at its last checkpoint or at its start.
@@ -250,9 +250,9 @@ def build_pilot_parts(
         model=model,
         stream=inputs.prompts.train,
         grader=inputs.grader,
-        sampling=replace(config.sampling.params, scheme="iid"),
+        sampling=config.sampling.params,
         estimate_advantages=advantages.reinforce_pp_baseline,  # time does not depend on it, and it allows every N
-        diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
+        diagnose=lambda groups: coverage_record(groups, True),
         learner_settings=build_learner_settings(config, engine.stop_token_ids, forward),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,

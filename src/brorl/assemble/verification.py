@@ -55,8 +55,8 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Worker
 
 def untrusted_domains(config: TrainConfig, domains: Iterable[str]) -> list[str]:
     """Return the domains whose verifier runs the code of responses."""
-    found = {*domains} - {*config.verification.functions}
-    return [domain for domain in UNTRUSTED if domain in found]
+    remaining = {*domains} - {*config.verification.functions}
+    return [domain for domain in UNTRUSTED if domain in remaining]
 
 
 def sandbox_lines(config: TrainConfig, domains: Iterable[str]) -> list[str]:

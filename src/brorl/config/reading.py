@@ -117,6 +117,8 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     given, replacing = flat_settings(settings), flat_settings(overrides)
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
         given.pop("steps", None)
+    if given.get("sampling.scheme") == "iid":  # of earlier versions, which had another scheme too
+        del given["sampling.scheme"]
     if replacing.get("phases"):
         given = {name: value for name, value in given.items() if not name.startswith("advantage.")}
     try:
@@ -127,18 +129,14 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
         raise UserError(_explain(first, source, replacing)) from None
 
 
-def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings by dotted name; a setting that is itself a mapping keeps its value."""
-    return dict(_flat(settings, ""))
-
-
-def _flat(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name in _SECTIONS:
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, value
+        is_section = isinstance(value, Mapping) and name in _SECTIONS
+        flat |= flat_settings(value, f"{name}.") if is_section else {name: value}
+    return flat
 
 
 def _nested(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -190,14 +188,9 @@ def unknown_setting(name: str, command: str = "train") -> str:
     return f"{name} is not a setting{_nearest(name, [*_FIELDS, *_SECTIONS]) or f'; see brorl {command} --help'}"
 
 
-def _nearest(word: str, candidates: list[str]) -> str:
+def _nearest(word: str, candidates: Collection[str]) -> str:
     close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _nearest_of_source(key: str, section: type[BaseModel]) -> str:
-    close = difflib.get_close_matches(key, list(section.model_fields), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; the settings are: {', '.join(section.model_fields)}"
 
 
 def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
@@ -208,8 +201,11 @@ def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
     else:
         concerned, text = name, f"{name}: {_expectation(problem)}, not {problem['input']!r}"
     if problem["type"] == "extra_forbidden":
-        nearest = "" if section is None else _nearest_of_source(name.rpartition(".")[2], section)
-        text = unknown_setting(name) if section is None else f"{name} is not a setting{nearest}"
+        text = unknown_setting(name)
+    if problem["type"] == "extra_forbidden" and section is not None:
+        fields = section.model_fields
+        nearest = _nearest(name.rpartition(".")[2], fields) or f"; the settings are: {', '.join(fields)}"
+        text = f"{name} is not a setting{nearest}"
     is_overridden = any(
         re.search(rf"(?<![\w.]){re.escape(option)}\b", concerned) or option.startswith(f"{concerned}.")
         for option in overrides

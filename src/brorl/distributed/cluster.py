@@ -11,10 +11,11 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -23,19 +24,18 @@ from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from brorl.distributed.connection import connect, join_cluster, join_command, send_messages_of_ray
-from brorl.distributed.last_words import LastWords
-from brorl.distributed.node_facts import PACKAGES
-from brorl.distributed.session_folder import SessionFolder, new_session_folder
+from brorl.distributed.connection import LastWords, connect, join_cluster, join_command, send_messages_of_ray
+from brorl.distributed.examination import version_faults, version_reader
 from brorl.distributed.settings import ClusterSettings, Kind
 from brorl.errors import UserError
 from brorl.format import counted
+from brorl.storage import TemporaryFolder
 
 _PLACING_S = 120.0
 _POLL_S = 0.2
 
 
-class Cluster:
+class RayCluster:
     """The connection to Ray, and the places of the processes.
 
     Args:
@@ -56,7 +56,7 @@ class Cluster:
         self.say = say
         self._note, self._advice = note, advice
         self._last_words: LastWords | None = None
-        self._folder: SessionFolder | None = None
+        self._folder: TemporaryFolder | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
         self._parts: list[Callable[[], None]] = []
@@ -153,9 +153,11 @@ class Cluster:
         """Start a cluster of this machine."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
-        self._folder = new_session_folder()
+        short = Path("/tmp")  # the paths of sockets have at most 107 characters
+        parent = short if short.is_dir() else Path(tempfile.gettempdir())
+        self._folder = TemporaryFolder.new(parent, "brorl-ray-")
         try:
-            connect("local", include_dashboard=False, _temp_dir=self._folder.path)
+            connect("local", include_dashboard=False, _temp_dir=str(self._folder.path))
         except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 
@@ -178,7 +180,7 @@ class Cluster:
     def _check_resources(self) -> None:
         """Check that the cluster has the CPUs and GPUs of all processes."""
         settings = self.settings
-        found = {name: int(sum(one["Resources"].get(name, 0) for one in _machines())) for name in ("CPU", "GPU")}
+        available = {name: int(sum(node["Resources"].get(name, 0) for node in _machines())) for name in ("CPU", "GPU")}
         numbers, gpus = f"cluster.rollout_workers ({settings.rollout_workers})", "cluster.gpus_per_rollout_worker"
         if settings.learner_ranks:
             numbers += f", cluster.learner_ranks ({settings.learner_ranks})"
@@ -187,9 +189,9 @@ class Cluster:
             ("CPU", settings.needed_cpus, f"{numbers}, cluster.verifier_workers, cluster.cpus_per_worker"),
             ("GPU", settings.needed_gpus, f"{numbers}, {gpus}"),
         ):
-            if found[name] < needed:
+            if available[name] < needed:
                 raise UserError(
-                    f"the run needs {counted(needed, name)}, and the cluster has {found[name]} on "
+                    f"the run needs {counted(needed, name)}, and the cluster has {available[name]} on "
                     f"{counted(self.num_machines, 'machine')}; lower {lower}, or add machines"
                 )
 
@@ -232,54 +234,22 @@ def _without_stop_signals() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that must be equal on all machines."""
-    return {"python": sys.version.split()[0], **{name: version(name) for name in PACKAGES}}
-
-
-def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str]) -> str | None:
-    """Return an error about the first machine whose versions differ.
-
-    Args:
-        of_machines: The versions of each machine.
-        here: The versions of this machine.
-    """
-    for machine, found in of_machines.items():
-        for name, expected in here.items():
-            if found.get(name) != expected:
-                has = f"{name} {found[name]}" if name in found else f"no {name}"
-                fix = f"Python {expected}" if name == "python" else f"{name}=={expected}"
-                return f"machine {machine} has {has}, and this machine has {name} {expected}; install {fix} there"
-    return None
-
-
 def _check_versions() -> None:
     """Check that all other machines have the versions of this one."""
     here = ray.get_runtime_context().get_node_id()
-    machines = [one for one in _machines() if one["NodeID"] != here]
-    packages = PACKAGES
-
-    def found() -> dict[str, str]:  # nested: its code is sent, as brorl may be missing there
-        import sys
-        from importlib.metadata import PackageNotFoundError, version
-
-        versions = {"python": sys.version.split()[0]}
-        for name in packages:
-            try:
-                versions[name] = version(name)
-            except PackageNotFoundError:
-                continue
-        return versions
-
+    read = version_reader()
     asked = {
-        f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']})": ray.remote(found)
-        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False))
+        f"machine {node['NodeManagerHostname']} ({node['NodeManagerAddress']})": ray.remote(read)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
         .remote()
-        for one in machines
+        for node in _machines()
+        if node["NodeID"] != here
     }
-    if difference := first_difference({name: ray.get(ref) for name, ref in asked.items()}, versions()):
-        raise UserError(difference)
+    for machine, answer in asked.items():
+        versions: dict[str, str] = ray.get(answer)
+        for fault in version_faults(machine, versions, "this machine", read()):
+            raise UserError(str(fault))
 
 
 def _machines() -> list[dict[str, Any]]:
-    return [one for one in ray.nodes() if one["Alive"]]
+    return [node for node in ray.nodes() if node["Alive"]]

@@ -21,17 +21,11 @@ if TYPE_CHECKING:
 
 
 class KVShape(NamedTuple):
-    """Keys and values of one token in one layer.
+    """Keys and values of one token in one layer."""
 
-    Attributes:
-        num_heads: Key-value heads.
-        key_dim: Numbers per key.
-        value_dim: Numbers per value; differs from `key_dim` in DeepSeek's latent attention.
-    """
-
-    num_heads: int
-    key_dim: int
-    value_dim: int
+    num_heads: int  # key-value heads
+    key_dim: int  # numbers per key
+    value_dim: int  # numbers per value; differs from `key_dim` in DeepSeek's latent attention
 
     @property
     def size(self) -> int:

@@ -216,9 +216,9 @@ def _load(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
     model: PreTrainedModel
     model, info = loaded
     if info["mismatched_keys"]:
-        weight, found, expected = sorted(info["mismatched_keys"])[0]
+        weight, shape, expected = sorted(info["mismatched_keys"])[0]
         raise UserError(
-            f"the weights of {source.name!r} do not fit its config.json: {weight} has shape {tuple(found)}, and the "
+            f"the weights of {source.name!r} do not fit its config.json: {weight} has shape {tuple(shape)}, and the "
             f"config needs {tuple(expected)}; copy both from the same model"
         )
     if info["missing_keys"]:

@@ -53,34 +53,22 @@ _LEAST_NODES = 1024  # the default on a CPU; the learner goes below it
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The settings of a run that decide its memory.
+    """The settings of a run that decide its memory."""
 
-    Attributes:
-        dtype: The run's `dtype`.
-        engine_bytes: The engine's limit.
-        lora: The adapters; None if all weights are trained.
-        reference: Whether a reference policy is in the device's memory.
-        nodes_per_pass: Nodes per forward pass of the learner, 1 or more; None for the default.
-        gradient_checkpointing: Whether activations are computed again.
-        forward: How rollouts go through the model; `auto` is the flat path if the attention cannot be hooked.
-        attention: How nodes attend on the tree path; `auto` can be FlexAttention on CUDA.
-        device: Type of the model's device, such as `cuda`.
-        separate_engine: Whether the engine is vLLM, which has its own weights, a file of them in shared memory, and a
-            cache that is allocated in advance.
-        engine_apart: Whether vLLM has GPUs of its own; its memory is then not part of the plan.
-    """
-
-    dtype: Literal["float32", "float64", "bfloat16"]
-    engine_bytes: int
-    lora: LoraSettings | None = None
-    reference: bool = False
-    nodes_per_pass: int | None = None
-    gradient_checkpointing: bool = False
+    dtype: Literal["float32", "float64", "bfloat16"]  # the run's `dtype`
+    engine_bytes: int  # the engine's limit
+    lora: LoraSettings | None = None  # the adapters; None if all weights are trained
+    reference: bool = False  # whether a reference policy is in the device's memory
+    nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
+    gradient_checkpointing: bool = False  # whether activations are computed again
+    # how rollouts go through the model; `auto` is the flat path if the attention cannot be hooked
     forward: ForwardChoice = "auto"
-    attention: AttentionChoice = "auto"
-    device: str = "cpu"
+    attention: AttentionChoice = "auto"  # how nodes attend on the tree path; `auto` can be FlexAttention on CUDA
+    device: str = "cpu"  # type of the model's device, such as `cuda`
+    # whether the engine is vLLM, which has its own weights, a file of them in shared memory, and a cache that is
+    # allocated in advance
     separate_engine: bool = False
-    engine_apart: bool = False
+    engine_apart: bool = False  # whether vLLM has GPUs of its own; its memory is then not part of the plan
 
     @property
     def autocasts(self) -> bool:
@@ -90,52 +78,31 @@ class MemorySettings:
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of the batches of a run.
+    """Sizes of the batches of a run."""
 
-    Attributes:
-        prompt_tokens: Tokens of the longest prompt.
-        max_new_tokens: Tokens of the longest response.
-        num_rows: Most rollouts that are sampled together, prompts times N; None if unknown.
-        num_prompts: Prompts of a mini-batch; None if unknown.
-    """
-
-    prompt_tokens: int = 512
-    max_new_tokens: int = 1024
-    num_rows: int | None = None
-    num_prompts: int | None = None
+    prompt_tokens: int = 512  # tokens of the longest prompt
+    max_new_tokens: int = 1024  # tokens of the longest response
+    num_rows: int | None = None  # most rollouts that are sampled together, prompts times N; None if unknown
+    num_prompts: int | None = None  # prompts of a mini-batch; None if unknown
 
 
 class MemoryLine(NamedTuple):
-    """One part of the memory.
-
-    Attributes:
-        name: Its name.
-        num_bytes: Its size.
-        settings: Settings that make it smaller, by dotted name, in the order in which to try them.
-    """
+    """One part of the memory."""
 
     name: str
     num_bytes: int
-    settings: str
+    settings: str  # settings that make it smaller, by dotted name, in the order in which to try them
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of a run, by part.
+    """Memory of a run, by part."""
 
-    Attributes:
-        kept: The parts that are always in memory.
-        sampling: The engine's memory while it samples.
-        learning: The learner's memory while it learns; an upper estimate.
-        available_bytes: The machine's free memory; None if unknown.
-        num_weights: Weights of the model.
-    """
-
-    kept: tuple[MemoryLine, ...]
-    sampling: MemoryLine
-    learning: MemoryLine
-    available_bytes: int | None = None
-    num_weights: int = 0
+    kept: tuple[MemoryLine, ...]  # the parts that are always in memory
+    sampling: MemoryLine  # the engine's memory while it samples
+    learning: MemoryLine  # the learner's memory while it learns; an upper estimate
+    available_bytes: int | None = None  # the machine's free memory; None if unknown
+    num_weights: int = 0  # weights of the model
 
     @cached_property
     def kept_bytes(self) -> int:

@@ -26,32 +26,20 @@ EXAMPLE = "parameters=1.78e9,layers=28,hidden=1536,heads=12,kv_heads=2,vocabular
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a causal LM.
+    """Sizes of a causal LM."""
 
-    Attributes:
-        parameters: All weights.
-        matmul_parameters: Weights that a token is multiplied with: without the input embedding (a lookup, unless the
-            output layer shares it) and without the experts that a token does not use.
-        layers: Layers.
-        hidden: Hidden size.
-        inner: Size inside the MLP.
-        heads: Attention heads.
-        head_dim: Numbers of a head.
-        kv_size: Numbers of the keys and values of one token in all layers.
-        vocabulary: Tokens of the vocabulary.
-        source: Where the sizes come from.
-    """
-
-    parameters: int
+    parameters: int  # all weights
+    # weights that a token is multiplied with: without the input embedding (a lookup, unless the output layer shares it)
+    # and without the experts that a token does not use
     matmul_parameters: int
     layers: int
     hidden: int
-    inner: int
+    inner: int  # size inside the MLP
     heads: int
-    head_dim: int
-    kv_size: int
+    head_dim: int  # numbers of a head
+    kv_size: int  # numbers of the keys and values of one token in all layers
     vocabulary: int
-    source: str
+    source: str  # where the sizes come from
 
     @property
     def kv_bytes(self) -> int:
@@ -110,12 +98,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, config: PreTrainedConfig, source: str) -> ModelShape:
-        """Read the sizes of a model from its config, without its weights.
-
-        Args:
-            config: The model's config.
-            source: Where the config comes from.
-        """
+        """Read the sizes of a model from its config, without its weights."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -124,7 +107,7 @@ class ModelShape:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         shape = cls.of_model(model, source)
-        kv_heads = getattr(config.get_text_config(), "num_key_value_heads", None) or shape.heads
+        kv_heads = _setting(config.get_text_config(), "num_key_value_heads") or shape.heads
         layers, _ = shapes_or_guess(model, KVShape(kv_heads, shape.head_dim, shape.head_dim))
         return replace(shape, kv_size=sum(layer.size for layer in layers))
 
@@ -137,7 +120,7 @@ class ModelShape:
         tied = output is not None and output.weight is table.weight
         experts = sum(p.numel() for n, p in model.named_parameters() if ".experts." in n)
         widest = max((max(p.shape) for n, p in model.named_parameters() if p.dim() == 2 and ".layers." in n), default=0)
-        heads = getattr(config, "num_attention_heads", None) or 1
+        heads = _setting(config, "num_attention_heads") or 1
         return cls(
             parameters=total,
             matmul_parameters=round(
@@ -145,9 +128,9 @@ class ModelShape:
             ),
             layers=config.num_hidden_layers,
             hidden=config.hidden_size,
-            inner=getattr(config, "intermediate_size", None) or widest or 4 * config.hidden_size,
+            inner=_setting(config, "intermediate_size") or widest or 4 * config.hidden_size,
             heads=heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            head_dim=_setting(config, "head_dim") or config.hidden_size // heads,
             kv_size=0,
             vocabulary=config.vocab_size,
             source=source,
@@ -201,9 +184,17 @@ PUBLISHED = {
 """Shapes of the models of the shipped recipes, for machines that cannot reach the hub."""
 
 
+def _setting(config: Any, name: str) -> Any:
+    """Return a setting of a config; None if it has none, or if layers differ in it."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # transformers has an error of its own for settings of layers
+        return None
+
+
 def _fraction_of_experts(config: Any) -> float:
     """Return the fraction of the experts that a token uses; 1 without experts."""
-    used = getattr(config, "num_experts_per_tok", None)
+    used = _setting(config, "num_experts_per_tok")
     names = ("num_experts", "num_local_experts", "n_routed_experts")
-    total = next((getattr(config, name) for name in names if getattr(config, name, None)), None)
+    total = next((_setting(config, name) for name in names if _setting(config, name)), None)
     return used / total if used and total else 1.0

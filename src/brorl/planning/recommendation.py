@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,12 +126,12 @@ class _Steps:
         fraction = float(self.point.mixed[0, column])
         return mean_rounds(round(fraction, 3) or fraction, num_prompts)
 
-    def work(self, expected: Expected, row: int, column: int, num_prompts: float, rounds: float) -> Work:
-        """Return the work of a step that trains on `num_prompts` groups."""
+    def work(self, expected: Expected, row: Any, column: int, num_prompts: float, rounds: float) -> Work:
+        """Return the work of a step that trains on `num_prompts` groups; in arrays for a slice of rows."""
         fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
         at = (row, column)
         return Work.of_step(
-            num_prompts, max(fraction, _LEAST_FRACTION), nodes=expected.nodes[at], tokens=expected.tokens[at],
+            num_prompts, np.maximum(fraction, _LEAST_FRACTION), nodes=expected.nodes[at], tokens=expected.tokens[at],
             responses=expected.responses[at], trained=expected.trained[at], updates=self.settings.mini_batches,
             rounds=rounds,
         )  # fmt: skip
@@ -149,13 +150,12 @@ class _Steps:
 
         At a given number of rounds the cost is affine in the number of prompts. Where no prompts fit, return ones.
         """
-        replicates = range(drawn.nodes.shape[0])
         if not num_prompts:
-            return np.ones(len(replicates))
+            return np.ones(drawn.nodes.shape[0])
         rounds, total = self.rounds(column, num_prompts), self.total(column, num_prompts)
         fixed = self.cost.seconds(Work(0, 0, 0, 0, 0, 0, self.settings.mini_batches, rounds))["total"]
-        works = [self.work(drawn, b, column, num_prompts, rounds) for b in replicates]
-        variable_B = np.array([self.cost.seconds(work)["total"] - fixed for work in works])
+        work_B = self.work(drawn, slice(None), column, num_prompts, rounds)
+        variable_B = np.asarray(self.cost.seconds(work_B)["total"]) - fixed
         rises_B = variable_B > 1e-9 * total  # without a cost per prompt, nothing limits their number
         factor_B: FloatArray = np.where(rises_B, (total - fixed) / np.where(rises_B, variable_B, 1.0), 1.0)
         return num_prompts * factor_B

@@ -66,7 +66,7 @@ class AffineCost:
 
     def __call__(self, features: Sequence[float]) -> float:
         """Return the cost."""
-        return float(sum(c * f for c, f in zip(self.coefficients, features, strict=True)))
+        return sum(c * f for c, f in zip(self.coefficients, features, strict=True))
 
 
 def fit_affine(feature_KF: FloatArray, cost_K: FloatArray, known_K: FloatArray | float = 0.0) -> AffineCost:

@@ -191,8 +191,8 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    found = [path.parent for path in folder.glob(f"step-*/{_COMMIT}") if _step_of(path.parent) is not None]
-    return sorted(found, key=lambda path: _step_of(path) or 0)
+    folders = [path.parent for path in folder.glob(f"step-*/{_COMMIT}") if _step_of(path.parent) is not None]
+    return sorted(folders, key=lambda path: _step_of(path) or 0)
 
 
 def last_checkpoint(folder: Path) -> Path | None:

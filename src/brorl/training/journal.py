@@ -189,7 +189,7 @@ class Journal:
         if self._run.schedule.store_rollouts_every:
             groups, verdicts = batch.with_unverified()
             texts = [outputs.grader.texts(g.tree) for g in groups]
-            outputs.directory.write_rollouts(step, groups, verdicts, texts)
+            outputs.directory.write_responses("rollouts", step, groups, verdicts, texts)
 
     def _store_answers(self, benchmark: Benchmark, step: int, answers: Answers) -> None:
         """Store the responses to the same few prompts at every evaluation, chosen by position, not by success."""
@@ -201,7 +201,7 @@ class Journal:
             for i, found in zip(chosen, verdicts, strict=True)
         ]
         texts = [grader.texts(g.tree) for g in groups]
-        self._run.outputs.directory.write_evaluation(step, groups, verdicts, texts)
+        self._run.outputs.directory.write_responses("evaluations", step, groups, verdicts, texts)
 
     def _save(self, regular: bool = True) -> None:
         """Write a checkpoint after the last step, and mark the best one.
