@@ -98,10 +98,10 @@ def test_what_is_read_is_what_the_runs_measured(compared: Compared) -> None:
 
 def test_the_result_is_said_and_written(compared: Compared) -> None:
     said = compared.outcome.said
-    assert "4 runs" in outcome.said
+    assert "4 runs" in said
     for name in ("comparison.json", "comparison.md", "comparison.png"):
         assert (compared.folder / name).stat().st_size > 100
-        assert name in outcome.said
+        assert name in said
     assert json.loads((compared.folder / "comparison.json").read_text())
 
 
@@ -117,9 +117,9 @@ def test_a_complete_comparison_is_only_shown_again(compared: Compared) -> None:
 
 def test_another_comparison_is_not_mixed_in(compared: Compared) -> None:
     said = refusal("quickstart", *SWEEP, "--budget=9", *TINY, "--output-dir", compared.folder)
-    assert "holds a comparison with budget 8.0, not 9.0; choose another --output-dir" in outcome.said
+    assert "holds a comparison with budget 8.0, not 9.0; choose another --output-dir" in said
     said = refusal("quickstart", *SWEEP, *TINY, "--optimizer.learning_rate=1e-4", "--output-dir", compared.folder)
-    assert "holds a comparison of other arms (N=8, N=16) or with other settings" in outcome.said
+    assert "holds a comparison of other arms (N=8, N=16) or with other settings" in said
     assert "--budget would change it; only --seeds and --jobs may" in refusal(compared.folder, "--budget=3")
     assert "--seeds can only add" in refusal(compared.folder, "--seeds=1")
 
@@ -340,7 +340,7 @@ def test_arms_that_are_measured_differently_are_refused(tmp_path: Path) -> None:
     ):
         recipe.write_text(f"rollouts_per_prompt: 16\nprompts_per_step: 8\n{text}\n")
         said = refusal("quickstart", recipe, "--budget=9", "--output-dir", tmp_path / "out")
-        assert words in outcome.said
+        assert words in said
     assert not (tmp_path / "out").exists()
 
 
@@ -358,8 +358,8 @@ def test_seconds_are_not_gone_on_with_on_another_machine(compared: Compared, tmp
         json.dumps(spec | {"unit": "seconds", "budget": 1e6, "machine": "a faster one"})
     )
     said = refusal(folder)
-    assert f"{folder} was started on a faster one, and this is" in outcome.said
-    assert "a comparison in seconds cannot continue here" in outcome.said
+    assert f"{folder} was started on a faster one, and this is" in said
+    assert "a comparison in seconds cannot continue here" in said
 
 
 def test_a_finished_run_must_tell_what_is_needed(compared: Compared, tmp_path: Path) -> None:
