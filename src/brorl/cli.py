@@ -28,82 +28,86 @@ from brorl.training.stop_request import is_hangup, stop_signals
 
 
 class Command(NamedTuple):
-    """A command.
+    """A command; functions and tuples are named `module:name`, without the package.
 
     Attributes:
         summary: What it does.
-        functions: Their arguments are its options, those of the last one first; the last one is called. A function is
-            `module:name`.
+        function: Its arguments are the options of the command.
+        inherits: Functions whose arguments are options too.
         omit: Arguments that are no options.
-        settings: The settings that it accepts if the function takes `overrides`: `module:name` of a tuple of names and
-            of sections (`verification.`); empty for all of them.
+        settings: The settings that it accepts if a function takes `overrides`: a tuple of names and of sections
+            (`verification.`); empty for all of them.
         is_shown: Whether the result is printed; otherwise the function prints it.
     """
 
     summary: str
-    functions: tuple[str, ...]
+    function: str
+    inherits: tuple[str, ...] = ()
     omit: tuple[str, ...] = ()
     settings: str = ""
     is_shown: bool = True
 
 
 COMMANDS = {
-    "init": Command("write a first recipe for a data file, with a comment on every setting", ("brorl.api.init:init",)),
+    "init": Command("write a first recipe for a data file, with a comment on every setting", "api.init:init"),
     "data": Command(
         "check the sources of a recipe, and show their questions, dropped rows, lengths and example prompts",
-        ("brorl.api.data:data",),
+        "api.data:data",
     ),
     "check": Command(
         "check a recipe without training: settings, prompts, verifier, memory, seconds per step",
-        ("brorl.api.check:check",),
+        "api.check:check",
         is_shown=False,
     ),
     "train": Command(
-        "train a model from a recipe (default: the built-in `quickstart`)",
-        ("brorl.api.train:train_command",),
-        is_shown=False,
+        "train a model from a recipe (default: the built-in `quickstart`)", "api.train:train_command", is_shown=False
     ),
     "resume": Command(
         "resume a run from its last checkpoint; without RUN, the newest unfinished run in runs/",
-        ("brorl.api.train:resume_command",),
-        settings="brorl.config.resuming:CHANGEABLE_ON_RESUME",
+        "api.train:resume_command",
+        settings="config.resuming:CHANGEABLE_ON_RESUME",
         is_shown=False,
     ),
     "eval": Command(
         "measure pass@k of a model on benchmarks, files or held-out prompts",
-        ("brorl.api.evaluate:evaluate",),
-        settings="brorl.api.evaluate:SETTINGS",
+        "api.evaluate:evaluate",
+        settings="api.evaluate:SETTINGS",
     ),
     "compare": Command(
         "train arms from the same checkpoint with the same budget, and conclude which is better",
-        ("brorl.api.compare:compare", "brorl.api.compare:compare_command"),
+        "api.compare:compare_command",
+        inherits=("api.compare:compare",),
     ),
-    "report": Command("show runs as one HTML file: charts, rollouts, settings", ("brorl.api.report:report",)),
+    "report": Command("show runs as one HTML file: charts, rollouts, settings", "api.report:report"),
     "samples": Command(
         "show stored rollouts: prompts with their pass rates, responses with verdicts",
-        ("brorl.api.samples:samples", "brorl.api.samples:samples_command"),
+        "api.samples:samples_command",
+        inherits=("api.samples:samples",),
         omit=("kind",),
     ),
     "verify": Command(
         "score stored responses, and compare the verdicts with stored ones",
-        ("brorl.api.verify:verify", "brorl.api.verify:verify_command"),
-        settings="brorl.api.verify:SETTINGS",
+        "api.verify:verify_command",
+        inherits=("api.verify:verify",),
+        settings="api.verify:SETTINGS",
     ),
     "plan": Command(
         "predict the gains and costs of more rollouts per prompt on this machine, or of a step on a cluster",
-        ("brorl.api.plan:plan", "brorl.api.cluster_plan:ClusterQuestion", "brorl.api.plan:plan_command"),
+        "api.plan:plan_command",
+        inherits=("api.plan:plan", "api.cluster_plan:ClusterQuestion"),
         is_shown=False,
     ),
     "simulate": Command(
         "simulate the effect of N on the correct tokens of one softmax (the paper's Figure 3)",
-        ("brorl.theory.simulator:SimulationSettings", "brorl.api.simulate:simulate"),
+        "api.simulate:simulate",
+        inherits=("theory.simulator:SimulationSettings",),
         omit=("seed",),
     ),
     "doctor": Command(
         "examine this machine (device, memory, extras; exit code 1 without a sandbox of code) or a cluster",
-        ("brorl.api.doctor:doctor_command",),
+        "api.doctor:doctor_command",
     ),
-    "completion": Command("print a script that completes commands and options in a shell", ("brorl.cli:completion",)),
+    "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
 }
 
 _OPTIONS = {"checkpoint": "from"}  # an option with another name than its argument
@@ -233,7 +237,7 @@ def _run(arguments: list[str]) -> int:
         parser.print_help()
         return 0
     command, options = COMMANDS[parsed.command], vars(parsed)
-    function = _load(command.functions[-1])
+    function = _load(command.function)
     named = {name: value for name, value in options.items() if name != "command" and not name.startswith(_SETTING)}
     listed: list[Any] = []
     for parameter in inspect.signature(function).parameters.values():
@@ -256,19 +260,20 @@ def _show(result: Any, is_shown: bool) -> int:
 
 
 def _accepts_settings(command: Command) -> bool:
-    return any("overrides" in inspect.signature(_load(function)).parameters for function in command.functions)
+    functions = map(_load, (command.function, *command.inherits))
+    return any("overrides" in inspect.signature(function).parameters for function in functions)
 
 
 def _load(reference: str) -> Any:
     """Return the object of `module:name`."""
     module, _, name = reference.partition(":")
-    return getattr(import_module(module), name)
+    return getattr(import_module(f"brorl.{module}"), name)
 
 
 def _add_options(parser: argparse.ArgumentParser, command: Command, with_settings: bool) -> None:
     """Add the arguments of the functions of a command, and the settings that it accepts."""
     parameters: dict[str, tuple[inspect.Parameter, str, Any]] = {}
-    for function in reversed([_load(reference) for reference in command.functions]):
+    for function in map(_load, (command.function, *command.inherits)):
         helps, names = _help_of(function.__doc__ or ""), vars(sys.modules[function.__module__])
         for name, parameter in inspect.signature(function).parameters.items():
             if name not in (*parameters, *command.omit, "progress"):
@@ -277,11 +282,20 @@ def _add_options(parser: argparse.ArgumentParser, command: Command, with_setting
     for parameter, text, hint in parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
             _add_option(parser, parameter, text, hint)
-    usage = " ".join(parser.format_usage().removeprefix("usage: ").replace("[-h]", "").split())
-    parser.usage = f"{usage}{' [--key value ...]' if accepts_settings else ''}".replace("%", "%%")
+    actions = sorted(parser._actions[1:], key=lambda action: bool(action.option_strings))  # less --help
+    usage = [parser.prog, *map(_usage, actions), *(["[--key value ...]"] if accepts_settings else [])]
+    parser.usage = " ".join(usage)
     if accepts_settings and with_settings:
         accepted = _load(command.settings) if command.settings else ()
         _add_settings(parser, lambda name: name not in parameters and (not accepted or _is_in(name, accepted)))
+
+
+def _usage(action: argparse.Action) -> str:
+    """Return an argument as the usage of its command has it."""
+    value = str(action.metavar or f"{{{','.join(map(str, action.choices or ()))}}}")
+    if action.option_strings:
+        return f"[{action.option_strings[0]}{'' if action.nargs == 0 else f' {value}'}]"
+    return {"?": f"[{value}]", "*": f"[{value} ...]"}.get(str(action.nargs), value)
 
 
 def _help_of(docstring: str) -> dict[str, str]:
