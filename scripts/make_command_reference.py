@@ -12,7 +12,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from brorl.cli import make_parser
+from brorl.cli import COMMANDS, make_parser
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "command_line.md"
 INTRODUCTION = """\
@@ -49,8 +49,8 @@ def page() -> str:
 
 def _commands() -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
     """Yield the name, the summary and the parser of every command, without the settings of a recipe."""
-    # only chosen commands get their settings, and those of `simulate` are its own
-    (commands,) = (a for a in make_parser(("simulate",))._actions if isinstance(a, argparse._SubParsersAction))
+    parser = make_parser(COMMANDS, with_settings=False)
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     summaries = {choice.dest: choice.help or "" for choice in commands._choices_actions}
     for name, parser in commands.choices.items():
         yield name, summaries[name], parser

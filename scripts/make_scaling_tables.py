@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from brorl.api.settings import resolve_config
+from brorl.api.recipe import resolve_config
 from brorl.assemble.cluster_job import Given, build_job
 from brorl.model.model_shape import PUBLISHED
 from brorl.planning.cluster.cluster_plan import ClusterPlan, SimulationSettings, make_cluster_plan

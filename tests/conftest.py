@@ -35,6 +35,14 @@ def puzzles_are_made_once() -> Iterator[None]:
 
 
 @pytest.fixture
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a command in an empty folder: what it writes without a folder of its own goes there."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
 def no_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process take no time: the seconds of a verdict are those of its worker alone."""
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)

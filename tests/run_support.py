@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import brorl
 from brorl.cli import main
 
 SMALL = (  # the shipped model on easy puzzles: about 0.1 s a step, and about half of the groups are mixed
@@ -54,6 +55,21 @@ def command(*arguments: str | Path) -> Outcome:
         except SystemExit as leaving:  # --help and --version
             code = int(leaving.code or 0)
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def refused(*arguments: str | Path) -> str:
+    """Run a command that must fail before any work and leave the folder as it is; return its one line of error."""
+
+    def contents() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in Path().rglob("*") if path != Path("runs")}
+
+    before, outcome = contents(), command(*arguments)
+    assert outcome.code == 2, outcome
+    assert outcome.out in ("", f"brorl {brorl.__version__}: starting\n")
+    assert outcome.err.startswith("brorl: ")
+    assert outcome.err.count("\n") == 1
+    assert contents() == before
+    return outcome.err
 
 
 def save_tiny_model(

@@ -1,5 +1,7 @@
 """Errors that a user can fix: one line with the expectation, the input and the fix."""
 
+STOPPED = 130  # exit code of a command that Ctrl-C, SIGTERM or SIGHUP stopped
+
 
 class UserError(Exception):
     """An input of the user does not work; the message names the fix and is printed without a traceback.

@@ -1,19 +1,46 @@
-"""A table as a value: a title, columns, rows of text, and notes.
+"""Tables and results of commands as values, for a terminal (rich), for GitHub, and for a notebook.
 
-In: text. Out: the same table for a terminal (rich), for GitHub, and for a notebook. Columns of numbers are never cut on
+A table has a title, columns, rows of text, and notes. Columns of numbers are never cut on
 a terminal; columns of words may take several lines.
 """
 
 from __future__ import annotations
 
 import html
+import io
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import Any
 
 _WIDTH = 80  # of a terminal
+_PAGE = '<pre style="white-space:pre; overflow-x:auto; line-height:1.2">{code}</pre>'
 _HEADING = 9  # characters that a heading may always take; a longer one is broken unless the cells below are as long
+
+
+class Result:
+    """The result of a command: its `parts` are text on a terminal and HTML in a notebook."""
+
+    exit_code = 0
+    """Exit code of the command."""
+
+    def parts(self) -> Iterable[Any]:
+        """Return the lines and tables in the order of reading."""
+        raise NotImplementedError
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(*(Text(part) if isinstance(part, str) else part for part in self.parts()))
+
+    def _repr_html_(self) -> str:
+        from rich.console import Console
+
+        console = Console(record=True, file=io.StringIO(), width=100, highlight=False, force_jupyter=False)
+        console.print(self)
+        return console.export_html(inline_styles=True, code_format=_PAGE)
 
 
 @dataclass(frozen=True)

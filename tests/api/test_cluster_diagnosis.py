@@ -36,24 +36,19 @@ def test_a_machine_with_another_version(
 ) -> None:
     from dataclasses import replace
 
-    from brorl.api import cluster_diagnosis
     from brorl.distributed import examination
 
-    def with_a_strange_node(where: str, folder: Path) -> object:
-        facts = examination.examine_cluster(where, folder)
-        head = facts.nodes[0]
-        return replace(facts, nodes=[head, replace(head, address="10.9.9.9", versions={**head.versions, "torch": "1"})])
-
-    found = cluster_diagnosis.ClusterDiagnosis(
-        facts := with_a_strange_node(address, tmp_path), tuple(cluster_diagnosis.find_faults(facts))
-    )
-    monkeypatch.setattr(cluster_diagnosis, "diagnose_cluster", lambda *_: found)
+    facts = examination.examine_cluster(address, tmp_path)
+    head = facts.nodes[0]
+    strange = replace(facts, nodes=[head, replace(head, address="10.9.9.9", versions={**head.versions, "torch": "1"})])
+    monkeypatch.setattr("brorl.api.doctor.examine_cluster", lambda *_: strange)
     assert main(["doctor", "--cluster", address]) == 1
     text = " ".join(capsys.readouterr().out.split())
     assert "1 fault" in text
     assert "10.9.9.9 has torch 1" in text
 
 
+@pytest.mark.slow
 def test_no_cluster_no_folder_no_ray(
     address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import brorl
-from brorl.api.command_name import command_name
+from brorl.api.training_session import command_name
 
 
 def test_it_is_short_in_an_active_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

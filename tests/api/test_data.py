@@ -11,8 +11,7 @@ import pytest
 from rich.console import Console
 
 import brorl
-from brorl.api.data import data
-from brorl.api.data_result import DataResult
+from brorl.api.data import DataResult, data
 from brorl.errors import UserError
 from brorl.model.load import load_tokenizer
 from brorl.prompts.question import Question, split_held_out
@@ -251,7 +250,7 @@ def test_without_a_sandbox_the_other_domains_are_checked(
     def no_level(wish: str) -> None:
         raise UserError(f"no sandbox for {wish}")
 
-    monkeypatch.setattr("brorl.api.data_result.choose_level", no_level)
+    monkeypatch.setattr("brorl.api.data.choose_level", no_level)
     monkeypatch.setattr("brorl.verification.sandbox.pool.choose_level", no_level)
     rows = [{"prompt": f"{d} {i}", "answer": GOOD[d], "kind": d} for d in ("code", "math") for i in range(10)]
     settings = bare(recipe["model"], write(tmp_path / "rows.jsonl", rows), "math")

@@ -4,6 +4,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 import brorl
@@ -113,7 +114,7 @@ def test_no_table_contradicts_another(cuda: bool, monkeypatch: pytest.MonkeyPatc
         return "9.8.7"
 
     monkeypatch.setattr(metadata, "version", version)
-    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(module, "_device", lambda: "a device")
     pretend(monkeypatch, [Level("landlock", (), None), Level("seccomp", (), None)])
     text = shown(doctor(progress=False))
@@ -150,10 +151,10 @@ def test_a_card_that_torch_cannot_use_is_named_with_the_fix(
 ) -> None:
     (tmp_path / "version").write_text(kernel.format(driver))
     monkeypatch.setattr(module, "_NVIDIA_DRIVER", tmp_path / "version")
-    monkeypatch.setattr(module.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(module.torch.cuda, "init", lambda: pytest.fail("CUDA was initialized"))
-    monkeypatch.setattr(module.torch, "__version__", "2.9.9")
-    monkeypatch.setattr(module.torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", lambda: pytest.fail("CUDA was initialized"))
+    monkeypatch.setattr(torch, "__version__", "2.9.9")
+    monkeypatch.setattr(torch.version, "cuda", cuda)
     pretend(monkeypatch, [Level("landlock", (), None), Level("seccomp", (), None)])
     assert reason in shown(doctor(progress=False))
     (tmp_path / "version").unlink()

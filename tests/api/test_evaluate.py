@@ -19,12 +19,13 @@ from run_support import command, save_tiny_model
 QUICK: dict[str, Any] = {"samples": 8, "evaluation": {"num_prompts": 4}, "engine.threads": 1}
 
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
+def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brorl.assemble.evaluation._LEAST_PROMPTS", 2)
-    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)  # several batches
+    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)
 
 
 def content(folder: Path) -> list[dict[str, Any]]:
@@ -72,6 +73,7 @@ def test_the_function_and_the_command_give_the_same_evaluation(
         assert shown in outcome.out
 
 
+@pytest.mark.slow
 def test_progress_prints_what_the_command_prints_before_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     evaluate("quickstart", output_dir="out", **QUICK)
     printed = capsys.readouterr().out

@@ -53,6 +53,7 @@ def test_other_names_are_not_there() -> None:
         brorl.tarin  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modules_first", [True, False])
 def test_no_module_of_the_package_takes_the_name_of_a_function(modules_first: bool) -> None:
     """A module that is imported becomes an attribute of the package, also after the function."""

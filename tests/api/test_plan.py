@@ -10,8 +10,7 @@ from matplotlib.image import imread
 
 import brorl
 from brorl.api import plan as plan_module
-from brorl.api.plan import AIMS, RECIPE, _estimator_settings, _note, _resolve
-from brorl.api.plan_result import PlanResult
+from brorl.api.plan import AIMS, RECIPE, PlanResult, _estimator_settings, _note, _resolve
 from brorl.config.reading import flat_settings, make_config, parse_yaml, read_recipe
 from brorl.planning.estimators import Aim
 from run_support import SMALL, command
@@ -23,10 +22,7 @@ OVERRIDES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 @pytest.fixture(scope="module")

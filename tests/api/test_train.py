@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 import brorl
-from brorl.api.training_result import TrainingResult
+from brorl.api.train import TrainingResult
 from brorl.config.reading import parse_yaml
 from brorl.console.progress import TrainingProgress
 from brorl.errors import UserError
@@ -25,9 +25,7 @@ SETTINGS = {
 STEPS = 4
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +107,7 @@ def test_without_progress_nothing_is_printed_and_the_log_is_written(capfd: pytes
     assert "finished 1 step" in Path("run/run.log").read_text()
 
 
+@pytest.mark.slow
 def test_the_newest_run_is_resumed(reference: Path) -> None:
     brorl.train("quickstart", steps=2, progress=False, output_dir="runs/mine", **SETTINGS)
     result = brorl.train(resume=True, progress=False, steps=STEPS)
@@ -142,6 +141,7 @@ def test_a_second_interrupt_discards_the_step(
     assert "stopped at once; unsaved work is discarded" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_other_threads_train_without_signal_handlers(monkeypatch: pytest.MonkeyPatch, reference: Path) -> None:
     handlers: list[Any] = []
     show = TrainingProgress.show

@@ -11,16 +11,12 @@ from pyarrow import parquet
 from rich.console import Console
 
 import brorl
-from brorl.api.verify import verify
-from brorl.api.verify_result import VerifyResult
+from brorl.api.verify import VerifyResult, verify
 from brorl.errors import UserError
 from brorl.verification.sandbox.level import choose_level
 from run_support import SMALL, command
 
-
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> str:

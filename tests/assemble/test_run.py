@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import PolicyLossSettings
-from brorl.api.data_result import describe_data
+from brorl.api.data import describe_data
 from brorl.assemble.data import build_questions, check_split
 from brorl.assemble.inputs import input_lines, prepare
 from brorl.assemble.learner import build_forward, build_learner_settings, build_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from brorl.api.check_result import _threads_line
+from brorl.api.check import _threads_line
 from brorl.assemble import engine
 from brorl.assemble.inputs import prepare
 from brorl.assemble.run import build_pilot_parts

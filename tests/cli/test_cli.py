@@ -18,17 +18,12 @@ from brorl.config.reading import parse_yaml, settings_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.runs.run_directory import RunDirectory
-from run_support import SMALL, Outcome, command, save_tiny_model
+from run_support import SMALL, Outcome, command, refused, save_tiny_model
 
 HEAVY = ("torch", "transformers", "tokenizers", "pyarrow")
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs without output_dir go under the current folder."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("COLUMNS", "120")
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +34,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def contents() -> list[Path]:
     """List the current folder, less the folder that collects run directories."""
     return sorted(path for path in Path().rglob("*") if path != Path("runs"))
-
-
-def refusal(*arguments: str | Path) -> str:
-    """Run a command that must fail before any work; return what it says."""
-    before = contents()
-    outcome = command(*arguments)
-    assert outcome.code == 2, outcome
-    assert outcome.out in ("", f"brorl {brorl.__version__}: starting\n")
-    assert outcome.err.startswith("brorl: ")
-    assert outcome.err.count("\n") == 1
-    assert contents() == before  # no run directory is left behind
-    return outcome.err
 
 
 def short_run(*arguments: str | Path) -> Outcome:
@@ -157,27 +140,27 @@ def test_help_of_the_program_names_the_commands() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(arguments: list[str], message: str) -> None:
-    assert message in refusal(*arguments)
+    assert message in refused(*arguments)
 
 
 def test_broken_recipe_names_file_and_line() -> None:
     recipe = Path("mine.yaml")
     recipe.write_text("steps: 3\nloss: {clip_high: 0.2\n")
-    assert "mine.yaml line 3" in refusal("train", recipe)
+    assert "mine.yaml line 3" in refused("train", recipe)
     recipe.write_text("steps: 3\nloss: {clip_hihg: 0.2}\n")
-    assert "did you mean loss.clip_high? (in mine.yaml)" in refusal("train", recipe)
+    assert "did you mean loss.clip_high? (in mine.yaml)" in refused("train", recipe)
 
 
 def test_models_that_cannot_work(tmp_path: Path) -> None:
     endless = save_tiny_model(tmp_path / "endless", end_token=False)
-    assert "no end-of-sequence token" in refusal("train", f"--model={endless}")
+    assert "no end-of-sequence token" in refused("train", f"--model={endless}")
     wordless = save_tiny_model(tmp_path / "wordless", characters="0123456789+-*/() ")
-    assert "cannot encode the prompt" in refusal("train", f"--model={wordless}")
+    assert "cannot encode the prompt" in refused("train", f"--model={wordless}")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device() -> None:
-    assert "set device: cpu" in refusal("train", "--device", "cuda")
+    assert "set device: cpu" in refused("train", "--device", "cuda")
 
 
 def test_output_dir_that_is_in_use_is_left_alone() -> None:
@@ -185,10 +168,10 @@ def test_output_dir_that_is_in_use_is_left_alone() -> None:
     used.mkdir()
     (used / "thesis.txt").write_text("precious")
     for name, advice in (("used", "brorl resume used"), ("used/thesis.txt", "choose another")):
-        message = refusal("train", f"--output_dir={name}")
+        message = refused("train", f"--output_dir={name}")
         assert "exists and is not empty" in message
         assert advice in message
-    assert "could not make output_dir" in refusal("train", "--output_dir=used/thesis.txt/run")
+    assert "could not make output_dir" in refused("train", "--output_dir=used/thesis.txt/run")
     assert (used / "thesis.txt").read_text() == "precious"
 
 
@@ -196,7 +179,7 @@ def test_output_dir_that_another_process_holds_is_left_alone() -> None:
     """The other process has made it, and has written nothing yet."""
     Path("run").mkdir()
     with RunDirectory(Path("run")).locked():
-        assert "another process is working on run; wait for it" in refusal("train", "--output_dir=run")
+        assert "another process is working on run; wait for it" in refused("train", "--output_dir=run")
         assert Path("run").is_dir()
     short_run("--output_dir=run")
 
@@ -205,11 +188,11 @@ def test_output_dir_that_cannot_be_made() -> None:
     """/proc takes no folders, not even from root."""
     if not Path("/proc/self").exists():
         pytest.skip("there is no /proc")
-    assert "set output_dir to a writable folder" in refusal("train", "--output_dir=/proc/run")
+    assert "set output_dir to a writable folder" in refused("train", "--output_dir=/proc/run")
 
 
 def test_refused_run_can_be_given_again_with_the_same_output_dir() -> None:
-    refusal("train", "--output_dir=run", "--model=./none")
+    refused("train", "--output_dir=run", "--model=./none")
     short_run("--output_dir=run")
     assert Path("run/checkpoints/step-000001/COMMIT").exists()
 
@@ -248,6 +231,7 @@ def test_options_may_have_equals_signs_spaces_and_dashes() -> None:
     assert {name for name, _ in settings_of(TrainConfig) if "." not in name} <= set(written)
 
 
+@pytest.mark.slow
 def test_runs_without_output_dir_get_folders_of_their_own() -> None:
     for _ in range(2):
         outcome = short_run()
@@ -330,7 +314,7 @@ def test_a_row_that_is_no_puzzle_is_named_before_the_model_is_loaded() -> None:
     Path("rows.jsonl").write_text(
         '{"prompt": "1 2 -> 3:", "answer": "1 2 -> 3"}\n{"prompt": "1 3 -> 4:", "answer": "4"}\n'
     )
-    message = refusal("train", "--data.sources={path: rows.jsonl, domain: countdown}", "--data.held_out_fraction=0.5")
+    message = refused("train", "--data.sources={path: rows.jsonl, domain: countdown}", "--data.held_out_fraction=0.5")
     assert "question rows:2" in message
     assert "which is not a countdown puzzle" in message
 
@@ -338,11 +322,12 @@ def test_a_row_that_is_no_puzzle_is_named_before_the_model_is_loaded() -> None:
 def test_reference_answers_that_nothing_can_equal_are_named_before_the_model_is_loaded() -> None:
     rows = [{"prompt": f"{i} -> {i}:", "answer": str(i)} for i in range(8)]
     Path("rows.jsonl").write_text("\n".join(json.dumps(r) for r in [*rows, {"prompt": "9 -> 9:", "answer": "   \\\\"}]))
-    message = refusal("train", "--data.sources=rows.jsonl", "--data.held_out_fraction=0.5")
+    message = refused("train", "--data.sources=rows.jsonl", "--data.held_out_fraction=0.5")
     assert "rows.jsonl line 9) has the reference answer" in message
     assert "verification.functions" in message
 
 
+@pytest.mark.slow
 def test_other_held_out_questions_are_refused_on_resume() -> None:
     rows = [f'{{"prompt": "1 {i} -> {1 + i}:", "answer": "1 {i} -> {1 + i}"}}' for i in range(2, 9)]
     Path("test.jsonl").write_text("\n".join(rows))
@@ -363,6 +348,7 @@ def last_active(name: str, hours_ago: float) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_resume_without_a_run_takes_the_newest_that_is_not_finished() -> None:
     short_run("--output_dir=runs/old")
     for name in ("newer", "finished"):

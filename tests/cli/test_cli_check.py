@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,30 +16,17 @@ from brorl.config.settings import TrainConfig
 from brorl.planning import step_forecast
 from brorl.planning.step_cost import StepTiming, mean_rounds
 from brorl.planning.step_timing import StepTimer
-from run_support import SMALL, command, save_tiny_model
+from run_support import SMALL, command, refused, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("COLUMNS", "200")
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+refusal = partial(refused, "check")
 
 
 def contents() -> list[Path]:
     return sorted(Path().rglob("*"))
-
-
-def refusal(*arguments: str | Path) -> str:
-    before = contents()
-    outcome = command("check", *arguments)
-    assert outcome.code == 2, outcome
-    assert outcome.err.startswith("brorl: ")
-    assert outcome.err.count("\n") == 1
-    assert contents() == before
-    return outcome.err
 
 
 def test_a_check_from_end_to_end() -> None:
@@ -118,6 +106,7 @@ def test_a_model_that_solves_nothing_is_warned_of(tmp_path: Path) -> None:
     assert "warning: none of the measured groups is mixed (correct and incorrect rollouts)" in outcome.said
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

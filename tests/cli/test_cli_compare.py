@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, total_cost
 from brorl.errors import UserError
 from brorl.runs.run_directory import RunDirectory
-from run_support import SMALL, Outcome, command
+from run_support import SMALL, Outcome, command, refused
 
 OTHER = ("--rollouts_per_prompt", "--prompts_per_step", "--evaluation.every", "--report")
 TINY = (*(s for s in SMALL if not s.startswith(OTHER)), "--prompts_per_step=2")
@@ -53,11 +54,7 @@ def figures_of_the_first_comparison_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(comparison_report, "draw_comparison", lambda _, path: path.touch())
 
 
-def refusal(*arguments: str | Path) -> str:
-    outcome = command("compare", *arguments)
-    assert outcome.code == 2, outcome
-    assert len(outcome.err.strip().splitlines()) == 1
-    return outcome.said
+refusal = partial(refused, "compare")
 
 
 @pytest.mark.slow
@@ -76,6 +73,7 @@ def test_every_run_starts_at_the_same_place_and_gets_the_same(compared: Compared
         assert len({str(p) for run, p in started.items() if run.name == f"seed-{seed}"}) == 1
 
 
+@pytest.mark.slow
 def test_what_is_read_is_what_the_runs_measured(compared: Compared) -> None:
     comparison = read_comparison(compared.folder)
     assert [arm.name for arm in comparison.arms] == ["N=8", "N=16"]
@@ -126,6 +124,7 @@ def test_another_comparison_is_not_mixed_in(compared: Compared) -> None:
     assert "--seeds can only add" in refusal(compared.folder, "--seeds=1")
 
 
+@pytest.mark.slow
 def test_a_killed_comparison_goes_on_to_the_same_result(compared: Compared, tmp_path: Path) -> None:
     """One run is gone, one is cut off behind its checkpoint; in samples the rest is bit by bit the same."""
     folder = tmp_path / "out"
@@ -207,6 +206,7 @@ def test_a_finished_run_can_be_an_arm(compared: Compared, tmp_path: Path) -> Non
     assert {p.name for p in (tmp_path / "out/arms").iterdir()} == {"N=16"}
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_the_runs_and_says_how_to_go_on(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     runs = [folder / "arms" / name / "seed-0" for name in ("N=8", "N=16")]
@@ -401,6 +401,7 @@ def test_without_arguments_n_16_goes_on_from_the_plateau_and_n_512_broadens_and_
     assert len(plan.eval_points) < len(plan_for(None, Arguments(("plateau-16", "plateau-512"), budget=30)).eval_points)
 
 
+@pytest.mark.slow
 def test_a_comparison_in_cpu_seconds_states_it(compared: Compared, tmp_path: Path) -> None:
     settings = ("--match=seconds", "--budget=4", "--marks=1", "--seeds=1", "--engine.clock=cpu")
     outcome = command("compare", "quickstart", SWEEP[0], *TINY, *settings, "--output-dir", tmp_path / "cpu")
@@ -502,13 +503,15 @@ def test_a_half_written_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
     assert (progress.spent.samples, progress.ended, progress.fraction) == (120, True, 1.0)
 
 
+@pytest.mark.slow
 def test_refills_that_make_steps_too_long_are_refused_after_a_few_steps(tmp_path: Path) -> None:
     """A step of 16 x 2 samples is 5% of the budget; with the groups that are drawn again it is more."""
     folder = tmp_path / "out"
     unit = ("--match=samples", "--budget=640", "--seeds=1", "--marks=1")
-    said = refusal("quickstart", *SWEEP, *unit, *TINY, "--output-dir", folder)
-    assert "samples, more than 5% of the budget of 640 samples" in said
-    least = re.search(r"raise --budget to (\d+) or more", said)
+    outcome = command("compare", "quickstart", *SWEEP, *unit, *TINY, "--output-dir", folder)
+    assert outcome.code == 2, outcome
+    assert "samples, more than 5% of the budget of 640 samples" in outcome.said
+    least = re.search(r"raise --budget to (\d+) or more", outcome.said)
     assert least is not None
     assert int(least[1]) > 640
     assert not (folder / "comparison.json").exists()

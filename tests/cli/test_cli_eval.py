@@ -4,6 +4,7 @@ import json
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,27 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-import brorl
 from brorl.config.reading import read_recipe
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
 from brorl.runs.checkpoint import mark_best
 from brorl.verification.sandbox.level import choose_level
-from run_support import SMALL, command, save_tiny_model
+from run_support import SMALL, command, refused, save_tiny_model
 
 QUICK = ("quickstart", "--samples=16", "--evaluation.num_prompts=5", "--engine.threads=1")
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
 
 
+refusal = partial(refused, "eval")
+
+
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("COLUMNS", "80")
+def several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brorl.assemble.evaluation._LEAST_PROMPTS", 2)
-    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)  # several batches
+    monkeypatch.setattr("brorl.assemble.evaluation._MOST_PROMPTS", 2)
 
 
 @pytest.fixture(scope="module")
@@ -64,18 +67,6 @@ def timeless(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: timeless(v) for k, v in value.items() if k not in ("seconds", "sittings")}
     return [timeless(item) for item in value] if isinstance(value, list) else value
-
-
-def refusal(*arguments: str | Path) -> str:
-    """Run an evaluation that must fail before any work; return what it says."""
-    before = sorted(Path().rglob("*"))
-    outcome = command("eval", *arguments)
-    assert outcome.code == 2, outcome
-    assert outcome.out in ("", f"brorl {brorl.__version__}: starting\n")
-    assert outcome.err.startswith("brorl: ")
-    assert outcome.err.count("\n") == 1
-    assert sorted(Path().rglob("*")) == before
-    return outcome.err
 
 
 def test_an_evaluation_from_end_to_end() -> None:
@@ -152,6 +143,7 @@ def test_an_interrupted_evaluation_continues_to_the_same_result(monkeypatch: pyt
     assert first_processor == "another processor" != second_processor
 
 
+@pytest.mark.slow
 def test_another_evaluation_in_the_same_folder_is_refused() -> None:
     base = ("quickstart", "--samples=8", "--evaluation.num_prompts=1", "--engine.threads=1", "--output-dir=out")
     assert command("eval", *base).code == 0
@@ -185,6 +177,7 @@ def test_other_weights_in_the_same_place_are_refused(tmp_path: Path) -> None:
     assert "holds another evaluation: weights is '" in outcome.err
 
 
+@pytest.mark.slow
 def test_a_run_gives_its_held_out_questions_and_its_last_checkpoint(run: Path) -> None:
     mark_best(run / "checkpoints", 1)
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
@@ -207,6 +200,7 @@ def test_a_run_gives_its_held_out_questions_and_its_last_checkpoint(run: Path) -
     assert not trained & {p["prompt_id"] for p in record("a")["prompts"]}
 
 
+@pytest.mark.slow
 def test_an_evaluation_of_a_run_says_how_it_differs_from_the_runs_own(tmp_path: Path) -> None:
     path = tmp_path / "evaluated"
     assert command("train", *SMALL, "--steps=1", f"--output_dir={path}").code == 0
@@ -270,6 +264,7 @@ def test_a_missing_sandbox_is_a_warning(tiny: Path, tmp_path: Path) -> None:
     assert "warning: no sandbox" not in outcome.said
 
 
+@pytest.mark.slow
 def test_a_benchmark_with_an_unreadable_answer_is_evaluated_and_a_file_is_refused(tiny: Path, tmp_path: Path) -> None:
     data = tmp_path / "minerva.jsonl"
     data.write_text(
@@ -383,7 +378,7 @@ import sys
 from brorl.cli import main
 try: main(["eval", "--help"])
 except SystemExit as leaving: assert not leaving.code
-heavy = {"torch", "transformers", "scipy", "pyarrow", "rich"} & set(sys.modules)
+heavy = {"torch", "transformers", "scipy", "pyarrow"} & set(sys.modules)
 assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

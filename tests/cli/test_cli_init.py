@@ -1,6 +1,7 @@
 """`brorl init`: what it guesses of a data file, and that the recipe it writes is one that `brorl check` takes."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ import pytest
 
 from brorl.config.reading import make_config, parse_yaml
 from brorl.prompts.settings import FileSource
-from run_support import command, save_tiny_model
+from run_support import command, refused, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+refusal = partial(refused, "init")
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
@@ -42,16 +42,6 @@ def source_of(recipe: str) -> FileSource:
     (source,) = config.data.sources
     assert isinstance(source, FileSource)
     return source
-
-
-def refusal(*arguments: str | Path) -> str:
-    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-    outcome = command("init", *arguments)
-    assert (outcome.code, outcome.out) == (2, ""), outcome
-    assert outcome.err.startswith("brorl: ")
-    assert outcome.err.count("\n") == 1
-    assert {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()} == before
-    return outcome.err
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from run_support import SMALL, command, save_tiny_model
 SHAPE = "parameters=1.78e9,layers=28,hidden=1536,heads=12,kv_heads=2,vocabulary=151936"
 
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+
+
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv("COLUMNS", "100")
+def offline_and_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     scale = cluster_plan.scale  # of few sizes: a simulation of hundreds of GPUs takes a second
     monkeypatch.setattr(cluster_plan, "scale", lambda job, way, sizes, s: scale(job, way, sizes[:2], s))
@@ -74,6 +74,7 @@ def test_a_recipe_by_name_and_settings(tmp_path: Path) -> None:
     assert record["simulation"]["parts"] == 2
 
 
+@pytest.mark.slow
 def test_a_run_gives_its_measurements() -> None:
     assert command("train", *SMALL, "--steps=2", "--evaluation.num_prompts=0", "--output_dir=run").code == 0
     outcome = command("plan", "run", "--cluster=2xA100")
@@ -90,6 +91,7 @@ def test_a_run_gives_its_measurements() -> None:
     assert set(work["origins"].values()) == {"assumed", "measured here"}  # prompts are not in the metrics
 
 
+@pytest.mark.slow
 def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {name: float(value) for name, value in re.findall(r"(\w+)=([^,]+)", SHAPE)}
     question = ClusterQuestion("8xH200", engine="vllm", model_shape=sizes)

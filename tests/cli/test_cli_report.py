@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from brorl.reporting.page.page import write_report
-from run_support import SMALL, command
+from run_support import SMALL, command, refused
 
 
 @pytest.fixture(scope="module")
@@ -23,25 +23,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def embedded(page: str) -> Any:
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page)
     assert found
     return json.loads(found[1])
-
-
-def refusal(*arguments: str | Path) -> str:
-    outcome = command(*arguments)
-    assert outcome.code == 2, outcome
-    assert outcome.out == ""
-    assert outcome.err.startswith("brorl: ")
-    assert outcome.err.count("\n") == 1
-    return outcome.err
 
 
 def test_a_report_of_a_real_run(run: Path) -> None:
@@ -102,17 +90,17 @@ def test_a_report_of_several_runs_goes_under_runs(run: Path, tmp_path: Path) -> 
 
 def test_what_cannot_be_reported_is_refused_in_one_line(run: Path) -> None:
     before = sorted(run.rglob("*"))
-    assert "there is no run directory none" in refusal("report", "none")
-    assert "is not a run directory" in refusal("report", run, ".")
+    assert "there is no run directory none" in refused("report", "none")
+    assert "is not a run directory" in refused("report", run, ".")
     Path("compared").mkdir()
     Path("compared/compare.json").write_text("{}")
-    assert "compared is a comparison; its results are in comparison.html" in refusal("report", "compared")
-    assert "brorl report compared/arms/*/seed-0" in refusal("samples", "compared")
+    assert "compared is a comparison; its results are in comparison.html" in refused("report", "compared")
+    assert "brorl report compared/arms/*/seed-0" in refused("samples", "compared")
     Path("notes.html").write_text("mine")
-    assert "notes.html exists and is not a report" in refusal("report", run, "--output", "notes.html")
+    assert "notes.html exists and is not a report" in refused("report", run, "--output", "notes.html")
     assert Path("notes.html").read_text() == "mine"
-    assert "is a folder" in refusal("report", run, "--output", ".")
-    assert "RUN" in refusal("report")
+    assert "is a folder" in refused("report", run, "--output", ".")
+    assert "RUN" in refused("report")
     assert sorted(run.rglob("*")) == before
     outcome = command("report", run, "--output", "new/folder/x.html")
     assert outcome.code == 0
@@ -140,8 +128,8 @@ def test_samples_of_a_real_run(run: Path) -> None:
 
 
 def test_samples_that_are_not_there_are_refused_in_one_line(run: Path) -> None:
-    assert "holds no rollouts of step 9; it holds steps 1 to 3" in refusal("samples", run, "--step=9")
-    assert "has no prompt nobody; give a number from 1 to" in refusal("samples", run, "--prompt=nobody")
-    assert "not allowed with argument" in refusal("samples", run, "--wrong", "--right")
-    assert "expected a number of at least 1, not '0'" in refusal("samples", run, "--limit=0")
-    assert "there is no run directory none" in refusal("samples", "none")
+    assert "holds no rollouts of step 9; it holds steps 1 to 3" in refused("samples", run, "--step=9")
+    assert "has no prompt nobody; give a number from 1 to" in refused("samples", run, "--prompt=nobody")
+    assert "not allowed with argument" in refused("samples", run, "--wrong", "--right")
+    assert "expected a number of at least 1, not 0" in refused("samples", run, "--limit=0")
+    assert "there is no run directory none" in refused("samples", "none")

@@ -5,35 +5,21 @@ import json
 import subprocess
 import sys
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
 from matplotlib.image import imread
 
-from brorl.cli.simulate import ROLLOUTS
 from brorl.theory.simulator import SimulationSettings, simulate
-from run_support import command
+from run_support import command, refused
 
 TINY = ("--vocabulary-size=60", "--num_correct=9", "--steps=12", "--record-every=5")
 QUANTITIES = ("correct_mass", "fraction_improved", "worst_drop")
 
 
-@pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-
-
-def refusal(*arguments: str) -> str:
-    """Simulate with arguments that must fail before any work; return what is said."""
-    before = {p: p.stat().st_mtime_ns for p in Path().rglob("*")}
-    outcome = command("simulate", *arguments)
-    assert outcome.code == 2, outcome
-    assert outcome.out == ""
-    assert outcome.err.startswith("brorl: ")
-    assert outcome.err.count("\n") == 1
-    assert {p: p.stat().st_mtime_ns for p in Path().rglob("*")} == before
-    return outcome.err
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
+refusal = partial(refused, "simulate")
 
 
 def test_a_tiny_simulation_from_end_to_end() -> None:
@@ -85,8 +71,7 @@ def test_defaults_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> Non
             assert f"--{field.name.replace('_', '-')}" in outcome.out, field.name
             if field.default is not None:
                 assert f"(default: {field.default})" in outcome.said, field.name
-    assert ROLLOUTS == (4, 8, 16, 512, 51_200)
-    assert f"(default: {','.join(map(str, ROLLOUTS))})" in outcome.said
+    assert "(default: 4,8,16,512,51200)" in outcome.said
 
     seen = []
 
@@ -94,7 +79,7 @@ def test_defaults_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> Non
         seen.append(settings)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("brorl.theory.simulator.simulate", stop)
+    monkeypatch.setattr("brorl.api.simulate.simulate_one", stop)
     assert command("simulate").code == 130
     assert seen == [SimulationSettings(rollouts=4, seed=0)]
     assert list(Path().iterdir()) == []  # nothing is left of an interrupted simulation
@@ -107,6 +92,7 @@ def test_progress_runs_over_all_simulations(monkeypatch: pytest.MonkeyPatch) -> 
     assert shown == [0, 5, 10, 12, 12, 17, 22, 24]
 
 
+@pytest.mark.slow
 def test_an_earlier_simulation_is_replaced_and_other_files_are_not() -> None:
     assert command("simulate", *TINY, "--rollouts=2").code == 0
     first = Path("runs/simulation/simulation.json").read_text()
@@ -121,8 +107,8 @@ def test_an_earlier_simulation_is_replaced_and_other_files_are_not() -> None:
     ("arguments", "message"),
     [
         (("--rollouts=0",), "rollouts must be at least 1, not 0"),
-        (("--rollouts=4,x",), "argument --rollouts: expected whole numbers such as 4,16,512, not '4,x'"),
-        (("--rollouts=",), "expected whole numbers"),
+        (("--rollouts=4,x",), "argument --rollouts: expected numbers like 1,16,256, not '4,x'"),
+        (("--rollouts=",), "expected numbers"),
         (("--rollouts=4,8,4",), "'4,8,4' has 4 twice"),
         (("--seeds=-1",), "seed must be at least 0, not -1"),
         (("--seeds=4-1",), "the range '4-1' is empty; give the lower seed first"),

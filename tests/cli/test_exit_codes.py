@@ -4,20 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from brorl.api.training_result import TrainingResult
-from brorl.cli.train import train
+from brorl.api.train import TrainingResult
 from brorl.training.journal import Ending
+from run_support import command
 
 
-@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["train", "resume"])
 @pytest.mark.parametrize("metrics", [(), ({"step": 1, "update": {}}, {"step": 2, "ended": "no group was mixed"})])
 @pytest.mark.parametrize(
     ("ending", "code"),
-    [(Ending.FINISHED, 0), (Ending.COLLAPSED, 0), (Ending.NO_MIXED_GROUPS, 1), (Ending.INTERRUPTED, 130)],
+    [
+        (Ending.FINISHED, 0),
+        (Ending.COLLAPSED, 0),
+        (Ending.NO_MIXED_GROUPS, 1),
+        (Ending.UNVERIFIED, 1),
+        (Ending.INTERRUPTED, 130),
+    ],
 )
 def test_it_follows_from_the_ending_alone(
-    ending: Ending, code: int, metrics: tuple[dict[str, object], ...], resume: bool, monkeypatch: pytest.MonkeyPatch
+    ending: Ending, code: int, metrics: tuple[dict[str, object], ...], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = TrainingResult(Path("run"), ending, "", metrics, (), None, None)
+    result = TrainingResult(Path("run"), ending, "the machine is ill", metrics, (), None, None)
     monkeypatch.setattr("brorl.api.train.train", lambda *_, **__: result)
-    assert train("quickstart", {}, resume=resume) == code
+    outcome = command(name)
+    assert (outcome.code, outcome.out) == (code, "")
+    assert outcome.err == ("brorl: the machine is ill\n" if ending is Ending.UNVERIFIED else "")

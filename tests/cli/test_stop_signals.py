@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from brorl.api.arm_runs import counted_stops
-from brorl.cli.stop_signals import signals_as_interrupt
+from brorl.cli import signals_as_interrupt
 from brorl.runs.checkpoint import last_checkpoint, read_step
 from child_runs import Child
 from run_support import SMALL, Outcome
@@ -97,6 +97,7 @@ def until_none_is_alive(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reached", ["the comparison alone", "every process", "the comparison is killed"])
 def test_a_comparison_saves_its_runs(tmp_path: Path, reached: str) -> None:
     """Kubernetes signals one process, Slurm all of them; a run that took both for two would discard its step."""
@@ -126,6 +127,7 @@ def test_a_comparison_saves_its_runs(tmp_path: Path, reached: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_second_signal_discards_the_steps_under_way(tmp_path: Path) -> None:
     """Steps so long that none ends meanwhile."""
     endless = ("--prompts_per_step=64", "--sweep=optimizer.weight_decay=0.0,0.1", "--rollouts_per_prompt=4096",
@@ -157,6 +159,7 @@ def test_an_evaluation_keeps_its_parts(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/responses/*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_run_whose_terminal_is_closed_saves_its_state(tmp_path: Path) -> None:
     """Nothing can be written to the terminal any more, and SIGHUP comes twice: from the kernel and from a shell."""
     run = tmp_path / "run"

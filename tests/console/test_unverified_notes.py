@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from brorl.console.progress import TrainingProgress, cut_off_note, notes, unverified_note
+from brorl.console.progress import TrainingProgress, notes, warnings
 from brorl.console.screen import Screen
 from brorl.cost import Budget
 from made_up_runs import random_step, step_record
@@ -26,19 +26,18 @@ def lossy(record: dict[str, Any], lost: int, rollouts: int = 1000) -> dict[str, 
 @pytest.mark.parametrize(("lost", "warns"), [(0, False), (10, False), (11, True), (1000, True)])
 def test_more_than_one_percent_is_worth_a_warning(lost: int, warns: bool, rng: np.random.Generator) -> None:
     record = lossy(step_record(rng, 1, random_step(rng, 2, 8)), lost)
-    note = unverified_note(record)
-    assert (note is not None) == warns
-    if note is not None:
+    lines = warnings(record)
+    assert len(lines) == warns
+    for note in lines:
         assert note.startswith(f"warning: {lost:,} of 1,000 rollouts could not be verified")
         assert REASON in note
 
 
 def test_programs_that_were_cut_off_name_the_setting(rng: np.random.Generator) -> None:
     record = step_record(rng, 1, random_step(rng, 2, 8))
-    assert cut_off_note(record) is None
+    assert warnings(record) == []
     record = record | {"sampling": record["sampling"] | {"verifier_cut_offs": 12}}
-    note = cut_off_note(record)
-    assert note is not None
+    (note,) = warnings(record)
     assert note.startswith("warning: 12 responses had used")
     assert "verification.batch_timeout_s" in note
 

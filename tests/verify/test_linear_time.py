@@ -17,7 +17,7 @@ from domains.scripted_programs import ScriptedPool
 from domains.test_instruction_kinds import LANGUAGE_TEXTS, TEXTS
 from hostile_strings import hostile_string, literals, random_parts
 
-from brorl.api.verify_result import VerifyResult
+from brorl.api.verify import VerifyResult
 from brorl.prompts.choices import Choices
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.gym_task import GymTask

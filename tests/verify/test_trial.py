@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brorl.api.check_result import check_trial
+from brorl.api.check import check_trial
 from brorl.errors import UserError
 from brorl.prompts.countdown import CountdownPuzzle, countdown_puzzles
 from brorl.prompts.prompt import Prompt

@@ -23,13 +23,16 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from statistics import median
 from types import FrameType, ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from brorl.comparison.matching import TOLERANCE
 from brorl.cost import UNIT_WORDS, Budget, Cost, amount, cost_of_step
 from brorl.errors import UserError
 from brorl.format import exact, plain
 from brorl.training.stop_request import is_hangup, stop_signals
+
+if TYPE_CHECKING:
+    from brorl.api.comparison_view import ComparisonView
 
 _POLL_S = 0.5
 _FIRST_STEPS = 3  # whose median is the length of a step; the first one alone contains startup
@@ -47,31 +50,18 @@ _PRELOADED = (  # in the process that all runs are forked from: a run starts at 
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One run.
-
-    Attributes:
-        arm: Name of its arm.
-        seed: Its seed.
-        recipe: File with all its settings.
-        directory: Its run directory.
-        budget: Its budget.
-    """
+    """One run of an arm."""
 
     arm: str
     seed: int
-    recipe: Path
+    recipe: Path  # with all its settings
     directory: Path
     budget: Budget
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one run.
-
-    Attributes:
-        cores: The cores that it may use; empty for no limit.
-        device: The only accelerator that it may see; None for all.
-    """
+    """A place for one run: the cores that it may use (empty: no limit), and the only accelerator (None: all)."""
 
     cores: frozenset[int] = frozenset()
     device: str | None = None
@@ -79,25 +69,15 @@ class Slot:
 
 @dataclass
 class RunProgress:
-    """The progress of a run, read from its metrics as they grow.
-
-    Attributes:
-        run: The run.
-        spent: Cost of its steps.
-        score: pass@k by k of the last evaluation; empty before the first.
-        first: pass@k by k of the first evaluation.
-        ended: Whether the run is complete.
-        ended_early: Whether it ended before its budget was spent.
-        first_steps: Costs of its first steps, in the unit of the budget.
-    """
+    """The progress of a run, read from its metrics as they grow."""
 
     run: ArmRun
     spent: Cost = field(default_factory=Cost)
-    score: dict[int, float] = field(default_factory=dict)
-    first: dict[int, float] = field(default_factory=dict)
+    score: dict[int, float] = field(default_factory=dict)  # pass@k by k of the last evaluation
+    first: dict[int, float] = field(default_factory=dict)  # pass@k by k of the first evaluation
     ended: bool = False
-    ended_early: bool = False
-    first_steps: list[float] = field(default_factory=list)
+    ended_early: bool = False  # before the budget was spent
+    first_steps: list[float] = field(default_factory=list)  # costs, in the unit of the budget
     _offset: int = 0
     _file: int = 0
 
@@ -145,14 +125,7 @@ def progress_of(run: ArmRun) -> RunProgress:
 
 
 def gpu_slots(num: int | None) -> list[Slot]:
-    """Return one slot per GPU that this process may see.
-
-    Args:
-        num: Runs in parallel; None for as many as there are GPUs.
-
-    Raises:
-        UserError: If there are more runs than GPUs.
-    """
+    """Return one slot per GPU that this process may see, at most `num`."""
     import torch
 
     visible = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
@@ -163,18 +136,7 @@ def gpu_slots(num: int | None) -> list[Slot]:
 
 
 def cpu_slots(num: int | None, threads: int) -> list[Slot]:
-    """Divide the cores of this process among runs.
-
-    Args:
-        num: Runs in parallel; None for as many as have `threads` cores each, and at least one.
-        threads: Threads of a run; 0 for all cores.
-
-    Returns:
-        One slot per run, with disjoint sets of cores.
-
-    Raises:
-        UserError: If there are more runs than cores, or too few cores for the threads of each.
-    """
+    """Divide the cores of this process among `num` runs; None for as many as have `threads` cores each (0: all)."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     num = num or max(1, len(cores) // (threads or len(cores)))
     if num > len(cores):
@@ -187,26 +149,8 @@ def cpu_slots(num: int | None, threads: int) -> list[Slot]:
     return [Slot(frozenset(cores[i * each : (i + 1) * each])) for i in range(num)]
 
 
-class RunEvents(Protocol):
-    """Receives the progress of runs."""
-
-    def run_ended(self, progress: RunProgress) -> None:
-        """Handle the end of a run."""
-
-    def runs_progressed(self, running: Sequence[RunProgress]) -> None:
-        """Handle the progress of all running runs; called about twice a second."""
-
-    def stopping(self, num_runs: int) -> None:
-        """Handle a stop: so many runs were requested to stop after their step."""
-
-
-def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents) -> None:
+def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], view: ComparisonView) -> None:
     """Bring every run to its end.
-
-    Args:
-        runs: The runs, in the order in which they are started.
-        slots: Places of runs in parallel.
-        events: Receives the progress.
 
     Raises:
         UserError: If a run failed, or its steps are too long for its budget. The others stop after their step, and all
@@ -225,7 +169,7 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents
                         running[slot] = (RunProgress(run), _start(run, slot))
                 time.sleep(_POLL_S)
                 if stops.count:
-                    events.stopping(len(running))
+                    view.stopping(len(running))
                     raise KeyboardInterrupt
                 codes = {slot: process.exitcode for slot, (_, process) in running.items()}
                 for progress, _ in running.values():
@@ -236,8 +180,8 @@ def finish_runs(runs: Sequence[ArmRun], slots: Sequence[Slot], events: RunEvents
                     if code is not None:
                         del running[slot]
                         _check_end(progress.run, code)
-                        events.run_ended(progress)
-                events.runs_progressed([progress for progress, _ in running.values()])
+                        view.run_ended(progress)
+                view.runs_progressed([progress for progress, _ in running.values()])
         finally:
             _stop([process for _, process in running.values()], stops)
 

@@ -2,13 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from brorl.api.cheap_checks import check_cheaply
-from brorl.api.settings import ConfigOrPath, recipe_name, resolve_config
+from rich.console import Console
+from rich.text import Text
+
+from brorl.api.recipe import ConfigOrPath, check_cheaply, recipe_name, resolve_config
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.format import counted, duration, listed
+from brorl.prompts.prompt import Prompt
+from brorl.reporting.visible_text import visible_text
+from brorl.table import Result
+from brorl.verification.domains.code import CODE_DOMAIN
+from brorl.verification.trial import Trial, Verified, try_verifier
+from brorl.verification.verifier import is_failure, is_timeout
 
 if TYPE_CHECKING:
-    from brorl.api.check_result import CheckResult
+    from brorl.assemble.inputs import RunInputs
+    from brorl.planning.step_forecast import StepForecast
+
+_ANSWER = "reference answer"
+_CLEARLY = 1.2  # times as slow: less is noise
+_PHASES = ("generation", "verification", "training", "diagnostics", "storing")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CheckResult(Result):
+    """A recipe that can be trained.
+
+    Attributes:
+        config: The checked settings.
+        trials: One trial of the verifier for each source and domain.
+        forecast: The expected seconds of a step; None without timing.
+        lines: The report.
+    """
+
+    config: TrainConfig
+    trials: tuple[Trial, ...]
+    forecast: StepForecast | None
+    lines: tuple[Text, ...]
+
+    def parts(self) -> tuple[Text, ...]:
+        """Return the report."""
+        return self.lines
+
+    def __repr__(self) -> str:
+        seconds = "" if self.forecast is None else f", about {self.forecast.seconds['total']:.2g} s per step"
+        return f"CheckResult({self.config.model}, {counted(len(self.trials), 'verifier')} tried{seconds})"
 
 
 def check(
@@ -17,7 +64,7 @@ def check(
     """Check settings, prompts, verifiers and memory of a recipe, and time a few small steps; write nothing.
 
     Args:
-        config_or_path: Name of a built-in recipe, path of a YAML file, nested settings, or a config.
+        config_or_path: Built-in recipe or YAML file; from Python also nested settings or a config.
         timing: Load the model and forecast the seconds of a step.
         progress: Print the report line by line.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
@@ -25,9 +72,175 @@ def check(
     Raises:
         UserError: On the first problem.
     """
-    config = resolve_config(config_or_path, overrides)
+    config, name = resolve_config(config_or_path, overrides), recipe_name(config_or_path)
     check_cheaply(config)
 
-    from brorl.api.check_result import check_config  # imports torch
+    from brorl.assemble.inputs import input_lines, prepare  # imports torch
+    from brorl.assemble.run import check_start
+    from brorl.trackers import require_package
 
-    return check_config(config, recipe_name(config_or_path), timing, progress)
+    for tracker in config.tracking.to:
+        require_package(tracker)
+    check_start(config)
+    inputs = prepare(config, config.model)
+    report = _Report(progress)
+    report.show(f"settings of {name}: ok")
+    trials = []
+    for source in dict.fromkeys(prompt.source for prompt in (*inputs.prompts.train.prompts, *inputs.prompts.held_out)):
+        prompts = _show_source(source, inputs, report)
+        for domain in dict.fromkeys(prompt.domain for prompt in prompts):
+            trial = try_verifier(inputs.grader.verifiers[domain], [p for p in prompts if p.domain == domain])
+            check_trial(trial)
+            report.show(*_trial_lines(trial, is_own=domain in config.verification.functions))
+            trials.append(trial)
+    report.show("", *input_lines(inputs, config))
+    forecast = None
+    if timing:
+        report.show("loading the model and timing a few small steps (--no-timing skips this)", style="dim")
+        forecast = _forecast(config, inputs)
+        report.show(*_forecast_lines(forecast, config))
+    report.show(f"nothing was written; train with: brorl train {name}")
+    return CheckResult(config, tuple(trials), forecast, tuple(report.lines))
+
+
+class _Report:
+    """Prints and keeps lines."""
+
+    def __init__(self, progress: bool) -> None:
+        self._console = Console(highlight=False, quiet=not progress)
+        self.lines: list[Text] = []
+
+    def show(self, *lines: str, style: str = "") -> None:
+        for line in lines:
+            self.lines.append(Text(line, style))
+            self._console.print(self.lines[-1], soft_wrap=True)
+
+
+def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt]:
+    """Show the number and the lengths of a source's prompts, and the first one as the model reads it."""
+    train = [prompt for prompt in inputs.prompts.train.prompts if prompt.source == source]
+    held_out = [prompt for prompt in inputs.prompts.held_out if prompt.source == source]
+    prompts = [*train, *held_out]
+    lengths, first = [len(prompt.token_ids) for prompt in prompts], prompts[0]
+    report.show(
+        f"\n{source}: {len(train):,} training prompts, {len(held_out):,} held out for evaluation; "
+        f"median length {median(lengths):g} tokens, longest {max(lengths):,}",
+        f"prompt {first.id}, as the model reads it ({lengths[0]:,} tokens):",
+    )
+    text = str(inputs.tokenizer.decode(list(first.token_ids), skip_special_tokens=False))
+    report.show(*(f"  | {line}" for line in visible_text(text).split("\n")), style="cyan")
+    return prompts
+
+
+def check_trial(trial: Trial) -> None:
+    """Reject a verifier that fails, and a built-in one that calls the reference answer incorrect.
+
+    Raises:
+        UserError: With the question, the response and the verifier's reason.
+    """
+    prompt = trial.prompt
+    for verified in (trial.right, trial.wrong):
+        reason = verified.verdict.reason
+        if is_timeout(reason) or is_failure(reason):
+            raise UserError(
+                f"the verifier of the domain {prompt.domain!r} failed on the response {_short(verified.response)} to "
+                f"question {prompt.id}: {reason}; it must return a verdict for every text"
+            )
+    one_is_wrong = prompt.domain == CODE_DOMAIN and any(verdict.correct for _, verdict in trial.answers)
+    if not trial.right.verdict.correct and trial.certain and not one_is_wrong:  # tests hold without their solution
+        raise UserError(
+            f"question {prompt.id}: a response with the reference answer, {_short(trial.right.response)}, gets the "
+            f"verdict {trial.right.verdict.reason!r}, so no response can be correct; fix the row's answer"
+        )
+
+
+def _trial_lines(trial: Trial, is_own: bool) -> list[str]:
+    prompt, verifier = trial.prompt, "your function" if is_own else "the verifier"
+    reference, right = ("tests", "stored solution") if prompt.domain == CODE_DOMAIN and not is_own else (_ANSWER,) * 2
+    lines = [f"verified as {prompt.domain}, question {prompt.id} with the {reference} {_short(prompt.reference)}:"]
+    if trial.certain or is_own:
+        lines.append(_verified_line(right, trial.right))
+    else:
+        lines.append(f"  no {right}: no response to this question is known to be correct")
+    lines.append(_verified_line("another answer", trial.wrong))
+    if len(trial.answers) > 1:
+        accepted = sum(verdict.correct for _, verdict in trial.answers)
+        lines.append(f"  {right}s of {len(trial.answers)} questions: {accepted} accepted")
+    if is_own and not trial.right.verdict.correct:
+        lines.append("  warning: your function rejects the reference answer; that is right only if it checks more")
+    if trial.wrong.verdict.correct:
+        lines.append(f"  warning: {verifier} accepts another answer")
+    rejected = [f"{one.id} ({verdict.reason})" for one, verdict in trial.answers if not verdict.correct]
+    if rejected:
+        more = [counted(len(rejected) - 3, "other")] if len(rejected) > 3 else []
+        lines.append(f"  warning: the {right} is rejected, fix or delete the rows: {listed([*rejected[:3], *more])}")
+    return lines
+
+
+def _verified_line(name: str, verified: Verified) -> str:
+    verdict = verified.verdict
+    outcome = "correct" if verdict.correct else "incorrect"
+    reason = "" if verdict.reason == outcome else f", {_short(verdict.reason, quoted=False)}"
+    extracted = "" if verdict.extracted is None else f" (extracted {_short(verdict.extracted)})"
+    return f"  {name}, as the response {_short(verified.response)}: {outcome}{reason}{extracted}"
+
+
+def _forecast(config: TrainConfig, inputs: RunInputs) -> StepForecast:
+    """Load the model and run a few small steps in a temporary folder."""
+    from brorl.assemble.engine import numbers_of_threads
+    from brorl.assemble.run import build_pilot_parts
+    from brorl.planning.step_forecast import forecast_step
+
+    with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
+        parts = build_pilot_parts(config, inputs, on_end=ends.callback)
+        threads = numbers_of_threads(config)
+        return forecast_step(parts, config.samples_per_step // config.prompts_per_step, Path(scratch), threads)
+
+
+def _forecast_lines(forecast: StepForecast, config: TrainConfig) -> list[str]:
+    """Return the expected seconds of a step and of the run, and how they were estimated."""
+    import torch
+
+    from brorl.planning.report import seconds_text
+    from brorl.planning.step_forecast import MOST_TOKENS
+
+    total, rollouts = forecast.seconds["total"], config.samples_per_step // config.prompts_per_step
+    phases = ", ".join(f"{name} {seconds_text(forecast.seconds[name])}" for name in _PHASES if name in forecast.seconds)
+    lines = [f"seconds per step: about {seconds_text(total)} ({phases})"]
+    if config.steps is not None:
+        lines.append(f"{config.steps:,} steps: about {duration(config.steps * total)}, without evaluations")
+    lines.append(
+        f"estimated from {forecast.num_rollouts:,} rollouts in steps of up to {forecast.num_prompts} prompts, timed in "
+        f"{forecast.measured_seconds:.1f} s, extrapolated to {rollouts} rollouts x {config.prompts_per_step} prompts"
+    )
+    if forecast.kept_fraction is not None:
+        lines[-1] += f"; the expected fraction of mixed groups is {forecast.kept_fraction:.0%}"
+    elif config.dynamic_sampling.enabled:
+        lines.append(
+            "warning: none of the measured groups is mixed (correct and incorrect rollouts); without mixed groups a "
+            "step samples again and again, takes longer than predicted, and learns nothing"
+        )
+    if forecast.most_seconds > 1.01 * total:
+        lines.append(
+            f"measured responses were cut at {MOST_TOKENS} tokens; if all of these grow to "
+            f"{config.sampling.max_new_tokens:,}, a step takes up to about {seconds_text(forecast.most_seconds)} s"
+        )
+    if forecast.seconds_of_threads:
+        lines.append(_threads_line(forecast.seconds_of_threads, torch.get_num_threads()))
+    return lines
+
+
+def _threads_line(seconds: Mapping[int, float], chosen: int) -> str:
+    """Return the seconds of the same step by number of threads, and the setting if another number is faster."""
+    from brorl.planning.report import seconds_text
+
+    timed = ", ".join(f"{seconds_text(time)} s with {counted(number, 'thread')}" for number, time in seconds.items())
+    fastest = min(seconds, key=lambda number: seconds[number])
+    slower = seconds.get(chosen, 0.0) / seconds[fastest]
+    advice = f"; faster here and now: engine.threads: {fastest}" if slower > _CLEARLY else ""
+    return f"threads: a small step takes {timed}; the run has {chosen}{advice}"
+
+
+def _short(text: str, quoted: bool = True) -> str:
+    shown = visible_text(text if len(text) <= 80 else f"{text[:77]}...", one_line=True)
+    return f"`{shown}`" if quoted else shown

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
-from brorl.api.checkpoint import resolve_checkpoint
-from brorl.api.display import to_html
+from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
-from brorl.api.settings import ConfigOrPath, resolve_config
 from brorl.config.reading import builtin_recipes, flat_settings
 from brorl.config.settings import TrainConfig
+from brorl.console.screen import Screen
 from brorl.errors import UserError
+from brorl.storage import replace_file, storage_errors
+from brorl.table import Result
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from brorl.planning.cluster.cluster_plan import ClusterPlan
     from brorl.planning.cluster.hardware import Engine
 
@@ -33,15 +32,16 @@ class ClusterQuestion:
 
     Attributes:
         cluster: `NxGPU`, such as 8xH200, or `NxNAME:figure=number,...`.
-        engine: `native` or `vllm`; None for the recipe's `engine.kind`.
-        response_tokens: Mean tokens of a response; None for that of the run, or half of the length limit.
-        distinct_fraction: Distinct tokens over sampled tokens; None for that of the run, or a formula.
+        engine: Engine that samples, `native` or `vllm` (default: engine.kind).
+        response_tokens: Mean tokens of a response (default: those of the run, or half of sampling.max_new_tokens).
+        distinct_fraction: Distinct tokens over sampled tokens (default: that of the run, or a formula).
         model_shape: Sizes of the model in place of its config: `parameters`, `layers`, `hidden`, `kv_heads`,
             `vocabulary`, and more.
         group_parts: Parts of a group that may run on different rollout workers, >= 1.
     """
 
     cluster: str
+    _: KW_ONLY
     engine: Engine | None = None
     response_tokens: float | None = None
     distinct_fraction: float | None = None
@@ -55,8 +55,8 @@ class ClusterQuestion:
             raise UserError(f"group_parts must be at least 1, not {self.group_parts}")
 
 
-@dataclass(frozen=True, eq=False)
-class ClusterPlanResult:
+@dataclass(frozen=True, eq=False, repr=False)
+class ClusterPlanResult(Result):
     """A cluster plan that was written.
 
     Attributes:
@@ -77,29 +77,20 @@ class ClusterPlanResult:
         """The plan as a figure."""
         return self.path / "plan.png"
 
-    def __rich__(self) -> Group:
-        """Return the advice, the tables and the files."""
-        from rich.console import Group
-        from rich.text import Text
-
+    def parts(self) -> Iterator[Any]:
+        """Yield the advice, the tables and the files."""
         from brorl.planning.cluster.cluster_report import advice, tables, work_line
 
-        parts = [part for table in tables(self.plan) for part in (Text(), table)]
-        lines = [Text(f"- {line}") for line in advice(self.plan)]
-        return Group(Text(work_line(self.plan)), *lines, *parts, self._files())
-
-    def _files(self) -> Any:
-        from rich.text import Text
-
-        return Text(f"\nwritten: {self.json_file}, {self.figure_file}")
+        yield work_line(self.plan)
+        yield from (f"- {line}" for line in advice(self.plan))
+        for table in tables(self.plan):
+            yield from ("", table)
+        yield f"\nwritten: {self.json_file}, {self.figure_file}"
 
     def __repr__(self) -> str:
         from brorl.planning.cluster.cluster_report import advice
 
         return f"ClusterPlanResult({str(self.path)!r}: {advice(self.plan)[0]})"
-
-    def _repr_html_(self) -> str:
-        return to_html(self)
 
 
 def plan_cluster(
@@ -111,30 +102,16 @@ def plan_cluster(
     progress: bool = True,
     overrides: Mapping[str, Any],
 ) -> ClusterPlanResult:
-    """Plan a step on a cluster, and write `plan.json` and `plan.png`.
-
-    Args:
-        question: The cluster, and values in place of assumptions.
-        source: A recipe (a built-in name or a YAML file), a model, a run, or a checkpoint in a run. A run also gives
-            its measured lengths and fractions.
-        recipe: The recipe; None is `source`, the config of its run, or else `brorl`, the paper's step.
-        output_dir: Folder of the files; an earlier plan in it is replaced.
-        progress: Print the output of the command.
-        overrides: Settings that replace those of the recipe.
-
-    Raises:
-        UserError: If the cluster, the recipe, the model's config or an option does not fit.
-    """
+    """Plan a step on a cluster, and write `plan.json` and `plan.png`; see `plan`."""
     from brorl.planning.cluster.hardware import parse_cluster
 
     cluster = parse_cluster(question.cluster)
     config, run = _resolve(source, recipe, overrides)
 
-    from brorl.console.screen import Screen
-
     with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
         from brorl.assemble.cluster_job import Given, build_job, build_shape
         from brorl.planning.cluster.cluster_plan import SimulationSettings, make_cluster_plan
+        from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan
 
         given = Given(question.engine, question.response_tokens, question.distinct_fraction)
         shape = build_shape(config.model, question.model_shape)
@@ -149,7 +126,9 @@ def plan_cluster(
         )
         settings = SimulationSettings(question.group_parts, config.cluster.max_staleness, seed=config.seed)
         result = ClusterPlanResult(folder, make_cluster_plan(config.model, job, cluster, settings))
-        _write(result)
+        with storage_errors(folder):
+            replace_file(result.json_file, json.dumps(cluster_record(result.plan), indent=2).encode())
+            draw_cluster_plan(result.plan, result.figure_file)
         screen.console.print(result, soft_wrap=True)
         return result
 
@@ -177,12 +156,3 @@ def _metrics(run: Path | None) -> list[dict[str, Any]]:
     from brorl.runs.run_directory import RunDirectory
 
     return RunDirectory(run).read_metrics()
-
-
-def _write(result: ClusterPlanResult) -> None:
-    from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan
-    from brorl.storage import replace_file, storage_errors
-
-    with storage_errors(result.path):
-        replace_file(result.json_file, json.dumps(cluster_record(result.plan), indent=2).encode())
-        draw_cluster_plan(result.plan, result.figure_file)

@@ -5,42 +5,38 @@ In: recipes or a sweep, a budget, seeds. Out: a folder with all runs, and a `Fin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from rich.console import Console, Group
+from rich.console import Console
 from rich.text import Text
 
 from brorl.api.arm_runs import Slot, cpu_slots, finish_runs, gpu_slots
-from brorl.api.checkpoint import resolve_checkpoint
-from brorl.api.comparison_plan import Arguments, ComparisonPlan, plan_for, plan_in
-from brorl.api.comparison_view import ComparisonView
-from brorl.api.display import to_html
-from brorl.assemble.comparison import Recipe, check_arms
-from brorl.comparison.arms import Arm
-from brorl.comparison.paired import PairedDifference
-from brorl.comparison.reading import read_comparison, read_spec
-from brorl.comparison.results import ComparisonResults, results_of
-from brorl.comparison.text import NextCommand, next_command, text_of
-from brorl.config.reading import flat_settings
+from brorl.api.recipe import ConfigOrPath, resolve_checkpoint
+from brorl.config.reading import flat_settings, parse_yaml, settings_of, unknown_setting
+from brorl.config.settings import TrainConfig
 from brorl.cost import Unit
 from brorl.errors import UserError
 from brorl.format import counted
-from brorl.model.load import choose_device
-from brorl.reporting.page.comparison import comparison_page
 from brorl.runs import RUNS
-from brorl.runs.run_directory import RunDirectory, processor_name
 from brorl.runs.run_record import SPEC_FILE
 from brorl.storage import replace_file, storage_errors
-from brorl.table import Table
+from brorl.table import Result, Table
+
+if TYPE_CHECKING:
+    from brorl.api.comparison_plan import Arguments, ComparisonPlan
+    from brorl.api.comparison_view import ComparisonView
+    from brorl.comparison.arms import Arm
+    from brorl.comparison.paired import PairedDifference
+    from brorl.comparison.results import ComparisonResults
+    from brorl.comparison.text import NextCommand
 
 
-@dataclass(frozen=True, eq=False)
-class FinishedComparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class FinishedComparison(Result):
     """A comparison whose runs are complete.
 
     Attributes:
@@ -77,28 +73,24 @@ class FinishedComparison:
         """pass@1 of the second arm less the first, with its interval and conclusion; None for more than two arms."""
         return None if self.results.pair is None else self.results.pair.differences[1]
 
-    def __rich__(self) -> Group:
-        parts: list[Any] = [Text("\n".join(self.answer))]
+    def parts(self) -> Iterator[str | Text | Table]:
+        """Yield the answer, the tables, the limits, the files and the next command; and the answer again."""
+        yield "\n".join(self.answer)
         for table in self.tables:
-            parts += ["", table]
-        parts += [Text("\nBasis and limits", style="bold"), *(Text(f"- {line}") for line in self.remarks)]
+            yield from ("", table)
+        yield Text("\nBasis and limits", style="bold")
+        yield from (f"- {line}" for line in self.remarks)
         names = ", ".join(file.name for file in self.files[:-1])
-        parts += [
-            Text(f"\nwritten to {self.path}: {names}; tables and figures: open {self.files[-1]} in a browser"),
-            Text(f"{self.next.why}: {self.next.command}"),
-            Text(f"\n{self.answer[0]}", style="bold"),
-        ]
-        return Group(*parts)
+        yield f"\nwritten to {self.path}: {names}; tables and figures: open {self.files[-1]} in a browser"
+        yield f"{self.next.why}: {self.next.command}"
+        yield Text(f"\n{self.answer[0]}", style="bold")
 
     def __repr__(self) -> str:
         return f"FinishedComparison({str(self.path)!r}: {self.answer[0]})"
 
-    def _repr_html_(self) -> str:
-        return to_html(self)
-
 
 def compare(
-    *arms: Recipe,
+    *arms: ConfigOrPath,
     sweep: Mapping[str, Sequence[Any]] | None = None,
     checkpoint: str | Path | None = None,
     match: Unit | None = None,
@@ -117,17 +109,17 @@ def compare(
 
     Args:
         arms: Two or more recipes (names, files, nested settings, configs), one of which may be the directory of a
-            finished run; one recipe with `sweep`; or the folder of a comparison. Default: plateau-16, plateau-512.
+            finished run; one recipe with `sweep`; or the folder of a comparison (default: plateau-16, plateau-512).
         sweep: Values by setting, one arm per value; several settings change together.
-        checkpoint: The model that all arms start from: a model, a run (its last checkpoint), or a checkpoint in a run.
-            Default: the model of the recipes.
-        match: Unit in which every run gets the same budget: seconds (default), samples, unique_tokens, or steps.
+        checkpoint: The model that all arms start from: a model, a run (its last checkpoint), or a checkpoint in a run
+            (default: the model of the recipes).
+        match: Unit in which every run gets the same budget (default: seconds).
         budget: Budget of each run, in that unit.
         marks: Evaluation points: how many (default: 8), each a factor of the square root of 2 from the next and the
             last at the budget; or the amounts at which to evaluate.
-        seeds: Runs of each arm. Default: 5. More seeds can be added to a folder later.
-        jobs: Runs in parallel. Default: as many as fit on the cores or GPUs; one if the runs need a cluster.
-        output_dir: The folder. Default: runs/compare-...
+        seeds: Runs of each arm (default: 5). More seeds can be added to a folder later.
+        jobs: Runs in parallel, each on its own cores or GPU (default: as many as fit; 1 with a cluster).
+        output_dir: The folder (default: runs/compare-...); an unfinished comparison in it continues.
         progress: Whether to print the plan and the runs as they end.
         overrides: Settings for all arms, by dotted name or nested.
 
@@ -135,6 +127,10 @@ def compare(
         UserError: If an argument is wrong, the arms cannot be compared, or a run failed.
         KeyboardInterrupt: On Ctrl-C or SIGTERM, once every run has saved its state.
     """
+    from brorl.api.comparison_plan import Arguments
+    from brorl.api.comparison_view import ComparisonView
+    from brorl.assemble.comparison import check_arms
+
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs: at least 1 is needed, not {jobs}")
     arguments = Arguments(
@@ -155,6 +151,50 @@ def compare(
     return _finished(folder)
 
 
+def compare_command(
+    *arms: str, sweep: Sequence[str] = (), marks: str | None = None, **options: Any
+) -> FinishedComparison:
+    """Compare as a command.
+
+    Args:
+        arms: Two or more recipes (files, built-in names), one of which may be a finished run; one recipe with --sweep;
+            or the folder of a comparison, to continue it (default: plateau-16 plateau-512).
+        sweep: One arm per value of a setting; repeat it for settings that change together.
+        marks: Evaluation points during training: how many, geometrically, or at which amounts (default: 8).
+        options: Those of `compare`.
+    """
+    finished = compare(*arms, sweep=_sweep(sweep), marks=_marks(marks), **options)
+    print()  # noqa: T201
+    return finished
+
+
+def _marks(text: str | None) -> int | list[float] | None:
+    """Return a number of evaluation points, or the amounts."""
+    if text is None:
+        return None
+    try:
+        return [float(part) for part in text.split(",")] if "," in text else int(text)
+    except ValueError:
+        raise UserError(f"--marks: a number of evaluation points, or amounts like 10,20,40, not {text!r}") from None
+
+
+def _sweep(options: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the values of the swept settings."""
+    known = {name for name, _ in settings_of(TrainConfig)}
+    sweep: dict[str, list[Any]] = {}
+    for option in options:
+        name, equals, values = option.partition("=")
+        name = name.replace("-", "_")
+        if not equals:
+            raise UserError(f"--sweep {option}: it should look like rollouts_per_prompt=16,64,512")
+        if name not in known:
+            raise UserError(unknown_setting(name))
+        if name in sweep:
+            raise UserError(f"--sweep: {name} is given twice; put all its values into one")
+        sweep[name] = parse_yaml(values if values.startswith("[") else f"[{values}]", f"--sweep {name}")
+    return sweep
+
+
 def _model_of(checkpoint: str | Path) -> str:
     """Return the model that a checkpoint stands for."""
     model = resolve_checkpoint(str(checkpoint)).model
@@ -163,6 +203,8 @@ def _model_of(checkpoint: str | Path) -> str:
 
 def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tuple[Path, ComparisonPlan]:
     """Return the folder, which is new or holds the same comparison, and the plan."""
+    from brorl.api.comparison_plan import plan_for, plan_in
+
     first = arguments.arms[0] if len(arguments.arms) == 1 else None
     if isinstance(first, str | Path) and (Path(first) / SPEC_FILE).is_file():
         if output_dir is not None:
@@ -178,6 +220,8 @@ def _folder_and_plan(arguments: Arguments, output_dir: str | Path | None) -> tup
 
 def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str, view: ComparisonView) -> None:
     """Bring all runs to their end. The folder is locked meanwhile."""
+    from brorl.runs.run_directory import RunDirectory
+
     runs = plan.runs_in(folder)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,15 +232,19 @@ def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str
             finish_runs([run for run in runs if run not in view.complete], slots, view)
         except KeyboardInterrupt:
             view.stopped(folder, runs)
-            raise
+            raise KeyboardInterrupt("stopped") from None
         finally:
             view.close()
 
 
 def _finished(folder: Path) -> FinishedComparison:
     """Read the runs of a complete comparison, and write its files."""
-    from brorl.comparison.report import write_report  # matplotlib, which takes a second
+    from brorl.comparison.reading import read_comparison
+    from brorl.comparison.report import write_report
+    from brorl.comparison.results import results_of
     from brorl.comparison.tables import tables_of
+    from brorl.comparison.text import next_command, text_of
+    from brorl.reporting.page.comparison import comparison_page
 
     comparison = read_comparison(folder)
     files, results = write_report(comparison, folder), results_of(comparison)
@@ -210,6 +258,8 @@ def _finished(folder: Path) -> FinishedComparison:
 
 def _slots(jobs: int | None, plan: ComparisonPlan) -> list[Slot]:
     """Return the places of runs in parallel."""
+    from brorl.model.load import choose_device
+
     device = plan.arms[0].config.device
     if _num_machines(plan):
         if jobs not in (None, 1):
@@ -234,6 +284,10 @@ def _num_machines(plan: ComparisonPlan) -> int:
 
 def _machine(slots: Sequence[Slot], plan: ComparisonPlan) -> str:
     """Return the processor or accelerator and the places of runs, in the wording that existing folders hold."""
+    import torch
+
+    from brorl.runs.run_directory import processor_name
+
     if not slots[0].cores and torch.cuda.is_available():
         place, name = "a GPU of its own", torch.cuda.get_device_name()
     else:
@@ -248,6 +302,8 @@ def _require_same_machine(folder: Path, plan: ComparisonPlan, machine: str) -> N
     """Raise a UserError if seconds were measured on another machine, or with other cores for each run."""
     if plan.unit != "seconds" or not (folder / SPEC_FILE).is_file():
         return
+    from brorl.comparison.reading import read_spec
+
     before = read_spec(folder)["machine"]
     if before != machine:
         raise UserError(

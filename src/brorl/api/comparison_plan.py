@@ -33,18 +33,7 @@ _LONGEST_NAME = 60  # of a folder of an arm
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `brorl.compare` that make a new plan; None and empty ones are not given.
-
-    Attributes:
-        arms: Recipes, or one run directory among them.
-        sweep: Values by setting.
-        checkpoint: The model that all arms start from.
-        match: Unit of the budget.
-        budget: Budget of each run.
-        marks: Number of evaluation points, or the amounts.
-        seeds: Runs of each arm.
-        overrides: Settings of all arms, by dotted name.
-    """
+    """The arguments of `brorl.compare` that make a new plan; None and empty ones are not given."""
 
     arms: tuple[Recipe, ...] = ()
     sweep: Mapping[str, Sequence[Any]] | None = None
@@ -58,23 +47,14 @@ class Arguments:
 
 @dataclass(frozen=True)
 class ComparisonPlan:
-    """A comparison before it is run.
-
-    Attributes:
-        arms: The arms.
-        unit: Unit of the budget.
-        budget: Budget of each run.
-        eval_points: Amounts at which every run is evaluated; the last is the budget.
-        seeds: Runs of each arm that is still to be run.
-        seeds_before: Numbers of seeds of the comparison before seeds were added.
-    """
+    """A comparison before it is run."""
 
     arms: tuple[ArmPlan, ...]
     unit: Unit
-    budget: float
-    eval_points: tuple[float, ...]
-    seeds: int
-    seeds_before: tuple[int, ...] = ()
+    budget: float  # of each run
+    eval_points: tuple[float, ...]  # amounts at which every run is evaluated; the last is the budget
+    seeds: int  # runs of each arm that is still to be run
+    seeds_before: tuple[int, ...] = ()  # numbers of seeds before seeds were added
 
     def runs_in(self, folder: Path) -> list[ArmRun]:
         """Return the runs to make, seed by seed; the first arm changes with the seed."""
@@ -131,11 +111,7 @@ def arm_folders(arms: Sequence[ArmPlan]) -> dict[str, str]:
 
 
 def plan_in(folder: Path, arguments: Arguments) -> ComparisonPlan:
-    """Read the plan of a folder; `seeds` may add to its seeds.
-
-    Raises:
-        UserError: If another argument would change the comparison.
-    """
+    """Read the plan of a folder; `seeds` may add to its seeds, and no other argument may be given."""
     options = {"sweep": "--sweep", "checkpoint": "--from", "match": "--match", "budget": "--budget", "marks": "--marks"}
     given = [option for name, option in options.items() if getattr(arguments, name)]
     given += [f"--{name}" for name in arguments.overrides or ()]
@@ -147,11 +123,7 @@ def plan_in(folder: Path, arguments: Arguments) -> ComparisonPlan:
 
 
 def plan_for(folder: Path | None, arguments: Arguments) -> ComparisonPlan:
-    """Make the plan of a comparison in a folder, which may hold the same comparison already.
-
-    Raises:
-        UserError: If an argument is wrong, or the folder holds something else.
-    """
+    """Make the plan of a comparison in a folder, which may hold the same comparison already and nothing else."""
     plan = _new_plan(arguments)
     if folder is None or not folder.exists():
         return plan

@@ -27,13 +27,7 @@ _BUSY = 0.25  # of the cores that a comparison uses: more other work than that s
 
 
 class ComparisonView:
-    """One line for each run that has ended, and the runs in progress.
-
-    Args:
-        console: The console.
-        runs: All runs.
-        quiet_s: Seconds without output before the runs in progress are printed if the output is not a terminal.
-    """
+    """One line for each run that has ended, and the runs in progress (in a file after `quiet_s` without output)."""
 
     def __init__(self, console: Console, runs: Sequence[ArmRun], quiet_s: float = QUIET_S) -> None:
         self._console, self._num_runs, self._quiet_s = console, len(runs), quiet_s

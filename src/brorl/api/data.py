@@ -1,32 +1,227 @@
-"""`data`: what the sources of a recipe become; also the body of `brorl data`. It loads no model and writes nothing."""
+"""`data`: what the sources of a recipe become; also the body of `brorl data`. It loads no weights and writes nothing.
+
+Reference answers that no response can match are errors, as in training. The model's tokenizer measures lengths if it
+can be loaded. A note names each check that was skipped.
+"""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.text import Text
 
 import brorl
-from brorl.api.settings import ConfigOrPath, resolve_config
+from brorl.activity import Observe, Phase, unobserved
+from brorl.api.recipe import ConfigOrPath, resolve_config
+from brorl.assemble.data import (
+    SourceQuestions,
+    all_questions,
+    build_questions,
+    check_first_rows,
+    no_held_out_prompt,
+    no_train_prompt,
+    prompt_problems,
+    removed_lines,
+    response_limits,
+)
+from brorl.assemble.verification import (
+    build_verifiers,
+    build_workers,
+    untrusted_domains,
+    without_other_domains,
+)
 from brorl.config.reading import QUESTION_FILES
+from brorl.config.settings import TrainConfig
+from brorl.console.screen import Screen
 from brorl.errors import UserError
+from brorl.format import counted, listed
 from brorl.paths import exists, is_file, is_folder
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.question import Question
+from brorl.prompts.rendering import drop_long, render
+from brorl.prompts.settings import PromptFormat
+from brorl.reporting.visible_text import visible_text
+from brorl.table import Result, Table
+from brorl.verification.sandbox.level import choose_level
 
 if TYPE_CHECKING:
-    from brorl.api.data_result import DataResult
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-SHOWN = 10
+_PROMPT, _REFERENCE = 2_000, 200  # characters that are shown
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of prompts.
+
+    Attributes:
+        median: Half of the prompts are at most this long.
+        p95: 95% of the prompts are at most this long.
+        longest: Length of the longest one.
+    """
+
+    median: float
+    p95: int
+    longest: int
+
+
+@dataclass(frozen=True)
+class SourceSummary:
+    """What one source becomes.
+
+    Attributes:
+        name: Its name.
+        kind: Its layout, `columns`, or the name of its generator.
+        num_rows: Rows read; None if its questions are generated.
+        num_train: Training questions, without those whose prompts are too long.
+        num_held_out: Questions held out from training.
+        num_repeated: Rows that repeat a question.
+        dropped: Rows that the layout dropped, by reason.
+        num_evaluated_on: Training questions removed because another source evaluates on them.
+        num_too_long: Prompts above `data.max_prompt_tokens`, among those to train and to evaluate on; 0 if their
+            lengths are in characters.
+        domains: Training questions by domain; those held out if it is only evaluated on. Prompts that are too long do
+            not count.
+        share: Fraction of the training prompts, 0 to 1.
+        lengths: Lengths of the prompts to train on, those that are too long included; to evaluate on if there are no
+            others.
+    """
+
+    name: str
+    kind: str
+    num_rows: int | None
+    num_train: int
+    num_held_out: int
+    num_repeated: int
+    dropped: Mapping[str, int]
+    num_evaluated_on: int
+    num_too_long: int
+    domains: Mapping[str, int]
+    fraction: float
+    lengths: Lengths
+
+
+@dataclass(frozen=True)
+class ShownPrompt:
+    """An example.
+
+    Attributes:
+        id: Name of the question.
+        domain: Its domain.
+        reference: Its reference answer.
+        text: The text that the model reads; without its chat template if the tokenizer could not be loaded.
+        length: Its length.
+    """
+
+    id: str
+    domain: str
+    reference: str
+    text: str
+    length: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DataResult(Result):
+    """What the sources of a recipe become.
+
+    Attributes:
+        sources: One summary per source.
+        prompts: Examples.
+        unit: `tokens`, or `characters` without a tokenizer.
+        notes: Lines for the user.
+        problem: Error with which a run stops; None if no check found one.
+    """
+
+    sources: tuple[SourceSummary, ...]
+    prompts: tuple[ShownPrompt, ...]
+    unit: str
+    notes: tuple[str, ...]
+    problem: str | None = None
+
+    @property
+    def tables(self) -> list[Table]:
+        """The counts of each source, its dropped rows, and the domains."""
+        dropped = tuple(
+            (one.name, reason, f"{count:,}")
+            for one in self.sources
+            for reason, count in sorted(one.dropped.items(), key=lambda item: (-item[1], item[0]))
+        )
+        tables = [self._counts(), self._lengths()]
+        if any(one.fraction for one in self.sources):
+            tables.append(self._domains())
+        if dropped:
+            tables.append(Table("dropped rows", ("source", "reason", "rows"), dropped, words=frozenset({0, 1})))
+        return tables
+
+    def parts(self) -> Iterator[str | Text | Table]:
+        """Yield the tables, the notes and the prompts."""
+        for table in self.tables:
+            yield from (table, "")
+        yield from self.notes
+        for prompt in self.prompts:
+            yield from _shown(prompt, self.unit)
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """Exit code of the command."""
+        return 0 if self.problem is None else UserError.exit_code
+
+    def __repr__(self) -> str:
+        train, held_out = (sum(getattr(one, name) for one in self.sources) for name in ("num_train", "num_held_out"))
+        problem = "" if self.problem is None else f"; {self.problem}"
+        sources = counted(len(self.sources), "source")
+        return f"DataResult({sources}: {train:,} training questions, {held_out:,} held out{problem})"
+
+    def _counts(self) -> Table:
+        rows = tuple(
+            (
+                one.name, one.kind, "-" if one.num_rows is None else f"{one.num_rows:,}", f"{one.num_train:,}",
+                f"{one.num_held_out:,}", f"{one.num_repeated:,}", f"{sum(one.dropped.values()):,}",
+            )
+            for one in self.sources
+        )  # fmt: skip
+        columns = ("source", "kind", "rows", "training", "held out", "repeated", "dropped")
+        return Table("rows and questions", columns, rows, words=frozenset({0, 1}))
+
+    def _lengths(self) -> Table:
+        rows = tuple(
+            (
+                one.name, f"{one.fraction:.1%}" if one.fraction else "-", f"{one.lengths.median:,g}",
+                f"{one.lengths.p95:,}",
+                f"{one.lengths.longest:,}", f"{one.num_too_long:,}",
+            )
+            for one in self.sources
+        )  # fmt: skip
+        columns = ("source", "share", "median", "95%", "longest", "too long")
+        return Table(f"training prompts, lengths in {self.unit}", columns, rows)
+
+    def _domains(self) -> Table:
+        trained = [one for one in self.sources if one.fraction]
+        counts: Counter[str] = Counter()
+        fractions: defaultdict[str, float] = defaultdict(float)
+        for one in trained:
+            for domain, count in one.domains.items():
+                counts[domain] += count
+                fractions[domain] += one.fraction * count / one.num_train
+        rows = tuple((domain, f"{count:,}", f"{fractions[domain]:.1%}") for domain, count in counts.items())
+        return Table("domains", ("domain", "training", "share"), rows)
 
 
 def data(
-    config_or_path: ConfigOrPath = "quickstart", *, show: int = SHOWN, progress: bool = True, **overrides: Any
+    config_or_path: ConfigOrPath = "quickstart", *, show: int = 10, progress: bool = True, **overrides: Any
 ) -> DataResult:
     """Read and check the sources of a recipe, and count their questions, lengths, domains and dropped rows.
 
     Args:
-        config_or_path: Name of a built-in recipe, path of a YAML file or a run directory, nested settings, or a config;
-            or a file or folder of questions, which is read with the default columns and domain.
+        config_or_path: Built-in recipe, YAML file or run directory; or a file or folder of questions, which is read
+            with the default columns and domain; from Python also nested settings or a config.
         show: Number of prompts in the result, 0 or more, spread over the sources.
         progress: Show the current work.
         overrides: Settings that replace those of the recipe, nested or by dotted name.
@@ -42,21 +237,13 @@ def data(
     if show < 0:
         raise UserError(f"--show: expected a number of at least 0, not {show}")
 
-    from brorl.console.screen import Screen
-
     with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
         if isinstance(config_or_path, str | Path) and is_file(Path(config_or_path) / "config.yaml"):
             config_or_path = Path(config_or_path) / "config.yaml"  # of a run
         file = _questions_file(config_or_path)
         try:
             config = resolve_config(config_or_path if file is None else _recipe_of(file), overrides)
-
-            from brorl.assemble.data import check_first_rows
-
             check_first_rows(config)
-
-            from brorl.api.data_result import describe_data  # imports torch
-
             result = describe_data(config, show, file is None or "model" in overrides, screen.observe)
         except UserError as error:
             if file is None:
@@ -106,3 +293,169 @@ def _hint(file: str) -> str:
         f"{file} is read with the columns prompt and answer and the domain math; for others, write a recipe such as "
         f"data: {{sources: {{path: {file}, domain: NAME, answer_column: NAME}}}}, or run: brorl init {file}"
     )
+
+
+class _Model(NamedTuple):
+    """The parts of the model that turn questions into tokens."""
+
+    tokenizer: PreTrainedTokenizerBase
+    config: PreTrainedConfig
+
+
+class _Shown(NamedTuple):
+    """Prompts, those that `data.max_prompt_tokens` keeps, and the problem of each that a run rejects."""
+
+    prompts: list[ShownPrompt]
+    kept: list[ShownPrompt]
+    problems: list[str]
+
+    @property
+    def num_too_long(self) -> int:
+        return len(self.prompts) - len(self.kept)
+
+
+def describe_data(config: TrainConfig, show: int, with_model: bool = True, observe: Observe = unobserved) -> DataResult:
+    """Read the sources of a recipe, and check them as training does; without a chosen model use no tokenizer."""
+    observe(Phase("reading", "data"))
+    sources = build_questions(config)
+    observe(Phase("checking", "reference answers"))
+    notes = _check(config, sources)
+    observe(Phase("encoding", "prompts"))
+    model = _load(config, notes) if with_model else None
+    if not with_model:
+        notes.append("lengths are in characters, because no model was named; --model NAME checks the prompts")
+    kinds = {one.label: one.kind for one in (*config.data.sources, *config.evaluation.sources)}
+    total = sum(one.weight for one in sources if one.train)
+    parts = [(_rendered(one.train, config, model), _rendered(one.held_out, config, model)) for one in sources]
+    summaries, shown = [], []
+    for number, (one, (train, held_out)) in enumerate(zip(sources, parts, strict=True)):
+        summaries.append(_summary(one, kinds[one.name], one.weight / total, train, held_out))
+        examples = train.kept or held_out.kept or train.prompts or held_out.prompts
+        shown += _spread(examples, show // len(sources) + (number < show % len(sources)))
+    notes += _notes(summaries, parts, config)
+    problem = next(_errors(sources, parts, config), None)
+    if problem is not None:
+        notes.append(f"a run stops with an error: {problem}{_rejected(parts)}")
+    return DataResult(tuple(summaries), tuple(shown), "tokens" if model else "characters", tuple(notes), problem)
+
+
+def _summary(source: SourceQuestions, kind: str, fraction: float, train: _Shown, held_out: _Shown) -> SourceSummary:
+    lengths = sorted(prompt.length for prompt in train.prompts or held_out.prompts) or [0]
+    return SourceSummary(
+        name=source.name,
+        kind=kind,
+        num_rows=source.num_rows or None,
+        num_train=len(train.kept),
+        num_held_out=source.num_held_out,
+        num_repeated=source.num_repeated,
+        dropped=source.dropped,
+        num_evaluated_on=source.asked,
+        num_too_long=train.num_too_long + held_out.num_too_long,
+        domains=Counter(prompt.domain for prompt in (train.kept if source.train else held_out.kept)),
+        fraction=fraction if train.kept else 0.0,
+        lengths=Lengths(median(lengths), lengths[ceil(0.95 * len(lengths)) - 1], lengths[-1]),
+    )
+
+
+def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]:
+    """Check domains and reference answers as training does; return lines about public data sets and skipped checks."""
+    from brorl.assemble.inputs import check_left, check_source_references  # imports torch
+
+    notes = []
+    domains = {question.domain for question in all_questions(sources)}
+    checked, untrusted = config, untrusted_domains(config, domains)
+    if untrusted:
+        try:
+            choose_level(config.verification.sandbox)
+        except UserError as error:
+            notes.append(f"not checked: the reference answers of {listed(untrusted)}: {error}")
+            domains -= {*untrusted}
+            checked = without_other_domains(config, domains)
+    with build_workers(checked) as workers:
+        verifiers = build_verifiers(checked, domains, workers)
+        check_left(config, sources, verifiers)
+        return notes + check_source_references(verifiers, sources)
+
+
+def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
+    """Load the tokenizer and the configuration of the model; without them, add a line to the notes."""
+    from brorl.model.load import load_tokenizer
+    from brorl.model.source import find_model, read_config
+
+    try:
+        return _Model(load_tokenizer(config.model, config.sampling.end_token), read_config(find_model(config.model)))
+    except UserError as error:
+        notes.append(
+            "not checked: whether the model can read the prompts; lengths are in characters, and prompts have no chat "
+            f"template: {error}"
+        )
+        return None
+
+
+def _rendered(questions: Sequence[Question], config: TrainConfig, model: _Model | None) -> _Shown:
+    style = config.prompt
+    if model is None:
+        characters = [_without_tokens(one, style) for one in questions]
+        return _Shown(characters, characters, [])
+    prompts = render(questions, style, model.tokenizer)
+    kept = drop_long(prompts, config.data.max_prompt_tokens)[0] if config.data.max_prompt_tokens else prompts
+    advice = ", or set data.max_prompt_tokens"
+    problems = [*prompt_problems(config.model, kept, response_limits(config), *model, advice)]
+    return _Shown([_with_tokens(one) for one in prompts], [_with_tokens(one) for one in kept], problems)
+
+
+def _with_tokens(prompt: Prompt) -> ShownPrompt:
+    return ShownPrompt(prompt.id, prompt.domain, prompt.reference, prompt.text, len(prompt.token_ids))
+
+
+def _without_tokens(question: Question, style: PromptFormat) -> ShownPrompt:
+    text = "\n\n".join(message.content for message in style.messages_of(question))
+    return ShownPrompt(question.id, question.domain, question.reference, text, len(text))
+
+
+def _spread(prompts: Sequence[ShownPrompt], number: int) -> list[ShownPrompt]:
+    """Return `number` prompts at even distances."""
+    number = min(number, len(prompts))
+    return [prompts[place * len(prompts) // number] for place in range(number)]
+
+
+def _errors(
+    sources: Sequence[SourceQuestions], parts: Sequence[tuple[_Shown, _Shown]], config: TrainConfig
+) -> Iterator[str]:
+    """Yield the errors with which a run stops, in the order of its checks."""
+    for source, (train, held_out) in zip(sources, parts, strict=True):
+        yield from (*train.problems, *held_out.problems)
+        if train.prompts and not train.kept:
+            yield no_train_prompt(source.name, config)
+    if config.evaluation.num_prompts and not any(held_out.kept for _, held_out in parts):
+        yield no_held_out_prompt(config)
+
+
+def _rejected(parts: Sequence[tuple[_Shown, _Shown]]) -> str:
+    """Return how many prompts a run rejects; empty if there are none."""
+    both = [part for pair in parts for part in pair]
+    number, every = sum(len(part.problems) for part in both), sum(len(part.prompts) for part in both)
+    return f" ({number:,} of the {counted(every, 'prompt')})" if number else ""
+
+
+def _notes(
+    summaries: Sequence[SourceSummary], parts: Sequence[tuple[_Shown, _Shown]], config: TrainConfig
+) -> list[str]:
+    evaluated, notes = sum(len(held_out.kept) for _, held_out in parts), []
+    if evaluated:
+        notes.append(f"evaluated on: {counted(evaluated, 'held-out question')} (evaluation.num_prompts per source)")
+    num_too_long = sum(one.num_too_long for one in summaries)
+    return notes + removed_lines(num_too_long, sum(one.num_evaluated_on for one in summaries), config)
+
+
+def _shown(prompt: ShownPrompt, unit: str) -> list[Text]:
+    cut = visible_text(prompt.text[:_PROMPT])
+    more = len(prompt.text) - _PROMPT
+    lines = [*cut.split("\n"), *([f"... {counted(more, 'more character')}"] if more > 0 else [])]
+    reference = visible_text(prompt.reference[:_REFERENCE], one_line=True)
+    if len(prompt.reference) > _REFERENCE:
+        reference += f"... ({len(prompt.reference):,} characters)"
+    return [
+        Text(f"\n{prompt.id} ({prompt.domain}, {prompt.length:,} {unit}), reference: {reference}"),
+        *(Text(f"  | {line}", style="cyan") for line in lines),
+    ]

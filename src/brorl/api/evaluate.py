@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -17,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import brorl
 from brorl.activity import Observe, Phase, unobserved
-from brorl.api.checkpoint import resolve_checkpoint
+from brorl.api.recipe import resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
+from brorl.config.reading import flat_settings, make_config, read_recipe
+from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import listed
+from brorl.model.name import shipped_folder
 from brorl.runs import RUNS
 
 if TYPE_CHECKING:
@@ -31,18 +35,14 @@ if TYPE_CHECKING:
     from brorl.evaluation.responses import ResponseStore, StoredBatch
 
 Say = Callable[[str], None]
-SAMPLES, TEMPERATURE, TOP_P = 512, 0.6, 0.95
 _MOST_SAMPLES = 2**20
-_SETTINGS = (
+_SINGLE = (
     "device", "dtype", "engine.kind", "engine.memory_gib", "engine.threads", "sampling.end_token",
     "evaluation.num_prompts",
 )  # fmt: skip
 _SECTIONS = ("prompt.", "verification.", "engine.vllm.", "cluster.")
-
-
-def is_evaluation_setting(name: str) -> bool:
-    """Return whether a setting of a recipe applies to `brorl.evaluate`."""
-    return name in _SETTINGS or name.startswith(_SECTIONS)
+SETTINGS = (*_SINGLE, *_SECTIONS)
+"""The settings and sections of a recipe that apply to an evaluation."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,11 @@ class _Options:
                 f"--ks: pass@{self.ks[-1]} needs {self.ks[-1]} responses per prompt, but --samples is {self.samples}; "
                 f"raise --samples to {self.ks[-1]} or more, or remove {self.ks[-1]} from --ks"
             )
-        if wrong := next((name for name in self.overrides if not is_evaluation_setting(name)), None):
+        if wrong := next(
+            (name for name in self.overrides if name not in _SINGLE and not name.startswith(_SECTIONS)), None
+        ):
             raise UserError(
-                f"{wrong} is not a setting of an evaluation; these are: {', '.join(_SETTINGS)}, and all settings in "
+                f"{wrong} is not a setting of an evaluation; these are: {', '.join(_SINGLE)}, and all settings in "
                 f"{listed([section.rstrip('.') for section in _SECTIONS])}"
             )
 
@@ -99,10 +101,10 @@ def evaluate(
     checkpoint: str | Path,
     *,
     data: str | Sequence[str] = (),
-    samples: int = SAMPLES,
+    samples: int = 512,
     ks: Sequence[int] | None = None,
-    temperature: float = TEMPERATURE,
-    top_p: float = TOP_P,
+    temperature: float = 0.6,
+    top_p: float = 0.95,
     max_new_tokens: int | None = None,
     output_dir: str | Path | None = None,
     seed: int = 0,
@@ -112,13 +114,14 @@ def evaluate(
     """Measure pass@k of a model, as `brorl eval` does.
 
     Args:
-        checkpoint: `quickstart`, a model's folder or hub id, a run directory (its last checkpoint), or a checkpoint in
-            one.
-        data: Data sets: names of benchmarks, `NAME=PATH`, files, hub ids, puzzles, or YAML mappings. By default the
-            prompts that the checkpoint's run held out.
+        checkpoint: A model (`quickstart`, a folder, a hub id), a run directory (its last checkpoint), or a checkpoint
+            in one.
+        data: aime24, aime25, amc, math, minerva, olympiadbench, gsm8k, humaneval_plus, mbpp_plus, livecodebench,
+            gpqa_diamond, mmlu_pro, ifeval; NAME=PATH for a copy of one of these; gym; a file, hub id or puzzle; or
+            {path: ..., layout: ...}; may be repeated (default: the prompts that the checkpoint's run held out).
         samples: Responses per prompt, n, 1 to 2^20.
         ks: Values of k for pass@k, each 1 to n. By default 1 and the powers of 2 up to n / 2, at most 256.
-        temperature: Divisor of the logits, at least 0; 0 is greedy and needs `samples=1`.
+        temperature: Divisor of the logits, at least 0; 0 is greedy and needs one response per prompt.
         top_p: Nucleus mass, above 0 and at most 1.
         max_new_tokens: Length limit of a response in tokens, at least 1. By default that of the run, else the longest
             that fits the model, at most 32,768.
@@ -138,7 +141,6 @@ def evaluate(
         UserError: If a setting is wrong, or the data or the model cannot be read.
         KeyboardInterrupt: If the evaluation was stopped. The next call with the same arguments continues it.
     """
-    from brorl.config.reading import flat_settings
     from brorl.evaluation.summary import default_ks
 
     sets = (data,) if isinstance(data, str) else tuple(data)
@@ -151,8 +153,6 @@ def evaluate(
     if not progress:
         return _evaluate(options, request, lambda _: None, unobserved)
 
-    from brorl.console.screen import Screen
-
     with Screen(f"brorl {brorl.__version__}") as screen:
         return _evaluate(options, request, lambda line: screen.say(line, is_command=True), screen.observe)
 
@@ -160,8 +160,6 @@ def evaluate(
 def _request(options: _Options) -> Request:
     """Return the settings of the evaluation: those of the checkpoint's run, if it has one, with the options."""
     from brorl.assemble.evaluation_data import Request
-    from brorl.config.reading import make_config, read_recipe
-    from brorl.model.name import shipped_folder
 
     checkpoint = resolve_checkpoint(options.checkpoint)
     overrides = dict(options.overrides)
@@ -193,7 +191,6 @@ def _request(options: _Options) -> Request:
 
 
 def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -> EvaluationResult:
-    from brorl.api.own_evaluation import compare_with_own
     from brorl.assemble.cluster import build_cluster
     from brorl.assemble.evaluation import prepare_evaluation
     from brorl.evaluation.responses import ResponseStore
@@ -206,7 +203,7 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
     try:
         with RunDirectory(output).locked():
             store.check(ready.settings)
-            differences = compare_with_own(options.checkpoint, run_config, ready.settings) if run_config else []
+            differences = _compare_with_own(options.checkpoint, run_config, ready.settings) if run_config else []
             _announce(ready, output, [*ready.notes, *differences[:1]], say)
             cluster = build_cluster(request.config, say, learns=False, advice="Rerun the command to continue.")
             with ExitStack() as parts:
@@ -314,3 +311,37 @@ def _finish(
     with storage_errors(target, "rerun the command"):
         replace_file(target, json.dumps(result.record(), indent=1).encode())
     return result
+
+
+def _compare_with_own(name: str, run_config: Path, settings: Mapping[str, Any]) -> list[str]:
+    """Return two lines: the differences from the run's own evaluations, and the command that repeats these."""
+    from brorl.runs.run_directory import RunDirectory
+
+    config = resolve_config(run_config, {})
+    try:
+        num_prompts = len(RunDirectory(run_config.parent).read_held_out())
+    except UserError:  # older versions did not store the held-out prompts
+        return []
+    if not num_prompts:
+        return []
+    evaluation = config.evaluation
+    greedy = evaluation.temperature == 0
+    samples, ks = (1, (1,)) if greedy else (evaluation.num_samples, evaluation.ks)
+    limit = evaluation.max_new_tokens or config.sampling.max_new_tokens
+    here_prompts = sum(data["prompts"] for data in settings["data"].values())
+    pairs = {
+        "temperature": (f"{settings['temperature']:g}", f"{evaluation.temperature:g}"),
+        "top-p": (f"{settings['top_p']:g}", f"{evaluation.top_p:g}"),
+        "length limit": (f"{settings['max_new_tokens']:,}", f"{limit:,}"),
+        "responses per prompt": (f"{settings['samples']:,}", f"{samples:,}"),
+        "prompts": (f"{here_prompts:,}", f"{num_prompts:,}"),
+    }
+    differing = [f"{setting} {here} (in training {own})" for setting, (here, own) in pairs.items() if here != own]
+    if not differing:
+        return []
+    options = ["--temperature", pairs["temperature"][1], "--top-p", pairs["top-p"][1], "--samples", str(samples)]
+    options += ["--ks", ",".join(map(str, ks)), "--evaluation.num_prompts", str(evaluation.num_prompts)]
+    return [
+        f"the run's own evaluations had other settings, so their pass@k is another number: {', '.join(differing)}",
+        f"the settings of the run's own evaluations: {shlex.join(['brorl', 'eval', name, *options])}",
+    ]

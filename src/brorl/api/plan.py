@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -10,30 +12,93 @@ from typing import TYPE_CHECKING, Any, overload
 
 import brorl
 from brorl.activity import Phase
-from brorl.api.checkpoint import resolve_checkpoint
+from brorl.api.recipe import ConfigOrPath, resolve_checkpoint, resolve_config
 from brorl.api.runs_folder import make_output_folder
-from brorl.api.settings import ConfigOrPath, resolve_config
-from brorl.config.reading import flat_settings
+from brorl.config.reading import flat_settings, parse_yaml
 from brorl.config.settings import TrainConfig
+from brorl.console.screen import Screen
 from brorl.errors import UserError
 from brorl.format import plain
 from brorl.runs import RUNS
+from brorl.storage import replace_file, storage_errors
+from brorl.table import Result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from brorl.api.cluster_plan import ClusterPlanResult, ClusterQuestion
-    from brorl.api.plan_result import PlanResult
-    from brorl.console.screen import Screen
     from brorl.planning.estimators import Aim
     from brorl.planning.pilot import PilotParts
+    from brorl.planning.recommendation import PlanRow, RolloutPlan
     from brorl.planning.report import PlanReport
     from brorl.planning.step_timing import Measured
 
 ROLLOUTS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 RECIPE = "quickstart"
 AIMS = ("pass@1", "pass@k", "coverage")
+_MEASURING = ("pilot_prompts", "pilot_rollouts", "rollouts", "seconds_per_step", "aim")
+_CLUSTER = ("engine", "response_tokens", "distinct_fraction", "group_parts")
+_NOT_COMPARED = ("rollouts_per_prompt", "prompts_per_step", "seed", "steps", "evaluation.every")  # compare sets these
+_COMPARED_STEPS = 100  # length of the recommended comparison
+_LARGE_N = 512
 _LEAST_PROMPTS, _LEAST_ROLLOUTS, _MOST_ROLLOUTS = 8, 4, 2**20
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PlanResult(Result):
+    """A plan that was written.
+
+    Attributes:
+        path: The folder of `plan.json` and `plan.png`.
+        report: The plan with its measurements and the memory that it predicts.
+        train_command: The command that trains with the recommendation; None if no N fits in the budget, or if the
+            recipe has no name on the command line.
+        compare_command: The command that measures the plan; None if there is nothing to compare.
+    """
+
+    path: Path
+    report: PlanReport
+    train_command: str | None
+    compare_command: str | None
+
+    @property
+    def json_file(self) -> Path:
+        """All numbers of the plan."""
+        return self.path / "plan.json"
+
+    @property
+    def figure_file(self) -> Path:
+        """The plan as a figure."""
+        return self.path / "plan.png"
+
+    @property
+    def rows(self) -> list[PlanRow]:
+        """One row per N, ascending."""
+        return self.report.plan.rows
+
+    @property
+    def recommended(self) -> PlanRow | None:
+        """The recommended row, with the prompts per step as `budget_prompts`; None if no N fits in the budget."""
+        return self.report.plan.recommended
+
+    @property
+    def memory_bytes(self) -> Sequence[int | None]:
+        """Memory of a step above the loaded model with the recipe's prompts, per row; None if unknown."""
+        return self.report.memory_bytes
+
+    def parts(self) -> Iterator[Any]:
+        """Yield the tables, the advice, the files, and the commands."""
+        yield self.report
+        yield f"\nwritten: {self.json_file}, {self.figure_file}"
+        if self.train_command:
+            yield f"train with it: {self.train_command}"
+        if self.compare_command:
+            yield f"or measure it: {self.compare_command}"
+
+    def __repr__(self) -> str:
+        from brorl.planning.report import advice
+
+        return f"PlanResult({str(self.path)!r}: {advice(self.report)[0]})"
 
 
 @dataclass(frozen=True)
@@ -61,7 +126,7 @@ class _Question:
         if self.seconds_per_step is not None and not 0 < self.seconds_per_step < float("inf"):
             raise UserError(f"seconds_per_step must be above 0 and finite, not {self.seconds_per_step}")
         if self.aim not in AIMS:
-            raise UserError(f"aim must be one of {', '.join(AIMS)}, not {self.aim}")
+            raise UserError(f"--aim must be one of {', '.join(AIMS)}, not {self.aim}")
 
 
 @overload
@@ -111,12 +176,12 @@ def plan(
     Args:
         checkpoint: A model (`quickstart`, a folder, a hub id), a run, or a checkpoint in a run; None is the recipe's
             model.
-        recipe: Name of a built-in recipe, path of a YAML file, nested settings, or a config; None is the config of the
-            checkpoint's run, or else `quickstart`.
+        recipe: Built-in recipe or YAML file; from Python also nested settings or a config (default: the run's, or
+            quickstart).
         pilot_prompts: Training prompts of the pilot, >= 8.
         pilot_rollouts: Rollouts of each, an even number >= 4.
         rollouts: Numbers of rollouts per prompt to compare, 2 to 2^20; the recipe's own number is added.
-        seconds_per_step: Time budget of a step, > 0; None is the time of the recipe's own N and prompts.
+        seconds_per_step: Time budget of a step, > 0 (default: the time of the recipe's own N and prompts).
         aim: What to recommend an N and an estimator for: `pass@1`, `pass@k` (pass@16), or `coverage` of rare successes.
         output_dir: Folder of the files; an earlier plan in it is replaced.
         cluster: GPUs to plan for in place of this machine, such as `8xH200`, or a `ClusterQuestion` with more
@@ -140,42 +205,80 @@ def plan(
             asked, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
         )
     question = _Question(pilot_prompts, pilot_rollouts, rollouts, seconds_per_step, aim)
-    return _plan_here(
-        question, checkpoint, recipe=recipe, output_dir=output_dir, progress=progress, overrides=overrides
-    )
-
-
-def _plan_here(
-    question: _Question,
-    checkpoint: str | Path | None,
-    *,
-    recipe: ConfigOrPath | None,
-    output_dir: str | Path,
-    progress: bool,
-    overrides: Mapping[str, Any],
-) -> PlanResult:
-    """Measure on this machine; see `plan`."""
     given = flat_settings(overrides)
     config, source = _resolve(checkpoint, recipe, given)
 
-    from brorl.console.screen import Screen
-
     with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen, ExitStack() as ends:  # before torch
-        from brorl.api.plan_result import PlanResult, next_commands
+        from brorl.planning.figure import draw_plan
+        from brorl.planning.report import plan_record
 
         parts = _parts(config, question.pilot_prompts, screen, ends)
         note = _note(recipe is None and source == RECIPE, given)
         with _folder(Path(output_dir).expanduser()) as folder:
             for line in (*_announcement(config, parts, question), *note):
                 screen.console.print(line, soft_wrap=True, markup=False)
-            rollouts = sorted({*question.rollouts, config.rollouts_per_prompt})
-            measured = _measure(parts, question, rollouts, folder, screen.console)
+            compared = sorted({*rollouts, config.rollouts_per_prompt})
+            measured = _measure(parts, question, compared, folder, screen.console)
             report = _report(config, parts, measured, question)
-            _write(report, folder)
-            planned = {**given, **_planned_settings(config, report.choice.estimator)}
-            result = PlanResult(folder, report, *next_commands(report.plan, checkpoint, source, planned))
+            with storage_errors(folder):
+                replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
+                draw_plan(report, folder / "plan.png")
+            planned = {**given, **_estimator_settings(config, report.choice.estimator)}
+            if config.adaptive.enabled:
+                planned["adaptive.enabled"] = False
+            result = PlanResult(folder, report, *_next_commands(report.plan, checkpoint, source, planned))
             screen.console.print(result, soft_wrap=True)
             return result
+
+
+def plan_command(
+    checkpoint: str | None = None,
+    *,
+    data: str | None = None,
+    cluster: str | None = None,
+    model_shape: str | None = None,
+    **options: Any,
+) -> None:
+    """Plan as a command.
+
+    Args:
+        checkpoint: A model (`quickstart`, a folder, a hub id), a run, or a checkpoint in one (default: the recipe's
+            model); with --cluster also a recipe.
+        data: File, hub id or puzzle of the prompts, as data.sources (default: the recipe's).
+        cluster: Plan a step on these GPUs, such as 8xH200 or 512xH100, without a GPU, weights or a pilot;
+            8xMINE:memory_gb=96,... describes another GPU (default recipe: brorl).
+        model_shape: With --cluster, sizes of the model in place of its config.json, as NAME=NUMBER,...: parameters,
+            layers, hidden, kv_heads, vocabulary, and heads, head_dim, inner, active_parameters.
+        options: Those of `plan` and of `ClusterQuestion`.
+
+    Raises:
+        UserError: If options of a pilot and of a cluster are combined.
+    """
+    question = {name: options.pop(name) for name in _CLUSTER if name in options}
+    if model_shape is not None:
+        question["model_shape"] = _sizes(model_shape)
+    if cluster is None and question:
+        raise UserError(f"--{next(iter(question)).replace('_', '-')} needs --cluster, such as --cluster 8xH200")
+    if cluster is not None:
+        from brorl.api.cluster_plan import ClusterQuestion
+
+        if wrong := next((name.replace("_", "-") for name in _MEASURING if name in options), None):
+            raise UserError(f"--{wrong} measures on this machine, and --cluster does not; give one of them")
+        options["cluster"] = ClusterQuestion(cluster, **question)
+    if data is not None:
+        options["data.sources"] = parse_yaml(data, "--data")
+    try:
+        plan(checkpoint, **options)
+    except KeyboardInterrupt:
+        print("\nstopped: a plan is written at its end; rerun the command")  # noqa: T201
+        raise KeyboardInterrupt("stopped") from None
+
+
+def _sizes(text: str) -> dict[str, float]:
+    try:
+        return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+    except ValueError:
+        raise UserError(f"--model-shape: the value should be like parameters=1.5e9,layers=28, not {text!r}") from None
 
 
 def _resolve(
@@ -280,12 +383,6 @@ def _report(config: TrainConfig, parts: PilotParts, measured: Measured, question
     return PlanReport.of(found, measured, settings, (config.model, str(parts.model.device)), question.aim)
 
 
-def _planned_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
-    """Return the settings with which the recipe trains as planned: a fixed N, and the recommended estimator."""
-    fixed = {"adaptive.enabled": False} if config.adaptive.enabled else {}
-    return fixed | _estimator_settings(config, estimator)
-
-
 def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
     """Return the settings that change the recipe's estimator to the recommended one, with its default options."""
     from brorl.planning.estimators import FOR_PASS_1
@@ -301,13 +398,47 @@ def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:
     return without_phases | changed
 
 
-def _write(report: PlanReport, folder: Path) -> None:
-    import json
+def _next_commands(
+    plan: RolloutPlan, checkpoint: str | Path | None, recipe: ConfigOrPath, given: Mapping[str, Any]
+) -> tuple[str | None, str | None]:
+    """Return the commands that train with the recommendation and that measure the plan, as far as they exist."""
+    from brorl.planning.estimators import K
 
-    from brorl.planning.figure import draw_plan
-    from brorl.planning.report import plan_record
-    from brorl.storage import replace_file, storage_errors
+    row = plan.recommended
+    if row is None or not isinstance(recipe, str | Path):
+        return None, None
+    model, run_config = (given.get("model"), None) if checkpoint is None else resolve_checkpoint(str(checkpoint))
+    others = {name: value for name, value in given.items() if name != "model"}
+    trained = {"model": model} if model else {}
+    if recipe == run_config:
+        trained["output_dir"] = None  # the run's own directory is not empty
+    trained |= others | {"rollouts_per_prompt": row.num_rollouts, "prompts_per_step": row.budget_prompts}
+    train = ["brorl", "train", str(recipe), *_options(trained)]
+    least = K + 1 if others.get("advantage.estimator") == "pass_at_k" else 2
+    if not (sweep := _sweep(plan, row, least)):
+        return shlex.join(train), None
+    compared = {"from": model} if model else {}
+    compared |= {name: value for name, value in others.items() if name not in _NOT_COMPARED}
+    budget = plain(_COMPARED_STEPS * plan.budget).replace(",", "")
+    compare = ["brorl", "compare", str(recipe), *_options(compared), *sweep, "--budget", budget]
+    return shlex.join(train), shlex.join(compare)
 
-    with storage_errors(folder):
-        replace_file(folder / "plan.json", json.dumps(plan_record(report), indent=2).encode())
-        draw_plan(report, folder / "plan.png")
+
+def _options(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as options, with values in YAML."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+    return [word for name, text in texts.items() for word in (f"--{name}", text)]
+
+
+def _sweep(plan: RolloutPlan, chosen: PlanRow, least: int) -> list[str]:
+    """Return the options that compare a few N of the plan from `least` on, each with the prompts that fit its time."""
+    fitting = [row for row in plan.rows if row.budget_prompts and row.num_rollouts >= least]
+    if not fitting:
+        return []
+    wanted = {fitting[0].num_rollouts, plan.rows[plan.recipe].num_rollouts, chosen.num_rollouts, _LARGE_N}
+    arms = [row for row in fitting if row.num_rollouts in wanted]
+    if len(arms) < 2:
+        return []
+    rollouts = ",".join(str(row.num_rollouts) for row in arms)
+    prompts = ",".join(str(row.budget_prompts) for row in arms)
+    return ["--sweep", f"rollouts_per_prompt={rollouts}", "--sweep", f"prompts_per_step={prompts}"]

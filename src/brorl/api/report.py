@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brorl.errors import UserError
+
 if TYPE_CHECKING:
     from brorl.reporting.page.page import Report
 
@@ -14,7 +16,7 @@ def report(*runs: str | Path, output: str | Path | None = None) -> Report:
 
     Args:
         runs: At least one run directory; charts show several together.
-        output: The file. Default: `report.html` in the run directory, or in `runs` if there are several.
+        output: The file (default: RUN/report.html; for several runs: runs/report.html).
 
     Returns:
         The file and its size. In a notebook it is a link.
@@ -22,6 +24,9 @@ def report(*runs: str | Path, output: str | Path | None = None) -> Report:
     Raises:
         UserError: If a run has nothing to show, or the file exists and is not a report.
     """
+    if not runs:
+        raise UserError("RUN is missing; give at least one run directory")
+
     from brorl.reporting.page.page import write_report
 
     paths = [Path(run).expanduser() for run in runs]

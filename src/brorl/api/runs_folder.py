@@ -25,15 +25,7 @@ _TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 def make_run_directory(output_dir: str | None, name: str) -> RunDirectory:
-    """Make the directory of a new run.
-
-    Args:
-        output_dir: Its path; None makes a new directory under `runs/`.
-        name: First part of the name of a directory under `runs/`.
-
-    Raises:
-        UserError: If the directory cannot be made.
-    """
+    """Make the directory of a new run: `output_dir`, or a new one under `runs/` whose name begins with `name`."""
     from brorl.runs.run_directory import RunDirectory
 
     try:
@@ -67,14 +59,7 @@ def remove_unused(directory: RunDirectory) -> None:
 
 
 def newest_unfinished(overrides: Mapping[str, Any]) -> Path:
-    """Return the run under `runs/` with the newest files, among the runs that can be resumed.
-
-    Args:
-        overrides: Settings that resume changes, by dotted name; a finished run can be resumed with more `steps`.
-
-    Raises:
-        UserError: If there is none; the message names the newest run and the fix.
-    """
+    """Return the run under `runs/` with the newest files, among those that can be resumed with the overrides."""
     runs = sorted((folder for folder in RUNS.glob("*") if (folder / "config.yaml").is_file()), key=_last_activity)
     if not runs:
         raise UserError(
@@ -137,11 +122,7 @@ def _why_not(run: Path, overrides: Mapping[str, Any]) -> str | None:
 
 
 def make_output_folder(path: Path) -> bool:
-    """Make the folder of `--output-dir`, and return whether it is new.
-
-    Raises:
-        UserError: If it cannot be made.
-    """
+    """Make the folder of `--output-dir`, and return whether it is new."""
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)

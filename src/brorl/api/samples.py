@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from brorl.errors import UserError
 
 if TYPE_CHECKING:
     from brorl.reporting.samples import Kind, Samples
@@ -22,9 +24,9 @@ def samples(
 
     Args:
         run: The run directory.
-        step: The step; None is the last stored one.
-        prompt: Number of the prompt in the step, from 1, or its name; None is the one with the pass rate nearest to one
-            half, among those with responses of the kind.
+        step: The step (default: the last stored one).
+        prompt: Number of the prompt in the step, from 1, or its name (default: the one with the pass rate nearest to
+            one half, among those with responses of the kind).
         kind: Show `all` responses, the incorrect ones (`wrong`) or the correct ones (`right`).
         limit: Most responses to show, at least 1.
         held_out: Read the responses to held-out prompts at an evaluation, not the rollouts of training.
@@ -35,8 +37,25 @@ def samples(
     Raises:
         UserError: If the run, the step or the prompt does not exist, with the existing ones.
     """
+    if limit < 1:
+        raise UserError(f"--limit: expected a number of at least 1, not {limit}")
+
     from brorl.reporting.samples import find_samples
 
     name = None if prompt is None else str(prompt)
     path = Path(run).expanduser()
     return find_samples(path, step=step, prompt=name, kind=kind, limit=limit, held_out=held_out)
+
+
+def samples_command(run: str, *, wrong: bool = False, right: bool = False, **arguments: Any) -> Samples:
+    """Read samples as a command.
+
+    Args:
+        run: The run directory.
+        wrong: Only incorrect responses.
+        right: Only correct responses.
+        arguments: Those of `samples`.
+    """
+    if wrong and right:
+        raise UserError("--right: not allowed with argument --wrong (see brorl samples --help)")
+    return samples(run, kind="wrong" if wrong else "right" if right else "all", **arguments)

@@ -1,23 +1,87 @@
-"""`brorl.train`: a recipe to a run directory, and the run to its end; also the body of `brorl train` and `resume`."""
+"""`brorl.train`: a recipe to a run directory, and the run to its end; and the commands `brorl train` and `resume`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import brorl
-from brorl.api.cheap_checks import check_cheaply
+from brorl.api.recipe import ConfigOrPath, check_cheaply, recipe_name, resolve_config
 from brorl.api.runs_folder import make_run_directory, newest_unfinished, refuse_used_folder, remove_unused
-from brorl.api.settings import ConfigOrPath, recipe_name, resolve_config
-from brorl.errors import UserError
+from brorl.console.screen import Screen
+from brorl.cost import Cost, total_cost
+from brorl.errors import STOPPED, UnverifiedResponsesError, UserError
+from brorl.evaluation.pass_at_k import Estimate
 from brorl.runs import RUNS
+from brorl.table import Result
 
 if TYPE_CHECKING:
-    from brorl.api.training_result import TrainingResult
-    from brorl.console.screen import Screen
+    from brorl.runs.run_directory import Record
+    from brorl.training.journal import Ending
 
 _RECIPE = "quickstart"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingResult(Result):
+    """A run that ended, or was interrupted and can be resumed.
+
+    Attributes:
+        path: The run directory.
+        ending: Why the run ended.
+        message: The same as a sentence, with the steps done.
+        metrics: The lines of metrics.jsonl; step 0 is the evaluation before training.
+        checkpoints: The complete checkpoints, oldest first; each loads with transformers.
+        best_checkpoint: The checkpoint with the best held-out pass@k; None if none was kept.
+        report: The HTML report; None if the run has none.
+    """
+
+    path: Path
+    ending: Ending
+    message: str
+    metrics: tuple[Record, ...]
+    checkpoints: tuple[Path, ...]
+    best_checkpoint: Path | None
+    report: Path | None
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of all steps in every unit."""
+        return total_cost(self.metrics)
+
+    @property
+    def first_evaluation(self) -> dict[int, Estimate]:
+        """Held-out pass@k by k with 95% intervals, at the first evaluation; empty if there was none."""
+        return next(iter(self._evaluations()), {})
+
+    @property
+    def last_evaluation(self) -> dict[int, Estimate]:
+        """Held-out pass@k by k with 95% intervals, at the last evaluation; empty if there was none."""
+        return next(reversed(self._evaluations()), {})
+
+    def _evaluations(self) -> list[dict[int, Estimate]]:
+        found = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
+        return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in found]
+
+    def __repr__(self) -> str:
+        return f"TrainingResult({self.message}; run directory: {self.path})"
+
+    def parts(self) -> Iterator[Any]:
+        """Yield the tables and the lines at the end of a run."""
+        from brorl.console.tables import coverage_hints, held_out_check_lines, result_tables
+
+        yield from result_tables(self.metrics)
+        yield f"{self.message}; run directory: {self.path}"
+        yield from (*held_out_check_lines(self.metrics), *coverage_hints(self.metrics))
+        if self.report is not None:
+            yield f"charts and rollouts: {self.report}"
+
+    @property
+    def exit_code(self) -> int:  # type: ignore[override]
+        """Exit code of the command: 0, 130 if the run was stopped, 1 if it ended because no group was mixed."""
+        return {"NO_MIXED_GROUPS": 1, "UNVERIFIED": 1, "INTERRUPTED": STOPPED}.get(self.ending.name, 0)
 
 
 def train(
@@ -51,7 +115,7 @@ def train(
     recipe = _RECIPE if config_or_path is None else config_or_path
     config = resolve_config(recipe, overrides)
     check_cheaply(config)
-    with _screen(progress) as screen:  # shown while torch is imported, which takes seconds
+    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:  # shown while torch is imported
         from brorl.api.training_session import TrainingSession
 
         directory = make_run_directory(config.output_dir, Path(recipe_name(recipe)).stem)
@@ -63,6 +127,38 @@ def train(
                 if not directory.read_metrics():
                     remove_unused(directory)
                 raise
+
+
+def train_command(config_or_path: str = _RECIPE, **overrides: Any) -> TrainingResult:
+    """Train as a command.
+
+    Args:
+        config_or_path: Built-in recipe or YAML file.
+        overrides: Settings.
+
+    Raises:
+        UnverifiedResponsesError: If most rollouts could not be verified.
+    """
+    return _checked(train(config_or_path, **overrides))
+
+
+def resume_command(run: str | None = None, **overrides: Any) -> TrainingResult:
+    """Resume as a command.
+
+    Args:
+        run: Run directory (default: the newest unfinished run in runs/).
+        overrides: Settings.
+
+    Raises:
+        UnverifiedResponsesError: If most rollouts could not be verified.
+    """
+    return _checked(train(run, resume=True, **overrides))
+
+
+def _checked(result: TrainingResult) -> TrainingResult:
+    if result.ending.name == "UNVERIFIED":
+        raise UnverifiedResponsesError(result.message)
+    return result
 
 
 def _resume(path: str | Path | None, overrides: Mapping[str, Any], progress: bool) -> TrainingResult:
@@ -77,16 +173,10 @@ def _resume(path: str | Path | None, overrides: Mapping[str, Any], progress: boo
             f"{path} is not a run directory (it has no config.yaml); use the directory that `brorl train` printed"
         )
     config = resolve_config(config_file, overrides)
-    with _screen(progress) as screen:
+    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
         from brorl.api.training_session import TrainingSession
         from brorl.runs.run_directory import RunDirectory
 
         directory = RunDirectory(Path(path))
         with directory.locked():
             return TrainingSession(config, directory, screen, is_new=False).run_to_end()
-
-
-def _screen(progress: bool) -> Screen:
-    from brorl.console.screen import Screen
-
-    return Screen(f"brorl {brorl.__version__}", silent=not progress)

@@ -6,29 +6,42 @@ training loop for `brorl.train` are here.
 
 from __future__ import annotations
 
+import os
 import shlex
+import shutil
+import sys
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+import brorl
 from brorl.activity import Activity, Phase
-from brorl.api.announcement import announcement, lineage_of, placement_lines
-from brorl.api.command_name import command_name
-from brorl.api.training_result import TrainingResult, read_result
+from brorl.api.train import TrainingResult
 from brorl.assemble.cluster import build_cluster
 from brorl.assemble.run import build_run
-from brorl.config.reading import dump_yaml
+from brorl.config.reading import dump_yaml, parse_yaml
 from brorl.config.resuming import fixed_settings
 from brorl.config.settings import TrainConfig
 from brorl.console.progress import TrainingProgress
 from brorl.console.screen import Screen
+from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
-from brorl.reporting.page.page import write_report
+from brorl.format import counted
+from brorl.model.load import choose_device
+from brorl.reporting.page.page import REPORT, write_report
 from brorl.reporting.samples import unsolved_examples
-from brorl.runs.checkpoint import TrainerState, last_checkpoint
+from brorl.runs.checkpoint import (
+    TrainerState,
+    best_checkpoint,
+    complete_checkpoints,
+    is_checkpoint,
+    last_checkpoint,
+    read_step,
+)
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.storage import replace_file, storage_errors
 from brorl.trackers import open_trackers, require_package
@@ -46,14 +59,7 @@ _FEW = 16  # rollouts per prompt in the hint at the end
 
 @dataclass(frozen=True)
 class TrainingSession:
-    """The training of a run in this process.
-
-    Attributes:
-        config: The run's settings.
-        directory: The run's files; the caller holds its lock.
-        screen: Where the run is shown.
-        is_new: Whether the run starts here.
-    """
+    """The training of a run in this process; the caller holds the lock of its directory."""
 
     config: TrainConfig
     directory: RunDirectory
@@ -86,11 +92,7 @@ class TrainingSession:
         return f"{command_name()} resume {shlex.quote(str(self.directory.path))}"
 
     def _run(self, progress: TrainingProgress, stop: StopRequest) -> tuple[Ending, str]:
-        """Train; after the loss of a remote learner continue from the last checkpoint, with new processes.
-
-        Raises:
-            LearnerLostError: If it was lost more often than `cluster.max_restarts`.
-        """
+        """Train; after the loss of a remote learner continue from the last checkpoint, with new processes."""
         limit, advice = self.config.cluster.max_restarts, f"Continue from the last checkpoint with: {self._resume}"
         cluster = build_cluster(self.config, self.screen.say, note=self.screen.log, advice=advice)
         with ExitStack() as parts:
@@ -128,15 +130,15 @@ class TrainingSession:
         self._write_config(torch.get_num_threads())
         if not directory.begun_file.exists():
             directory.write_begun(fixed_settings(config), has_checkpoint=False)
-        directory.write_environment(continued_from=lineage_of(config.model))
+        directory.write_environment(continued_from=_lineage(config.model))
         benchmark = run.measurements.benchmark
         directory.write_held_out(benchmark.prompts if benchmark else [])
         progress.recall(directory.read_metrics())
         self.screen.status.start_training(
             state.step, lambda step: is_due(step, config.evaluation.every) or step == config.steps
         )
-        places = placement_lines(config.cluster, cluster.num_machines) if cluster else []
-        for line in [*announcement(config, run, state.step), *places]:
+        places = _placement_lines(config.cluster, cluster.num_machines) if cluster else []
+        for line in [*_announcement(config, run, state.step), *places]:
             self.screen.say(line)
         return run, state
 
@@ -171,7 +173,16 @@ class TrainingSession:
         hints = self._hints(ending)
         if self.config.report and ending is not Ending.INTERRUPTED:
             hints = [self._write_report(), *hints]
-        result = read_result(self.directory, ending, message)
+        directory, report = self.directory, self.directory.path / REPORT
+        result = TrainingResult(
+            path=directory.path,
+            ending=ending,
+            message=message,
+            metrics=tuple(directory.read_metrics()),
+            checkpoints=tuple(complete_checkpoints(directory.checkpoints)),
+            best_checkpoint=best_checkpoint(directory.checkpoints),
+            report=report if report.is_file() else None,
+        )
         progress.finish(result.metrics, result.path, message, hints)
         if ending is Ending.NO_MIXED_GROUPS:
             for line in self._examples(result.metrics[-1]):
@@ -214,3 +225,95 @@ class TrainingSession:
         if last["sampling"]["accuracy"]:
             return []
         return ["store_rollouts_every: 1 stores the rollouts, and `brorl samples` shows them"]
+
+
+def command_name() -> str:
+    """Return `brorl` if the shell finds this installation; else the path of its script, or `PYTHON -m brorl`."""
+    script = Path(sys.executable).with_name("brorl")
+    if not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m brorl"
+    found = shutil.which("brorl")
+    if found is not None and Path(found).samefile(script):
+        return "brorl"
+    here = script.is_relative_to(Path.cwd())
+    return shlex.quote(os.path.relpath(script) if here else str(script))
+
+
+def _announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
+    """Return the lines before the first step: model, batch, learning rate, and the run that it continues."""
+    learner = run.algorithm.learner
+    trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
+    of_all = "" if trained == parameters else f", {trained:,} of them trained"
+    clip, lineage = config.loss.clip, _lineage(config.model)
+    lines = [
+        f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on "
+        f"{_device(config)}, "
+        f"N = {_rollouts(config)} rollouts x {config.prompts_per_step} prompts a step, "
+        f"{run.algorithm.source.num_prompts:,} training prompts",
+        f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
+        f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.outputs.directory.path}",
+    ]
+    if lineage:
+        lines.append(_stage(lineage, config.optimizer.from_checkpoint))
+    return [*lines, f"resuming after step {step}"] if step else lines
+
+
+def _placement_lines(settings: ClusterSettings, num_machines: int) -> list[str]:
+    """Return a line about the processes of a run on a cluster."""
+    kinds = [
+        (settings.rollout_workers, "rollout worker", settings.gpus_per_rollout_worker),
+        (settings.learner_ranks, "learner rank", settings.gpus_per_learner_rank),
+        (settings.verifier_workers, "verifier worker", 0),
+    ]
+    parts = []
+    for number, kind, gpus in kinds:
+        each = counted(settings.cpus_per_worker, "CPU thread") + (f", {counted(gpus, 'GPU')}" if gpus else "")
+        parts += [f"{counted(number, kind)} ({each} each)"] if number else []
+    shared = "; rollout workers and learner ranks share GPUs" if settings.placement == "colocated" else ""
+    return [f"cluster of {counted(num_machines, 'machine')}: {', '.join(parts)}{shared}"]
+
+
+def _device(config: TrainConfig) -> str:
+    """Return the device of the learner."""
+    if config.cluster.enabled:
+        return "cuda" if config.cluster.gpus_per_learner_rank else "cpu"
+    return str(choose_device(config.device))
+
+
+def _lineage(model: str) -> dict[str, Any] | None:
+    """Return the run and step that a model is a checkpoint of; None if it is not a checkpoint."""
+    checkpoint = Path(model)
+    if not is_checkpoint(checkpoint):
+        return None
+    checkpoint = checkpoint.resolve()
+    lineage: dict[str, Any] = {"checkpoint": str(checkpoint), "step": read_step(checkpoint)}
+    parent = checkpoint.parent.parent / "config.yaml"
+    settings = parse_yaml(parent.read_text("utf-8"), str(parent)) if parent.is_file() else {}
+    known = ("rollouts_per_prompt", "prompts_per_step", "model")
+    return lineage | {name: settings[name] for name in known if name in settings}
+
+
+def _stage(lineage: dict[str, Any], from_checkpoint: bool) -> str:
+    before = ""
+    if "rollouts_per_prompt" in lineage:
+        before = f" of a run with N = {lineage['rollouts_per_prompt']} x {lineage['prompts_per_step']} prompts"
+    optimizer = "with its optimizer's state" if from_checkpoint else "with a new optimizer"
+    return f"continuing from step {lineage['step']}{before}, {optimizer}"
+
+
+def _learning_rate(config: TrainConfig) -> str:
+    """Return the learning rate, and the formula where it is scaled with the batch."""
+    optimizer, rate = config.optimizer, config.learning_rate
+    if not optimizer.reference_batch:
+        return f"{rate:.2e}"
+    return (
+        f"{rate:.2e} = {optimizer.learning_rate:.2e} x sqrt({config.samples_per_step:,} / "
+        f"{optimizer.reference_batch:,} samples a step)"
+    )
+
+
+def _rollouts(config: TrainConfig) -> str:
+    adaptive, number = config.adaptive, config.rollouts_per_prompt
+    if not adaptive.enabled:
+        return str(number)
+    return f"adaptive {adaptive.pilot_rollouts}..{adaptive.max_rollouts} (on average at most {number})"

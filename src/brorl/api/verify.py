@@ -1,16 +1,181 @@
-"""`verify`: stored responses scored again, and compared with stored verdicts; also the body of `brorl verify`."""
+"""`verify`: stored responses scored again, and compared with stored verdicts; also the body of `brorl verify`.
+
+Responses of unknown questions are counted and shown.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.text import Text
 
 import brorl
+from brorl.activity import Phase
+from brorl.assemble.evaluation_data import read_all_questions
+from brorl.assemble.verification import build_verifiers, build_workers, sandbox_lines, without_other_domains
+from brorl.config.reading import flat_settings
+from brorl.console.screen import Screen
 from brorl.errors import UserError
+from brorl.format import counted
 from brorl.paths import exists, is_folder
+from brorl.prompts.question import Question
+from brorl.reporting.visible_text import visible_text
+from brorl.runs.response_files import ResponseColumns, find_responses, read_responses, run_of
+from brorl.storage import replace_file, storage_errors
+from brorl.table import Result, Table
+from brorl.verification.domains.table import unreadable_references
+from brorl.verification.rescoring import (
+    Agreement,
+    Rescored,
+    StoredResponse,
+    agreement,
+    is_compared,
+    match_questions,
+    rescore,
+)
 
-if TYPE_CHECKING:
-    from brorl.api.verify_result import VerifyResult
+SETTINGS = ("verification.",)
+"""The settings of a recipe that apply to it."""
+_REASONS, _DISAGREEMENTS, _SLOWEST, _UNKNOWN = 12, 10, 3, 3  # that are shown
+_LONGEST = 100  # characters of an answer or a response
+_NUMBER = re.compile(r"-?[0-9]+(?:[./][0-9]+)*")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class VerifyResult(Result):
+    """Stored responses with new verdicts.
+
+    Attributes:
+        path: The file or folder of the responses.
+        data: The name of their questions.
+        rescored: The responses of known questions, with their verdicts.
+        unknown: The responses of unknown questions.
+        unreadable: Questions with responses whose reference answer the verifier cannot read, each with the problem.
+        seconds: Wall time of the verification.
+    """
+
+    path: str
+    data: str
+    rescored: tuple[Rescored, ...]
+    unknown: tuple[StoredResponse, ...]
+    unreadable: tuple[tuple[Question, str], ...]
+    seconds: float
+
+    @cached_property
+    def agreement(self) -> Agreement:
+        """The stored verdicts against the new ones."""
+        return agreement(self.rescored)
+
+    @cached_property
+    def disagreements(self) -> tuple[Rescored, ...]:
+        """Responses whose stored verdict is another one."""
+        return tuple(one for one in self.rescored if is_compared(one) and one.response.correct != one.verdict.correct)
+
+    @cached_property
+    def num_unverified(self) -> int:
+        """Number of responses that the machine kept from being verified, twice."""
+        return sum(one.verdict.unverified for one in self.rescored)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every stored verdict was reached again; False without stored verdicts."""
+        return bool(self.agreement.number) and not self.disagreements and not self.num_unverified
+
+    @property
+    def tables(self) -> list[Table]:
+        """Counts by domain and reason, and the agreement if there are stored verdicts."""
+        reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for one in self.rescored:
+            reasons[one.question.domain][_NUMBER.sub("#", one.verdict.reason)] += 1
+        rows: list[tuple[str, str, str, str]] = []
+        hidden = 0
+        for domain, counts in sorted(reasons.items()):
+            shown = counts.most_common(_REASONS)
+            if rest := counts.total() - sum(count for _, count in shown):
+                hidden += len(counts) - len(shown)
+                shown.append((counted(len(counts) - len(shown), "other reason"), rest))
+            rows += [
+                (domain, visible_text(reason, one_line=True), f"{count:,}", f"{count / counts.total():.1%}")
+                for reason, count in shown
+            ]
+        columns = ("domain", "reason", "responses", "share")
+        notes = ["# stands for a number"] if any("#" in row[1] for row in rows) else []
+        if hidden:
+            notes.append(
+                f"not listed: {counted(hidden, 'rarer reason')}; --output FILE writes the reason of every response"
+            )
+        tables = [Table("verdicts", columns, tuple(rows), tuple(notes), words=frozenset({0, 1}))]
+        if self.agreement.number:
+            tables.append(self._confusion())
+        return tables
+
+    @property
+    def lines(self) -> list[str]:
+        """Lines about unknown questions, unverified responses, agreement and throughput."""
+        lines = []
+        if self.unknown:
+            shown = ", ".join(_named(one) for one in self.unknown[:_UNKNOWN])
+            number = counted(len(self.unknown), "response")
+            lines.append(f"not verified, because no question of {self.data} has its id or text: {number}, {shown}")
+        if self.unreadable:
+            question, problem = self.unreadable[0]
+            lines.append(
+                f"warning: no response can be correct for {counted(len(self.unreadable), 'question')}, such as "
+                f"{question.name} with the reference answer {question.reference[:80]!r}, which {problem}; fix the row"
+            )
+        if self.num_unverified:
+            number = counted(self.num_unverified, "response")
+            lines.append(f"warning: {number} could not be verified because of the machine")
+        if self.agreement.number:
+            number = counted(self.agreement.number, "stored verdict")
+            lines.append(f"agreement with {number}: {self.agreement.fraction:.2%}")
+        distinct = {(one.question.id, one.response.text): one for one in self.rescored}
+        rate = f", {len(distinct) / self.seconds:,.0f} per second" if self.seconds > 0 else ""
+        lines.append(f"{counted(len(distinct), 'distinct response')} in {self.seconds:.2f} s{rate}")
+        slowest = sorted(distinct.values(), key=lambda one: -one.verdict.seconds)[:_SLOWEST]
+        listed = ", ".join(f"{one.verdict.seconds:.2f} s ({one.response.place})" for one in slowest)
+        return [*lines, f"slowest: {listed}"]
+
+    def parts(self) -> Iterator[str | Text | Table]:
+        """Yield the tables, the lines and the first disagreements."""
+        for table in self.tables:
+            yield from (table, "")
+        yield from self.lines
+        if self.disagreements:
+            yield Text(f"\nfirst disagreements ({len(self.disagreements):,} in all)", style="bold")
+            for one in self.disagreements[:_DISAGREEMENTS]:
+                yield from _disagreement(one)
+
+    def __repr__(self) -> str:
+        agreement = f", {self.agreement.fraction:.2%} as stored" if self.agreement.number else ""
+        correct = sum(one.verdict.correct for one in self.rescored)
+        responses = counted(len(self.rescored), "response")
+        return f"VerifyResult({self.path!r}: {correct:,} of {responses} correct{agreement})"
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield one JSON object per response of a known question."""
+        for one in self.rescored:
+            yield {
+                "id": one.question.id, "domain": one.question.domain, "place": one.response.place,
+                "correct": None if one.verdict.unverified else one.verdict.correct, "score": one.verdict.score,
+                "extracted": one.verdict.extracted, "reason": one.verdict.reason, "seconds": one.verdict.seconds,
+                "stored_correct": one.response.correct, "response": one.response.text,
+            }  # fmt: skip
+
+    def _confusion(self) -> Table:
+        one = self.agreement
+        rows = (
+            ("stored correct", f"{one.both_correct:,}", f"{one.only_stored:,}"),
+            ("stored incorrect", f"{one.only_new:,}", f"{one.both_incorrect:,}"),
+        )
+        return Table("stored verdicts", ("", "now correct", "now incorrect"), rows)
 
 
 def verify(
@@ -29,12 +194,12 @@ def verify(
     Args:
         file: A file, folder or pattern of JSONL, JSON or Parquet rows, each with a response and the id or the text of
             its question; a run directory (the rollouts of its last stored step); or the folder of an evaluation.
-        data: The questions: a recipe, a run directory, or a data set as `brorl eval --data` takes it. By default those
-            of the run that `file` belongs to.
+        data: The questions: a recipe, a run directory, or a data set as in brorl eval (default: those of the run of
+            FILE).
         response_column: Column of the response.
-        id_column: Column of the question's id; None for a usual name.
-        correct_column: Column of the stored verdict, true or false; None for a usual name.
-        output: A new file for the verdicts, one JSON object per line; None for no file.
+        id_column: Column of the question's id (default: a usual name).
+        correct_column: Column of the stored verdict, true or false (default: a usual name).
+        output: New file for the verdicts, one JSON object per line.
         progress: Show the current work, and the level of the sandbox if the code of responses runs.
         overrides: Settings in `verification`, nested or by dotted name.
 
@@ -44,11 +209,8 @@ def verify(
     Raises:
         UserError: If a file cannot be read, no response belongs to a question, or a domain has no verifier.
     """
-    from brorl.config.reading import flat_settings
-    from brorl.runs.response_files import ResponseColumns, run_of
-
     settings = flat_settings(overrides)
-    if wrong := next((name for name in settings if not name.startswith("verification.")), None):
+    if wrong := next((name for name in settings if not name.startswith(SETTINGS)), None):
         raise UserError(
             f"{wrong} is not a setting of brorl verify; it takes those that start with verification. (see brorl verify "
             "--help)"
@@ -66,10 +228,87 @@ def verify(
     if target is not None and exists(target):
         raise UserError(f"--output {output} exists; choose another file")
 
-    from brorl.console.screen import Screen
-
     columns = ResponseColumns(response_column, id_column, correct_column)
-    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:  # shown while torch is imported
-        from brorl.api.verify_result import verify_file
+    with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
+        result = _verify(str(file), data, columns, settings, screen)
+    if target is not None:
+        with storage_errors(target, "rerun the command"):
+            text = "".join(json.dumps(record) + "\n" for record in result.records())
+            replace_file(target, text.encode())
+    return result
 
-        return verify_file(str(file), data, columns, settings, target, screen)
+
+def verify_command(*, require_agreement: bool = False, **arguments: Any) -> VerifyResult | int:
+    """Verify as a command.
+
+    Args:
+        require_agreement: Exit with code 1 unless every stored verdict is reached again.
+        arguments: Those of `verify`.
+    """
+    result = verify(**arguments)
+    if not require_agreement:
+        return result
+    Screen().console.print(result, soft_wrap=True)
+    if not result.agreement.number:
+        raise UserError("--require-agreement: the file holds no stored verdicts; add them, or give --correct-column")
+    return 0 if result.agrees else 1
+
+
+def _verify(
+    file: str, data: str, columns: ResponseColumns, settings: Mapping[str, Any], screen: Screen
+) -> VerifyResult:
+    screen.observe(Phase("reading", "responses"))
+    path = find_responses(file)
+    responses = list(read_responses(path, columns))
+    screen.observe(Phase("reading", "questions"))
+    config, questions = read_all_questions(data, settings)
+    known, unknown = match_questions(responses, questions)
+    if not known:
+        raise UserError(_no_match(path, data, responses, [question.id for question in questions]))
+    asked = list({question.id: question for _, question in known}.values())
+    domains = {question.domain for question in asked}
+    with build_workers(config) as workers:
+        verifiers = build_verifiers(without_other_domains(config, domains), domains, workers)
+        for line in sandbox_lines(config, domains):
+            screen.say(line)
+        screen.observe(Phase("checking", "reference answers"))
+        unreadable = unreadable_references(verifiers, asked)
+        screen.observe(Phase("verifying", "responses"))
+        rescored, seconds = rescore(
+            known,
+            verifiers,
+            lambda done: screen.observe(Phase("verifying", f"{done:,} of up to {len(known):,} responses")),
+            {question.id for question, _ in unreadable},
+        )
+    return VerifyResult(path, data, tuple(rescored), tuple(unknown), tuple(unreadable), seconds)
+
+
+def _no_match(path: str, data: str, responses: Sequence[StoredResponse], ids: Sequence[str]) -> str:
+    if not responses:
+        return f"{path} holds no responses; give a file with at least one"
+    return (
+        f"no response of {path} belongs to a question of {data} (ids there: {', '.join(ids[:_UNKNOWN])}, ...; first "
+        f"response: {_named(responses[0])}); name the data of the responses with --data, or their id with --id-column"
+    )
+
+
+def _named(response: StoredResponse) -> str:
+    """Return the place of a response with the id or the text of its question."""
+    question = response.question_id if response.question_id is not None else response.question or ""
+    return f"{response.place} ({_short(question)})"
+
+
+def _disagreement(one: Rescored) -> list[str]:
+    stored, now = ("correct" if correct else "incorrect" for correct in (one.response.correct, one.verdict.correct))
+    before = f" ({_short(one.response.reason)})" if one.response.reason and one.response.reason != stored else ""
+    extracted = "none" if one.verdict.extracted is None else _short(one.verdict.extracted)
+    tail = one.response.text.strip()[-_LONGEST:]
+    return [
+        f"{one.question.id}, {one.response.place}: stored {stored}{before}, now {now} ({_short(one.verdict.reason)})",
+        f"  extracted: {extracted}; reference: {_short(one.question.reference)}",
+        f"  the response ends with: {visible_text(tail, one_line=True)}",
+    ]
+
+
+def _short(text: str) -> str:
+    return visible_text(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...", one_line=True)

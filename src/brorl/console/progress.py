@@ -6,15 +6,17 @@ In: lines of the metrics. Out: lines and tables on the screen and in `run.log`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
+from typing import NamedTuple
 
 from rich.text import Text
 
 from brorl.activity import Activity, Round
 from brorl.console import tables
 from brorl.console.screen import Screen
-from brorl.console.step_line import StepLines
+from brorl.console.status_line import join_fitting
 from brorl.cost import Budget, Cost, cost_of_step, total_cost
 from brorl.format import counted, duration
 from brorl.runs.run_directory import Record
@@ -23,16 +25,11 @@ _LARGE_STEP = 0.5  # nats per token; PPO's clip keeps it near 0.01
 _LINES_PER_HEADER = 25
 _UNVERIFIED_FRACTION = 0.01  # of a step's rollouts; above it a step is worth a warning
 _STEPS_PER_WARNING = 10
+_GAP = "  "
 
 
 class TrainingProgress:
-    """Writes one line per step.
-
-    Args:
-        steps: Most steps of the whole run; None if only the budget ends it.
-        budget: Most cost of the whole run.
-        screen: The screen to write to.
-    """
+    """Writes one line per step of a run, which ends after its `steps` (None: no limit) or with its budget."""
 
     def __init__(self, steps: int | None, budget: Budget, screen: Screen) -> None:
         self._steps, self._budget, self._screen = steps, budget, screen
@@ -73,18 +70,11 @@ class TrainingProgress:
             indent = ""
         else:
             return
-        for note in (*notes(record), *self._warning(record)):
+        for note in (*notes(record), *self._warnings(record)):
             self._screen.say(Text(f"{indent}{note}", style="yellow"))
 
     def finish(self, records: Sequence[Record], run_path: Path, ending: str, hints: Sequence[str]) -> None:
-        """Write the tables of a run.
-
-        Args:
-            records: All lines of the metrics.
-            run_path: The run directory.
-            ending: Why the run ended.
-            hints: What to do next, with commands to copy.
-        """
+        """Write the tables of a run, why it ended, and what to do next, with commands to copy."""
         for table in tables.result_tables(records):
             self._screen.show(table)
         self._screen.say(f"\n{ending}; run directory: {run_path}")
@@ -103,14 +93,13 @@ class TrainingProgress:
         self._carried = record["kept"]["carried"]
         self._screen.say(self._step_lines.line(record, carried, self._time_left()))
 
-    def _warning(self, record: Record) -> list[str]:
+    def _warnings(self, record: Record) -> list[str]:
         """Return warnings about unverified rollouts and cut-off programs, at most once in ten steps."""
-        step = record["step"]
-        found = [note for note in (unverified_note(record), cut_off_note(record)) if note is not None]
-        if not found or (self._warned_at is not None and step - self._warned_at < _STEPS_PER_WARNING):
+        step, lines = record["step"], warnings(record)
+        if not lines or (self._warned_at is not None and step - self._warned_at < _STEPS_PER_WARNING):
             return []
         self._warned_at = step
-        return found
+        return lines
 
     def _fraction_done(self) -> float:
         of_budget = self._spent.of(self._budget.unit) / self._budget.limit
@@ -131,7 +120,14 @@ def notes(record: Record) -> list[str]:
         late, failed = (record.get(name, {}).get(f"verifier_{what}", 0) for what in ("timeouts", "failures"))
         if late or failed:
             lines.append(f"{late} verifications timed out and {failed} failed; they count as incorrect, and {where}")
-    lines += _unverified_evaluation(record)
+    evaluation = record.get("evaluation", {})
+    if lost := record.get("evaluation_unverified"):
+        lines.append(f"warning: no evaluation: {lost:,} responses could not be verified because of the machine")
+    elif lost := evaluation.get("num_unverified"):
+        lines.append(
+            f"warning: {lost:,} of {evaluation['num_prompts'] * evaluation['num_samples']:,} responses to held-out "
+            "prompts could not be verified because of the machine; they do not count"
+        )
     update = record.get("update")
     if update and update["out_of_memory_retries"]:
         lines.append(f"out of memory: from now on {update['nodes_per_pass']} nodes per forward pass, same gradients")
@@ -147,38 +143,82 @@ def notes(record: Record) -> list[str]:
     return lines
 
 
-def unverified_note(record: Record) -> str | None:
-    """Return a warning if more than 1% of a step's rollouts could not be verified because of the machine."""
-    sampling = record.get("sampling", {})
+def warnings(record: Record) -> list[str]:
+    """Return warnings about more than 1% unverified rollouts, and about programs that were cut off."""
+    sampling, lines = record.get("sampling", {}), []
     lost, rollouts = sampling.get("samples_unverified", 0), sampling.get("samples", 0)
-    if lost <= _UNVERIFIED_FRACTION * rollouts:
-        return None
-    return (
-        f"warning: {lost:,} of {rollouts:,} rollouts could not be verified because of the machine (most often: "
-        f"{next(iter(sampling['unverified_reasons']))}); they were taken out of their groups"
-    )
+    if lost > _UNVERIFIED_FRACTION * rollouts:
+        lines.append(
+            f"warning: {lost:,} of {rollouts:,} rollouts could not be verified because of the machine (most often: "
+            f"{next(iter(sampling['unverified_reasons']))}); they were taken out of their groups"
+        )
+    if cut_off := sampling.get("verifier_cut_offs", 0):
+        lines.append(
+            f"warning: {counted(cut_off, 'response')} had used the equal part of the time of all programs when it was "
+            "over, and counted as incorrect; raise verification.batch_timeout_s or verification.workers if they are "
+            "right"
+        )
+    return lines
 
 
-def cut_off_note(record: Record) -> str | None:
-    """Return a warning if programs of a step were cut off because the time of all programs was over."""
-    cut_off = record.get("sampling", {}).get("verifier_cut_offs", 0)
-    if not cut_off:
-        return None
-    return (
-        f"warning: {counted(cut_off, 'response')} had used the equal part of the time of all programs when it was "
-        "over, and counted as incorrect; raise verification.batch_timeout_s or verification.workers if they are right"
-    )
+class _Column(NamedTuple):
+    head: str
+    width: int
+    rank: int  # the column of the highest rank is dropped first
+    legend: str = ""
+    style: str = ""
 
 
-def _unverified_evaluation(record: Record) -> list[str]:
-    """Return a line on responses to held-out prompts that could not be verified because of the machine."""
-    if lost := record.get("evaluation_unverified"):
-        return [f"warning: no evaluation: {lost:,} responses could not be verified because of the machine"]
-    evaluation = record.get("evaluation", {})
-    if lost := evaluation.get("num_unverified"):
-        responses = evaluation["num_prompts"] * evaluation["num_samples"]
-        return [
-            f"warning: {lost:,} of {responses:,} responses to held-out prompts could not be verified because of the "
-            "machine; they do not count"
-        ]
-    return []
+_COLUMNS = (
+    _Column("step", 5, 0),
+    _Column("reward", 6, 1),
+    _Column("held-out pass@1", 18, 3, style="bold green"),
+    _Column("groups", 17, 2, "groups: prompts in the update"),
+    _Column("sampled", 7, 6, "sampled: prompts sampled"),
+    _Column("computed", 8, 7, "computed: fraction of sampled tokens"),
+    _Column("rollouts/s", 10, 8),
+    _Column("time", 6, 4),
+    _Column("sample/verify/learn", 19, 9),
+    _Column("left", 6, 5),
+)
+
+
+def _cells(record: Record, carried: int, left: str) -> list[str]:
+    """Return the text of every column for one step."""
+    sampling, seconds, groups = record["sampling"], record["seconds"], record["kept"]["groups"]
+    pass_at = record.get("evaluation", {}).get("pass_at", {})
+    one = pass_at.get(1, pass_at.get("1"))
+    phases = (seconds.get(name, 0.0) for name in ("generation", "verification", "training"))
+    return [
+        str(record["step"]),
+        f"{sampling['reward']:.3f}",
+        f"{one['value']:.3f} [{one['low']:.2f}, {one['high']:.2f}]" if one else "",
+        f"{groups} ({carried} carried)" if carried else str(groups),
+        f"{sampling['groups']:,}",
+        f"{sampling['unique_tokens'] / max(sampling['sampled_tokens'], 1):.1%}",
+        f"{sampling['samples'] / seconds['total']:,.0f}",
+        f"{seconds['total']:.2f}s" if seconds["total"] < 100 else duration(seconds["total"]),
+        "/".join(f"{s:.2f}" if s < 100 else f"{s:.0f}" for s in phases),
+        left,
+    ]
+
+
+class StepLines:
+    """Lines of at most `width` characters, with a `header` of column heads and a `legend` that explains some of them.
+
+    A narrow terminal drops the least important columns.
+    """
+
+    def __init__(self, width: int) -> None:
+        by_rank = sorted(_COLUMNS, key=lambda column: column.rank)
+        widths = accumulate(len(_GAP) + column.width for column in by_rank)
+        num_shown = sum(total - len(_GAP) <= width for total in widths)
+        self._shown = set(by_rank[: max(num_shown, 1)])
+        shown = [column for column in _COLUMNS if column in self._shown]
+        self.header = _GAP.join(c.head.rjust(c.width) for c in shown)
+        self.legend = join_fitting([c.legend for c in shown if c.legend] or [""], width, "; ")
+
+    def line(self, record: Record, carried: int, left: str) -> Text:
+        """Return the line of a step, some of whose groups are `carried` from earlier steps."""
+        cells = zip(_COLUMNS, _cells(record, carried, left), strict=True)
+        return Text(_GAP).join(Text(text.rjust(c.width), style=c.style) for c, text in cells if c in self._shown)

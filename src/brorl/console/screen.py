@@ -16,13 +16,13 @@ from typing import Self
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from brorl.activity import Activity, Phase
 from brorl.console.status_line import StatusLine
 from brorl.errors import StorageError
 from brorl.storage import storage_errors
+from brorl.table import Table
 
 WIDTH = 100  # of the output if it is not a terminal
 QUIET_S = 30.0  # without output before the status line is printed if the output is not a terminal
@@ -93,39 +93,19 @@ class Screen:
         self.status.observe(activity)
 
     def say(self, text: str | Text, is_command: bool = False) -> None:
-        """Write a line.
-
-        Args:
-            text: The line.
-            is_command: Whether the line contains a command to copy; a narrow terminal does not wrap such a line.
-
-        Raises:
-            StorageError: If the log file cannot be written.
-        """
+        """Write a line; a narrow terminal does not wrap one that contains a command to copy."""
         self._write(text, wraps=self.console.is_terminal and not is_command)
 
     def log(self, text: str) -> None:
-        """Write text into the log file alone.
-
-        Raises:
-            StorageError: If the log file cannot be written.
-        """
+        """Write text into the log file alone."""
         self._log(text)
 
     def show(self, table: Table) -> None:
-        """Write an empty line and a table.
-
-        Raises:
-            StorageError: If the log file cannot be written.
-        """
+        """Write an empty line and a table."""
         self._write("", table, wraps=True)
 
     def answer_stop(self, discards: bool) -> None:
-        """Write the answer to a stop request, from any thread.
-
-        Args:
-            discards: Whether the current work is discarded.
-        """
+        """Write the answer to a stop request, which may discard the current work; from any thread."""
         with suppress(StorageError):  # the main thread reports a full disk
             self.say(Text(self.status.stop_answer(discards), style="bold"))
 

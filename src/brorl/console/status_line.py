@@ -51,12 +51,7 @@ class _Now:
 
 
 class StatusLine:
-    """Observes a run.
-
-    Args:
-        phase: The phase before the first activity.
-        clock: Returns the time in seconds.
-    """
+    """Observes a run, from a first phase on."""
 
     def __init__(self, phase: Phase, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -67,12 +62,7 @@ class StatusLine:
         self._evaluates_after: Callable[[int], bool] = lambda _: False
 
     def start_training(self, saved_step: int, evaluates_after: Callable[[int], bool]) -> None:
-        """Prepare for the steps of a run.
-
-        Args:
-            saved_step: The step of the last checkpoint; 0 for a new run.
-            evaluates_after: Returns whether an evaluation follows a step.
-        """
+        """Prepare for the steps of a run after its last checkpoint (0: none); some are followed by an evaluation."""
         self._saved_step, self._evaluates_after = saved_step, evaluates_after
 
     def observe(self, activity: Activity) -> None:
@@ -102,21 +92,13 @@ class StatusLine:
             self._saved_step = now.step
 
     def line(self, width: int | None = None) -> str:
-        """Return the status line.
-
-        Args:
-            width: Most characters of the line; the least important details are dropped. None: no limit.
-        """
+        """Return the status line; the least important details are dropped from one wider than `width`."""
         now, time = self._now, self._clock()
         head = f"{now.title} for {duration(time - now.phase_start)}"
         return join_fitting([head, *self._details(now, time)], width)
 
     def stop_answer(self, discards: bool) -> str:
-        """Return the answer to a stop request.
-
-        Args:
-            discards: Whether the current work is discarded.
-        """
+        """Return the answer to a stop request, which may discard the current work."""
         now = self._now
         step = now.step
         if step is None:

@@ -1,6 +1,6 @@
 """The tables and lines at the end of a run.
 
-In: lines of the metrics. Out: rich tables of at most 80 columns, and lines.
+In: lines of the metrics. Out: tables of at most 80 columns, and lines.
 """
 
 from __future__ import annotations
@@ -10,49 +10,42 @@ from math import sqrt
 from statistics import fmean
 from typing import Any
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
 from brorl.console.status_line import PHASE_NAMES
 from brorl.runs.run_directory import Record
+from brorl.table import Table
 
 _LAST_STEPS = 25
 
 
 def result_tables(records: Sequence[Record]) -> list[Table]:
     """Make the tables of a run, less those without rows."""
-    tables = (outcome_table(records), coverage_table(records), cost_table(records))
-    return [table for table in tables if table.row_count]
+    return [table for table in (outcome_table(records), coverage_table(records), cost_table(records)) if table.rows]
 
 
 def outcome_table(records: Sequence[Record]) -> Table:
     """Return the held-out results before and after training, with 95% intervals; no rows without two evaluations."""
-    table = _table("Held-out prompts")
-    table.caption = escape("pass@k: probability that one of k responses is correct [95% interval]")
-    table.add_column("")
-    for column in ("before", "after", "change"):
-        table.add_column(column, justify="right", no_wrap=True)
-    evaluations = _evaluations(records)
-    if len(evaluations) < 2:
-        return table
-    first, last = evaluations[0], evaluations[-1]
-    evaluated = max(r["step"] for r in records if "evaluation" in r)
-    if evaluated < (done := max(r["step"] for r in records)):
-        table.columns[2].header = f"after step {evaluated}"
-        table.caption = f"{table.caption}\nstep {evaluated} of {done} is the last one with an evaluation"
-
-    def add(name: str, before: Record, after: Record) -> None:
-        table.add_row(name, _interval(before), _interval(after), f"{after['value'] - before['value']:+.3f}")
-
-    for k, before in first["pass_at"].items():
-        add(f"pass@{k}", before, last["pass_at"][k])
-    for source, before_at in first["by_source"].items():
-        for k in dict.fromkeys((min(before_at, key=int), max(before_at, key=int))):
-            add(f"  {escape(source)} pass@{k}", before_at[k], last["by_source"][source][k])
-    solved = f"{last['solved'] - first['solved']:+d}"
-    table.add_row(f"solved of {last['num_prompts']}", str(first["solved"]), str(last["solved"]), solved)
-    return table
+    evaluations, rows = _evaluations(records), []
+    columns, notes = (
+        ["", "before", "after", "change"],
+        ["pass@k: probability that one of k responses is correct [95% interval]"],
+    )
+    if len(evaluations) > 1:
+        first, last = evaluations[0], evaluations[-1]
+        evaluated = max(r["step"] for r in records if "evaluation" in r)
+        if evaluated < (done := max(r["step"] for r in records)):
+            columns[2] = f"after step {evaluated}"
+            notes.append(f"step {evaluated} of {done} is the last one with an evaluation")
+        compared = [(f"pass@{k}", before, last["pass_at"][k]) for k, before in first["pass_at"].items()]
+        for source, before_at in first["by_source"].items():
+            ks = dict.fromkeys((min(before_at, key=int), max(before_at, key=int)))
+            compared += [(f"  {source} pass@{k}", before_at[k], last["by_source"][source][k]) for k in ks]
+        rows = [
+            (name, _interval(before), _interval(after), f"{after['value'] - before['value']:+.3f}")
+            for name, before, after in compared
+        ]
+        solved = f"{last['solved'] - first['solved']:+d}"
+        rows.append((f"solved of {last['num_prompts']}", str(first["solved"]), str(last["solved"]), solved))
+    return Table("Held-out prompts", tuple(columns), tuple(rows), tuple(notes))
 
 
 def coverage_table(records: Sequence[Record]) -> Table:
@@ -62,49 +55,41 @@ def coverage_table(records: Sequence[Record]) -> Table:
     """
     steps = [r for r in records if "coverage" in r][-_LAST_STEPS:]
     pooled = [r["coverage"]["pooled"] for r in steps]
-    table = _table(f"Other numbers of rollouts per prompt (last {len(steps)} steps)")
+    title = f"Other numbers of rollouts per prompt (last {len(steps)} steps)"
     mixed = [
         (r["sampling"]["groups"], p["informative_fraction_at"])
         for r, p in zip(steps, pooled, strict=True)
         if p["informative_fraction_at"]
     ]
     if not mixed:
-        return table
+        return Table(title, ("N =",), ())
     covered = [p for p in pooled if p["unsampled_correct_at"] and p["q_pos"] > 0]
     own = max(int(n) for n in mixed[-1][1])
     known = {int(n) for at in (mixed[-1][1], *(p["unsampled_correct_at"] for p in covered)) for n in at}
-    columns = sorted(known & {16, 64, 256, own, 4 * own})
-    table.add_column("N =")
-    for n in columns:
-        table.add_column(f"{n}*" if n > own else str(n), justify="right", style="bold" if n == own else None)
+    numbers = sorted(known & {16, 64, 256, own, 4 * own})
     groups = sum(size for size, _ in mixed)
-    fractions = [sum(size * _at(at, n) for size, at in mixed) / groups for n in columns if n <= own]
-    table.add_row("mixed groups", *map(_percent, fractions))
+    fractions = [sum(size * _at(at, n) for size, at in mixed) / groups if n <= own else None for n in numbers]
+    rows = [("mixed groups", *("" if fraction is None else _percent(fraction) for fraction in fractions))]
     notes = ["mixed groups: groups with correct and incorrect rollouts"]
     if covered:
         mass = sum(p["q_pos"] for p in covered)
-        unsampled = [sum(_at(p["unsampled_correct_at"], n) for p in covered) for n in columns]
-        table.add_row("correct responses sampled", *(_percent(1 - one / mass) for one in unsampled))
+        unsampled = [sum(_at(p["unsampled_correct_at"], n) for p in covered) for n in numbers]
+        rows.append(("correct responses sampled", *(_percent(1 - one / mass) for one in unsampled)))
         notes.append("correct responses are weighted by their probability")
-        if columns[-1] > own:
+        if numbers[-1] > own:
             notes.append(f"* estimated from the same {own} rollouts per prompt")
     elif any(p["unsampled_correct_at"] for p in pooled):
         notes.append("no correct response was sampled in these steps")
     else:
         notes.append("all responses were unique; the fraction of unsampled responses cannot be estimated")
-    table.caption = "\n".join(notes)
-    return table
+    return Table(title, ("N =", *(f"{n}*" if n > own else str(n) for n in numbers)), tuple(rows), tuple(notes))
 
 
 def cost_table(records: Sequence[Record]) -> Table:
     """Return the number of samples, the savings of the tree, and the seconds per phase; no rows without a step."""
-    table = _table("Cost", has_header=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("", justify="right", no_wrap=True)
-    table.add_column("")
     steps = [r for r in records if "sampling" in r]
     if not steps:
-        return table
+        return Table("Cost", ("", "", ""), ())
 
     def total(section: str, name: str) -> float:
         return float(sum(r[section].get(name, 0) for r in steps))
@@ -115,23 +100,24 @@ def cost_table(records: Sequence[Record]) -> Table:
     samples, tokens = sampling("samples"), sampling("sampled_tokens")
     distinct, unique = sampling("distinct_responses"), sampling("unique_tokens")
     kept = f"{total('kept', 'groups'):,.0f} groups in updates, {sampling('groups'):,.0f} sampled"
-    table.add_row("steps", f"{len(steps):,}", kept)
-    table.add_row("rollouts", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer")
-    table.add_row("tokens", f"{tokens:,.0f}", f"{unique:,.0f} computed: {tokens / unique:.1f}x fewer")
-    dropped = sampling("samples_dropped")
-    if dropped:
+    rows = [
+        ("steps", f"{len(steps):,}", kept),
+        ("rollouts", f"{samples:,.0f}", f"{distinct:,.0f} verified: {samples / distinct:.1f}x fewer"),
+        ("tokens", f"{tokens:,.0f}", f"{unique:,.0f} computed: {tokens / unique:.1f}x fewer"),
+    ]
+    if dropped := sampling("samples_dropped"):
         computed = f"{dropped / samples:.0%}, {sampling('unique_tokens_dropped'):,.0f} tokens computed"
-        table.add_row("dropped", f"{dropped:,.0f}", f"rollouts of groups that were not mixed: {computed}")
+        rows.append(("dropped", f"{dropped:,.0f}", f"rollouts of groups that were not mixed: {computed}"))
     timeouts, failures = sampling("verifier_timeouts"), sampling("verifier_failures")
     if timeouts or failures:
         lost = f"without a verdict: {timeouts:,.0f} timed out, {failures:,.0f} failed"
-        table.add_row("verifications", f"{timeouts + failures:,.0f}", lost)
+        rows.append(("verifications", f"{timeouts + failures:,.0f}", lost))
     if unverified := sampling("samples_unverified"):
         lost = f"rollouts, because of the machine: {unverified / samples:.1%}"
-        table.add_row("unverified", f"{unverified:,.0f}", lost)
+        rows.append(("unverified", f"{unverified:,.0f}", lost))
     phases = ", ".join(f"{name} {total('seconds', phase):.1f}" for phase, name in PHASE_NAMES.items())
-    table.add_row("seconds", f"{total('seconds', 'total'):.1f}", phases)
-    return table
+    rows.append(("seconds", f"{total('seconds', 'total'):.1f}", phases))
+    return Table("Cost", ("", "", ""), tuple(rows), words=frozenset({0, 2}))
 
 
 def held_out_check_lines(records: Sequence[Record]) -> list[str]:
@@ -182,11 +168,6 @@ def _evaluations(records: Sequence[Record]) -> list[Record]:
     return [r["evaluation"] for r in records if "evaluation" in r]
 
 
-def _table(title: str, has_header: bool = True) -> Table:
-    style = box.SIMPLE_HEAD if has_header else box.SIMPLE
-    return Table(title=title, title_justify="left", caption_justify="left", box=style, show_header=has_header)
-
-
 def _at(by_number: Mapping[Any, float], n: int) -> float:
     """Return the value at N; the key is a number in memory and text in a file."""
     return float(by_number[n] if n in by_number else by_number[str(n)])
@@ -197,4 +178,4 @@ def _percent(value: float) -> str:
 
 
 def _interval(estimate: Record) -> str:
-    return escape(f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]")
+    return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]"

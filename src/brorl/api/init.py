@@ -1,0 +1,224 @@
+"""`brorl init`: a first recipe for the user's own data file, with a comment on every setting.
+
+The numbers suit a first run on a laptop; the comments name those of the paper. Nothing is imported that needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from brorl.config.reading import make_config, parse_yaml
+from brorl.errors import StorageError, UserError
+from brorl.model.name import shipped_folder
+from brorl.prompts.countdown import COUNTDOWN_DOMAIN
+from brorl.prompts.files import read_questions
+from brorl.prompts.guess import Guess, guess_meaning
+from brorl.prompts.question import Question, split_held_out
+from brorl.prompts.settings import FileSource
+from brorl.prompts.templates import TEMPLATES
+from brorl.verification.domains.table import DOMAINS
+
+_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+_FUNCTION_FILE = "my_checks.py"
+_HELD_OUT = 64  # questions, if there are enough
+_FRACTIONS = (0.2, 0.3, 0.4, 0.5)  # held-out fractions to try for small files
+_COLUMN = 44  # of the comments
+_OPTIONS = {"path": "DATA_FILE", "prompt_column": "--prompt-column", "answer_column": "--answer-column"}
+
+
+def init(
+    data_file: str,
+    *,
+    output: str | Path = "mine.yaml",
+    model: str | None = None,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+    domain: str | None = None,
+) -> None:
+    """Read the data, write the recipe, and print the guesses.
+
+    Args:
+        data_file: JSONL, JSON or Parquet file, or a folder or pattern of such files.
+        output: Recipe to write.
+        model: Model folder or hub id (default: a small Qwen model; quickstart for countdown puzzles).
+        prompt_column: Column of the question (default: guessed).
+        answer_column: Column of the reference answer (default: guessed).
+        domain: Verifier: math, countdown, or a name for your own (default: guessed).
+
+    Raises:
+        UserError: If the data does not fit, or `output` exists.
+    """
+    output = Path(output)
+    if output.exists():
+        raise UserError(f"{output} exists already and is left as it is; choose another name with --output")
+    try:
+        guess = guess_meaning(data_file, prompt_column, answer_column, domain)
+        questions = _read(data_file, guess)
+    except UserError as error:  # it names settings of a recipe
+        message = str(error)
+        for setting, option in _OPTIONS.items():
+            message = message.replace(f"data.sources[].{setting}:", option).replace(f"data.sources[].{setting}", option)
+        raise UserError(message) from error
+    starter = _starter(data_file, model, guess, questions)
+    text = _recipe(starter, str(output))
+    make_config(parse_yaml(text, str(output)), {}, str(output))
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise StorageError(f"could not write {output}: {error.strerror}; choose another --output") from error
+    print("\n".join(_summary(starter, output)))  # noqa: T201
+
+
+def _read(data_file: str, guess: Guess) -> list[Question]:
+    name = Path(data_file).stem.replace(":", "-") or "data"
+    if guess.layout:
+        return read_questions(FileSource(path=data_file, name=name, layout=guess.layout))
+    source = FileSource(
+        path=data_file,
+        name=name,
+        prompt_column=guess.prompt_column,
+        answer_column=guess.answer_column,
+        domain=guess.domain,
+        answer_after=guess.answer_after,
+    )
+    return read_questions(source)
+
+
+@dataclass(frozen=True)
+class _Starter:
+    """The settings of a first recipe that depend on the data."""
+
+    model: str
+    path: str
+    guess: Guess
+    template: str
+    max_new_tokens: int
+    max_prompt_tokens: int | None  # None if the positions of the model are unknown
+    num_questions: int
+    num_held_out: int  # 0 switches evaluation off
+    held_out_fraction: float
+
+
+def _starter(path: str, model: str | None, guess: Guess, questions: list[Question]) -> _Starter:
+    """Choose the settings; a prompt and its response share the positions of the model."""
+    positions = _positions(model)
+    puzzles, names_box = guess.domain == COUNTDOWN_DOMAIN, all("boxed" in question.asked for question in questions)
+    response = 16 if puzzles else 512 if guess.domain == "code" else 256
+    response = response if positions is None else max(1, min(response, positions // 2))
+    wanted = round(max(0.02, min(_HELD_OUT / len(questions), _FRACTIONS[0])), 2)
+    sizes = ((fraction, len(split_held_out(questions, fraction, 0).held_out)) for fraction in (wanted, *_FRACTIONS))
+    fraction, num_held_out = next(((s, n) for s, n in sizes if 0 < n < len(questions)), (0.0, 0))
+    return _Starter(
+        model=model or ("quickstart" if puzzles else _MODEL),
+        path=path,
+        guess=guess,
+        template="{prompt}" if names_box else TEMPLATES.get(guess.domain, "{prompt}"),
+        max_new_tokens=response,
+        max_prompt_tokens=None if positions is None else positions - response,
+        num_questions=len(questions),
+        num_held_out=num_held_out,
+        held_out_fraction=fraction,
+    )
+
+
+def _recipe(starter: _Starter, name: str) -> str:
+    """Return the recipe as YAML with comments; `name` is its file."""
+    guess, after, lengths, functions = starter.guess, "", "", ""
+    split = f"{starter.num_held_out} of {starter.num_questions:,} questions are held out for evaluation"
+    if guess.answer_after is not None:
+        after = f"""
+      answer_after: {_quoted(guess.answer_after)}  # the answer follows the last occurrence of this text"""
+    columns = f"""
+      prompt_column: {_quoted(guess.prompt_column)}  # the question
+      answer_column: {_quoted(guess.answer_column)}  # the reference answer{after}
+      domain: {_quoted(guess.domain)}  # the verifier: {guess.domain_reason}"""
+    if guess.layout:
+        columns = f"""
+      layout: {_quoted(guess.layout)}  # decides the columns and the verifier, {guess.domain}"""
+    if starter.max_prompt_tokens is not None:
+        lengths = f"""
+  max_prompt_tokens: {starter.max_prompt_tokens}  # longer prompts are dropped: the model has no room for a response"""
+    if guess.domain not in DOMAINS:
+        functions = f"""
+verification:
+  functions:
+    {_quoted(guess.domain)}: {_FUNCTION_FILE}:check  # write def check(response: str, reference: str) -> bool"""
+    text = f"""\
+# A first try on a laptop. Check it: brorl check {name}. Train it: brorl train {name}
+# Every key is also an option of the command line (--steps 50). All keys: brorl train --help, docs/reference/recipe.md
+model: {_quoted(starter.model)}  # a folder or a Hugging Face hub id
+rollouts_per_prompt: 16  # N: 16 for a quick try, 512 in BroRL; compare them: brorl plan
+prompts_per_step: 8  # small, for a laptop; BroRL has 128
+steps: 20  # a first look; the runs of the paper take 419 to 3,000
+checkpoint_every: 10  # a stopped run resumes from the last checkpoint: brorl resume
+data:
+  sources:
+    - path: {_quoted(starter.path)}  # relative to the folder in which brorl is started{columns}
+  held_out_fraction: {starter.held_out_fraction:g}  # {split}{lengths}
+prompt:
+  template: {_quoted(starter.template)}  # text around each question, {{prompt}}
+  chat: auto  # use the model's chat template if it has one
+sampling:
+  temperature: 1.0  # sample from the model as it is
+  max_new_tokens: {starter.max_new_tokens}  # longer responses are cut and count as incorrect
+optimizer:
+  learning_rate: 2.0e-6  # brorl's default, from ProRL; raise it for a very small model
+  mini_batches: 2  # updates per step; each needs at least one prompt
+evaluation:
+  num_prompts: {min(starter.num_held_out, 32)}  # held-out questions for pass@k
+  num_samples: 16  # responses per question
+  ks: [1, 16]  # pass@1 and pass@16; a k is at most num_samples
+  every: 10  # steps between evaluations; the start and the end are always evaluated
+engine:
+  threads: 0  # CPU threads; 0: by the size of the model; brorl check measures them{functions}
+"""
+    return "\n".join(map(_aligned, text.splitlines())) + "\n"
+
+
+def _aligned(line: str) -> str:
+    """Return a line with its comment in the column of all comments, or above the setting where that is long."""
+    setting, _, comment = line.rpartition("  # ")
+    if not setting:
+        return line
+    if len(setting) <= _COLUMN:
+        return f"{setting:<{_COLUMN + 2}}# {comment}"
+    indent = " " * (len(setting) - len(setting.lstrip()))
+    return f"{indent}# {comment}\n{setting}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _positions(model: str | None) -> int | None:
+    """Return the positions of a model on this machine, without importing transformers; None if they are unknown."""
+    folder = shipped_folder(model or "") or Path(model or "").expanduser()
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        positions = config.get("text_config", config).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):  # `brorl check` has the error
+        return None
+    return positions if isinstance(positions, int) else None
+
+
+def _summary(starter: _Starter, output: Path) -> list[str]:
+    """Return the guesses, the file written, and the next commands."""
+    guess = starter.guess
+    after = f", after the last {guess.answer_after}" if guess.answer_after else ""
+    columns = [
+        f"  question: column {guess.prompt_column}",
+        f"  answer: column {guess.answer_column}{after}; the first is {guess.example[:60]!r}",
+    ]
+    lines = [
+        f"{starter.path}: {starter.num_questions:,} questions",
+        *([f"  layout: {guess.layout}"] if guess.layout else columns),
+        f"  verifier: {guess.domain}, {guess.domain_reason}",
+        f"wrote {output}: model {starter.model}, 16 rollouts x 8 prompts per step, 20 steps",
+    ]
+    if guess.domain not in DOMAINS:
+        lines.append(f"write the verifier first: def check(response: str, reference: str) -> bool, in {_FUNCTION_FILE}")
+    return [*lines, f"check the recipe: brorl check {output}", f"train with it: brorl train {output}"]

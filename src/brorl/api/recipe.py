@@ -1,0 +1,121 @@
+"""The meaning of RECIPE and CHECKPOINT, on the command line and in Python. It needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from brorl.api.runs_folder import refuse_used_folder
+from brorl.config.reading import make_config, read_recipe
+from brorl.config.settings import TrainConfig
+from brorl.errors import UserError
+from brorl.model.name import check_folder
+from brorl.paths import is_file
+
+ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
+
+
+def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainConfig:
+    """Return the checked config of a recipe with some settings replaced.
+
+    Args:
+        config_or_path: Name of a built-in recipe, path of a YAML file, nested settings, or a config.
+        overrides: Settings that take precedence, nested (`{"evaluation": {"every": 5}}`) or by dotted name
+            (`{"evaluation.every": 5}`). `budget.limit` without `steps` also replaces the recipe's `steps`.
+
+    Raises:
+        UserError: If there is no such recipe, or a setting is wrong.
+    """
+    replaced = _plain(overrides)
+    if isinstance(config_or_path, TrainConfig):
+        if not replaced:
+            return config_or_path
+        config_or_path = config_or_path.model_dump(mode="json")
+    if isinstance(config_or_path, Mapping):
+        return make_config(_plain(config_or_path), replaced, recipe_name(config_or_path))
+    if isinstance(config_or_path, str | Path):
+        return make_config(read_recipe(str(config_or_path)), replaced, str(config_or_path))
+    raise UserError(
+        "the first argument should be a recipe's name, the path of a YAML file, a mapping of settings or a "
+        f"TrainConfig, not {type(config_or_path).__name__}"
+    )
+
+
+def recipe_name(config_or_path: ConfigOrPath) -> str:
+    """Return the name of a recipe for messages and folders: as given, or `settings` where Python gave the values."""
+    return str(config_or_path) if isinstance(config_or_path, str | Path) else "settings"
+
+
+def check_cheaply(config: TrainConfig) -> None:
+    """Check the folder of a new run, that of its model, the files of its verifiers, and the first row of its data.
+
+    Raises:
+        UserError: On the first problem.
+    """
+    if config.output_dir is not None:
+        refuse_used_folder(Path(config.output_dir).expanduser())
+    check_folder(config.model)
+    for domain, function in config.verification.functions.items():
+        file = function.rpartition(":")[0]
+        if file.endswith(".py") and not is_file(file):
+            raise UserError(
+                f"verification.functions.{domain}: there is no file {file} (working folder {Path.cwd()}); write the "
+                "verifier, or fix the path"
+            )
+
+    from brorl.assemble.data import check_first_rows  # imports numpy
+
+    check_first_rows(config)
+
+
+class Checkpoint(NamedTuple):
+    """A model, and the run that trained it.
+
+    Attributes:
+        model: Name or folder of the model to load.
+        run_config: Config of the run; None if the model is not from a run.
+    """
+
+    model: str
+    run_config: Path | None
+
+
+def resolve_checkpoint(name: str) -> Checkpoint:
+    """Return the model and the run of a name.
+
+    Args:
+        name: `quickstart`, a model's folder or hub id, a run directory (its last checkpoint), or a checkpoint in one,
+            such as `best`.
+
+    Raises:
+        UserError: If the name is a file, or the run has no complete checkpoint.
+    """
+    path = Path(name).expanduser()
+    if path.is_file():
+        raise UserError(f"{name} is a file; give a model's folder or hub id, a run directory, or a checkpoint in one")
+    if (path / "config.yaml").is_file():
+        from brorl.runs.checkpoint import last_checkpoint
+
+        last = last_checkpoint(path / "checkpoints")
+        if last is None:
+            raise UserError(f"the run {path} has no complete checkpoint yet; give the model that it started from")
+        return Checkpoint(str(last), path / "config.yaml")
+    check_folder(name)
+    run_config = path.resolve().parent.parent / "config.yaml"
+    if path.is_dir() and run_config.is_file() and path.resolve().parent.name == "checkpoints":
+        from brorl.runs.checkpoint import complete_checkpoints
+
+        if path.resolve() not in [p.resolve() for p in complete_checkpoints(path.resolve().parent)]:
+            raise UserError(f"{path} is not a complete checkpoint of its run; choose another one")
+        return Checkpoint(str(path), run_config)
+    return Checkpoint(name, None)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as YAML would give it: paths as text, mappings as dicts."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,432 @@
+"""The command line: the options of a command are the arguments of its function, with the help of its docstring.
+
+Errors that the user can fix are one line on stderr, with exit code 2 before any work and 1 for an error that stopped a
+run. Ctrl-C, SIGTERM and SIGHUP stop every command with exit code 130. The module of a command is imported when it is
+called, and torch when its settings are right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import errno
+import inspect
+import re
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from types import FrameType, NoneType, UnionType
+from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin
+
+import brorl
+from brorl.errors import STOPPED, UserError
+from brorl.training.stop_request import is_hangup, stop_signals
+
+
+class Command(NamedTuple):
+    """A command; functions and tuples are named `module:name`, without the package.
+
+    Attributes:
+        summary: What it does.
+        function: Its arguments are the options of the command.
+        inherits: Functions whose arguments are options too.
+        omit: Arguments that are no options.
+        settings: The settings that it accepts if a function takes `overrides`: a tuple of names and of sections
+            (`verification.`); empty for all of them.
+        is_shown: Whether the result is printed; otherwise the function prints it.
+    """
+
+    summary: str
+    function: str
+    inherits: tuple[str, ...] = ()
+    omit: tuple[str, ...] = ()
+    settings: str = ""
+    is_shown: bool = True
+
+
+COMMANDS = {
+    "init": Command("write a first recipe for a data file, with a comment on every setting", "api.init:init"),
+    "data": Command(
+        "check the sources of a recipe, and show their questions, dropped rows, lengths and example prompts",
+        "api.data:data",
+    ),
+    "check": Command(
+        "check a recipe without training: settings, prompts, verifier, memory, seconds per step",
+        "api.check:check",
+        is_shown=False,
+    ),
+    "train": Command(
+        "train a model from a recipe (default: the built-in `quickstart`)", "api.train:train_command", is_shown=False
+    ),
+    "resume": Command(
+        "resume a run from its last checkpoint; without RUN, the newest unfinished run in runs/",
+        "api.train:resume_command",
+        settings="config.resuming:CHANGEABLE_ON_RESUME",
+        is_shown=False,
+    ),
+    "eval": Command(
+        "measure pass@k of a model on benchmarks, files or held-out prompts",
+        "api.evaluate:evaluate",
+        settings="api.evaluate:SETTINGS",
+    ),
+    "compare": Command(
+        "train arms from the same checkpoint with the same budget, and conclude which is better",
+        "api.compare:compare_command",
+        inherits=("api.compare:compare",),
+    ),
+    "report": Command("show runs as one HTML file: charts, rollouts, settings", "api.report:report"),
+    "samples": Command(
+        "show stored rollouts: prompts with their pass rates, responses with verdicts",
+        "api.samples:samples_command",
+        inherits=("api.samples:samples",),
+        omit=("kind",),
+    ),
+    "verify": Command(
+        "score stored responses, and compare the verdicts with stored ones",
+        "api.verify:verify_command",
+        inherits=("api.verify:verify",),
+        settings="api.verify:SETTINGS",
+    ),
+    "plan": Command(
+        "predict the gains and costs of more rollouts per prompt on this machine, or of a step on a cluster",
+        "api.plan:plan_command",
+        inherits=("api.plan:plan", "api.cluster_plan:ClusterQuestion"),
+        is_shown=False,
+    ),
+    "simulate": Command(
+        "simulate the effect of N on the correct tokens of one softmax (the paper's Figure 3)",
+        "api.simulate:simulate",
+        inherits=("theory.simulator:SimulationSettings",),
+        omit=("seed",),
+    ),
+    "doctor": Command(
+        "examine this machine (device, memory, extras; exit code 1 without a sandbox of code) or a cluster",
+        "api.doctor:doctor_command",
+    ),
+    "completion": Command("print a script that completes commands and options in a shell", "cli:completion"),
+}
+
+_OPTIONS = {"checkpoint": "from"}  # an option with another name than its argument
+_METAVARS = {
+    "config_or_path": "RECIPE",
+    "output": "FILE",
+    "folder": "DIR",
+    "output_dir": "DIR",
+    "sweep": "KEY=V,V,...",
+    "marks": "N|X,X,...",
+}
+_FILES = ("ARM", "CHECKPOINT", "DATA", "DATA_FILE", "FILE", "MODEL", "RECIPE", "RUN")  # the shell completes paths
+_SETTING = "setting:"
+_NO_PERMISSION = "permission denied; give your user access to it, or choose another path"
+_PATH_PROBLEMS = {
+    errno.EACCES: _NO_PERMISSION,
+    errno.EPERM: _NO_PERMISSION,
+    errno.ENAMETOOLONG: "the name is too long; choose another path",
+}
+
+
+class _Help(argparse.HelpFormatter):
+    """Help whose lines break at spaces only, so that a path stays whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        return _Help(prog=self.prog)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        arguments: Command line without the program's name; by default that of the process.
+    """
+    try:
+        with signals_as_interrupt():
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except UserError as error:
+        print(f"brorl: {error}", file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    except OSError as error:
+        problem = _PATH_PROBLEMS.get(error.errno or 0)
+        if problem is None or error.filename is None:
+            raise
+        print(f"brorl: {error.filename}: {problem}", file=sys.stderr)  # noqa: T201
+        return UserError.exit_code
+    except KeyboardInterrupt as stop:
+        if not stop.args:  # else the command has printed how to continue
+            print("brorl: stopped", file=sys.stderr)  # noqa: T201
+        return STOPPED
+
+
+@contextmanager
+def signals_as_interrupt() -> Iterator[None]:
+    """Within the block, stop signals raise KeyboardInterrupt. Threads other than the main one leave signals alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+        is_hangup(number)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in stop_signals() if number != signal.SIGINT}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
+def make_parser(chosen: Collection[str], with_settings: bool = True) -> argparse.ArgumentParser:
+    """Make the parser of all commands; only the `chosen` ones get options, because their modules are imported."""
+    parser = _Parser(
+        prog="brorl",
+        description="Reinforcement learning from verifiable rewards at many rollouts per prompt, as one tree.",
+    )
+    parser.add_argument("--version", action="version", version=f"brorl {brorl.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for name, command in COMMANDS.items():
+        options = commands.add_parser(
+            name, help=command.summary, allow_abbrev=False, argument_default=argparse.SUPPRESS
+        )
+        if name in chosen:
+            _add_options(options, command, with_settings)
+    return parser
+
+
+def completion(shell: Literal["bash", "zsh", "fish"]) -> None:
+    """Print a script that completes commands and options. The Tab key starts no Python process.
+
+    Args:
+        shell: The shell.
+    """
+    try:
+        import shtab
+    except ImportError as error:
+        raise UserError("brorl completion needs the package shtab; pip install shtab") from error
+    parser = make_parser(COMMANDS)
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for action in (action for command in commands.choices.values() for action in command._actions):
+        if action.metavar == "DIR" or action.metavar in _FILES:
+            action.complete = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE
+    print(shtab.complete(parser, shell=shell))  # noqa: T201
+
+
+def _run(arguments: list[str]) -> int:
+    parser = make_parser(arguments[:1])
+    if arguments and arguments[0] not in COMMANDS and not arguments[0].startswith("-"):
+        close = difflib.get_close_matches(arguments[0], list(COMMANDS), n=1)
+        advice = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(COMMANDS)}"
+        raise UserError(f"{arguments[0]!r} is not a command; {advice} (see brorl --help)")
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise UserError(_unknown_option(unknown[0], parsed.command))
+    if parsed.command is None:
+        parser.print_help()
+        return 0
+    command, options = COMMANDS[parsed.command], vars(parsed)
+    function = _load(command.function)
+    named = {name: value for name, value in options.items() if name != "command" and not name.startswith(_SETTING)}
+    listed: list[Any] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            listed = named.pop(parameter.name, [])
+    return _show(function(*listed, **named, **_overrides_of(options)), command.is_shown)
+
+
+def _show(result: Any, is_shown: bool) -> int:
+    """Print the result of a command if it has one, and return the exit code."""
+    if isinstance(result, int):
+        return result
+    if is_shown and result is not None:
+        from brorl.console.screen import Screen
+
+        is_rich = hasattr(result, "__rich__") or hasattr(result, "__rich_console__")
+        Screen().console.print(result if is_rich else str(result), soft_wrap=True, markup=False)
+    code: int = getattr(result, "exit_code", 0)
+    return code
+
+
+def _accepts_settings(command: Command) -> bool:
+    functions = map(_load, (command.function, *command.inherits))
+    return any("overrides" in inspect.signature(function).parameters for function in functions)
+
+
+def _load(reference: str) -> Any:
+    """Return the object of `module:name`."""
+    module, _, name = reference.partition(":")
+    return getattr(import_module(f"brorl.{module}"), name)
+
+
+def _add_options(parser: argparse.ArgumentParser, command: Command, with_settings: bool) -> None:
+    """Add the arguments of the functions of a command, and the settings that it accepts."""
+    parameters: dict[str, tuple[inspect.Parameter, str, Any]] = {}
+    for function in map(_load, (command.function, *command.inherits)):
+        helps, names = _help_of(function.__doc__ or ""), vars(sys.modules[function.__module__])
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name not in (*parameters, *command.omit, "progress"):
+                parameters[name] = parameter, helps.get(name, ""), _type_of(parameter.annotation, names)
+    accepts_settings = _accepts_settings(command)
+    for parameter, text, hint in parameters.values():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            _add_option(parser, parameter, text, hint)
+    actions = sorted(parser._actions[1:], key=lambda action: bool(action.option_strings))  # less --help
+    usage = [parser.prog, *map(_usage, actions), *(["[--key value ...]"] if accepts_settings else [])]
+    parser.usage = " ".join(usage)
+    if accepts_settings and with_settings:
+        accepted = _load(command.settings) if command.settings else ()
+        _add_settings(parser, lambda name: name not in parameters and (not accepted or _is_in(name, accepted)))
+
+
+def _usage(action: argparse.Action) -> str:
+    """Return an argument as the usage of its command has it."""
+    value = str(action.metavar or f"{{{','.join(map(str, action.choices or ()))}}}")
+    if action.option_strings:
+        return f"[{action.option_strings[0]}{'' if action.nargs == 0 else f' {value}'}]"
+    return {"?": f"[{value}]", "*": f"[{value} ...]"}.get(str(action.nargs), value)
+
+
+def _help_of(docstring: str) -> dict[str, str]:
+    """Return the descriptions of the arguments in a docstring, as help: in lower case, without a full stop."""
+    _, _, section = re.sub(r"(?m)^    ", "", docstring).partition("\nArgs:\n")
+    section = section or re.sub(r"(?m)^    ", "", docstring).partition("\nAttributes:\n")[2]
+    section = re.split(r"\n(?=\S)", section)[0]
+    texts = dict(re.findall(r"(?ms)^    (\w+): (.*?)(?=^    \w|\Z)", section))
+    lines = {name: " ".join(text.split()).removesuffix(".") for name, text in texts.items()}
+    return {name: line[:1].lower() + line[1:] if not line[1:2].isupper() else line for name, line in lines.items()}
+
+
+def _type_of(annotation: Any, names: dict[str, Any]) -> Any:
+    """Return the type of an option: bool, int, float, str, a Literal, or a tuple with the type of its values."""
+    try:
+        hint = eval(annotation, names) if isinstance(annotation, str) else annotation
+    except NameError:  # of a module that is only imported to check types
+        return str
+    hints = [
+        one for one in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) if one is not NoneType
+    ]
+    sequences = [one for one in hints if get_origin(one) is Sequence]
+    if sequences:
+        return get_args(sequences[0])
+    return hints[0] if len(hints) == 1 and (get_origin(hints[0]) is Literal or hints[0] in (bool, int, float)) else str
+
+
+def _add_option(parser: argparse.ArgumentParser, parameter: inspect.Parameter, text: str, hint: Any) -> None:
+    """Add an argument of a function: its positional arguments by place, the others as options."""
+    name, default = parameter.name, parameter.default
+    is_option, is_list = parameter.kind is parameter.KEYWORD_ONLY, isinstance(hint, tuple)
+    if not isinstance(default, bool) and default not in (parameter.empty, None, "", ()) and "(default:" not in text:
+        shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+        text = f"{text} (default: {shown})"
+    more: dict[str, Any] = {"help": text.replace("%", "%%")}
+    if hint is bool:
+        more["action"] = "store_false" if default else "store_true"
+        more["help"] = f"do not {more['help']}" if default else more["help"]
+    elif hint == (str,):
+        more["action"] = "append"
+    elif is_list:
+        more["type"] = _numbers_of(hint[0])
+    elif get_origin(hint) is Literal:
+        more["choices"] = get_args(hint)
+    elif hint is not str:
+        more["type"] = hint
+    if hint is not bool and "choices" not in more:
+        number = {(int,): "INT,INT,...", (float,): "FLOAT,FLOAT,...", int: "INT", float: "FLOAT"}.get(hint)
+        more["metavar"] = number or _METAVARS.get(name) or ("NAME" if name.endswith("_column") else name.upper())
+    if is_option:
+        words = f"no_{name}" if hint is bool and default else _OPTIONS.get(name, name)
+        parser.add_argument(*dict.fromkeys((f"--{words.replace('_', '-')}", f"--{words}")), dest=name, **more)
+    elif parameter.kind is parameter.VAR_POSITIONAL:
+        parser.add_argument(name, nargs="*", **more | {"metavar": name.upper().removesuffix("S")})
+    else:
+        parser.add_argument(name, **more | ({} if default is parameter.empty else {"nargs": "?"}))
+
+
+def _numbers_of(kind: type) -> Callable[[str], tuple[Any, ...]]:
+    """Return the parser of a list of numbers such as 1,16,256."""
+
+    def numbers(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected numbers like 1,16,256, not {text!r}") from None
+
+    return numbers
+
+
+def _is_in(name: str, accepted: Collection[str]) -> bool:
+    return any(name == one or (one.endswith(".") and name.startswith(one)) for one in accepted)
+
+
+def _add_settings(parser: argparse.ArgumentParser, only: Callable[[str], bool]) -> None:
+    """Add an option for every setting whose dotted name is accepted; its help is the setting's description."""
+    from brorl.config.reading import settings_of
+    from brorl.config.settings import TrainConfig
+
+    group = parser.add_argument_group("settings", "every key of a recipe; the command line takes precedence")
+    for name, info in settings_of(TrainConfig):
+        if only(name):
+            group.add_argument(
+                *dict.fromkeys((f"--{name}", f"--{name.replace('_', '-')}")),
+                dest=f"{_SETTING}{name}",
+                metavar=_type_name(info.annotation),
+                help=f"{info.description} (default: {_shown(info.default)})".replace("%", "%%"),
+            )
+
+
+def _overrides_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings given as options; each value is parsed as YAML."""
+    given = {n.removeprefix(_SETTING): v for n, v in options.items() if n.startswith(_SETTING)}
+    if not given:
+        return {}
+    from brorl.config.reading import parse_yaml, settings_of
+    from brorl.config.settings import TrainConfig
+
+    texts = {n for n, info in settings_of(TrainConfig) if info.annotation in (str, str | None)}
+    return {n: v if n in texts and v != "null" else parse_yaml(v, f"--{n}") for n, v in given.items()}
+
+
+def _unknown_option(option: str, name: str) -> str:
+    """Return the message for an option that a command does not have."""
+    from brorl.config.reading import unknown_setting
+    from brorl.config.resuming import CHANGEABLE_ON_RESUME
+
+    command, setting = COMMANDS[name], option.partition("=")[0].lstrip("-").replace("-", "_")
+    if not option.startswith("--"):
+        return f"unexpected argument {option!r} (see brorl {name} --help)"
+    if name == "resume":
+        return f"--{setting} cannot be changed on resume; these settings can: {', '.join(CHANGEABLE_ON_RESUME)}"
+    if command.settings or not _accepts_settings(command):
+        return f"--{setting} is not an option of brorl {name} (see brorl {name} --help)"
+    return unknown_setting(setting, name)
+
+
+def _shown(default: Any) -> str:
+    """Return a default as YAML."""
+    if isinstance(default, tuple):
+        return f"[{', '.join(map(_shown, default))}]"
+    if default is None or isinstance(default, bool):
+        return {None: "null", True: "true", False: "false"}[default]
+    return str(getattr(default, "label", default))  # a source by its label
+
+
+def _type_name(annotation: Any) -> str:
+    choices = get_args(annotation)
+    if get_origin(annotation) in (Union, UnionType):
+        return "|".join(_type_name(choice) for choice in choices if choice is not NoneType)
+    if choices and all(isinstance(c, str) for c in choices):
+        return "|".join(choices)
+    known = {int: "INT", float: "FLOAT", str: "TEXT", bool: "true|false"}
+    return known.get(annotation, "VALUE")
