@@ -22,7 +22,7 @@ from pathlib import Path
 from brorl.prompts.choices import Choices
 from brorl.prompts.measured import Measured
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.choice_extraction import choose
+from brorl.verification.domains.choice import choose
 from brorl.verification.domains.math import TOO_LONG, MathVerifier
 from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.quantity import Quantity, read_quantity
@@ -62,9 +62,8 @@ class ScienceVerifier:
 
         Returns:
             One verdict per pair, in the same order. Reasons of multiple choice: `correct`, `wrong answer`, `no answer`,
-            `not an option`, `several options`, `letter and text of different options`. Reasons of other answers: these
-            first three, `no single answer`, `another unit`, `answer too long`, `not parsed`, `timeout`, `out of
-            memory`, `verifier crashed`.
+            `not an option`, `several options`. Reasons of other answers: these first three, `no single answer`,
+            `another unit`, `answer too long`, `not parsed`, `timeout`, `out of memory`, `verifier crashed`.
 
         Raises:
             ValueError: If a reference looks like `Choices` or `Measured` and is malformed.
