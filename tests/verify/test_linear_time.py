@@ -18,13 +18,12 @@ from domains.test_instruction_kinds import LANGUAGE_TEXTS, TEXTS
 from hostile_strings import hostile_string, literals, random_parts
 
 from brorl.api.verify_result import VerifyResult
-from brorl.prompts.choices import Choices
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.gym_task import GymTask
 from brorl.prompts.instructions import Instruction, Instructions
-from brorl.prompts.measured import Measured
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
+from brorl.prompts.science import Choices, Measured
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.gym import GymVerifier

@@ -11,6 +11,7 @@ import difflib
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from hashlib import blake2b
@@ -20,7 +21,7 @@ from typing import Any
 
 from brorl.errors import UserError
 from brorl.prompts.layouts.layout import Dropped
-from brorl.prompts.layouts.reading import all_dropped, find_layout, layouts_of, read_fields
+from brorl.prompts.layouts.table import all_dropped, find_layout, layouts_of, read_fields
 from brorl.prompts.question import Message, Question
 from brorl.prompts.rows import JSON_NAMES, MISSING, Place, Row, is_local, read_rows
 
@@ -151,11 +152,10 @@ def read_source(source: FileSource) -> SourceReading:
     most = None if source.limit is None else min(source.limit, sys.maxsize)
     for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), most):
         number += 1
-        question = _question(row, source)
-        if isinstance(question, Dropped):
-            dropped[question.reason] += 1
-        else:
-            distinct.add(question, row.place)
+        try:
+            distinct.add(_question(row, source), row.place)
+        except Dropped as reason:
+            dropped[str(reason)] += 1
     if not number:
         raise UserError(f"{source.path} is empty; data.sources[].path must hold at least one row")
     if distinct.num_contradicting:
@@ -174,7 +174,8 @@ def check_first_row(source: FileSource) -> None:
     """
     if is_local(source.path):
         for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
-            _question(row, source)
+            with suppress(Dropped):
+                _question(row, source)
 
 
 def _wanted(source: FileSource) -> set[str]:
@@ -252,18 +253,14 @@ def _contradiction(first_place: Place, first: Question, place: Place, question: 
     )
 
 
-def _question(row: Row, source: FileSource) -> Question | Dropped:
+def _question(row: Row, source: FileSource) -> Question:
     key = row.key
     if source.id_column:
         value = _cell(row, source.id_column, "id_column", source)
         key = _text(value, row.place, source.id_column, "an id is text or a number")
     if source.layout:
-        found = read_fields(row, find_layout(source.layout), source.seed)
-        if isinstance(found, Dropped):
-            return found
-        return Question(
-            f"{source.name}:{key}", found.text, found.reference, found.domain, source.name, place=str(row.place)
-        )
+        fields = read_fields(row, find_layout(source.layout), source.seed)
+        return Question(f"{source.name}:{key}", *fields, source.name, place=str(row.place))
     prompt = _cell(row, source.prompt_column, "prompt_column", source)
     text, messages = "", tuple[Message, ...]()
     if isinstance(prompt, list):

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from brorl.prompts.choices import Choices
+from brorl.prompts.science import Choices
 from brorl.verification.domains.choice import choose
 
 NOBLE = Choices(("helium", "neon gas", "a photon", "42 kg"), 1)

@@ -6,9 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from brorl.prompts.choices import Choices
-from brorl.prompts.measured import Measured
 from brorl.prompts.prompt import Prompt
+from brorl.prompts.science import Choices, Measured
 from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verifier import Verdict

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from brorl.prompts.boxed import find_last_box
-from brorl.prompts.choices import Choices
+from brorl.prompts.science import Choices
 from brorl.verification.domains.denial import denial_after, denial_before
 
 NO_OPTION = "not an option"
