@@ -19,7 +19,7 @@ from brorl.planning.cluster.capacity import capacities, capacity
 from brorl.planning.cluster.gpus import GPUS, Cluster
 from brorl.planning.cluster.model_shape import PUBLISHED
 from brorl.prompts.layouts.table import LAYOUTS
-from brorl.prompts.templates import TEMPLATES
+from brorl.prompts.rendering import TEMPLATES
 from brorl.verification.domains.table import DOMAINS
 
 ROOT = Path(__file__).parents[1]

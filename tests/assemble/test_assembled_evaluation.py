@@ -14,7 +14,7 @@ from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
 from brorl.errors import UserError
 from brorl.model.load import load_model
 from brorl.prompts.benchmarks import BenchmarkSource
-from brorl.prompts.templates import TEMPLATES
+from brorl.prompts.rendering import TEMPLATES
 
 FEW = {"evaluation.num_samples": 4, "evaluation.ks": [1], "engine.threads": 1}
 

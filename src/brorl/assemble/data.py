@@ -18,11 +18,10 @@ from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
 from brorl.prompts.files import FileSource, SourceReading, check_first_row, read_source
 from brorl.prompts.layouts.table import reasons
-from brorl.prompts.mixture import PromptMixture
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question, drop_asked, split_held_out
 from brorl.prompts.rendering import PromptFormat, drop_long, render
-from brorl.prompts.stream import PromptStream, PromptSupply
+from brorl.prompts.stream import PromptMixture, PromptStream, PromptSupply
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

@@ -21,8 +21,7 @@ from brorl.errors import UserError
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
 from brorl.prompts.files import SourceReading
 from brorl.prompts.question import Question, split_held_out
-from brorl.prompts.rendering import PromptFormat
-from brorl.prompts.templates import TEMPLATES
+from brorl.prompts.rendering import TEMPLATES, PromptFormat
 
 _NO_LIMIT = 2**31
 GYM_BENCHMARK = "gym"

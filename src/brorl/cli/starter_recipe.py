@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.guess import Guess
 from brorl.prompts.question import Question, split_held_out
-from brorl.prompts.templates import TEMPLATES
+from brorl.prompts.rendering import TEMPLATES
 from brorl.verification.domains.table import DOMAINS
 
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"

@@ -15,6 +15,18 @@ from brorl.errors import UserError, first_line
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Message, Question, contents
 
+TEMPLATES: Mapping[str, str] = {
+    "math": "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    "science": (
+        "{prompt}\n\nPlease reason step by step, and put your final answer (the letter, if there are options) within "
+        "\\boxed{}."
+    ),
+    "gym": "{prompt}\n\nPlease reason step by step, and put your final answer between <answer> and </answer>.",
+    "code": "{prompt}",  # the layouts write the form of the program into the question
+    "ifeval": "{prompt}",  # the question holds all instructions
+}
+"""The usual text around a question of each domain: it requests an answer in the form that the verifier reads."""
+
 _PLACEHOLDER = "{prompt}"
 _OWN_OPTIONS = frozenset(
     (
