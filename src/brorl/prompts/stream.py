@@ -131,9 +131,9 @@ class PromptMixture:
     """Interleaved prompts of several sources; every prefix has each source's fraction to within one prompt.
 
     The order is a fair schedule: the j-th turn of source i with fraction w_i comes at turn floor((j - 1) / w_i) or
-    later, and before turn ceil(j / w_i). Of the sources that may come, the one with the earliest deadline is next. This keeps
-    |turns of i among the first n - n w_i| < 1 for every n and any number of sources. To pick the source that lags most
-    does not: with many sources, some lag by more than one prompt.
+    later, and before turn ceil(j / w_i). Of the sources that may come, the one with the earliest deadline is next. This
+    keeps |turns of i among the first n - n w_i| < 1 for every n and any number of sources. To pick the source that lags
+    most does not: with many sources, some lag by more than one prompt.
 
     Source: Baruah, Cohen, Plaxton, Varvel, "Proportionate progress", Algorithmica 15 (1996), on one processor.
 
@@ -214,8 +214,9 @@ class PromptMixture:
         shares = [str(fraction) for fraction in self._fractions]
         if state["shares"] != shares:
             raise ValueError(
-                f"the data has changed since the run began: sources with the fractions "
-                f"{', '.join(state['shares'])} then, {', '.join(shares)} now; put the sources and their weights back as they were, or start a new run"
+                f"the data has changed since the run began: sources with the fractions {', '.join(state['shares'])} "
+                f"then, {', '.join(shares)} now; put the sources and their weights back as they were, or start a new "
+                "run"
             )
         for stream, of_stream in zip(self._streams, state["streams"], strict=True):
             stream.load_state_dict(of_stream)
