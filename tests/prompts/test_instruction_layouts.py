@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from brorl.prompts.instructions import KINDS, Instruction, Instructions
+from brorl.prompts.instructions import KINDS, OPTIONAL, Instruction, Instructions
 from brorl.prompts.layouts import instructions as layouts
 from brorl.prompts.layouts.layout import Dropped
 from brorl.prompts.layouts.table import LAYOUTS
@@ -131,4 +131,4 @@ def test_functions_of_rlvr_ifeval(truth: dict[str, Any], kind: str, arguments: d
 def test_rlvr_ifeval_covers_every_kind() -> None:
     assert {kind for kind, _, _ in layouts._FUNCTIONS.values()} == set(KINDS)
     for kind, names, fixed in layouts._FUNCTIONS.values():
-        assert set(KINDS[kind].needs) <= {*names.values(), *fixed}
+        assert {*KINDS[kind]} - OPTIONAL <= {*names.values(), *fixed}
