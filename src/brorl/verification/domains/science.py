@@ -23,8 +23,8 @@ from brorl.prompts.science import Choices, Measured, read_science_reference
 from brorl.verification.domains.choice import choose
 from brorl.verification.domains.math import TOO_LONG, MathVerifier
 from brorl.verification.domains.math_extraction import extract_answer, tidy
-from brorl.verification.domains.quantity import Quantity, read_quantity
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS, is_several, plain
+from brorl.verification.domains.units import Quantity, read_quantity
 from brorl.verification.sandbox.call import VerifierCall
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict
