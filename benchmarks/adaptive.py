@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from harness import table
 from scipy.stats import t as student
 
 from brorl.cli import main as brorl
@@ -108,30 +109,25 @@ def interval(differences: np.ndarray) -> str:
     return f"{differences.mean():+.3f} ± {half:.3f}"
 
 
-def table(results: dict[str, dict[str, list[dict[str, list[float]]]]]) -> str:
-    lines = []
+def tables(results: dict[str, dict[str, list[dict[str, list[float]]]]]) -> str:
+    """Return the means of everything, and the differences of pass@k, for each mix of puzzles."""
+    scores = [f"pass@{k}" for k in KS]
+    shown = [*scores, "mixed fraction", "with a success", "mean N", "extended", "extended, then mixed"]
+    shown += ["mixed groups", "steps"]
+    texts = []
     for puzzles, arms in results.items():
-        shown = [*(f"pass@{k}" for k in KS), "mixed fraction", "with a success", "mean N", "extended"]
-        shown += ["extended, then mixed", "mixed groups", "steps"]
-        lines += [
-            f"\n### {puzzles}\n",
-            "| samples | arm | " + " | ".join(shown) + " |",
-            "|---" * (len(shown) + 2) + "|",
-        ]
+        means, differences = [], []
         for place, mark in enumerate(MARKS):
-            means = {a: {q: np.array([r[q][place] for r in runs]) for q in shown} for a, runs in arms.items()}
-            for arm, values in means.items():
-                cells = [f"{v.mean():.3f}" if v.mean() < 1 else f"{v.mean():,.1f}" for v in values.values()]
-                lines.append(f"| {mark:,} | {arm} | " + " | ".join(cells) + " |")
-        lines += ["\n| samples | adaptive minus | " + " | ".join(f"pass@{k}" for k in KS) + " |", "|---" * 5 + "|"]
-        for place, mark in enumerate(MARKS):
-            for arm in (a for a in arms if a != "adaptive"):
-                pairs = list(zip(arms["adaptive"], arms[arm], strict=True))
-                cells = [
-                    interval(np.array([x[f"pass@{k}"][place] - y[f"pass@{k}"][place] for x, y in pairs])) for k in KS
-                ]
-                lines.append(f"| {mark:,} | {arm} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            at = {arm: {q: np.array([r[q][place] for r in runs]) for q in shown} for arm, runs in arms.items()}
+            for arm, values in at.items():
+                cells = (f"{v.mean():.3f}" if v.mean() < 1 else f"{v.mean():,.1f}" for v in values.values())
+                means.append((f"{mark:,}", arm, *cells))
+                if arm != "adaptive":
+                    against = (interval(at["adaptive"][q] - values[q]) for q in scores)
+                    differences.append((f"{mark:,}", arm, *against))
+        texts += [f"\n### {puzzles}\n", table(("samples", "arm", *shown), means), ""]
+        texts.append(table(("samples", "adaptive minus", *scores), differences))
+    return "\n".join(texts)
 
 
 def main() -> None:
@@ -152,7 +148,7 @@ def main() -> None:
                 print(f"{run}: {records[-1]['step']} steps, {time.perf_counter() - started:.0f} s", flush=True)
         if options.output:
             options.output.write_text(json.dumps({"marks": MARKS, "results": results}, indent=1))
-    print(table(results))
+    print(tables(results))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ seed.
 import argparse
 import copy
 import json
+import sys
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from harness import table
 from scipy.stats import t
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
@@ -35,12 +37,15 @@ from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.pool import SampleTask
-from brorl.rollout.virtual_pool import VirtualPool
 from brorl.runs.run_directory import RunDirectory
 from brorl.seeds import derived_seed
 from brorl.training.async_source import AsyncSource
 from brorl.training.backlog import Stragglers
 from brorl.tree import RolloutTree
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from virtual_pool import VirtualPool
 
 
 class Arm(NamedTuple):
@@ -115,8 +120,9 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     prefix = min(len(prompt.token_ids) for prompt in base.stream.prompts)
     pool = VirtualPool(engine, args.workers, durations(args, seed, prefix))
     source = AsyncSource(
-        pool, base.stream, base.grader, base.sampling, args.rollouts, args.prompts, True, 1000, seed,
-        arm.max_staleness, arm.stragglers, arm.segment_tokens, background=False,
+        pool=pool, stream=base.stream, grader=base.grader, sampling=base.sampling, rollouts_per_prompt=args.rollouts,
+        prompts_per_step=args.prompts, dynamic_sampling=True, max_tries=1000, seed=seed,
+        max_staleness=arm.max_staleness, stragglers=arm.stragglers, segment_tokens=arm.segment_tokens, background=False,
     )  # fmt: skip
     evaluator = NativeEngine(learner.model, base.engine.stop_token_ids)  # outside of the pool: it takes no time
     staleness: list[int] = []
@@ -124,12 +130,12 @@ def train(arm: Arm, seed: int, args: argparse.Namespace) -> Result:
     points, samples, late = [Point(0, 0.0, 0, score(benchmark, evaluator))], 0, 0
     source.publish(learner.weights(), 0)
     for step in range(1, args.steps + 1):
-        batch = source.next_groups(step)
-        assert batch.sampled.lead is not None
-        staleness += batch.sampled.lead.staleness
-        late += sum(batch.sampled.lead.late_at.values())
-        samples += batch.sampled.summary()["samples"]
-        update = learner.step(batch.groups, reinforce_pp_baseline(batch.groups), derived_seed(seed, step))
+        batch = source.next_batch(step)
+        assert batch.staleness is not None
+        staleness += batch.staleness.updates
+        late += sum(batch.staleness.late_at.values())
+        samples += batch.summary()["samples"]
+        update = learner.learn(batch.groups, reinforce_pp_baseline, derived_seed(seed, step))
         mismatch.append(update.mismatch_kl or 0.0)
         pool.advance(args.learn_s)
         source.publish(learner.weights(), step)
@@ -162,23 +168,9 @@ def interval(values: Sequence[float], digits: int = 3) -> str:
     return f"{mean(values):.{digits}f} [{mean(values) - half:.{digits}f}, {mean(values) + half:.{digits}f}]"
 
 
-def table(results: dict[str, list[Result]]) -> str:
+def tables(results: dict[str, list[Result]]) -> str:
     """Return the tables as Markdown."""
     seeds = range(len(results["sync"]))
-    lines = ["| arm | s/step | workers in use | staleness, mean | largest | late | KL(sampler, learner) |"]
-    lines.append("|---|---|---|---|---|---|---|")
-    for name, runs in results.items():
-        cells = [
-            interval([r.seconds_per_step for r in runs], 2), interval([r.in_use for r in runs], 2),
-            interval([r.staleness_mean for r in runs], 2), str(max(r.staleness_max for r in runs)),
-            interval([float(r.prompts_late) for r in runs], 1), f"{mean(r.mismatch_kl for r in runs):.1e}",
-        ]  # fmt: skip
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| arm | pass@1 at the last step | minus sync | equal samples | minus sync | equal seconds | minus sync |",
-    ]
-    lines.append("|---|---|---|---|---|---|---|")
     least = [min(runs[i].points[-1].samples for runs in results.values()) for i in seeds]
     soonest = [min(runs[i].points[-1].seconds for runs in results.values()) for i in seeds]
 
@@ -189,16 +181,21 @@ def table(results: dict[str, list[Result]]) -> str:
             [at(runs[i].points, "seconds", soonest[i]) for i in seeds],
         ]
 
-    reference = scores(results["sync"])
+    times, rates, reference = [], [], scores(results["sync"])
     for name, runs in results.items():
+        times.append((
+            name, interval([r.seconds_per_step for r in runs], 2), interval([r.in_use for r in runs], 2),
+            interval([r.staleness_mean for r in runs], 2), max(r.staleness_max for r in runs),
+            interval([float(r.prompts_late) for r in runs], 1), f"{mean(r.mismatch_kl for r in runs):.1e}",
+        ))  # fmt: skip
         cells = []
         for own, other in zip(scores(runs), reference, strict=True):
-            cells += [
-                interval(own),
-                interval([a - b for a, b in zip(own, other, strict=True)]) if name != "sync" else "",
-            ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            difference = interval([a - b for a, b in zip(own, other, strict=True)])
+            cells += [interval(own), "" if name == "sync" else difference]
+        rates.append((name, *cells))
+    columns = ("s/step", "workers in use", "staleness, mean", "largest", "late", "KL(sampler, learner)")
+    scored = ("pass@1 at the last step", "minus sync", "equal samples", "minus sync", "equal seconds", "minus sync")
+    return table(("arm", *columns), times) + "\n\n" + table(("arm", *scored), rates)
 
 
 def main() -> None:
@@ -220,7 +217,7 @@ def main() -> None:
             print(
                 f"seed {seed}, {name}: {last.seconds_per_step:.1f} s/step, {last.points[-1].pass_at_1:.3f}", flush=True
             )
-    print(table(results))
+    print(tables(results))
     if args.json:
         settings = {name: value for name, value in vars(args).items() if name != "json"}
         args.json.write_text(json.dumps({"settings": settings, "runs": {

@@ -9,41 +9,15 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from harness import Limits
 from measurement import Cell, Job, Run
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the runs of a cell.
-
-    Attributes:
-        num_runs: Counted runs.
-        num_warmups: Dropped runs before the counted ones.
-        cell_s: Seconds for all runs of a cell. A run that would exceed it is not started, but one run always counts.
-            A first run of more than half of it is counted and not a warm-up.
-    """
-
-    num_runs: int
-    num_warmups: int
-    cell_s: float
-
-    def warmups(self, seconds: list[float]) -> int:
-        """Return the number of first runs that are warm-ups."""
-        return 0 if seconds and seconds[0] > self.cell_s / 2 else self.num_warmups
-
-    def reached(self, seconds: list[float]) -> bool:
-        """Return whether the seconds of the runs so far rule out another run."""
-        counted = len(seconds) - self.warmups(seconds)
-        if counted < 1:
-            return False
-        return counted >= self.num_runs or sum(seconds) + seconds[-1] > self.cell_s
 
 
 class Child:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import argparse
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from multiprocessing import Pool
+from typing import NamedTuple
 
 import numpy as np
+from harness import table
 from numpy.typing import NDArray
 from scipy.special import betaln, stdtrit
 
@@ -73,6 +75,7 @@ PRIORS = (
     Spikes(((0.01, 0.95), (1.0, 0.05))),
     Spikes(((0.0, 0.02), (1.0, 0.98))),
 )
+ROUNDING = 1e-9
 NUM_PROMPTS = (5, 30, 128, 1000)
 SAMPLES_AND_K = ((1, 1), (16, 1), (16, 16), (256, 1), (256, 16), (256, 256))
 
@@ -108,18 +111,17 @@ METHODS: dict[str, Callable[[FloatArray], Ends]] = {"package": package, "bootstr
 
 @dataclass(frozen=True)
 class Cell:
-    """One setting: distribution of pass rates, prompts, responses per prompt, attempts, repetitions, seed."""
+    """One setting."""
 
-    prior: Beta | Spikes
+    prior: Beta | Spikes  # distribution of pass rates
     num_prompts: int
-    num_samples: int
+    num_samples: int  # responses per prompt
     k: int
     experiments: int
     seed: int
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """Of one method: fractions of intervals above and below the truth, and the mean width."""
 
     above: float
@@ -132,7 +134,7 @@ class Result:
         return 1 - self.above - self.below
 
 
-def simulate(cell: Cell) -> tuple[Cell, dict[str, Result]]:
+def simulate(cell: Cell) -> dict[str, Result]:
     """Repeat an experiment; data sets that agree get one interval."""
     rng, truth = np.random.default_rng(cell.seed), cell.prior.pass_at(cell.k)
     count: dict[bytes, int] = defaultdict(int)
@@ -144,26 +146,9 @@ def simulate(cell: Cell) -> tuple[Cell, dict[str, Result]]:
     results = {}
     for name, method in METHODS.items():
         low, high = np.array([method(value_P) for value_P in values]).T
-        rounding = 1e-9
-        results[name] = Result(
-            float(weight @ (low > truth + rounding)),
-            float(weight @ (high < truth - rounding)),
-            float(weight @ (high - low)),
-        )
-    return cell, results
-
-
-def rows(cells: list[Cell], jobs: int) -> Iterator[tuple[Cell, dict[str, Result]]]:
-    """Simulate all settings and print a row for each."""
-    columns = (f"{method}: coverage (above, below), width" for method in METHODS)
-    print("| pass rates | P | n | k | truth |", " | ".join(columns), "|")
-    print("|---|---|---|---|---|", "---|" * len(METHODS), sep="")
-    with Pool(jobs) as pool:
-        for cell, results in pool.imap(simulate, cells):
-            numbers = (f"{r.coverage:.3f} ({r.above:.3f}, {r.below:.3f}), {r.width:.3f}" for r in results.values())
-            setting = (cell.prior, cell.num_prompts, cell.num_samples, cell.k, f"{cell.prior.pass_at(cell.k):.4f}")
-            print("|", " | ".join(map(str, setting)), "|", " | ".join(numbers), "|", flush=True)
-            yield cell, results
+        ends = (low > truth + ROUNDING, high < truth - ROUNDING, high - low)
+        results[name] = Result(*(float(weight @ end) for end in ends))
+    return results
 
 
 def main() -> None:
@@ -177,15 +162,26 @@ def main() -> None:
         Cell(prior, num_prompts, n, k, options.experiments, options.seed)
         for num_prompts, (n, k), prior in product(options.prompts, SAMPLES_AND_K, PRIORS)
     ]
-    results_of = defaultdict(list)
-    for cell, results in rows(cells, options.jobs):
-        for method, result in results.items():
-            results_of[cell.num_prompts, method].append(result)
-    print("\n| P | method | lowest coverage | most above | most below | mean width |\n|---|---|---|---|---|---|")
-    for (num_prompts, method), found in results_of.items():
-        worst = (min(r.coverage for r in found), max(r.above for r in found), max(r.below for r in found))
-        numbers = " | ".join(f"{number:.3f}" for number in (*worst, float(np.mean([r.width for r in found]))))
-        print(f"| {num_prompts} | {method} | {numbers} |")
+    with Pool(options.jobs) as pool:
+        results = list(zip(cells, pool.imap(simulate, cells), strict=True))
+    rows = [
+        (
+            c.prior, c.num_prompts, c.num_samples, c.k, f"{c.prior.pass_at(c.k):.4f}",
+            *(f"{r.coverage:.3f} ({r.above:.3f}, {r.below:.3f}), {r.width:.3f}" for r in of_method.values()),
+        )
+        for c, of_method in results
+    ]  # fmt: skip
+    methods = (f"{method}: coverage (above, below), width" for method in METHODS)
+    print(table(("pass rates", "P", "n", "k", "truth", *methods), rows), end="\n\n")
+    worst = []
+    for num_prompts, method in product(options.prompts, METHODS):
+        some = [of_method[method] for c, of_method in results if c.num_prompts == num_prompts]
+        numbers = (
+            min(r.coverage for r in some), max(r.above for r in some), max(r.below for r in some),
+            float(np.mean([r.width for r in some])),
+        )  # fmt: skip
+        worst.append((num_prompts, method, *(f"{number:.3f}" for number in numbers)))
+    print(table(("P", "method", "lowest coverage", "most above", "most below", "mean width"), worst))
 
 
 if __name__ == "__main__":

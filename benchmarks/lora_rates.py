@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from harness import table
+
 RATES = (1.5e-4, 5e-4, 1.5e-3, 5e-3, 1.5e-2)
 KS = ("1", "16", "256")
 COMMON = (
@@ -28,44 +30,39 @@ COMMON = (
     "--checkpoint_every=1000",
     "--report=false",
 )
+COLUMNS = (
+    "trained",
+    "learning rate",
+    "pass@1 before",
+    "pass@1 after",
+    "of all seeds",
+    "pass@16 after",
+    "pass@256 after",
+)
 Scores = dict[str, float]
 
 
 def train(run: Path, rank: int, rate: float, steps: int, seed: int) -> tuple[Scores, Scores]:
     """Train, and return held-out pass@k before and after."""
     settings = {"lora.rank": rank, "optimizer.learning_rate": rate, "steps": steps, "seed": seed, "output_dir": run}
-    command = [
-        sys.executable,
-        "-m",
-        "brorl",
-        "train",
-        "quickstart",
-        *COMMON,
-        *(f"--{k}={v}" for k, v in settings.items()),
-    ]
+    options = (f"--{name}={value}" for name, value in settings.items())
+    command = [sys.executable, "-m", "brorl", "train", "quickstart", *COMMON, *options]
     done = subprocess.run(command, capture_output=True, text=True)
     metrics = run / "metrics.jsonl"
     records = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
     if done.returncode and not (records and "ended" in records[-1]):
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
     before, after = (record["evaluation"]["pass_at"] for record in (records[0], records[-1]))
+    print(f"{run.name}: pass@1 {before['1']['value']:.3f} -> {after['1']['value']:.3f}", flush=True)
     return {k: before[k]["value"] for k in KS}, {k: after[k]["value"] for k in KS}
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """Return one row per kind and rate: means over seeds, and the range of pass@1."""
-    rows = [
-        "| trained | learning rate | pass@1 before | pass@1 after | of all seeds | pass@16 after | pass@256 after |",
-        "|---|---:|---:|---:|---|---:|---:|",
-    ]
-    for r in results:
-        before, after = fmean(b["1"] for b in r["before"]), {k: fmean(a[k] for a in r["after"]) for k in KS}
-        ones = [a["1"] for a in r["after"]]
-        rows.append(
-            f"| {r['kind']} | {r['rate']:.1e} | {before:.3f} | {after['1']:.3f} | {min(ones):.3f} to {max(ones):.3f} "
-            f"| {after['16']:.3f} | {after['256']:.3f} |"
-        )
-    return "\n".join(rows)
+def row(result: dict[str, Any]) -> list[str]:
+    """Return the means over seeds of a kind and rate, and the range of pass@1."""
+    before, after = fmean(b["1"] for b in result["before"]), [fmean(a[k] for a in result["after"]) for k in KS]
+    ones = [a["1"] for a in result["after"]]
+    cells = [f"{before:.3f}", f"{after[0]:.3f}", f"{min(ones):.3f} to {max(ones):.3f}"]
+    return [result["kind"], f"{result['rate']:.1e}", *cells, *(f"{value:.3f}" for value in after[1:])]
 
 
 def best_rates(results: list[dict[str, Any]]) -> str:
@@ -91,25 +88,22 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one core each")
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
-
     kinds = {"all weights": 0, f"adapters, rank {options.rank}": options.rank}
-    cells = [(kind, rate) for kind in kinds for rate in options.rates]
     jobs = [(kind, rate, seed) for seed in range(options.seeds) for rate in options.rates for kind in kinds]
 
     def run_job(job: tuple[str, float, int]) -> tuple[Scores, Scores]:
         kind, rate, seed = job
         run = options.folder / f"rank{kinds[kind]}-rate{rate:g}-seed{seed}"
-        before, after = train(run, kinds[kind], rate, options.steps, seed)
-        print(f"{run.name}: pass@1 {before['1']:.3f} -> {after['1']:.3f}", flush=True)
-        return before, after
+        return train(run, kinds[kind], rate, options.steps, seed)
 
     with ThreadPoolExecutor(options.jobs) as pool:
         scores = dict(zip(jobs, pool.map(run_job, jobs), strict=True))
     results: list[dict[str, Any]] = []
-    for kind, rate in cells:
-        pairs = [scores[kind, rate, seed] for seed in range(options.seeds)]
-        results.append({"kind": kind, "rate": rate, "before": [b for b, _ in pairs], "after": [a for _, a in pairs]})
-    print(f"\n{table(results)}\n\n{best_rates(results)}")
+    for kind in kinds:
+        for rate in options.rates:
+            before, after = zip(*(scores[kind, rate, seed] for seed in range(options.seeds)), strict=True)
+            results.append({"kind": kind, "rate": rate, "before": before, "after": after})
+    print(f"\n{table(COLUMNS, map(row, results))}\n\n{best_rates(results)}")
     if options.output:
         named = {name: str(value) for name, value in vars(options).items()}
         options.output.write_text(json.dumps({"options": named, "results": results}))

@@ -7,16 +7,15 @@ The shipped model, 16 prompts of random tokens x 512 rollouts, 4 mini-batches, o
 
 import argparse
 from copy import deepcopy
-from time import perf_counter
+from functools import partial
 
 import numpy as np
 import torch
+from harness import table, timed
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.load import load_model, load_tokenizer
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
@@ -33,15 +32,17 @@ def settings(**changes: object) -> LearnerSettings:
 
 VARIANTS = {
     "ppo": settings(),
-    "cispo": settings(loss=PolicyLossSettings("cispo")),
-    "gspo": settings(loss=PolicyLossSettings("gspo", 3e-4, 4e-4)),
+    "cispo": settings(loss=PolicyLossSettings(kind="cispo")),
+    "gspo": settings(loss=PolicyLossSettings(kind="gspo", clip_low=3e-4, clip_high=4e-4)),
     "ppo, old log-probs recomputed, masked": settings(
-        recompute_old_logprobs=True, importance=ImportanceCorrection("mask")
+        recompute_old_logprobs=True, importance=ImportanceCorrection(correction="mask")
     ),
-    "ppo, KL in the loss": settings(kl=KLPenalty(1e-4)),
-    "ppo, KL in the loss, reference offloaded": settings(kl=KLPenalty(1e-4), offload_reference=True),
+    "ppo, KL in the loss": settings(kl=KLPenalty(coefficient=1e-4)),
+    "ppo, KL in the loss, reference offloaded": settings(kl=KLPenalty(coefficient=1e-4), offload_reference=True),
     "the recipe: recomputed, truncated, KL": settings(
-        recompute_old_logprobs=True, importance=ImportanceCorrection("truncate"), kl=KLPenalty(1e-4)
+        recompute_old_logprobs=True,
+        importance=ImportanceCorrection(correction="truncate"),
+        kl=KLPenalty(coefficient=1e-4),
     ),
 }
 
@@ -65,12 +66,10 @@ def main() -> None:
     seconds: dict[str, list[float]] = {name: [] for name in learners}
     for _ in range(1 + repeats):  # the first warms up
         for name, learner in learners.items():
-            started = perf_counter()
-            learner.step(groups, advantages, seed=0)
-            seconds[name].append(perf_counter() - started)
+            seconds[name].append(timed(partial(learner.learn, groups, lambda _: advantages, seed=0)).seconds)
     median = {name: float(np.median(times[1:])) for name, times in seconds.items()}
-    for name, value in median.items():
-        print(f"| {name} | {value:.3f} | {value / median['ppo']:.2f} |")
+    rows = ((name, f"{value:.3f}", f"{value / median['ppo']:.2f}") for name, value in median.items())
+    print(table(("", "seconds", "times PPO"), rows))
 
 
 if __name__ == "__main__":

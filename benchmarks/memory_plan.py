@@ -44,9 +44,10 @@ def measure(name: str, variant: str) -> dict[str, object]:
 
     from brorl.algorithms.groups import Group
     from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-    from brorl.model.lora import LoraSettings, add_adapter
+    from brorl.model.lora import add_adapter
     from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
     from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+    from brorl.model.settings import LoraSettings
     from brorl.prompts.prompt import Prompt
     from brorl.rollout.native.engine import NativeEngine
     from brorl.sampling import SamplingParams
@@ -57,7 +58,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
     num_prompts, num_rollouts, new_tokens = LONG if name == "long" else SHORT
     options = VARIANTS[variant]
     dtype, adapters = options.get("dtype", "float32"), bool(options.get("lora"))
-    lora = LoraSettings(16) if adapters else None
+    lora = LoraSettings(rank=16) if adapters else None
     config = LlamaConfig(**MODELS[name], num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True,
                          bos_token_id=None, eos_token_id=None, max_position_embeddings=8192)  # fmt: skip
     work({**MODELS["5M"], "num_hidden_layers": 1, "vocab_size": 64})  # libraries keep what they load at first use
@@ -103,7 +104,7 @@ def measure(name: str, variant: str) -> dict[str, object]:
             advantages.append(rng.normal(size=tree.num_responses))
         bytes_in_use(device)
         reset_peak(device)
-        learner.step(groups, advantages, seed=step)
+        learner.learn(groups, lambda _, given=advantages: given, seed=step)
         learned = max(learned, peak_bytes(device) - before)
         engine.load_weights(learner.weights(), version=0)
     bytes_in_use(device)

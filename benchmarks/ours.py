@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from measurement import Job, Run
+from measurement import Job, Run, Work, Workload
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from turns import Turns
-from workload import Work, Workload
+from worker import Turns
 
 from brorl.algorithms.advantages import grpo
 from brorl.algorithms.groups import Group
@@ -105,7 +104,7 @@ def our_step(step: Step, prompts: list[Prompt], num_rollouts: int, seed: int) ->
         Group(prompt, tree, np.array([v.correct for v in vs]), np.array([v.score for v in vs]))
         for prompt, tree, vs in zip(prompts, trees, graded, strict=True)
     ]
-    update = step.learner.step(groups, grpo(groups), seed)
+    update = step.learner.learn(groups, grpo, seed)
     step.engine.load_weights(step.learner.weights(), version=0)
     times.append(time.perf_counter())
     cpu_seconds = time.process_time() - cpu_start
@@ -139,14 +138,7 @@ def tree_run(
     trees: list[RolloutTree],
     facts: dict[str, float],
 ) -> Run:
-    """Return the run of a peer that sampled trees.
-
-    Args:
-        parts: Seconds of its parts.
-        cpu_seconds: Processor time.
-        trees: The trees.
-        facts: Other numbers.
-    """
+    """Return the run of a peer that sampled trees."""
     sampled = sum(tree.num_sampled_tokens for tree in trees)
     nats = -sum(float((tree.count * tree.logprob).sum()) for tree in trees) / sampled
     return Run(

@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness import table
+
 SETTINGS = {
     "optimizer.learning_rate": 1e-15,
     "evaluation.num_prompts": 0,
@@ -81,74 +83,48 @@ def child_sample(num_rollouts: int, num_prompts: int) -> dict[str, Any]:
     return {"informative": mixed / num_prompts, "unique_tokens": tokens / num_prompts}
 
 
-def in_child(*arguments: object) -> dict[str, Any]:
-    """Run this script in a child process and return what it prints."""
-    command = [sys.executable, __file__, *map(str, arguments)]
+def in_child(*command: object) -> str:
+    """Run a program of Python with one thread, and return its output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [sys.executable, *map(str, command)], capture_output=True, text=True, check=True, env=environment
     )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return done.stdout
 
 
 def plan(out: Path, seed: int, rollouts: Sequence[int]) -> dict[str, Any]:
     """Run `brorl plan` in a child process and return its JSON."""
-    program = "import sys; from brorl.cli import main; sys.exit(main(sys.argv[1:]))"
-    options = [f"--seed={seed}", f"--output-dir={out}", f"--rollouts={','.join(map(str, rollouts))}"]
-    command = [sys.executable, "-c", program, "plan", *options]
-    subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    found: dict[str, Any] = json.loads((out / "plan.json").read_text())
-    return found
+    in_child(
+        "-m", "brorl", "plan", f"--seed={seed}", f"--output-dir={out}", f"--rollouts={','.join(map(str, rollouts))}"
+    )
+    record: dict[str, Any] = json.loads((out / "plan.json").read_text())
+    return record
 
 
-def table(rollouts: Sequence[int], plans: list[dict[str, Any]], runs: Any, samples: Any) -> list[str]:
-    """Return the table as Markdown: the median plan and the median run, and how far off the worst plan is."""
-    lines = [
-        "| N | | planned | measured | off | worst plan off |",
-        "|---|---|---|---|---|---|",
-    ]
-    for n in rollouts:
-        rows = [next(r for r in p["rows"] if r["num_rollouts"] == n) for p in plans]
-        seconds = median(r["seconds"]["total"] for r in runs[n])
-        memory = [r["memory_bytes"] for r in runs[n] if r["memory_bytes"] is not None]
-        compared = [
-            ("mixed groups", [r["informative"]["value"] for r in rows], samples[n]["informative"], "{:.3f}"),
-            (
-                "unique tokens of a group",
-                [r["unique_tokens"]["value"] for r in rows],
-                samples[n]["unique_tokens"],
-                "{:.1f}",
-            ),
-            ("seconds per step", [r["seconds"]["total"] for r in rows], seconds, "{:.3f}"),
-        ]
-        planned_memory = [r["memory_bytes"] for r in rows if r["memory_bytes"] is not None]
-        if memory and planned_memory:
-            megabytes = [m / 2**20 for m in planned_memory]
-            compared.append(("memory above the model, MiB", megabytes, median(memory) / 2**20, "{:.0f}"))
-        for name, planned, measured, form in compared:
-            middle = median(planned)
-            off = [p / measured - 1 for p in planned]
-            worst = max(off, key=abs)
-            lines.append(
-                f"| {n} | {name} | {form.format(middle)} | {form.format(measured)} | {middle / measured - 1:+.1%} "
-                f"| {worst:+.1%} |"
-            )
-    return lines
-
-
-def phase_table(rollouts: Sequence[int], plans: list[dict[str, Any]], runs: Any) -> list[str]:
-    """Return seconds by phase, planned / measured."""
+def tables(rollouts: Sequence[int], plans: list[dict[str, Any]], runs: Any, samples: Any) -> str:
+    """Return the median plan and the median run, how far off the worst plan is, and the seconds of each phase."""
+    rows, phases = [], []
     names = ["generation", "verification", "training", "storing", "diagnostics", "total"]
-    lines = [f"| N | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for n in rollouts:
-        cells = []
-        for name in names:
-            planned = median(
-                next(r for r in p["rows"] if r["num_rollouts"] == n)["seconds"].get(name, 0.0) for p in plans
-            )
-            cells.append(f"{planned:.3f} / {median(r['seconds'].get(name, 0.0) for r in runs[n]):.3f}")
-        lines.append(f"| {n} | {' | '.join(cells)} |")
-    return lines
+        planned = [next(r for r in p["rows"] if r["num_rollouts"] == n) for p in plans]
+        memory = [r["memory_bytes"] for r in runs[n] if r["memory_bytes"] is not None]
+        tokens, seconds = samples[n]["unique_tokens"], median(r["seconds"]["total"] for r in runs[n])
+        compared = [
+            ("mixed groups", [r["informative"]["value"] for r in planned], samples[n]["informative"], ".3f"),
+            ("unique tokens of a group", [r["unique_tokens"]["value"] for r in planned], tokens, ".1f"),
+            ("seconds per step", [r["seconds"]["total"] for r in planned], seconds, ".3f"),
+        ]
+        planned_memory = [r["memory_bytes"] / 2**20 for r in planned if r["memory_bytes"] is not None]
+        if memory and planned_memory:
+            compared.append(("memory above the model, MiB", planned_memory, median(memory) / 2**20, ".0f"))
+        for name, values, measured, form in compared:
+            middle, off = median(values), [value / measured - 1 for value in values]
+            errors = (f"{middle / measured - 1:+.1%}", f"{max(off, key=abs):+.1%}")
+            rows.append((n, name, f"{middle:{form}}", f"{measured:{form}}", *errors))
+        pairs = ([[r["seconds"].get(name, 0.0) for r in some] for some in (planned, runs[n])] for name in names)
+        phases.append((n, *(f"{median(a):.3f} / {median(b):.3f}" for a, b in pairs)))
+    first = table(("N", "", "planned", "measured", "off", "worst plan off"), rows)
+    return f"{first}\n\nSeconds of a step by phase, planned / measured:\n\n{table(('N', *names), phases)}"
 
 
 def main() -> None:
@@ -171,8 +147,8 @@ def main() -> None:
         for repeat in range(parsed.repeats):
             plans.append(plan(out / f"plan-{repeat}", repeat, rollouts))
             for n in rollouts:
-                runs[n].append(in_child("train", n, parsed.steps, 100 + repeat))
-        samples = {n: in_child("sample", n, parsed.prompts) for n in rollouts}
+                runs[n].append(json.loads(in_child(__file__, "train", n, parsed.steps, 100 + repeat)))
+        samples = {n: json.loads(in_child(__file__, "sample", n, parsed.prompts)) for n in rollouts}
         if parsed.out:
             out.mkdir(parents=True, exist_ok=True)
             (out / "measured.json").write_text(json.dumps({"runs": runs, "samples": samples}, indent=2))
@@ -180,16 +156,9 @@ def main() -> None:
         f"{parsed.repeats} plans of 64 prompts x 64 rollouts, {parsed.repeats} runs of {parsed.steps} steps for each N "
         f"(medians), {parsed.prompts} fresh prompts\n"
     )
-    print("\n".join(table(rollouts, plans, runs, samples)))
-    print("\nSeconds of a step by phase, planned / measured:\n")
-    print("\n".join(phase_table(rollouts, plans, runs)))
-    for found in plans:
-        best = found["recommendation"]
-        print(
-            f"\nrecommended: N = {best['rollouts_per_prompt']} x {best['prompts_per_step']}, tied {best['tied']}",
-            end="",
-        )
-    print()
+    print(tables(rollouts, plans, runs, samples))
+    for best in (record["recommendation"] for record in plans):
+        print(f"recommended: N = {best['rollouts_per_prompt']} x {best['prompts_per_step']}, tied {best['tied']}")
 
 
 if __name__ == "__main__":

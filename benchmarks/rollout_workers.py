@@ -11,11 +11,9 @@ import argparse
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
-from typing import NamedTuple
 
 os.environ |= {
     "OMP_NUM_THREADS": "1",
@@ -26,6 +24,7 @@ os.environ |= {
 
 import ray
 import torch
+from harness import Turn, table, timed
 
 from brorl.assemble.engine import build_engine
 from brorl.assemble.inputs import prepare
@@ -35,18 +34,11 @@ from brorl.distributed.rollout_workers import RayRolloutPool
 from brorl.distributed.supervisor import WorkerPoolConfig
 from brorl.model.forward import choose_forward
 from brorl.rollout.engine import Engine
-from brorl.rollout.pooled_engine import PooledEngine
+from brorl.rollout.pool import PooledEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
 Sample = Callable[[int], list[RolloutTree]]
-
-
-class Timing(NamedTuple):
-    """One call: wall time, and processor time of this process."""
-
-    seconds: float
-    cpu_seconds: float
 
 
 def main() -> None:
@@ -106,35 +98,32 @@ def pool_of(number: int) -> RayRolloutPool:
     return RayRolloutPool(quickstart_engine, pool_config, threads=1, say=lambda line: print(line, file=sys.stderr))
 
 
-def measure(samplers: dict[str, Sample], rounds: int) -> dict[str, list[Timing]]:
+def measure(samplers: dict[str, Sample], rounds: int) -> dict[str, list[Turn]]:
     """Call all samplers in turn, with one seed per round; the first round warms up.
 
     Raises:
         SystemExit: If two samplers return different trees.
     """
-    timings: dict[str, list[Timing]] = {name: [] for name in samplers}
+    done: dict[str, list[Turn]] = {name: [] for name in samplers}
     for number in range(rounds + 1):
-        trees: dict[str, list[RolloutTree]] = {}
+        trees: list[list[RolloutTree]] = []
         for name, sample in samplers.items():
-            start, cpu_start = time.perf_counter(), time.process_time()
-            trees[name] = sample(number)
-            if number:
-                timings[name].append(Timing(time.perf_counter() - start, time.process_time() - cpu_start))
-        first, *others = trees.values()
-        if any(other != first for other in others):
+            done[name].append(timed(lambda sample=sample, seed=number, to=trees: to.append(sample(seed))))
+        if any(other != trees[0] for other in trees):
             raise SystemExit(f"round {number}: the samplers returned different trees")
         print(f"\rround {number} of {rounds}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
-    return timings
+    return {name: turns[1:] for name, turns in done.items()}
 
 
-def report(timings: dict[str, list[Timing]], samples: int) -> None:
+def report(done: dict[str, list[Turn]], samples: int) -> None:
     """Print medians, and the ratio of two workers to one."""
-    print("| sampler | samples/s | seconds per call | CPU seconds of this process |\n|---|---:|---:|---:|")
-    for name, calls in timings.items():
-        seconds, cpu = (median(values) for values in zip(*calls, strict=True))
-        print(f"| {name} | {samples / seconds:,.0f} | {seconds:.3f} | {cpu:.3f} |")
-    ratios = [a.seconds / b.seconds for a, b in zip(timings["1 worker"], timings["2 workers"], strict=True)]
+    rows = []
+    for name, turns in done.items():
+        seconds, cpu = (median(values) for values in zip(*turns, strict=True))
+        rows.append((name, f"{samples / seconds:,.0f}", f"{seconds:.3f}", f"{cpu:.3f}"))
+    print(table(("sampler", "samples/s", "seconds per call", "CPU seconds of this process"), rows))
+    ratios = [a.seconds / b.seconds for a, b in zip(done["1 worker"], done["2 workers"], strict=True)]
     print(f"\n2 workers against 1: {median(ratios):.2f} times (rounds: {min(ratios):.2f} to {max(ratios):.2f})")
     print("The trees of all samplers were equal in every round, log-probs included.")
 

@@ -17,11 +17,12 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from harness import table, timed
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "verify"))
 from attacks.attack import Attack
@@ -126,9 +127,9 @@ def rate(run: Runner, count: int) -> float:
     """Return programs per second, two at once."""
     inputs = [(i, i + 1) for i in range(count)]
     with ThreadPoolExecutor(2) as pool:
-        started = time.perf_counter()
-        done = list(pool.map(lambda pair: run(TRIVIAL, f"{pair[0]} {pair[1]}\n", 30.0), inputs))
-        seconds = time.perf_counter() - started
+        done: list[Ran] = []
+        texts = [f"{a} {b}\n" for a, b in inputs]
+        seconds = timed(lambda: done.extend(pool.map(lambda text: run(TRIVIAL, text, 30.0), texts))).seconds
     assert [ran.stdout for ran in done] == [f"{a * b}\n" for a, b in inputs]
     return count / seconds
 
@@ -139,9 +140,8 @@ def own_rate(pool: ProgramPool, count: int) -> float:
     def judge(a: int) -> Judge[Reply]:
         return (yield RunProgram(TRIVIAL, f"{a} {a + 1}\n", Limits(seconds=30.0)))
 
-    started = time.perf_counter()
-    replies = pool.run([lambda a=a: judge(a) for a in range(count)])
-    seconds = time.perf_counter() - started
+    replies: list[Any] = []
+    seconds = timed(lambda: replies.extend(pool.run([lambda a=a: judge(a) for a in range(count)]))).seconds
     assert all(isinstance(r, Ended) and r.stdout == f"{a * (a + 1)}\n" for a, r in enumerate(replies))
     return count / seconds
 
@@ -169,15 +169,14 @@ def main() -> None:
             rates[name].append(own_rate(pool, parsed.programs))
     for pool in pools.values():
         pool.close()
-    print("| | " + " | ".join(rates) + " |")
-    print("| --- |" + " --- |" * len(rates))
-    if not parsed.no_attacks:
-        tabulate(others, own)
-    print("| trivial programs/s | " + " | ".join(f"{statistics.median(r):,.0f}" for r in rates.values()) + " |")
+    rows = [] if parsed.no_attacks else attack_rows(others, own)
+    print(
+        table(("", *rates), [*rows, ("trivial programs/s", *(f"{statistics.median(r):,.0f}" for r in rates.values()))])
+    )
 
 
-def tabulate(others: dict[str, Runner], own: Sequence[str]) -> None:
-    """Run all attacks and print held/run for each category and sandbox."""
+def attack_rows(others: dict[str, Runner], own: Sequence[str]) -> list[list[str]]:
+    """Run all attacks and return held/run for each category and sandbox."""
     inherit_orphans()
     programs = {name: tuple(a for a in attacks if a.function is None) for name, attacks in CATEGORIES.items()}
     everything = tuple(attack for attacks in programs.values() for attack in attacks)
@@ -186,13 +185,15 @@ def tabulate(others: dict[str, Runner], own: Sequence[str]) -> None:
         outcome = run_campaign(name, everything)
         found[name] = outcome["harm"]  # type: ignore[assignment]
         print(name, outcome["strangers"], file=sys.stderr)
+    rows = []
     for category, attacks in programs.items():
-        cells = []
+        cells = [category]
         for one in found.values():
             ran = [one[attack.name] for attack in attacks if attack.name in one]
             cells.append(f"{sum(not h for h in ran)}/{len(ran)}" if ran else "")
         if attacks:
-            print(f"| {category} | " + " | ".join(cells) + " |")
+            rows.append(cells)
+    return rows
 
 
 if __name__ == "__main__":

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
-from flat_responses import Group, sampling_run
-from measurement import Job
+from harness import timed
+from measurement import Group, Job, Workload, sampling_run
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from turns import Turns
-from workload import Workload
+from worker import Turns
 
 
 def measure(job: Job, workload: Workload, turns: Turns) -> None:
@@ -27,29 +24,20 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
         prompts = workload.prompts_of(turn, job.prompts_per_step)
         prompt_ids, mask = _left_padded([prompt["token_ids"] for prompt in prompts])
         torch.manual_seed(turn)
+        output: list[Tensor] = []
         turns.wait()
-        start, cpu_start = time.perf_counter(), time.process_time()
-        output = generated(model, prompt_ids, mask, job.num_rollouts, workload)
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-        responses = _responses(output[:, prompt_ids.shape[1] :], workload.eos_token_id)
+        turn_time = timed(lambda: output.append(generated(model, prompt_ids, mask, job.num_rollouts, workload)))  # noqa: B023
+        responses = _responses(output[0][:, prompt_ids.shape[1] :], workload.eos_token_id)
         n = job.num_rollouts
         groups = [Group(len(prompt["token_ids"]), responses[p * n : (p + 1) * n]) for p, prompt in enumerate(prompts)]
-        turns.reply(sampling_run(seconds, cpu_seconds, groups))
+        turns.reply(sampling_run(*turn_time, groups))
 
 
 @torch.no_grad()
 def generated(
     model: PreTrainedModel, prompt_ids: Tensor, mask: Tensor, num_rollouts: int, workload: Workload
 ) -> Tensor:
-    """Sample N responses of each prompt; return the prompts with them, shape [P * N, S + T].
-
-    Args:
-        model: The model.
-        prompt_ids: Prompts, padded on the left, shape [P, S].
-        mask: 1 for their tokens and 0 for padding, shape [P, S].
-        num_rollouts: Responses of each prompt, N.
-        workload: Has the length limit and the end token.
-    """
+    """Sample N responses of each prompt, padded on the left; return the prompts with them, shape [P * N, S + T]."""
     output: Tensor = model.generate(
         prompt_ids,
         attention_mask=mask,

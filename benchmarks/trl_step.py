@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from measurement import Job, Run
+from measurement import Job, Run, Workload
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from turns import Turns
-from workload import Workload
+from worker import Turns
 
 # The model stays practically the same in all steps; the size of an update does not change its cost.
 LEARNING_RATE = 1e-7

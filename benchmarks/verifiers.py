@@ -27,9 +27,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
+from harness import table, timed
 from math_verify import parse, verify
 
 from brorl.prompts.code_tests import CodeTests, StdinCases
@@ -101,16 +104,16 @@ def duplicates(count: int, random: Random) -> list[tuple[Prompt, str]]:
 def alone(items: list[tuple[Prompt, str]]) -> float:
     """Verdicts per second of math-verify in this process, the reference parsed once per item, on the boxed answer."""
     answers = [(p.reference, text[text.rindex(r"\boxed") :]) for p, text in items]
-    started = time.perf_counter()
-    for reference, answer in answers:
-        verify(parse(f"${reference}$", parsing_timeout=None), parse(f"${answer}$", parsing_timeout=None), timeout_seconds=None)  # fmt: skip  # noqa: E501
-    return len(items) / (time.perf_counter() - started)
+
+    def verify_each() -> None:
+        for texts in answers:
+            verify(*(parse(f"${text}$", parsing_timeout=None) for text in texts), timeout_seconds=None)
+
+    return len(items) / timed(verify_each).seconds
 
 
 def through(verifier: MathVerifier, items: list[tuple[Prompt, str]]) -> float:
-    started = time.perf_counter()
-    verifier.verify_all(items)
-    return len(items) / (time.perf_counter() - started)
+    return len(items) / timed(lambda: verifier.verify_all(items)).seconds
 
 
 class PeakMemory(threading.Thread):
@@ -155,16 +158,12 @@ def rates(num_workers: int) -> None:
         verifier = MathVerifier(pool)
         verifier.verify_all(by_algebra)
         rows.append(("fractions, again", through(verifier, by_algebra), rows[-1][2]))
-    print("| answers | verdicts/s | math-verify in one process | ratio |")
-    print("| --- | --- | --- | --- |")
-    for name, ours, theirs in rows:
-        print(f"| {name} | {ours:,.0f} | {theirs:,.0f} | {ours / theirs:,.1f} |")
+    cells = ((name, f"{ours:,.0f}", f"{theirs:,.0f}", f"{ours / theirs:,.1f}") for name, ours, theirs in rows)
+    print(table(("answers", "verdicts/s", "math-verify in one process", "ratio"), cells))
 
 
 def nasty() -> None:
-    print("\n| hostile answer | reason | wall time, s | peak memory of the worker, MiB |")
-    print("| --- | --- | --- | --- |")
-    worst_s = worst_bytes = 0.0
+    rows = []
     for name, response in RESPONSES.items():
         with WorkerPool(num_workers=1) as pool:
             verifier = MathVerifier(pool)
@@ -173,10 +172,11 @@ def nasty() -> None:
             memory.start()
             started = time.perf_counter()
             (verdict,) = verifier.verify_all([(prompt("2/7"), response)])
-            seconds, peak = time.perf_counter() - started, memory.end()
-        worst_s, worst_bytes = max(worst_s, seconds), max(worst_bytes, peak)
-        print(f"| {name} | {verdict.reason} | {seconds:.3f} | {peak / MIB:.0f} |", flush=True)
-    print(f"\n{len(RESPONSES)} answers; the worst took {worst_s:.2f} s and {worst_bytes / MIB:.0f} MiB")
+            rows.append((name, verdict.reason, time.perf_counter() - started, memory.end() / MIB))
+    columns = ("hostile answer", "reason", "wall time, s", "peak memory of the worker, MiB")
+    print("\n" + table(columns, ((*row[:2], f"{row[2]:.3f}", f"{row[3]:.0f}") for row in rows)))
+    worst = (max(row[i] for row in rows) for i in (2, 3))
+    print("\n{} answers; the worst took {:.2f} s and {:.0f} MiB".format(len(rows), *worst))
 
 
 def programs(num_workers: int) -> None:
@@ -188,9 +188,9 @@ def programs(num_workers: int) -> None:
     with ProgramPool(num_workers) as pool:
         level = pool.require().name
         pool.run([lambda: judge(0)] * num_workers)
-        started = time.perf_counter()
-        replies = pool.run([lambda n=n: judge(n) for n in range(PROGRAMS)])
-        seconds = time.perf_counter() - started
+        replies: list[Any] = []
+        judges = [partial(judge, n) for n in range(PROGRAMS)]
+        seconds = timed(lambda: replies.extend(pool.run(judges))).seconds
     assert all(isinstance(r, Ended) and r.stdout == f"{n + 1}\n" for n, r in enumerate(replies))
     print(f"\n{PROGRAMS / seconds:,.0f} trivial programs/s on {num_workers} workers at the level {level}")
 
@@ -205,13 +205,13 @@ def by_domain(num_workers: int) -> None:
     random = Random(0)
     items_of = {f"{name}, hand-made responses": (name, list(seeds_of(name).items)) for name in domains()}
     items_of["math, 240 answers repeated"] = ("math", duplicates(FORM, random))
-    print(f"\n| responses, {num_workers} workers | number | answers/s |\n| --- | --- | --- |")
+    rows = []
     with Workers(WorkerPool(num_workers), ProgramPool(num_workers)) as workers:
         for label, (name, items) in items_of.items():
             DOMAINS[name](workers).verify_all(items[:2])  # starts the processes
-            started = time.perf_counter()
-            DOMAINS[name](workers).verify_all(items)
-            print(f"| {label} | {len(items):,} | {len(items) / (time.perf_counter() - started):,.0f} |", flush=True)
+            seconds = timed(partial(DOMAINS[name](workers).verify_all, items)).seconds
+            rows.append((label, f"{len(items):,}", f"{len(items) / seconds:,.0f}"))
+    print("\n" + table((f"responses, {num_workers} workers", "number", "answers/s"), rows))
 
 
 @contextlib.contextmanager
@@ -250,7 +250,7 @@ def neighbors(num_workers: int) -> None:
     honest = f"sum(i * i for i in range({loops}))\nprint(1)"
     with own_cgroup() as where:
         print(f"{where}, {num_workers} workers, {len(os.sched_getaffinity(0))} cores\n")
-        print("| threads | honest programs correct | other verdicts on them | s |\n| --- | --- | --- | --- |")
+        rows = []
         for threads in (0, 8, 24, 60):
             hostile = [code_item(HASHING.format(threads=threads), n) for n in range(6 if threads else 0)]
             items = [*hostile, *(code_item(honest, n) for n in range(12))]
@@ -260,7 +260,8 @@ def neighbors(num_workers: int) -> None:
                 verdicts = verifier.verify_all(items)
             found = Counter(v.reason for item, v in zip(items, verdicts, strict=True) if item not in hostile)
             correct, seconds = found.pop("correct", 0), time.perf_counter() - began
-            print(f"| {threads} | {correct} of 12 | {dict(found) or ''} | {seconds:.1f} |", flush=True)
+            rows.append((threads, f"{correct} of 12", dict(found) or "", f"{seconds:.1f}"))
+    print(table(("threads", "honest programs correct", "other verdicts on them", "s"), rows))
 
 
 def sleepers(count: int, num_workers: int, batch_timeout_s: float | None) -> None:
@@ -290,7 +291,7 @@ def fuzz(count: int, num_workers: int, seed: int) -> int:
     """Verify mutated responses of every domain twice; return the number of problems."""
     random = Random(seed)
     found = 0
-    print(f"seed {seed}\n\n| domain | responses | problems | s |\n| --- | --- | --- | --- |")
+    rows = []
     with Workers(WorkerPool(num_workers), ProgramPool(num_workers)) as workers:
         for name in domains():
             fraction, wrong, started = count // len(domains()), 0, time.perf_counter()
@@ -300,8 +301,9 @@ def fuzz(count: int, num_workers: int, seed: int) -> int:
                 wrong += len(here)
                 for problem in here:
                     print(f"{name}: {problem}", file=sys.stderr, flush=True)
-            print(f"| {name} | {fraction:,} | {wrong} | {time.perf_counter() - started:,.0f} |", flush=True)
+            rows.append((name, f"{fraction:,}", wrong, f"{time.perf_counter() - started:,.0f}"))
             found += wrong
+    print(f"seed {seed}\n\n{table(('domain', 'responses', 'problems', 's'), rows)}")
     return found
 
 

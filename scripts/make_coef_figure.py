@@ -40,7 +40,7 @@ def main() -> None:
         draw_coefficients(rows[0, column], num_rollouts)
         draw_fractions(rows[1, column], num_rollouts)
     rows[0, 0].set_ylabel("weight of a prompt: coef(N, p)")
-    rows[1, 0].set_ylabel("share")
+    rows[1, 0].set_ylabel("fraction")
     handles, labels = rows[1, 0].get_legend_handles_labels()
     rows[1, 1].legend(
         handles[::-1], labels[::-1], title="pass rate", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5)

@@ -33,7 +33,8 @@ from brorl.prompts.countdown import (
     split_countdown,
 )
 from brorl.prompts.question import Split
-from brorl.prompts.rendering import PromptFormat, render
+from brorl.prompts.rendering import render
+from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.verification.domains.countdown import CountdownVerifier
@@ -64,7 +65,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(vocab_size: int, hidden_size: int, num_layers: int) -> LlamaForCausalLM:
-    """Return an untrained model with 4 heads that fraction 2 key-value heads."""
+    """Return an untrained model with 4 heads that share 2 key-value heads."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,

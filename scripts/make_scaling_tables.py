@@ -16,14 +16,17 @@ from typing import Any
 
 from brorl.api.settings import resolve_config
 from brorl.assemble.cluster_job import Given, build_job
-from brorl.planning.cluster.capacity import Job
-from brorl.planning.cluster.cluster_figure import draw_cluster_plan
-from brorl.planning.cluster.cluster_plan import make_cluster_plan
-from brorl.planning.cluster.cluster_report import cost_text, phase_table, saving_table, scaling_table
-from brorl.planning.cluster.gpus import GPUS, Cluster
-from brorl.planning.cluster.model_shape import PUBLISHED
-from brorl.planning.cluster.scaling import ScalingSettings
-from brorl.planning.cluster.unit_costs import Engine
+from brorl.model.model_shape import PUBLISHED
+from brorl.planning.cluster.cluster_plan import ClusterPlan, SimulationSettings, make_cluster_plan
+from brorl.planning.cluster.cluster_report import (
+    cost_text,
+    draw_cluster_plan,
+    phase_table,
+    saving_table,
+    scaling_table,
+)
+from brorl.planning.cluster.hardware import GPUS, Cluster, Engine
+from brorl.planning.cluster.phases import Job
 from brorl.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,16 +55,18 @@ def capacity_tables() -> Iterator[tuple[str, str]]:
 
 def simulated_tables() -> Iterator[tuple[str, str]]:
     """Yield the tables of the simulation, and draw the figure."""
-    settings = ScalingSettings()
-    plan = make_cluster_plan("the paper's step", job("vllm"), Cluster(64, GPU), settings)
-    draw_cluster_plan(plan, FIGURE)
-    yield "scaling vllm", _untitled(scaling_table(plan))
-    split = make_cluster_plan("", job("vllm"), Cluster(64, GPU), replace(settings, parts=8))
-    yield "scaling split", _untitled(scaling_table(split))
-    native = make_cluster_plan("", job("native"), Cluster(64, GPU), settings)
-    yield "scaling native", _untitled(scaling_table(native))
-    short = make_cluster_plan("", job("vllm", **SHORT), Cluster(64, GPU), settings)
-    yield "scaling short", _untitled(scaling_table(short))
+    split, whole = SimulationSettings(parts=8), SimulationSettings()
+    jobs = (
+        ("vllm", job("vllm"), whole),
+        ("split", job("vllm"), split),
+        ("native", job("native"), whole),
+        ("short", job("vllm", **SHORT), whole),
+    )
+    for name, wanted, settings in jobs:
+        plan = make_cluster_plan("the paper's step", wanted, Cluster(64, GPU), settings)
+        if name == "vllm":
+            draw_cluster_plan(plan, FIGURE)
+        yield f"scaling {name}", _untitled(scaling_table(plan))
 
 
 def _phases(wanted: Job) -> str:
@@ -75,9 +80,9 @@ def _phases(wanted: Job) -> str:
     return Table("", columns, tuple(rows), words=frozenset({1})).markdown()
 
 
-def _plan(wanted: Job, size: int) -> Any:
+def _plan(wanted: Job, size: int) -> ClusterPlan:
     """Return a plan without a simulation."""
-    return make_cluster_plan("", wanted, Cluster(size, GPU), ScalingSettings(), sizes=())
+    return make_cluster_plan("", wanted, Cluster(size, GPU), SimulationSettings(), sizes=())
 
 
 def _untitled(table: Table) -> str:

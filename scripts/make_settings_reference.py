@@ -1,6 +1,6 @@
 """Write docs/reference/settings.md: every setting of a recipe with its type, default and description.
 
-In: the config classes, which are the truth. Out: the page. `tests/test_docs.py` fails when the two differ.
+In: the sections of `TrainConfig`, which are the truth. Out: the page. `tests/test_docs.py` fails when the two differ.
 
     python scripts/make_settings_reference.py
 """
@@ -16,16 +16,16 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from brorl.config.phases import PhaseConfig
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource
+from brorl.training.settings import PhaseSettings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 INTRODUCTION = """\
 # Settings
 
-Every setting of `brorl train`. `scripts/make_settings_reference.py` writes this page from the config classes in
-`src/brorl/config`, and `brorl train --help` prints the same.
+Every setting of `brorl train`. `scripts/make_settings_reference.py` writes this page from the sections of
+`TrainConfig`, and `brorl train --help` prints the same.
 
 In a recipe, a section is a group:
 
@@ -56,12 +56,12 @@ def page() -> str:
         parts += [f"## `{name}`\n", f"{_summary(section)}\n", _table(_settings(section), f"{name}.")]
     parts += ["## Sources\n", SOURCES]
     for title, source in (
-        ("A built-in puzzle", CountdownConfig),
-        ("A file or a data set", FileConfig),
-        ("Data sets of Reasoning Gym", GymConfig),
+        ("A built-in puzzle", CountdownSource),
+        ("A file or a data set", FileSource),
+        ("Data sets of Reasoning Gym", GymSource),
     ):
         parts += [f"### {title}\n", f"{_summary(source)}\n", _table(_settings(source), "")]
-    parts += ["## Phases\n", PHASES, _table(_settings(PhaseConfig), "")]
+    parts += ["## Phases\n", PHASES, _table(_settings(PhaseSettings), "")]
     return "\n".join(parts)
 
 
@@ -82,7 +82,8 @@ def _is_section(annotation: Any) -> bool:
 
 
 def _summary(section: type[BaseModel]) -> str:
-    return " ".join((section.__doc__ or "").split())
+    """Return the first paragraph of the docstring."""
+    return " ".join((section.__doc__ or "").partition("\n\n")[0].split())
 
 
 def _table(settings: list[tuple[str, FieldInfo]], prefix: str) -> str:
@@ -103,7 +104,7 @@ def type_name(annotation: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(type_name(choice) for choice in inner))
     if _is_section(annotation):
-        return {PhaseConfig: "phase"}.get(annotation, "source")
+        return {PhaseSettings: "phase"}.get(annotation, "source")
     if origin is tuple:
         of = type_name(inner[0])
         return f"{'list of' if inner[-1] is Ellipsis else len(inner)} {f'{of}s' if of.isalpha() else of}"

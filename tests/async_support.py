@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.pool import SampleTask, SamplingPool
-from brorl.rollout.virtual_pool import VirtualPool
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
+from virtual_pool import VirtualPool
 
 RIGHT, WRONG, MORE, END = 7, 8, 6, 9
 N = 4
@@ -126,4 +126,4 @@ def source_over(
         "stragglers": "train",
         "background": False,
     }
-    return AsyncSource(pool, **(settings | changes))
+    return AsyncSource(pool=pool, **(settings | changes))

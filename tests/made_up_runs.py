@@ -13,8 +13,8 @@ import numpy as np
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
-from brorl.training.collect import Collected
 from brorl.training.diagnostics import coverage_record
+from brorl.training.source import Batch, GradedPrompt
 from brorl.tree import RolloutTree
 from brorl.verification.verifier import Verdict
 
@@ -83,8 +83,8 @@ def random_step(rng: np.random.Generator, num_groups: int, num_rollouts: int, lo
 def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str, Any]:
     """A line of the metrics, made by the code that makes real ones where there is any."""
     groups = [g for g in stored.groups if np.isfinite(g.tree.logprob).all()]
-    collected = Collected(groups=stored.groups, verdicts=stored.verdicts, rounds=1)
-    collected.mixed = sum(0 < g.num_correct < g.tree.num_rollouts for g in stored.groups)
+    prompts = [GradedPrompt(g, verdicts, g) for g, verdicts in zip(stored.groups, stored.verdicts, strict=True)]
+    batch = Batch(sampled=prompts, rounds=1)
     names = (
         "loss", "grad_norm", "clip_fraction", "old_policy_kl", "entropy", "learning_rate", "clip_low_fraction",
         "clip_high_fraction", "reference_kl", "masked_fraction",
@@ -93,10 +93,10 @@ def step_record(rng: np.random.Generator, step: int, stored: Stored) -> dict[str
     seconds = {phase: float(rng.random()) for phase in phases}
     record = {
         "step": step,
-        "sampling": collected.summary() | dropped_record(stored.groups),
-        "kept": {"groups": collected.mixed, "carried": 0, "samples": 7},
+        "sampling": batch.summary() | dropped_record(stored.groups),
+        "kept": {"groups": batch.num_mixed, "carried": 0, "samples": 7},
         "update": {name: float(rng.random()) for name in names} | {"out_of_memory_retries": 0, "nodes_per_pass": 9},
-        "coverage": coverage_record(groups, "iid", True),
+        "coverage": coverage_record(groups, True),
         "seconds": {**seconds, "total": sum(seconds.values()) + 0.01},
     }
     return json.loads(json.dumps(record))
@@ -177,7 +177,7 @@ def make_run(
         stored = random_step(rng, num_groups, num_rollouts)
         records.append(step_record(rng, step, stored))
         if step % store_every == 0:
-            directory.write_rollouts(step, stored.groups, stored.verdicts, stored.texts)
+            directory.write_responses("rollouts", step, stored.groups, stored.verdicts, stored.texts)
             kept[step] = stored
     records[2]["reference_reset"] = "2 steps since the last reset"
     records[3]["held_out_check"] = {
@@ -194,5 +194,5 @@ def make_run(
         prompts = [Prompt(f"held out {i}", f"{HOSTILE[i]}\n{i}", (3, 4), "ref", "held out") for i in range(3)]
         for step in (0, steps):
             answers = held_out_answers(rng, prompts, num_rollouts)
-            directory.write_evaluation(step, answers.groups, answers.verdicts, answers.texts)
+            directory.write_responses("evaluations", step, answers.groups, answers.verdicts, answers.texts)
     return records, kept

@@ -22,10 +22,9 @@ from brorl.errors import UserError
 from brorl.model.flex_attention import FlexAttention
 from brorl.model.hook_check import check_flex
 from brorl.model.load import load_model
-from brorl.model.lora import LoraSettings
+from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
-from brorl.training.rank_model import load_on_first_rank
-from brorl.training.ranks import Ranks
+from brorl.training.ranks import Ranks, load_on_first_rank
 
 CPU = torch.device("cpu")
 FloatArray = NDArray[np.float64]

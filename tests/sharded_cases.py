@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from brorl.model import logprobs as logprobs_module
 from brorl.model import row_logits
 from brorl.model.forward import FlatForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.lora import add_adapter
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS
+from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
-from brorl.training.learner import LearnerSettings, Update
-from brorl.training.rank_model import load_on_first_rank
-from brorl.training.ranks import ALONE, Ranks
+from brorl.training.learner import LearnerSettings, StepMetrics
+from brorl.training.ranks import ALONE, Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
 from small_models import small_model, use_exact_norms
 
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    updates: list[Update]
+    updates: list[StepMetrics]
     gradients: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
 
@@ -59,7 +59,7 @@ def model_of(case: Case) -> PreTrainedModel:
     model = small_model("qwen3", seed=case.seed, num_hidden_layers=2, dtype=case.dtype, **case.overrides)
     if case.lora:
         torch.manual_seed(case.seed)
-        add_adapter(model, LoraSettings(case.lora))
+        add_adapter(model, LoraSettings(rank=case.lora))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
@@ -74,7 +74,7 @@ def learner_of(case: Case, ranks: Ranks, load: Callable[[Case], PreTrainedModel]
     logprobs_module.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
     if ranks.size == 1:
         return TreeLearner(load(case), case.settings)
-    lora = LoraSettings(case.lora) if case.lora else None
+    lora = LoraSettings(rank=case.lora) if case.lora else None
     model, weights, _ = load_on_first_rank(ranks, lambda: (load(case), None), lora, case.gradient_checkpointing)
     use_exact_norms(model)
     shard(model, weights, torch.device("cpu"), case.settings.autocast)
@@ -95,17 +95,19 @@ def train(ranks: Ranks, case: Case) -> Result:
     return result(learner, steps(learner, case))
 
 
-def steps(learner: TreeLearner, case: Case, first: int = 0) -> list[Update]:
+def steps(learner: TreeLearner, case: Case, first: int = 0) -> list[StepMetrics]:
     updates = []
     for seed, (groups, advantages) in enumerate(case.steps[first:], first):
-        apply_kl_penalty = learner.apply_kl_penalty(groups)
-        shift = [after.reward_L - before.reward_L for before, after in zip(groups, apply_kl_penalty, strict=True)]
-        used = [a + s for a, s in zip(advantages, shift, strict=True)]
-        updates.append(learner.step(apply_kl_penalty, used, seed=seed))
+
+        def estimate(penalized: Sequence[Group], groups: Any = groups, advantages: Any = advantages) -> list[Any]:
+            shift = [after.reward_L - before.reward_L for before, after in zip(groups, penalized, strict=True)]
+            return [a + s for a, s in zip(advantages, shift, strict=True)]
+
+        updates.append(learner.learn(groups, estimate, seed=seed))
     return updates
 
 
-def result(learner: TreeLearner, updates: list[Update]) -> Result:
+def result(learner: TreeLearner, updates: list[StepMetrics]) -> Result:
     gradients = {name: array(full_tensor(p.grad)) for name, p in learner.model.named_parameters() if p.grad is not None}
     return Result(updates, gradients, {name: array(w) for name, w in learner.weights()})
 

@@ -1,9 +1,11 @@
 """Tiny random models, random trees, and the plain reference: N x T rows, padded on the right, no tree and no hooks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import MethodType
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers import (
@@ -26,6 +28,13 @@ ARCHITECTURES = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 6}),
     "mistral": (MistralConfig, MistralForCausalLM, {"head_dim": 12, "sliding_window": None}),
 }
+
+
+def mostly_slow(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """Return parameters of a test, of which the default suite has some; without names, the first one."""
+    values = list(values)
+    kept = quick or values[:1]
+    return [value if value in kept else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def small_model(

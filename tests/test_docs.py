@@ -15,12 +15,12 @@ from ruamel.yaml import YAML
 
 import losing_function
 from async_support import WordyEngine, virtual_source
-from brorl.config.phases import PhaseConfig
 from brorl.config.reading import settings_of
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.reporting.page.page import make_page
 from brorl.runs.run_record import read_run
+from brorl.training.settings import PhaseSettings
 from brorl.verification.domains.table import DOMAINS
 from run_support import SMALL, command
 
@@ -108,7 +108,7 @@ def written(runs: list[Path]) -> dict[str, set[bool]]:
     source, pool = virtual_source(WordyEngine(), duration=lambda task, _: 99.0 if task.prompts == [(100,)] else 1.0)
     source.publish([], 0)
     for step in range(1, 5):  # an asynchronous step writes these, too
-        line = json.dumps({"sampling": source.next_groups(step).sampled.summary()})
+        line = json.dumps({"sampling": source.next_batch(step).summary()})
         for key, value in keys_of(json.loads(line)):
             found.setdefault(key, set()).add(value is None)
         pool.advance(1.0)
@@ -168,10 +168,10 @@ def test_the_settings_reference_names_every_setting() -> None:
     page = (DOCS / "reference" / "settings.md").read_text("utf-8")
     named = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
     in_sources = {
-        *CountdownConfig.model_fields,
-        *FileConfig.model_fields,
-        *GymConfig.model_fields,
-        *PhaseConfig.model_fields,
+        *CountdownSource.model_fields,
+        *FileSource.model_fields,
+        *GymSource.model_fields,
+        *PhaseSettings.model_fields,
     } - {"advantage"}
     assert named - in_sources == {name for name, _ in settings_of(TrainConfig)} - in_sources
     assert in_sources <= named

@@ -7,19 +7,18 @@ from pathlib import Path
 import pytest
 
 import brorl
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.cluster_job import Given, build_job
-from brorl.assemble.data import build_format
-from brorl.assemble.settings import build_learner_settings, build_shaping
-from brorl.config.loss import AdvantageConfig
+from brorl.assemble.learner import build_learner_settings
 from brorl.config.reading import builtin_recipes, make_config, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import FileConfig
 from brorl.model.forward import TreeForward
-from brorl.planning.cluster.capacity import capacities, capacity
-from brorl.planning.cluster.gpus import GPUS, Cluster
-from brorl.planning.cluster.model_shape import PUBLISHED
+from brorl.model.model_shape import PUBLISHED
+from brorl.planning.cluster.cluster_plan import fastest_split, ways_that_fit
+from brorl.planning.cluster.hardware import GPUS
 from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.rendering import TEMPLATES
+from brorl.prompts.settings import FileSource
 from brorl.verification.domains.table import DOMAINS
 
 ROOT = Path(__file__).parents[1]
@@ -105,19 +104,19 @@ def test_a_plan_of_a_recipe_has_its_placement(name: str, gpus: int) -> None:
     recipe = config(name)
     gpu = GPUS["H100"]
     job = build_job(recipe, gpu, Given(), PUBLISHED[recipe.model])
-    found = capacity(job, Cluster(gpus, gpu), recipe.cluster.placement, recipe.cluster.mode)
+    found = fastest_split(job, gpus, recipe.cluster.placement, recipe.cluster.mode)
     assert found is not None
     assert (found.num_workers, found.learner.ranks) == (recipe.cluster.rollout_workers, recipe.cluster.learner_ranks)
     assert found.worker.gpus == recipe.cluster.gpus_per_rollout_worker
     assert recipe.engine.memory_gib * 2**30 <= found.worker.free_bytes
-    seconds = [c.seconds for c in capacities(job, Cluster(gpus, gpu))]
+    seconds = [c.seconds for c in ways_that_fit(job, gpus)]
     assert found.seconds <= 1.1 * min(seconds)
 
 
 @pytest.mark.parametrize("name", ["prorl", "brorl", "small/prorl", "small/brorl"])
 def test_the_papers_recipes_have_the_papers_advantages(name: str) -> None:
     assert config(name).phases == ()
-    assert config(name).advantage == AdvantageConfig(estimator="reinforce_pp_baseline")
+    assert config(name).advantage == AdvantageSettings(estimator="reinforce_pp_baseline")
 
 
 def test_the_papers_numbers() -> None:
@@ -132,11 +131,10 @@ def test_the_papers_numbers() -> None:
         assert (learner.loss.kind, learner.loss.clip_low, learner.loss.clip_high) == ("ppo", 0.2, 0.27)
         assert learner.kl is not None
         assert (learner.kl.coefficient, learner.kl.estimator, learner.kl.placement) == (1e-4, "k2", "loss")
-        assert learner.importance.mode == "truncate"
+        assert learner.importance.correction == "truncate"
         assert learner.recompute_old_logprobs
-        shaping = build_shaping(stage)
+        shaping = stage.rewards
         assert shaping.stop_properly == 0
-        assert shaping.cosine_length is not None
         assert (shaping.cosine_length.on_steps, shaping.cosine_length.every_steps) == (100, 500)
 
 
@@ -149,10 +147,10 @@ def test_the_five_domains_have_layouts_templates_weights_and_verifiers(name: str
     assert {*recipe.rewards.domain_weights} == {*weights} == {*TEMPLATES}
     assert {*weights} <= {*DOMAINS}
     for source in recipe.data.sources:
-        if isinstance(source, FileConfig):
+        if isinstance(source, FileSource):
             assert source.layout is not None
             assert source.path in LAYOUTS[source.layout].data_sets
-    style = build_format(recipe)
+    style = recipe.prompt
     for domain, template in TEMPLATES.items():
         wanted = ("\\boxed{}" in template, "<answer>" in template)
         assert ("\\boxed{}" in style.fill("", domain), "<answer>" in style.fill("", domain)) == wanted

@@ -23,10 +23,3 @@ def test_ranges(name: str, refused: list[float], accepted: list[float]) -> None:
     for value in refused:
         with pytest.raises(ValueError, match=f"^{name} must .*not {value}($|:)"):
             SamplingParams(**{name: value})
-
-
-def test_scheme() -> None:
-    assert SamplingParams().scheme == "iid"
-    assert SamplingParams(scheme="systematic").scheme == "systematic"
-    with pytest.raises(ValueError, match=r"^scheme must be one of iid, systematic, not 'stratified'$"):
-        SamplingParams(scheme="stratified")

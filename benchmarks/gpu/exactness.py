@@ -2,7 +2,9 @@
 
 The reference is the model in float64 on the same device, with its own attention, on one padded row per distinct
 response. In float64 and float32 the largest error has a fixed bound. In bfloat16 the error is compared with that of the
-plain forward pass in bfloat16 on the same responses: it may be three times as large.
+plain forward pass in bfloat16 on the same responses: it may be three times as large. Long responses, with a large
+vocabulary and the learner's own tiles and blocks, are compared with the flat path in float32, which is the model's own
+forward pass.
 """
 
 from __future__ import annotations
@@ -14,20 +16,19 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from gpu.learners import FLAT, VARIANTS, LearnerVariant
-from gpu.models import NO_END_TOKEN, STATE_SPACE, copy_of, small_model
-from gpu.parts import Check, Findings
-from gpu.references import (
-    Computed,
-    Errors,
-    best_and_own,
-    computed_plainly,
-    errors_of,
-    gradient_of,
-    logprob_errors,
-    plain_logprobs,
+from gpu.device import Device
+from gpu.models import (
+    FLAT,
+    NO_END_TOKEN,
+    STATE_SPACE,
+    VARIANTS,
+    LearnerVariant,
+    copy_of,
+    small_model,
+    speed_config,
+    speed_model,
 )
-from gpu.timing import Device
+from harness import Check, Findings
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -47,20 +48,15 @@ _LEARNING_RATE = 1e-3
 
 
 class Bounds(NamedTuple):
-    """Bounds in one precision.
+    """Bounds in one precision."""
 
-    Attributes:
-        logprob: Of the largest error of a log-prob, in nats.
-        gradient: Of the largest relative error of a parameter's gradient.
-        update: Of the relative error of the changed weights. AdamW divides each gradient by its size, so rounding
-            decides the direction where a gradient is nearly 0.
-        other_responses: Of the fraction of responses that another batch samples differently, because a uniform number
-            falls between two roundings of a cumulative probability.
-    """
-
-    logprob: float
-    gradient: float
+    logprob: float  # of the largest error of a log-prob, in nats
+    gradient: float  # of the largest relative error of a parameter's gradient
+    # of the relative error of the changed weights. AdamW divides each gradient by its size, so rounding decides the
+    # direction where a gradient is nearly 0
     update: float
+    # of the fraction of responses that another batch samples differently, because a uniform number falls between two
+    # roundings of a cumulative probability
     other_responses: float
 
 
@@ -71,21 +67,92 @@ BOUNDS = {
 _STATE_SPACE_BOUNDS = Bounds(2e-3, 2e-3, 0.1, 0.02)  # their states are float32 in every precision
 _TIMES_PLAIN = 3.0  # in bfloat16: the permitted error, as a multiple of that of the plain forward pass
 _LOGPROB_FLOOR, _GRADIENT_FLOOR = 2e-3, 1e-2  # and added to it
+_LONG_SCALE = 4.0  # of the logits; a uniform distribution would hide errors
+_LONG_LOGPROB, _LONG_GRADIENT = 5e-4, 2e-3  # in float32
+
+
+class Errors(NamedTuple):
+    """Errors against the reference: of log-probs (largest, root mean square; nats) and of gradients (relative)."""
+
+    logprob: float
+    logprob_rms: float
+    gradient: float
+
+
+class Computed(NamedTuple):
+    """The log-probs of each tree's nodes, and the gradient of their weighted sum by parameter."""
+
+    logprobs: list[Tensor]
+    gradient: dict[str, Tensor]
+
+
+def computed_plainly(model: PreTrainedModel, trees: Sequence[RolloutTree], weights: Sequence[Tensor]) -> Computed:
+    """Compute log-probs and gradient with the model's own attention."""
+    model.zero_grad()
+    found = []
+    for tree, weight_M in zip(trees, weights, strict=True):
+        logprob_M = plain_logprobs(model, tree)
+        (weight_M.to(logprob_M.dtype) * logprob_M).sum().backward()
+        found.append(logprob_M.detach())
+    return Computed(found, gradient_of(model))
+
+
+def plain_logprobs(model: PreTrainedModel, tree: RolloutTree) -> Tensor:
+    """Return the log-prob of each node's token, shape [M]."""
+    return best_and_own(model, tree)[1]
+
+
+def best_and_own(model: PreTrainedModel, tree: RolloutTree) -> tuple[Tensor, Tensor]:
+    """Return the log-prob of the best token at each node, and of the node's token, shape [M] each.
+
+    The distinct responses are rows, padded on the right, which a causal model never reads.
+    """
+    before, paths = len(tree.prompt_ids), [tree.path(int(leaf)) for leaf in tree.leaf]
+    rows = np.zeros((len(paths), before + int(tree.length.max())), np.int64)
+    rows[:, :before] = tree.prompt_ids
+    row_M = np.empty(tree.num_unique_tokens, np.int64)
+    for row, path in enumerate(paths):
+        rows[row, before : before + path.size] = tree.token[path]
+        row_M[path] = row
+    logits = model(input_ids=torch.from_numpy(rows).to(model.device), use_cache=False).logits
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    logprob_RSV = wide.log_softmax(-1)
+    index = (torch.from_numpy(array).to(model.device) for array in (row_M, before - 1 + tree.depth))
+    logprob_MV = logprob_RSV[tuple(index)]
+    token_M = torch.from_numpy(tree.token.copy()).to(model.device)
+    return logprob_MV.max(1).values, logprob_MV.gather(1, token_M[:, None])[:, 0]
+
+
+def gradient_of(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the gradient of each parameter in float64; zeros where there is none."""
+    zero = {name: p for name, p in model.named_parameters() if p.grad is None}
+    found = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+    return found | {name: torch.zeros_like(p, dtype=torch.float64) for name, p in zero.items()}
+
+
+def errors_of(found: Computed, expected: Computed) -> Errors:
+    """Return the errors; that of a small gradient is relative to a hundredth of the norm of all."""
+    total = float(torch.stack([g.norm() for g in expected.gradient.values()]).norm())
+    relative = [
+        float((found.gradient[name].to(g.device) - g).norm() / max(float(g.norm()), 1e-2 * total))
+        for name, g in expected.gradient.items()
+    ]
+    return Errors(*logprob_errors(found.logprobs, expected.logprobs), max(relative))
+
+
+def logprob_errors(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the largest and the root mean square difference."""
+    difference_M = torch.cat(list(found)).double().cpu() - torch.cat(list(expected)).double().cpu()
+    return float(difference_M.abs().max()), float(difference_M.square().mean().sqrt())
 
 
 @dataclass(frozen=True)
 class Trial:
-    """The sampled responses of a comparison.
+    """The sampled responses of a comparison."""
 
-    Attributes:
-        num_rollouts: Rollouts of each prompt.
-        max_new_tokens: Their tokens.
-        seed: Seed of weights, prompts and draws.
-    """
-
-    num_rollouts: int
-    max_new_tokens: int
-    seed: int
+    num_rollouts: int  # rollouts of each prompt
+    max_new_tokens: int  # their tokens
+    seed: int  # seed of weights, prompts and draws
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -255,7 +322,7 @@ def _update(
         forward=variant.forward,
     )
     with variant.applied(model):
-        update = TreeLearner(model, settings).step(groups, reinforce_pp_baseline(groups), seed=0)
+        update = TreeLearner(model, settings).learn(groups, reinforce_pp_baseline, seed=0)
     return _flat_weights(model) - before, update.grad_norm
 
 
@@ -305,3 +372,48 @@ def _fraction_of_other_responses(trees: Sequence[RolloutTree], others: Sequence[
 def autocast(precision: Precision, device: Device) -> torch.autocast | nullcontext[None]:
     """Return the context in which the learner computes."""
     return torch.autocast(device.torch.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+
+
+@dataclass(frozen=True)
+class LongTrial:
+    """The sampled responses."""
+
+    size: str  # name of the model's size
+    num_rollouts: int  # rollouts of the prompt
+    prompt_tokens: int  # tokens of the prompt
+    max_new_tokens: int  # tokens of a response
+    nodes: int  # nodes per forward pass
+    seed: int  # seed of the weights, the prompt and the draws
+
+
+def long_part(device: Device, trial: LongTrial) -> Findings:
+    """Compare the timed variants of the learner, and the engine, with the flat path in float32."""
+    config = speed_config(trial.size, trial.prompt_tokens + trial.max_new_tokens)
+    model = speed_model(config, device, _LONG_SCALE, trial.seed)
+    rng = np.random.default_rng(trial.seed)
+    prompt = rng.integers(0, config.vocab_size, trial.prompt_tokens).tolist()
+    sampling = SamplingParams(max_new_tokens=trial.max_new_tokens)
+    trees = NativeEngine(model, NO_END_TOKEN).sample([prompt], trial.num_rollouts, sampling, trial.seed)
+    weights = [torch.from_numpy(rng.normal(size=tree.num_unique_tokens)).to(device.name) for tree in trees]
+    model.train()
+
+    def errors(variant: LearnerVariant, precision: str) -> Errors:
+        with variant.applied(model), autocast("bfloat16" if precision == "bfloat16" else "float32", device):
+            return errors_of(computed_by(variant, model, trees, weights, trial.nodes), expected)
+
+    flat = LearnerVariant("flat", FLAT)
+    expected = computed_by(flat, model, trees, weights, trial.nodes)
+    plain = errors(flat, "bfloat16")
+    sampled = torch.cat([torch.tensor(tree.logprob) for tree in trees])
+    difference = float((sampled - torch.cat(expected.logprobs).cpu()).abs().max())
+    checks = [Check("engine float32: log-prob", difference, _LONG_LOGPROB)]
+    for variant in VARIANTS:
+        if variant.timed and variant.runs(device, "float32"):
+            exact = errors(variant, "float32")
+            checks += [
+                Check(f"{variant.name} float32: log-prob", exact.logprob, _LONG_LOGPROB),
+                Check(f"{variant.name} float32: gradient", exact.gradient, _LONG_GRADIENT),
+                *checks_in_bfloat16(f"{variant.name} bfloat16", errors(variant, "bfloat16"), plain),
+            ]
+    nodes = sum(tree.num_unique_tokens for tree in trees)
+    return Findings(checks, {"plain bfloat16": plain._asdict(), "nodes": nodes})

@@ -23,17 +23,11 @@ import torch
 import transformers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the benchmarks import each other by their names
-from child import Limits
-from gpu.ceilings import Ceilings, measure_ceilings
-from gpu.exactness import Trial, device_part, engine_part, learner_part
-from gpu.learners import VARIANTS
-from gpu.long_responses import LongTrial, long_part
-from gpu.models import HOOKED, STATE_SPACE
-from gpu.parts import DeviceLostError, Findings, OtherOptionsError, Part, Record, run_parts
-from gpu.setting import Setting
-from gpu.speed import Speed
-from gpu.tables import markdown
-from gpu.timing import Device
+from gpu.device import Device
+from gpu.exactness import LongTrial, Trial, device_part, engine_part, learner_part, long_part
+from gpu.models import HOOKED, STATE_SPACE, VARIANTS
+from gpu.speed import Ceilings, Setting, Speed, markdown, measure_ceilings
+from harness import DeviceLostError, Findings, Limits, OtherOptionsError, Part, Record, run_parts
 
 _LEAST_S = 10.0  # of an exactness part
 _SIZES = {  # the default, the value with --small, and the help

@@ -1,22 +1,31 @@
-"""Random models: small ones of several architectures for exactness, Qwen3-type ones for speed."""
+"""Random models for exactness (small, several architectures) and speed (Qwen3-type), and variants of the learner."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from types import MethodType
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from build_workload import CALIBRATION_TOKENS, LOW_ENTROPY_NATS, scale_to_entropy
-from gpu.timing import Device
+from build_workload import CALIBRATION_TOKENS, LOW_ENTROPY_NATS, scale_to_entropy, workload_of
+from gpu.device import Device
+from measurement import Workload
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from workload import Workload
 
+from brorl.model import logprobs, row_logits, tiled_attention, tree_batch
+from brorl.model.forward import FlatForward, Forward, TreeForward
+from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 
+_SCORES_PER_TILE = 400  # some queries of a short response
+_ROWS_PER_BLOCK = 5
 NO_END_TOKEN = 10**9  # outside of every vocabulary: no response ends early
 _SMALL_ENTROPY_NATS = 1.0  # of the small models, so that their rollouts share prefixes
 _NO_IDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -63,15 +72,7 @@ def small_model(kind: str, seed: int) -> PreTrainedModel:
 
 
 def copy_of(model: PreTrainedModel, device: Device, dtype: torch.dtype, *, exact_norms: bool = True) -> PreTrainedModel:
-    """Return a copy of a small model.
-
-    Args:
-        model: The model.
-        device: Where the copy is.
-        dtype: Its precision.
-        exact_norms: Compute RMSNorms in that precision. Those of transformers round to float32, which would hide errors
-            of float64.
-    """
+    """Return a copy of a small model."""
     copy: PreTrainedModel = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
     copy.load_state_dict(model.state_dict())
     copy = copy.to(device=device.name, dtype=dtype).eval()
@@ -94,14 +95,7 @@ def speed_config(size: str, max_tokens: int) -> PreTrainedConfig:
 
 
 def speed_model(config: PreTrainedConfig, device: Device, scale: float, seed: int) -> PreTrainedModel:
-    """Make a random float32 model on the device.
-
-    Args:
-        config: Its config.
-        device: The device.
-        scale: Factor of its logits. The last norm has it, because the head is also the embeddings.
-        seed: Seed of the weights.
-    """
+    """Make a random float32 model on the device."""
     torch.manual_seed(seed)
     with torch.device(device.name):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -135,22 +129,55 @@ def _scale_for(logits_TV: Tensor, target_nats: float) -> float:
     return math.exp(middle)
 
 
-def workload_of(model: PreTrainedModel, setting: str, max_new_tokens: int) -> Workload:
-    """Return the numbers with which the arithmetic of a model is counted."""
-    config = model.config
-    layers = model.get_decoder().layers
-    return Workload(
-        setting=setting,
-        folder="",
-        domain="parity",
-        prompts=[],
-        max_new_tokens=max_new_tokens,
-        eos_token_id=NO_END_TOKEN,
-        fixed_length=True,
-        entropy_nats=math.nan,
-        head_scale=1.0,
-        num_layers=config.num_hidden_layers,
-        query_width=config.num_attention_heads * config.head_dim,
-        layer_parameters=sum(p.numel() for p in layers.parameters() if p.dim() == 2),
-        head_parameters=model.get_output_embeddings().weight.numel(),
-    )
+def fixed_workload(model: PreTrainedModel, setting: str, max_new_tokens: int) -> Workload:
+    """Return the workload of responses of one length, with which the arithmetic of a model is counted."""
+    return workload_of(
+        model, setting, folder="", domain="parity", prompts=[], max_new_tokens=max_new_tokens,
+        eos_token_id=NO_END_TOKEN, fixed_length=True, entropy_nats=math.nan, head_scale=1.0,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LearnerVariant:
+    """One way to compute log-probs and gradients."""
+
+    name: str  # its name in the results
+    forward: Forward = field(default_factory=TreeForward)  # how trees go through the model
+    checkpointing: bool = False  # whether activations are computed again
+    small_tiles: bool = False  # attend in tiles although the responses are short
+    small_blocks: bool = False  # compute logits in blocks although they are few
+    timed: bool = False  # whether its step is timed. Long responses need tiles and blocks anyway
+    only_cuda: bool = False  # whether it needs a CUDA device, and has no float64
+
+    def runs(self, device: Device, precision: str) -> bool:
+        """Return whether the variant runs on a device in a precision."""
+        return not self.only_cuda or (not device.is_cpu and precision != "float64")
+
+    @contextmanager
+    def applied(self, model: PreTrainedModel) -> Iterator[None]:
+        """Compute with small tiles and blocks inside, if the variant has them; checkpointing stays switched on."""
+        if self.checkpointing:
+            enable_gradient_checkpointing(model)
+        with ExitStack() as stack:
+            if self.small_tiles:
+                stack.enter_context(patch.object(tree_batch, "MAX_CHAIN_SCORES", 0))
+                stack.enter_context(patch.object(tiled_attention, "SCORES_PER_TILE", _SCORES_PER_TILE))
+            if self.small_blocks:
+                logits = _ROWS_PER_BLOCK * model.config.get_text_config().vocab_size
+                stack.enter_context(patch.object(row_logits, "MAX_LOGITS", 0))
+                stack.enter_context(patch.object(logprobs, "LOGITS_PER_BLOCK", logits))
+            yield
+
+
+FLAT = FlatForward("the benchmark measures it")
+VARIANTS = (
+    LearnerVariant("tree", timed=True),
+    LearnerVariant("tree, tiled attention", small_tiles=True),
+    LearnerVariant("tree, blocked logits", small_blocks=True),
+    LearnerVariant("tree, checkpointing", checkpointing=True, timed=True),
+    LearnerVariant("tree, all three", checkpointing=True, small_tiles=True, small_blocks=True),
+    LearnerVariant("flat", FLAT),
+    LearnerVariant(
+        "tree, FlexAttention", TreeForward(model_pass=logprobs.ModelPass("flex")), timed=True, only_cuda=True
+    ),
+)

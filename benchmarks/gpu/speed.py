@@ -6,32 +6,29 @@ more, the responses are shorter, or the learner gets fewer of them; the result h
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from child import Limits
-from flat_responses import Group, flat_work, sampling_run
-from gpu.bandwidth import flat_keys_read, kv_bytes, tree_keys_read
-from gpu.ceilings import Ceilings
+from gpu.device import Device
 from gpu.exactness import parity
-from gpu.learners import LearnerVariant
-from gpu.models import NO_END_TOKEN, low_entropy_scale, speed_config, speed_model, workload_of
-from gpu.parts import Findings
-from gpu.setting import Setting
-from gpu.timing import Device, timed, turns
-from measurement import Cell, Job, Peer, Quantity, Run
+from gpu.models import NO_END_TOKEN, LearnerVariant, fixed_workload, low_entropy_scale, speed_config, speed_model
+from harness import ABSENT, Findings, Limits, Record, table, timed, turns
+from measurement import Cell, Group, Job, Peer, Quantity, Run, flat_work, sampling_run
 from ours import tree_run, tree_work
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers_generation import generated
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
-from brorl.model.memory_plan import MemoryPlan
+from brorl.model.forward import TreeForward, choose_forward
+from brorl.model.logprobs import DEFAULT_PASS
+from brorl.model.memory_plan import MemoryPlan, MemorySettings, Workload, plan_memory
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.training.learner import LearnerSettings
@@ -41,6 +38,80 @@ from brorl.tree import RolloutTree
 _TRIAL_TOKENS = 128
 _TRIAL_RESPONSES = 8
 _CACHE_FRACTION = 0.6  # of the free memory; `generate` copies a layer's cache in every step
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is sampled and learned from."""
+
+    size: str  # name of the model's size
+    low_entropy: bool  # whether its head is sharpened to 0.14 nats per token
+    max_new_tokens: int  # tokens of a response
+    num_rollouts: int  # rollouts of the prompt, N
+    prompt_tokens: int  # tokens of the prompt
+    memory_bytes: int  # the engines' limit
+    nodes: int  # nodes per forward pass of the learner
+    seed: int  # seed of the weights, the prompt and the draws
+
+    @property
+    def name(self) -> str:
+        """A short name: size, entropy, tokens."""
+        return f"{self.size} {'low' if self.low_entropy else 'full'} {self.max_new_tokens}"
+
+    def plan(self, config: PreTrainedConfig, tokens: int, variant: LearnerVariant | None = None) -> MemoryPlan:
+        """Return the predicted memory of a run with these sizes."""
+        settings = MemorySettings("bfloat16", self.memory_bytes, nodes_per_pass=self.nodes)
+        if variant is not None:
+            model_pass = variant.forward.model_pass if isinstance(variant.forward, TreeForward) else DEFAULT_PASS
+            settings = replace(settings, gradient_checkpointing=variant.checkpointing, attention=model_pass.attention)
+        return plan_memory(
+            config, settings, Workload(self.prompt_tokens, tokens, num_rows=self.num_rollouts, num_prompts=1)
+        )
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The ceilings of a device."""
+
+    copy_bytes_per_s: float  # bytes read and written by a large copy
+    matmul_flops_per_s: float  # operations of a large bfloat16 product
+
+
+def measure_ceilings(device: Device, small: bool, limits: Limits) -> Ceilings:
+    """Measure both ceilings on random data."""
+    numbers, width = (1 << 20, 256) if small else (1 << 31, 8192)  # 4 GiB, many times the cache
+    copy_s = _copy_seconds(numbers, device, limits)
+    left, right = torch.randn(2, width, width, device=device.name, dtype=torch.bfloat16)
+    product_s = _median_seconds(lambda: left @ right, device, limits)
+    return Ceilings(4 * numbers / copy_s, 2 * width**3 / product_s)
+
+
+def _copy_seconds(numbers: int, device: Device, limits: Limits) -> float:
+    """Return the median seconds in which bfloat16 numbers are copied; 2 bytes each are read, and 2 written."""
+    source = torch.randn(numbers, device=device.name, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    return _median_seconds(lambda: target.copy_(source), device, limits)
+
+
+def _median_seconds(call: Callable[[], object], device: Device, limits: Limits) -> float:
+    """Return the median seconds of the counted runs of a call."""
+    return median(turn.seconds for turn in turns(call, limits, device.synchronize))
+
+
+def tree_keys_read(tree: RolloutTree) -> int:
+    """Count the tokens whose keys and values are read to sample a tree: in each step the prompt's, and each row's."""
+    inner_F = np.unique(tree.parent[tree.parent >= 0])  # the last token of a response is not fed
+    return int((tree.depth[inner_F] + 1).sum()) + int(tree.length.max()) * len(tree.prompt_ids)
+
+
+def flat_keys_read(num_prompt_tokens: int, lengths: Sequence[int]) -> int:
+    """Count these tokens if each response reads its own prompt."""
+    return flat_work(num_prompt_tokens, lengths).attended - num_prompt_tokens * (num_prompt_tokens + 1) // 2
+
+
+def kv_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of the keys and values of a token in all layers."""
+    return sum(shape.size for shape in choose_forward(model, "tree").kv_shapes) * model.dtype.itemsize
 
 
 class Speed:
@@ -69,7 +140,7 @@ class Speed:
         sample = self._native_call(sampler, trees)
         tokens = self._affordable_tokens(sample, kv_bytes(sampler))
         self._device.reset_peak()
-        done = turns(lambda: sample(tokens), self._device, self._limits)
+        done = turns(lambda: sample(tokens), self._limits, self._device.synchronize)
         self._tree = trees[0]
         runs = [tree_run({"generation": turn.seconds}, turn.cpu_seconds, trees, {}) for turn in done]
         plan = self.setting.plan(self._config, tokens)
@@ -87,12 +158,12 @@ class Speed:
         output: list[torch.Tensor] = []
 
         def sample(tokens: int) -> None:
-            workload = workload_of(sampler, setting.name, tokens)
+            workload = fixed_workload(sampler, setting.name, tokens)
             output[:] = [generated(sampler, prompt_ids, torch.ones_like(prompt_ids), num_rollouts, workload)]
 
         tokens = self._affordable_tokens(sample)
         self._device.reset_peak()
-        done = turns(lambda: sample(tokens), self._device, self._limits)
+        done = turns(lambda: sample(tokens), self._limits, self._device.synchronize)
         responses = output[0][:, setting.prompt_tokens :].tolist()
         run = sampling_run(0.0, 0.0, [Group(setting.prompt_tokens, responses)])
         runs = [
@@ -131,7 +202,7 @@ class Speed:
 
             try:
                 tokens = self._affordable_tokens(sample)
-                done = turns(lambda: sample(tokens), self._device, self._limits)
+                done = turns(lambda: sample(tokens), self._limits, self._device.synchronize)
             finally:
                 engine.close()
         lengths = np.repeat(trees[0].length, trees[0].leaf_count).tolist()
@@ -160,16 +231,16 @@ class Speed:
             def step(num_responses: int) -> RolloutTree:
                 tree, _ = whole.select(np.arange(num_responses))
                 groups = [parity(tree)]
-                learner.step(groups, reinforce_pp_baseline(groups), setting.seed)
+                learner.learn(groups, reinforce_pp_baseline, setting.seed)
                 return tree
 
             trial = min(_TRIAL_RESPONSES, whole.num_responses)
             step(trial)  # allocates the optimizer's state
-            trial_s = timed(lambda: step(trial), self._device).seconds
+            trial_s = timed(lambda: step(trial), self._device.synchronize).seconds
             affordable = int(trial * self._limits.cell_s / trial_s)
             num_responses = max(trial, min(whole.num_responses, affordable))
             self._device.reset_peak()
-            done = turns(lambda: step(num_responses), self._device, self._limits)
+            done = turns(lambda: step(num_responses), self._limits, self._device.synchronize)
         tree, _ = whole.select(np.arange(num_responses))
         runs = [
             Run(turn.seconds, turn.cpu_seconds, tree.num_sampled_tokens, tree.num_unique_tokens, tree_work(tree),
@@ -177,7 +248,7 @@ class Speed:
             for turn in done
         ]  # fmt: skip
         cell = self._cell("ours", runs, tree.num_rollouts, before)
-        gflops = cell.gflops_per_s(workload_of(model, setting.name, setting.max_new_tokens), "training")
+        gflops = cell.gflops_per_s(fixed_workload(model, setting.name, setting.max_new_tokens), "training")
         assert gflops is not None
         plan = setting.plan(self._config, int(tree.length.max()), variant)
         predicted = plan.kept_bytes - _line(plan, "sampling copy") + plan.learning.num_bytes
@@ -226,16 +297,11 @@ class Speed:
         return self._tree
 
     def _affordable_tokens(self, sample: Callable[[int], None], token_bytes: int = 0) -> int:
-        """Return the wanted length, halved until one call is predicted to take at most 1.5 times the budget.
-
-        Args:
-            sample: Samples responses of a length.
-            token_bytes: Keys and values of a token, if rows that do not fit into the engine's memory wait.
-        """
+        """Return the wanted length, halved until one call is predicted to take at most 1.5 times the budget."""
         tokens = self.setting.max_new_tokens
         trial = min(_TRIAL_TOKENS, tokens)
         sample(min(8, tokens))
-        per_token = timed(lambda: sample(trial), self._device).seconds / trial
+        per_token = timed(lambda: sample(trial), self._device.synchronize).seconds / trial
         while tokens > trial:
             waves = max(1.0, self.setting.num_rollouts * tokens * token_bytes / self.setting.memory_bytes)
             if per_token * tokens * waves <= 1.5 * self._limits.cell_s:
@@ -263,15 +329,8 @@ class Speed:
         return Cell(job, runs, [], before, self._device.peak_bytes())
 
     def _generation_facts(self, cell: Cell, sampler: PreTrainedModel, tokens: int, keys_read: int) -> dict[str, Any]:
-        """Return the facts of sampling.
-
-        Args:
-            cell: Its runs.
-            sampler: The model.
-            tokens: Tokens of a response.
-            keys_read: Tokens whose keys and values are read, over all steps.
-        """
-        gflops = cell.gflops_per_s(workload_of(sampler, self.setting.name, tokens), "generation")
+        """Return the facts of sampling."""
+        gflops = cell.gflops_per_s(fixed_workload(sampler, self.setting.name, tokens), "generation")
         assert gflops is not None
         bytes_per_s = (tokens * _weight_bytes(sampler) + keys_read * kv_bytes(sampler)) / cell.seconds
         ceilings = self._ceilings()
@@ -301,3 +360,48 @@ def _weight_bytes(model: PreTrainedModel) -> int:
 
 def _line(plan: MemoryPlan, name: str) -> int:
     return sum(line.num_bytes for line in plan.kept if line.name == name)
+
+
+def markdown(record: Record) -> str:
+    """Return the tables of sampling and of learning; empty if nothing was timed."""
+    parts = [(name, entry.get("facts") or {}) for name, entry in record.parts.items()]
+    sampling = [
+        (
+            name, _of(facts, "tokens"), _of(facts, "rollouts"), _number(facts["nats_per_token"], ".2f"),
+            _number(facts["unique_fraction"], ".3f"), f"{facts['rollouts_per_s']:.4g}", *_rest(facts),
+        )
+        for name, facts in parts
+        if "rollouts_per_s" in facts
+    ]  # fmt: skip
+    learning = [
+        (
+            name, facts["tokens"], _of(facts, "responses"), f"{facts['nodes']:,}", f"{facts['step_s']:.3g}",
+            f"{facts['nodes_per_s']:,.0f}", *_rest(facts),
+        )
+        for name, facts in parts
+        if "step_s" in facts
+    ]  # fmt: skip
+    rest = ("runs", "bandwidth", "matmul", "peak / predicted, GiB")
+    tables = (
+        table(("part", "tokens", "N", "nats/token", "distinct", "rollouts/s", *rest), sampling),
+        table(("part", "tokens", "responses", "nodes", "step, s", "nodes/s", *rest), learning),
+    )
+    return "\n\n".join(text for text in tables if text)
+
+
+def _rest(facts: dict[str, Any]) -> tuple[str, ...]:
+    """Return the last columns of both tables."""
+    sizes = (facts.get(key) for key in ("peak_bytes", "predicted_bytes"))
+    memory = " / ".join(ABSENT if size is None else f"{size / 2**30:.2f}" for size in sizes)
+    rates = (facts.get(f"{ceiling}_fraction") for ceiling in ("bandwidth", "matmul"))
+    return str(len(facts["seconds"])), *(_number(rate, ".2%") for rate in rates), memory
+
+
+def _number(value: float | None, form: str) -> str:
+    return ABSENT if value is None else f"{value:{form}}"
+
+
+def _of(facts: dict[str, Any], key: str) -> str:
+    """Return a size, and the wanted one if it was reduced."""
+    value, wanted = facts[key], facts[f"{key}_wanted"]
+    return str(value) if value == wanted else f"{value} of {wanted}"

@@ -19,10 +19,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from brorl.comparison.arms import Comparison
+from brorl.comparison.arms import Comparison, Measure, scores_at
 from brorl.comparison.reading import read_comparison
 from brorl.comparison.results import results_of
-from brorl.comparison.scores import Measure, scores_at
 from brorl.comparison.tables import tables_of
 from brorl.cost import cost_of_step
 from brorl.evaluation.pass_at_k import FloatArray

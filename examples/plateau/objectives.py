@@ -57,10 +57,6 @@ TRIES: dict[str, dict[str, dict[str, tuple[float, Settings]]]] = {  # by task, s
             "n16-two-rpp": (90, arm(16, 64, 3e-4, **two(0.5, PAPER, 1e-4))),
             "n512-two-grpo": (90, arm(512, 64, 1e-3, **two(0.33, GRPO, 5e-4))),
             "n512-two-rpp": (90, arm(512, 64, 1e-3, **two(0.33, PAPER, 3e-4))),
-            "n512-rarity-0": (45, arm(512, 64, 1e-3, MAXRL)),
-            "n512-rarity-1": (45, arm(512, 64, 1e-3, MAXRL | {"rarity": 1.0})),
-            "n512-rarity-1-shuffled": (45, arm(512, 64, 1e-3, MAXRL | {"rarity": 1.0, "rarity_shuffled": True})),
-            "n512-rarity-1-answer": (45, arm(512, 64, 1e-3, MAXRL | {"rarity": 1.0, "rarity_by": "answer"})),
             "n512-anneal-p64-1e-3": (90, arm(512, 64, 1e-3, MAXRL | {"final_order": 1})),
         },
         "start": {

@@ -9,8 +9,8 @@ rate with the highest held-out pass@1 at the budget, on stdout; how close it was
 import sys
 from pathlib import Path
 
+from brorl.comparison.arms import scores_at
 from brorl.comparison.reading import read_comparison
-from brorl.comparison.scores import scores_at
 
 
 def best_rate(folder: Path) -> str:

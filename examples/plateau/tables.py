@@ -11,14 +11,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.matching import costs_at
+from brorl.comparison.arms import Arm, Comparison, Measure, scores_at
+from brorl.comparison.matching import costs_at, training_efficiency
 from brorl.comparison.paired import difference_interval, mean_over_runs
 from brorl.comparison.reading import read_comparison
 from brorl.comparison.results import results_of
-from brorl.comparison.scores import Measure, scores_at
 from brorl.comparison.tables import against_first_table, coverage_table, equal_score_table
-from brorl.comparison.token_efficiency import training_efficiency
 from brorl.format import interval, short, signed
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.table import Table
@@ -49,7 +47,7 @@ def tuning_table(comparison: Comparison) -> Table:
 
 def mixed_groups(arm: Arm) -> str:
     """Fraction of the groups of all runs that had correct and incorrect rollouts."""
-    fraction = training_efficiency(arm).mixed_fraction
+    fraction = training_efficiency(arm)["mixed_fraction"]
     return "-" if fraction is None else f"{fraction.mean:.0%}"
 
 
@@ -113,13 +111,13 @@ def costs_table(comparison: Comparison, point: str) -> Table:
     rows = [("start", *[""] * 10, *(f"{value:.3f}" for value in start))]
     for arm in comparison.arms:
         costs, use = costs_at(arm, comparison.unit, comparison.budget), training_efficiency(arm)
-        rates = [rate.mean for rate in (use.tokens_per_unique, use.samples_per_s) if rate is not None]
+        rates = [rate.mean for rate in (use["tokens_per_unique"], use["samples_per_s"]) if rate is not None]
         scores = (mean_over_runs(scores_at(comparison, arm, comparison.budget, Measure(k))) for k in comparison.ks)
         ends = (scores_at(comparison, arm, spent) for spent in (0, comparison.budget))
         rise = difference_interval(*ends, seeds_paired=True)
         rows.append((
             str(arm.num_rollouts), str(arm.prompts_per_step), arm.differs.get(RATE, "as N = 16"),
-            *(short(spent.mean) for spent in (costs.steps, costs.samples, costs.unique_tokens)), *map(short, rates),
+            *(short(costs[name].mean) for name in ("steps", "samples", "unique_tokens")), *map(short, rates),
             mixed_groups(arm), training_success(arm), signed(rise), *map(interval, scores),
         ))  # fmt: skip
     title = f"From the {point}, {comparison.budget:.0f} seconds, {len(comparison.arms[0].runs)} seeds"

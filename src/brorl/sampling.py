@@ -1,11 +1,13 @@
-"""Sampling parameters: the one definition of temperature, top-p, top-k, length limits, stop tokens and scheme."""
+"""Sampling parameters: the one definition of temperature, top-p, top-k, length limits and stop tokens."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Self
 
-Scheme = Literal["iid", "systematic"]
+from pydantic import Field, model_validator
+
+from brorl.section import Section
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,6 @@ class SamplingParams:
         stop_token_ids: Tokens that end a response, in addition to the engine's end-of-sequence tokens.
         min_new_tokens: No stop token is drawn before a response has this many tokens. The distribution is then that of
             the other tokens, and so are the log-probs.
-        scheme: How the N rollouts of a prompt are drawn together. "iid": independently. "systematic": spread evenly
-            over the tree: every prefix of probability P has N P rollouts, rounded up or down. In both schemes, a
-            rollout picked at random has the model's distribution (docs/explanation/systematic_sampling.md).
     """
 
     temperature: float = 1.0
@@ -30,7 +29,6 @@ class SamplingParams:
     top_k: int = 0
     max_new_tokens: int = 256
     stop_token_ids: tuple[int, ...] = ()
-    scheme: Scheme = "iid"
     min_new_tokens: int = 0
 
     def __post_init__(self) -> None:
@@ -47,5 +45,30 @@ class SamplingParams:
                 f"min_new_tokens must be at least 0 and below max_new_tokens = {self.max_new_tokens}, not "
                 f"{self.min_new_tokens}: otherwise no response could end with a stop token"
             )
-        if self.scheme not in get_args(Scheme):
-            raise ValueError(f"scheme must be one of {', '.join(get_args(Scheme))}, not {self.scheme!r}")
+
+
+class SamplingSettings(Section):
+    """How rollouts are sampled."""
+
+    temperature: float = Field(1.0, gt=0, description="sampling temperature")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling; below 1 the gradient is biased")
+    top_k: int = Field(
+        0, ge=0, description="sample from the k most likely tokens, 0 for all; above 0 the gradient is biased"
+    )
+    max_new_tokens: int = Field(256, ge=1, description="maximum length of a response, in tokens")
+    min_new_tokens: int = Field(0, ge=0, description="minimum length of a response, in tokens")
+    end_token: str | None = Field(None, description="token that ends a response, if the tokenizer does not define one")
+
+    @model_validator(mode="after")
+    def _responses_can_end(self) -> Self:
+        if self.min_new_tokens >= self.max_new_tokens:
+            raise ValueError(
+                f"sampling.min_new_tokens = {self.min_new_tokens} must be below sampling.max_new_tokens = "
+                f"{self.max_new_tokens}, or every response is cut off; lower it"
+            )
+        return self
+
+    @property
+    def params(self) -> SamplingParams:
+        """How the rollouts of training are drawn."""
+        return SamplingParams(**self.model_dump(exclude={"end_token"}))

@@ -1,19 +1,26 @@
 """Writing files: after a kill at any moment, a file has either its old content or its new content.
 
-In: a path and its content. Out: the file on disk. A failed write is a `StorageError` that names the file.
+In: a path and its content. Out: the file on disk. A failed write is a `StorageError` that names the file. A
+`TemporaryFolder` is removed by a later process if its own process is killed.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import is_dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, is_dataclass
 from math import isfinite
 from pathlib import Path
+from time import time
 from typing import Any
 
 from brorl.errors import StorageError
+
+_LOCK = "used"
+_GRACE_S = 60.0  # a younger folder may not have its lock yet, or its processes may still be ending
 
 
 @contextmanager
@@ -49,6 +56,17 @@ def replace_file(target: Path, content: bytes) -> None:
         raise
 
 
+def parquet_bytes(table: Any) -> bytes:
+    """Return the content of a Parquet file with a table of pyarrow."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd")
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
 def json_ready(value: Any) -> Any:
     """Return a value that JSON can represent: dataclasses as objects, keys as text, non-finite numbers as null."""
     if is_dataclass(value) and not isinstance(value, type):
@@ -69,3 +87,66 @@ def dotted(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from dotted(item, f"{name}.{key}" if name else key)
     else:
         yield name, value
+
+
+@dataclass(frozen=True)
+class TemporaryFolder:
+    """A folder whose lock marks it as used until this process ends, also if the process is killed.
+
+    Attributes:
+        path: Its path.
+        descriptor: Open file that holds the lock; None where there are no locks.
+    """
+
+    path: Path
+    descriptor: int | None
+
+    @classmethod
+    def new(cls, parent: Path, prefix: str) -> TemporaryFolder:
+        """Make a folder, after the removal of those that killed processes have left behind."""
+        remove_abandoned(parent, prefix)
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        return cls(path, _lock(path / _LOCK, os.O_CREAT))
+
+    def remove(self) -> None:
+        """Remove the folder and its files."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the temporary folders whose process has ended without doing so.
+
+    Folders of other users, and those without a lock file, are left alone.
+
+    Args:
+        parent: The folder that holds them.
+        prefix: The start of their names.
+    """
+    for folder in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            if time() - folder.stat().st_mtime < _GRACE_S:
+                continue
+            descriptor = _lock(folder / _LOCK)
+            if descriptor is not None:
+                TemporaryFolder(folder, descriptor).remove()
+
+
+def _lock(file: Path, flags: int = 0) -> int | None:
+    """Lock a file, and return its descriptor; None where there are no locks.
+
+    Raises:
+        OSError: If another process holds the lock, or the file cannot be opened.
+    """
+    try:
+        import fcntl
+    except ImportError:  # on Windows
+        return None
+    descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

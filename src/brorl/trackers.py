@@ -15,11 +15,16 @@ from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Literal, assert_never
+from typing import TYPE_CHECKING, Annotated, Any, Literal, assert_never
+
+from pydantic import Field
 
 from brorl.errors import UserError, first_line
-from brorl.runs.run_directory import Record
+from brorl.section import Listed, Section
 from brorl.storage import replace_file, storage_errors
+
+if TYPE_CHECKING:
+    from brorl.runs.run_directory import Record
 
 TrackerName = Literal["wandb", "tensorboard", "trackio"]
 _STATE_FILE = "trackers.json"
@@ -29,6 +34,18 @@ _START_HINTS: dict[TrackerName, str] = {
     "tensorboard": "make the folder tensorboard in the run directory writable",
     "trackio": "set TRACKIO_DIR to a writable folder",
 }
+
+
+class TrackingSettings(Section):
+    """Trackers that get the metrics in addition to metrics.jsonl."""
+
+    to: Annotated[tuple[TrackerName, ...], Listed, Field(strict=False)] = Field(
+        (), description="wandb, tensorboard or trackio (each an extra of the package), or a list"
+    )
+    project: str = Field("brorl", min_length=1, description="project of the run in the tracker")
+    run_name: str | None = Field(
+        None, description="name of the run in the tracker; null uses the name of the run directory"
+    )
 
 
 @dataclass(frozen=True)

@@ -45,5 +45,3 @@ def test_a_group_needs_one_verdict_and_one_reward_per_distinct_response(shape: t
         Group(PROMPT, TREE, np.zeros(shape, bool), right)
     with pytest.raises(ValueError, match="each of 3 distinct responses"):
         Group(PROMPT, TREE, right > 0, np.zeros(shape))
-    with pytest.raises(ValueError, match="class_L"):
-        Group(PROMPT, TREE, right > 0, right, class_L=np.zeros(shape, np.int64))

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from brorl.algorithms.importance import ImportanceCorrection, importance_factors, masked_fraction, mismatch
+from brorl.algorithms.importance import importance_factors, masked_fraction, mismatch
+from brorl.algorithms.settings import ImportanceCorrection
 from brorl.tree import RolloutTree
 from small_models import random_tree, rollouts
 
@@ -27,7 +28,7 @@ def test_factors_equal_a_loop_over_rollouts(mode: str, rng: np.random.Generator)
         path = tree.path(int(tree.leaf[leaf]))
         old_M[path] = tree.logprob[path] + shift
     low, high = 0.8, 1.15
-    factors = importance_factors(tree, old_M, ImportanceCorrection(mode, low, high))
+    factors = importance_factors(tree, old_M, ImportanceCorrection(correction=mode, low=low, high=high))
     masked, whole = 0, 0
     for leaf, path in rollouts(tree):
         ratios = [math.exp(old_M[node] - tree.logprob[node]) for node in path]
@@ -42,7 +43,7 @@ def test_factors_equal_a_loop_over_rollouts(mode: str, rng: np.random.Generator)
             }[mode]
             assert factors.node_M[node] * factors.response_L[leaf] == pytest.approx(expected, rel=1e-12)
             masked += expected == 0
-    fraction = masked_fraction([tree], [old_M], ImportanceCorrection(mode, low, high))
+    fraction = masked_fraction([tree], [old_M], ImportanceCorrection(correction=mode, low=low, high=high))
     assert fraction == pytest.approx(masked / tree.num_sampled_tokens, abs=1e-12)
     assert (fraction > 0) == (mode in ("mask", "sequence_mask"))
     assert 0 < whole < tree.num_rollouts
@@ -81,8 +82,8 @@ def test_enormous_ratios_stay_finite_and_are_masked_or_truncated(rng: np.random.
     old_M[tree.leaf[0]] = tree.logprob[tree.leaf[0]] + 1e6
     found = mismatch([tree], [old_M])
     assert all(math.isfinite(x) for x in (found.mean, found.max, found.kl))
-    assert importance_factors(tree, old_M, ImportanceCorrection("mask")).node_M[tree.leaf[0]] == 0
-    assert importance_factors(tree, old_M, ImportanceCorrection("truncate")).node_M[tree.leaf[0]] == 5.0
+    assert importance_factors(tree, old_M, ImportanceCorrection(correction="mask")).node_M[tree.leaf[0]] == 0
+    assert importance_factors(tree, old_M, ImportanceCorrection(correction="truncate")).node_M[tree.leaf[0]] == 5.0
 
 
 def test_unknown_log_probs_and_senseless_bounds_are_refused(rng: np.random.Generator) -> None:
@@ -91,9 +92,9 @@ def test_unknown_log_probs_and_senseless_bounds_are_refused(rng: np.random.Gener
     with pytest.raises(
         ValueError, match=r"needs the log-probs that the engine sampled with.*importance.correction: none"
     ):
-        importance_factors(unknown, old_M, ImportanceCorrection("truncate"))
+        importance_factors(unknown, old_M, ImportanceCorrection(correction="truncate"))
     for low, high in ((1.5, 5), (-0.1, 5), (0.5, 0.9), (0.5, math.inf), (math.nan, 5)):
-        with pytest.raises(ValueError, match=f"got low {low} and high {high}"):
-            ImportanceCorrection("mask", low, high)
-    with pytest.raises(ValueError, match="one of none, truncate, mask, sequence_mask, not 'clip'"):
-        ImportanceCorrection("clip")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="validation error for ImportanceCorrection"):
+            ImportanceCorrection(correction="mask", low=low, high=high)
+    with pytest.raises(ValueError, match="'none', 'truncate', 'mask' or 'sequence_mask'"):
+        ImportanceCorrection(correction="clip")  # type: ignore[arg-type]

@@ -7,13 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from brorl.algorithms.policy_loss import (
-    PolicyLossSettings,
-    cispo_loss,
-    clipped_policy_loss,
-    gspo_loss,
-    node_weights,
-)
+from brorl.algorithms.policy_loss import cispo_loss, clipped_policy_loss, gspo_loss, node_weights
+from brorl.algorithms.settings import PolicyLossSettings
 from brorl.model.logprobs import chunk_logprobs
 from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
@@ -245,16 +240,13 @@ def test_gspo_ratios_that_overflow_count_only_where_they_are_not_clipped() -> No
 
 def test_senseless_settings_are_refused() -> None:
     for wrong, message in (
-        ({"kind": "grpo"}, "one of ppo, cispo, gspo, not 'grpo'"),
-        ({"aggregation": "mean"}, "one of token_mean, sequence_mean, constant, not 'mean'"),
-        ({"clip_low": 0.0}, "0 < clip_low <= 1 and clip_high > 0, got 0.0"),
-        ({"clip_low": 1.1}, "got 1.1"),
-        ({"clip_high": 0.0}, "and 0.0"),
-        ({"dual_clip": 1.28}, r"above 1 \+ clip_high = 1.28, got 1.28; 3 is usual"),
-        ({"dual_clip": math.inf}, "got inf"),
-        ({"dual_clip": 3.0, "kind": "cispo"}, "part of the ppo loss, and the loss is cispo"),
-        ({"entropy_coefficient": -0.1}, "at least 0, got -0.1"),
-        ({"aggregation": "constant"}, "give max_new_tokens"),
+        ({"clip_low": 0.0}, "greater than 0"),
+        ({"clip_low": 1.1}, "less than or equal to 1"),
+        ({"clip_high": 0.0}, "greater than 0"),
+        ({"dual_clip": 1.28}, r"above 1 \+ loss.clip_high = 1.28, got 1.28; 3 is usual"),
+        ({"dual_clip": math.inf}, "finite number"),
+        ({"dual_clip": 3.0, "kind": "cispo"}, "part of the ppo loss, and loss.kind = cispo"),
+        ({"entropy_coefficient": -0.1}, "greater than or equal to 0"),
     ):
         with pytest.raises(ValueError, match=message):
             PolicyLossSettings(**wrong)  # type: ignore[arg-type]

@@ -10,11 +10,11 @@ import torch
 from brorl.assemble.evaluation import load_evaluated_model, prepare_evaluation, prompts_per_batch, weights_fingerprint
 from brorl.assemble.evaluation_data import Request, parse_data, read_sets
 from brorl.config.reading import make_config, read_recipe
-from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
 from brorl.errors import UserError
 from brorl.model.load import load_model
 from brorl.prompts.benchmarks import BenchmarkSource
 from brorl.prompts.rendering import TEMPLATES
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 
 FEW = {"evaluation.num_samples": 4, "evaluation.ks": [1], "engine.threads": 1}
 
@@ -36,11 +36,11 @@ def test_what_a_data_set_means(tmp_path: Path) -> None:
     assert parse_data("math=some/mirror") == BenchmarkSource("math", "some/mirror")
     given = parse_data("{benchmark: math, path: my/math, split: math500, subset: all, name: mine}")
     assert given == BenchmarkSource("math", "my/math", "mine", "math500", "all")
-    assert parse_data("countdown") == CountdownConfig()
-    assert parse_data("{task: countdown, num_numbers: 4}") == CountdownConfig(num_numbers=4)
-    assert parse_data("some/set") == FileConfig(path="some/set")
+    assert parse_data("countdown") == CountdownSource()
+    assert parse_data("{task: countdown, num_numbers: 4}") == CountdownSource(num_numbers=4)
+    assert parse_data("some/set") == FileSource(path="some/set")
     (tmp_path / "a=b.jsonl").write_text("")
-    assert parse_data(str(tmp_path / "a=b.jsonl")) == FileConfig(path=str(tmp_path / "a=b.jsonl"))
+    assert parse_data(str(tmp_path / "a=b.jsonl")) == FileSource(path=str(tmp_path / "a=b.jsonl"))
 
 
 def test_puzzles_are_those_kept_out_of_training_and_a_limit_samples_them() -> None:
@@ -132,5 +132,5 @@ def test_public_data_gets_the_template_of_its_domain_unless_the_run_has_one(
 
 def test_the_gym_benchmark_is_a_fixed_source_beyond_the_usual_training_indices() -> None:
     source = parse_data("gym")
-    assert isinstance(source, GymConfig)
+    assert isinstance(source, GymSource)
     assert (source.gym, source.label, source.first_index, source.seed) == (("all",), "gym", 9_000, 0)

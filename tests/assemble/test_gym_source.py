@@ -15,9 +15,9 @@ from brorl.assemble import gym
 from brorl.assemble.data import build_questions
 from brorl.assemble.gym import read_gym
 from brorl.config.reading import make_config
-from brorl.config.sources import GymConfig
 from brorl.errors import UserError
 from brorl.prompts.gym_task import GymTask
+from brorl.prompts.settings import GymSource
 from brorl.verification.sandbox.call import VerifierCall
 from brorl.verification.sandbox.pool import WorkerPool
 from run_support import command, save_tiny_model
@@ -34,9 +34,9 @@ def pool() -> Iterator[WorkerPool]:
         yield made
 
 
-def source(**settings: Any) -> GymConfig:
+def source(**settings: Any) -> GymSource:
     (made,) = make_config({"data.sources": settings}, {}, "test").data.sources
-    assert isinstance(made, GymConfig)
+    assert isinstance(made, GymSource)
     return made
 
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from brorl.api.check_result import _threads_line
-from brorl.assemble import threads
+from brorl.assemble import engine
 from brorl.assemble.inputs import prepare
 from brorl.assemble.run import build_pilot_parts
-from brorl.assemble.settings import build_sampling
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_forecast
@@ -23,7 +22,7 @@ from run_support import SMALL, command
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(threads, "_AT_START", 4)
+    monkeypatch.setattr(engine, "_AT_START", 4)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
@@ -40,24 +39,25 @@ def config_of(**settings: Any) -> TrainConfig:
     [({}, 9_999_999, 1), ({}, 10_000_000, 4), ({"engine.threads": 3}, 1, 3), ({"cluster.nodes": 1}, 1, 4)],
 )
 def test_a_small_model_gets_one_thread(settings: dict[str, Any], num_weights: int, number: int) -> None:
-    threads.set_threads(config_of(**settings), num_weights)
+    engine.set_threads(config_of(**settings), num_weights)
     assert torch.get_num_threads() == number
 
 
 def test_no_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5}, raising=False)
-    threads.set_threads(config_of(), 10**9)
+    engine.set_threads(config_of(), 10**9)
     assert torch.get_num_threads() == 2
-    assert threads.numbers_of_threads(config_of()) == [1, 2]
+    assert engine.numbers_of_threads(config_of()) == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [0, 10_000_000])
 def test_a_resume_has_the_threads_that_the_run_chose(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_SMALL", small)
+    monkeypatch.setattr(engine, "_SMALL", small)
     chosen = 1 if small else 4
     assert command("train", *SMALL, "--engine.threads=0", "--steps=1", "--output_dir=run").code == 0
     assert f"\n  threads: {chosen}\n" in Path("run/config.yaml").read_text()
-    monkeypatch.setattr(threads, "_SMALL", 10_000_000 - small)  # another version would choose the other number
+    monkeypatch.setattr(engine, "_SMALL", 10_000_000 - small)  # another version would choose the other number
     assert command("resume", "run", "--steps=2").code == 0
     assert json.loads(Path("run/env.json").read_text())["threads"] == chosen
 
@@ -77,7 +77,7 @@ def test_the_same_step_is_timed_with_each_number_of_threads(tmp_path: Path, monk
         return finish(self, sampled)
 
     config = config_of(rollouts_per_prompt=16, prompts_per_step=8)
-    parts = build_pilot_parts(config, prepare(config, config.model), build_sampling(config))
+    parts = build_pilot_parts(config, prepare(config, config.model))
     monkeypatch.setattr(step_forecast, "sample", slow_sample)
     monkeypatch.setattr(StepTimer, "finish", slow_finish)
     monkeypatch.setattr(step_forecast, "perf_counter", lambda: clock[0])

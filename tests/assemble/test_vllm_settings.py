@@ -65,7 +65,6 @@ def test_settings_that_contradict_vllm_are_rejected_when_read(settings: dict[str
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sampling.scheme": "systematic"}, r"sampling\.scheme = systematic is only in the native engine"),
         ({"sampling.top_p": 0.9}, r"sampling\.top_p = 0\.9 .* set sampling\.top_p: 1\.0"),
         ({"sampling.top_k": 5}, r"sampling\.top_k = 5"),
         ({"sampling.temperature": 0.001}, r"no temperature between 0 and 0\.01"),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from child import Child, Limits
+from child import Child
+from harness import Limits
 from measurement import Job
 
 pytestmark = pytest.mark.linux

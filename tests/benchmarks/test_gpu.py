@@ -12,17 +12,12 @@ from typing import NoReturn
 import numpy as np
 import pytest
 import torch
-from child import Limits
 from gpu import exactness, measure
-from gpu.bandwidth import flat_keys_read, tree_keys_read
-from gpu.exactness import Trial, engine_part, learner_part
-from gpu.learners import VARIANTS, LearnerVariant
-from gpu.models import copy_of, small_model, speed_config, speed_model
-from gpu.parts import Check, DeviceLostError, Findings, OtherOptionsError, Part, Record, run_parts
-from gpu.references import computed_plainly, plain_logprobs
-from gpu.setting import Setting
-from gpu.speed import Speed
-from gpu.timing import Device
+from gpu.device import Device
+from gpu.exactness import Trial, computed_plainly, engine_part, learner_part, plain_logprobs
+from gpu.models import VARIANTS, LearnerVariant, copy_of, small_model, speed_config, speed_model
+from gpu.speed import Setting, Speed, flat_keys_read, tree_keys_read
+from harness import Check, DeviceLostError, Findings, Limits, OtherOptionsError, Part, Record, run_parts
 
 from brorl.model.forward import TreeForward
 from brorl.rollout.vllm_process import VllmSettings
@@ -32,8 +27,8 @@ from small_models import flattened_logprobs, random_tree, rollouts
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu" / "measure.py"
 CPU = Device("cpu")
-# Dependencies that a machine with PyTorch and transformers may lack.
-NOT_NEEDED = ("pydantic", "ruamel", "ruamel.yaml", "plotly", "math_verify", "ray", "vllm")
+# Dependencies that a machine with PyTorch, transformers and pydantic may lack.
+NOT_NEEDED = ("ruamel", "ruamel.yaml", "plotly", "math_verify", "ray", "vllm")
 SUBSET = "ceilings|long responses|mamba, device|llama, learner float32|mamba2, engine bfloat16|speed: tiny low"
 
 

@@ -46,6 +46,7 @@ def test_benchmarks_have_no_import_circle() -> None:
     assert not needs, f"circle among {sorted(needs)}"
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_verifiers_starts() -> None:
     """Its hostile answers come from a file of the tests."""
     script = [sys.executable, str(BENCHMARKS["verifiers"]), "--help"]

@@ -1,56 +1,52 @@
 """The suite goes on where it was interrupted, and its tables have the cells of all parts."""
 
-import json
 import sys
-from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import suite
-from results import Entry, Results
-from test_tables import entry_of
+from harness import Findings
+from test_tables import WORKLOAD, cell_of, facts_of
 
 
-def cells_of(part: str) -> list[Entry]:
-    """Return one cell, at an N that tells the part."""
-    entry = entry_of("ours", "step", 16 + list(suite.PARTS).index(part), [1.0] * 5)
-    return [replace(entry, workload=replace(entry.workload, setting="full"))]
-
-
-def test_complete_parts_are_not_measured_again(
+def test_finished_parts_are_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured: list[str] = []
 
-    def measure(part: str, path: Path, args: Namespace) -> None:
-        assert args.trained is None
+    def measure(comparison: suite.Comparison, *_: object) -> Findings:
+        part = next(name for name, value in suite.PARTS.items() if value is comparison)
         if len(measured) == 2:
             raise KeyboardInterrupt
         measured.append(part)
-        path.write_text(json.dumps(Results(cells_of(part), 50.0).record() | {"complete": True}), encoding="utf-8")
+        return Findings(facts=facts_of(cell_of("ours", "step", 16 + list(suite.PARTS).index(part), [1.0] * 5)))
 
-    monkeypatch.setattr(suite, "_measure", measure)
-    monkeypatch.setattr(sys, "argv", ["suite.py", str(tmp_path), "--parts", "full,low,big-low,trained"])
+    monkeypatch.setattr(suite, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["suite.py", str(tmp_path), "--parts", "^(full|low|big-low|trained)$"])
     with pytest.raises(KeyboardInterrupt):
         suite.main()
-    interrupted = Results([], 0.0).record() | {"complete": False}
-    (tmp_path / "big-low.json").write_text(json.dumps(interrupted), encoding="utf-8")
     measured[:] = []
-    suite.main()
+    assert suite.main() == 0
     assert measured == ["big-low"]
-    numbers = [16 + list(suite.PARTS).index(part) for part in ("full", "low", "big-low")]
     tables = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
-    assert all(f"| 64 | {n} | 1 |" in tables for n in numbers)
+    assert all(f"| 64 | {16 + list(suite.PARTS).index(part)} | 1 |" in tables for part in ("full", "low", "big-low"))
     assert tables in capsys.readouterr().out
 
 
-def test_every_part_is_a_call_that_peers_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import peers
-
-    for flags in suite.PARTS.values():
-        command = ["peers.py", *flags.split(), "--trained", str(tmp_path), "--vllm-python", sys.executable]
-        monkeypatch.setattr(sys, "argv", command)
-        args = peers._arguments()
-        assert args.settings
-        assert all(isinstance(n, int) for n in args.num_rollouts)
+def test_a_part_measures_each_peer_that_can() -> None:
+    jobs = {
+        (quantity, job.peer, job.num_rollouts)
+        for quantity in suite.QUANTITIES
+        for n in (16, 64, 512, 2048)
+        for job in suite.PARTS["low"].jobs(WORKLOAD, quantity, n, suite.PEERS)
+    }
+    assert {(peer, n) for quantity, peer, n in jobs if quantity == "generation"} == {
+        *(("ours", n) for n in (16, 64, 512, 2048)),
+        *((peer, n) for peer in ("transformers", "vllm") for n in (16, 64, 512)),
+    }
+    assert {n for quantity, peer, n in jobs if peer == "trl-checkpointing"} == {512}
+    assert ("step", "trl", 2048) not in jobs
+    for comparison in suite.PARTS.values():
+        assert all(
+            list(comparison.jobs(WORKLOAD, q, comparison.num_rollouts[0], ["ours"])) for q in comparison.quantities
+        )

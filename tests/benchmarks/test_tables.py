@@ -1,14 +1,13 @@
-"""Results through JSON, and the tables made of them, against numbers worked out here."""
+"""Cells through JSON, and the tables made of them, against numbers worked out here."""
 
-import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from measurement import Cell, Job, Run
-from results import Entry, Results
-from table import markdown
-from workload import Work, Workload
+from harness import Record
+from measurement import Cell, Job, Run, Work, Workload
+from tables import groups_of, markdown
 
 WORKLOAD = Workload(
     setting="low",
@@ -27,13 +26,24 @@ WORKLOAD = Workload(
 )
 
 
-def entry_of(peer: str, quantity: str, num_rollouts: int, seconds: list[float], **workload: object) -> Entry:
+def cell_of(peer: str, quantity: str, num_rollouts: int, seconds: list[float]) -> Cell:
     work = Work(fed_tokens=10**6, attended=10**7, predictions=10**5) if peer == "ours" else None
     parts = {"generation": 0.25, "verification": 0.0, "training": 0.5} if peer == "ours" else {}
     facts = {"nats_per_token": 0.21} if peer == "ours" else {}
     runs = [Run(s, s, sampled_tokens=100, unique_tokens=25, work=work, parts=parts, facts=facts) for s in seconds]
-    job = Job(peer, quantity, "", num_rollouts, 1, 6, 32)
-    return Entry(replace(WORKLOAD, **workload), Cell(job, runs, runs[:1], 10**6, 6 * 10**6))
+    return Cell(Job(peer, quantity, "", num_rollouts, 1, 6, 32), runs, runs[:1], 10**6, 6 * 10**6)
+
+
+def facts_of(*cells: Cell, max_new_tokens: int = 64) -> dict[str, Any]:
+    workload = replace(WORKLOAD, max_new_tokens=max_new_tokens)
+    return {"matmul_gflops": 50.0, "workload": asdict(workload), "cells": [asdict(cell) for cell in cells]}
+
+
+def record_of(folder: Path, *parts: dict[str, Any]) -> Record:
+    record = Record(folder, {})
+    for number, facts in enumerate(parts):
+        record.write(str(number), {"state": "done", "facts": facts})
+    return Record(folder, {})
 
 
 def table_rows(text: str, first: str) -> list[dict[str, str]]:
@@ -44,22 +54,24 @@ def table_rows(text: str, first: str) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]
 
 
-def test_results_are_the_same_after_json(tmp_path: Path, rng: np.random.Generator) -> None:
-    entries = [
-        entry_of(peer, "step", int(n), rng.uniform(1, 9, size=3).tolist(), max_new_tokens=tokens)
-        for peer, n, tokens in [("ours", 16, 64), ("trl", 16, 64), ("ours", 512, 2048)]
-    ]
-    results = Results(entries, 104.0)
-    for number, part in enumerate((entries[:2], entries[2:])):
-        record = json.dumps(Results(part, 100.0 + 4 * number).record())
-        (tmp_path / f"{number}.json").write_text(record, encoding="utf-8")
-    assert Results.read([tmp_path / "0.json", tmp_path / "1.json"]) == results
+def test_cells_are_the_same_after_json(tmp_path: Path, rng: np.random.Generator) -> None:
+    cells = [cell_of(peer, "step", 16, rng.uniform(1, 9, size=3).tolist()) for peer in ("ours", "trl")]
+    long = cell_of("ours", "step", 512, [3.0])
+    (group,), errors = groups_of(record_of(tmp_path, facts_of(*cells), facts_of(long, max_new_tokens=2048)))
+    assert errors == []
+    assert group.rows == {
+        ("step", 64, 16): dict(zip(("ours", "trl"), cells, strict=True)),
+        ("step", 2048, 512): {"ours": long},
+    }
+    assert group.workload == WORKLOAD
 
 
-def test_the_table_of_steps_has_medians_ratios_and_both_shares_of_the_peak(rng: np.random.Generator) -> None:
+def test_the_table_of_steps_has_medians_ratios_and_both_fractions_of_the_peak(
+    tmp_path: Path, rng: np.random.Generator
+) -> None:
     ours, trl = rng.uniform(1, 2, size=5).tolist(), rng.uniform(3, 9, size=3).tolist()
-    entries = [entry_of("ours", "step", 16, ours), entry_of("trl", "step", 16, trl)]
-    text = markdown(Results(entries, matmul_gflops=50.0), num_runs=5)
+    record = record_of(tmp_path, facts_of(cell_of("ours", "step", 16, ours), cell_of("trl", "step", 16, trl)))
+    text = markdown(record, num_runs=5)
     (row,) = table_rows(text, "times TRL")
     flops = 2 * (1000 * 10**6 + 100 * 10**5) + 4 * 2 * 8 * 10**7
     assert row["tokens"] == "64"
@@ -72,22 +84,21 @@ def test_the_table_of_steps_has_medians_ratios_and_both_shares_of_the_peak(rng: 
     assert "Fewer than 5 runs: TRL N=16, 64 tokens: 3." in text
 
 
-def test_what_was_not_measured_is_a_dash_or_no_column_at_all() -> None:
-    entries = [
-        entry_of("ours", "generation", 16, [1.0] * 5),
-        entry_of("ours", "generation", 16, [2.0] * 5, max_new_tokens=512),
-        entry_of("vllm", "generation", 16, [6.0] * 5, max_new_tokens=512),
-    ]
-    rows = table_rows(markdown(Results(entries, 50.0), num_runs=5), "times vLLM")
+def test_what_was_not_measured_is_a_dash_or_no_column_at_all(tmp_path: Path) -> None:
+    long = facts_of(
+        cell_of("ours", "generation", 16, [2.0] * 5), cell_of("vllm", "generation", 16, [6.0] * 5), max_new_tokens=512
+    )
+    record = record_of(tmp_path, facts_of(cell_of("ours", "generation", 16, [1.0] * 5)), long)
+    rows = table_rows(markdown(record, num_runs=5), "times vLLM")
     assert [(row["tokens"], row["times vLLM"]) for row in rows] == [("64", "-"), ("512", "3.00")]
     assert "transformers, s" not in rows[0]
     assert [row["nats/token"] for row in rows] == ["0.210", "0.210"]
 
 
-def test_floors_are_met_or_not(rng: np.random.Generator) -> None:
+def test_floors_are_met_or_not(tmp_path: Path, rng: np.random.Generator) -> None:
     ratio = float(rng.uniform(5.5, 6.5))
-    entries = [entry_of("ours", "step", 512, [1.0] * 5), entry_of("trl", "step", 512, [ratio] * 5)]
-    text = markdown(Results(entries, 50.0), num_runs=5)
+    cells = [cell_of("ours", "step", 512, [1.0] * 5), cell_of("trl", "step", 512, [ratio] * 5)]
+    text = markdown(record_of(tmp_path, facts_of(*cells)), num_runs=5)
     met = "yes" if ratio >= 6 else "NO"
     assert f"| low: step, times trl | at least 6 | {ratio:.2f} | {met} |" in text
     assert "| low: step memory above the model, fraction of trl's | at most 0.5 | 1.00 | NO |" in text

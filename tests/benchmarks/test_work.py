@@ -2,34 +2,21 @@
 
 import numpy as np
 import torch
-from flat_responses import flat_work, num_distinct_prefixes
-from measurement import Cell, Job, Run
+from build_workload import workload_of as built_workload
+from measurement import Cell, Job, Run, Work, Workload, flat_work, num_distinct_prefixes
 from ours import tree_work
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
-from workload import Work, Workload
 
 from brorl.tree import RolloutTree
 from small_models import random_tree, small_model
 
 
 def workload_of(model: PreTrainedModel) -> Workload:
-    config = model.config
-    return Workload(
-        setting="full",
-        folder="",
-        domain="parity",
-        prompts=[],
-        max_new_tokens=8,
-        eos_token_id=config.vocab_size,
-        fixed_length=True,
-        entropy_nats=1.0,
-        head_scale=1.0,
-        num_layers=config.num_hidden_layers,
-        query_width=config.num_attention_heads * config.head_dim,
-        layer_parameters=sum(p.numel() for p in model.get_decoder().layers.parameters() if p.dim() == 2),
-        head_parameters=model.get_output_embeddings().weight.numel(),
-    )
+    return built_workload(
+        model, "full", folder="", domain="parity", prompts=[], max_new_tokens=8, eos_token_id=model.config.vocab_size,
+        fixed_length=True, entropy_nats=1.0, head_scale=1.0,
+    )  # fmt: skip
 
 
 def counted_flops(model: PreTrainedModel, response: list[int], prompt: list[int]) -> int:

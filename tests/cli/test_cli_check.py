@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,10 @@ import pytest
 
 from brorl.assemble.inputs import prepare
 from brorl.assemble.run import build_pilot_parts
-from brorl.assemble.settings import build_sampling
 from brorl.config.reading import make_config, read_recipe
 from brorl.config.settings import TrainConfig
 from brorl.planning import step_forecast
-from brorl.planning.step_cost import Work, mean_rounds
+from brorl.planning.step_cost import StepTiming, mean_rounds
 from brorl.planning.step_timing import StepTimer
 from run_support import SMALL, command, save_tiny_model
 
@@ -126,14 +126,14 @@ def test_the_seconds_of_a_step_follow_from_those_of_smaller_ones(
     cost = {phase: float(rng.uniform(0.5, 2)) for phase in per_unit}
     finish = StepTimer.finish
 
-    def timed(self: StepTimer, *arguments: object) -> tuple[Work, dict[str, float]]:
-        work, _ = finish(self, *arguments)  # type: ignore[arg-type]
-        seconds = {phase: cost[phase] * getattr(work, unit) for phase, unit in per_unit.items()}
-        return work, {**seconds, "verification": 1e-9, "diagnostics": 1e-9}
+    def timed(self: StepTimer, *arguments: object) -> StepTiming:
+        timing = finish(self, *arguments)  # type: ignore[arg-type]
+        seconds = {phase: cost[phase] * getattr(timing.work, unit) for phase, unit in per_unit.items()}
+        return replace(timing, seconds={**seconds, "verification": 1e-9, "diagnostics": 1e-9})
 
     monkeypatch.setattr(StepTimer, "finish", timed)
     config = config_of("--rollouts_per_prompt=64", "--prompts_per_step=8", "--dynamic_sampling.enabled=false")
-    parts = build_pilot_parts(config, prepare(config, config.model), build_sampling(config))
+    parts = build_pilot_parts(config, prepare(config, config.model))
     sampled = []
     sample = step_forecast.sample
 
@@ -167,7 +167,7 @@ def trees_of(sampled: object) -> list[object]:
 
 def test_prompts_that_dynamic_sampling_drops_cost_too(tmp_path: Path) -> None:
     config = config_of("--rollouts_per_prompt=16", "--prompts_per_step=8")
-    parts = build_pilot_parts(config, prepare(config, config.model), build_sampling(config))
+    parts = build_pilot_parts(config, prepare(config, config.model))
     forecast = step_forecast.forecast_step(parts, 16, tmp_path)
     assert forecast.kept_fraction is not None
     assert 0.2 < forecast.kept_fraction < 1

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from brorl.config.reading import make_config, parse_yaml
-from brorl.config.sources import FileConfig
+from brorl.prompts.settings import FileSource
 from run_support import command, save_tiny_model
 
 EVERY_CHARACTER = "".join(map(chr, range(32, 127))) + "\n"
@@ -37,10 +37,10 @@ def sums(rng: np.random.Generator, number: int, question: str, answer: str, form
     return [{question: f"What is {a} + {b}?", answer: form.format(a + b), "note": "easy"} for a, b in pairs]
 
 
-def source_of(recipe: str) -> FileConfig:
+def source_of(recipe: str) -> FileSource:
     config = make_config(parse_yaml(Path(recipe).read_text(), recipe), {}, recipe)
     (source,) = config.data.sources
-    assert isinstance(source, FileConfig)
+    assert isinstance(source, FileSource)
     return source
 
 
@@ -170,7 +170,7 @@ def test_what_cannot_work_is_refused(rng: np.random.Generator) -> None:
     write("solved.jsonl", [{"prompt": f"{i}?", "solution": f"{long}\\boxed{{{i}}}"} for i in range(5)])
     assert "holds whole solutions with the answer in \\boxed{}" in refusal("solved.jsonl", "--output=b.yaml")
     write("twice.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "1?", "answer": "2"}])
-    assert "has the question of twice.jsonl line 1 with another answer" in refusal("twice.jsonl", "--output=b.yaml")
+    assert "twice.jsonl line 1 with another answer" in refusal("twice.jsonl", "--output=b.yaml")
     assert "DATA_FILE" in refusal()
 
 

@@ -24,7 +24,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     scale = cluster_plan.scale  # of few sizes: a simulation of hundreds of GPUs takes a second
-    monkeypatch.setattr(cluster_plan, "scale", lambda job, gpu, way, sizes, s: scale(job, gpu, way, sizes[:2], s))
+    monkeypatch.setattr(cluster_plan, "scale", lambda job, way, sizes, s: scale(job, way, sizes[:2], s))
 
 
 def planned(folder: str = "runs/plan") -> dict[str, Any]:

@@ -6,8 +6,8 @@ from math import comb, exp, log
 import numpy as np
 
 from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score, labelled
-from brorl.comparison.report import text_of
 from brorl.comparison.results import results_of
+from brorl.comparison.text import text_of
 from brorl.cost import Cost, Unit
 
 

@@ -8,9 +8,8 @@ import pytest
 from comparison_of import arm_of, comparison_of, run_of, score_of
 from numpy.typing import NDArray
 
-from brorl.comparison.arms import Arm, Comparison, RunScores
-from brorl.comparison.equal_cost import at_equal_cost, scores_at_cost
-from brorl.comparison.scores import Measure
+from brorl.comparison.arms import Arm, Comparison, Measure, RunScores
+from brorl.comparison.equal import at_equal_cost, scores_at_cost
 from brorl.cost import Cost
 
 N, P = 8, 7

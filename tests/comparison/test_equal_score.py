@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from brorl.comparison.arms import Arm, Comparison, HeldOutPrompt, RunScores, Score
-from brorl.comparison.equal_score import at_equal_score
+from brorl.comparison.equal import at_equal_score
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import pass_at_k
 

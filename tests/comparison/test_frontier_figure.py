@@ -13,13 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
-from brorl.comparison.arms import Comparison
-from brorl.comparison.drawing import arm_colors
+from brorl.comparison.arms import PASS_1, Comparison, Measure
+from brorl.comparison.figure import arm_colors, draw_frontier, make_frontier_figure, rows_of
 from brorl.comparison.frontier import frontier
-from brorl.comparison.frontier_figure import draw_frontier, make_frontier_figure, rows_of
 from brorl.comparison.report import comparison_record
 from brorl.comparison.results import results_of
-from brorl.comparison.scores import PASS_1, Measure
 from brorl.comparison.tables import best_table, frontier_table, tables_of
 
 # without chance: N = 16 is best at two budgets, N = 64 at two, N = 256 at two

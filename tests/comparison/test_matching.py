@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from comparison_of import arm_of, run_of, score_of
 
-from brorl.comparison.arms import Arm
+from brorl.comparison.arms import Arm, score_at
 from brorl.comparison.matching import TOLERANCE, Spread, costs_at, match_at, unmatched_runs
-from brorl.comparison.scores import score_at
 from brorl.cost import UNITS, Budget, Cost, Unit, cost_of_step, total_cost
 
 
@@ -88,7 +87,7 @@ def test_costs_in_all_units_at_a_mark(rng: np.random.Generator) -> None:
     found = costs_at(arm, "steps", 3)
     for field in ("steps", "seconds", "samples", "sampled_tokens", "unique_tokens"):
         values = [getattr(row[2], field) for row in costs]
-        spread = getattr(found, field)
+        spread = found[field]
         assert (spread.least, spread.most) == (min(values), max(values))
         assert spread.mean == pytest.approx(np.mean(values), rel=1e-14)
     with pytest.raises(ValueError, match="at least one run"):

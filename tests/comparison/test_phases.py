@@ -8,8 +8,8 @@ import pytest
 from comparison_of import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.figure import make_figure
-from brorl.comparison.report import text_of
 from brorl.comparison.results import results_of
+from brorl.comparison.text import text_of
 from brorl.cost import Cost
 
 TITLE = "sharpen (phase 2 of 2, grpo)"

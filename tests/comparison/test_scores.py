@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from comparison_of import arm_of, comparison_of, run_of, score_of
 
-from brorl.comparison.scores import PASS_1, Measure, have_same_seeds, scores_at, start_scores
+from brorl.comparison.arms import PASS_1, Measure, have_same_seeds, scores_at, start_scores
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import pass_at_k, worst_at_k
 

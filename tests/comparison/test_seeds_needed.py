@@ -8,10 +8,8 @@ from comparisons import levels, sentences, synthetic
 from numpy.typing import NDArray
 from scipy import stats
 
-from brorl.comparison.paired import difference_interval, difference_parts
+from brorl.comparison.paired import VariancePart, VarianceParts, difference_interval, difference_parts, seeds_needed
 from brorl.comparison.report import comparison_record
-from brorl.comparison.seeds_needed import seeds_needed
-from brorl.comparison.variance_parts import VariancePart, VarianceParts
 
 FloatArray = NDArray[np.float64]
 
@@ -92,16 +90,16 @@ def test_one_seed_or_one_prompt_gives_no_number(rng: np.random.Generator) -> Non
 
 class TestText:
     def test_a_pair(self, rng: np.random.Generator) -> None:
-        comparison = synthetic(rng, num_prompts=2000, lift={0: 0.2, 1: 0.2})
+        comparison = synthetic(rng, num_prompts=600, num_tasks=1, lift={0: 0.2, 1: 0.2})
         record = comparison_record(comparison)
         needed, measured = record["seeds_needed"]["N=512"], record["pair"]["differences"]["1"]["parts"]
         (of_seeds,) = measured["seeds"]
-        seeds, of_prompts = 2, stats.t.ppf(0.975, 1999) ** 2 * measured["prompts"]["variance"]
+        seeds, of_prompts = 2, stats.t.ppf(0.975, 599) ** 2 * measured["prompts"]["variance"]
         while squared(3 * of_seeds["variance"], seeds) + of_prompts > 0.02**2:
             seeds += 1
-        expected = {"half_width": 0.02, "seeds": seeds, "prompts": 2000, "enough_prompts": True}
+        expected = {"half_width": 0.02, "seeds": seeds, "prompts": 600, "enough_prompts": True}
         assert needed == expected
-        line = f"To show a difference of 0.02 in pass@1 with these 2,000 prompts: {seeds:,} seeds an arm."
+        line = f"To show a difference of 0.02 in pass@1 with these 600 prompts: {seeds:,} seeds an arm."
         assert line in sentences(comparison)[3:]
 
     def test_too_few_prompts(self, rng: np.random.Generator) -> None:

@@ -8,7 +8,7 @@ from comparison_of import arm_of, comparison_of, run_of, score_of
 
 from brorl.comparison.arms import Arm
 from brorl.comparison.paired import difference_interval, mean_over_runs
-from brorl.comparison.task_trend import kind_of, movement_of, task_trends
+from brorl.comparison.prompts import kind_of, movement_of, task_trends
 from brorl.cost import Cost
 from brorl.evaluation.pass_at_k import Estimate
 

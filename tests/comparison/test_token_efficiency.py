@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from comparison_of import arm_of, comparison_of, run_of, score_of
 
+from brorl.comparison.matching import token_efficiency, training_efficiency
 from brorl.comparison.paired import mean_over_runs
-from brorl.comparison.token_efficiency import start_efficiency, token_efficiency, training_efficiency
 from brorl.cost import Cost
 
 
@@ -24,7 +24,7 @@ def test_scores_per_token_are_correct_responses_over_tokens(rng: np.random.Gener
     comparison = comparison_of(arms, [10], 4, sources=sources)
     rows = token_efficiency(comparison, arms[1], 10)
     assert [row.task for row in rows] == ["all", "algebra", "games", "logic"]
-    starts = start_efficiency(comparison)
+    starts = token_efficiency(comparison)
     assert {row.arm for row in starts} == {"start"}
     for found, of_runs in (
         (rows, [(1, s, 1) for s in range(3)]),
@@ -93,7 +93,7 @@ def test_rates_are_ratios_of_each_run(rng: np.random.Generator) -> None:
     # a run that made no step has no rates
     found = training_efficiency(arm_of("a", [*runs, run_of(9, [score_of(Cost(), [1])], groups=(0, 0))]))
     for name, values in expected.items():
-        spread = getattr(found, name)
+        spread = found[name]
         assert [spread.mean, spread.least, spread.most] == pytest.approx([np.mean(values), min(values), max(values)])
     empty = training_efficiency(arm_of("a", [run_of(9, [score_of(Cost(), [1])], groups=(0, 0))]))
-    assert {getattr(empty, name) for name in expected} == {None}
+    assert set(empty.values()) == {None}

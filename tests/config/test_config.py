@@ -54,6 +54,12 @@ def test_quickstart_is_built_in_and_samples_512_rollouts() -> None:
     assert (config.model, config.rollouts_per_prompt) == ("quickstart", 512)
 
 
+def test_independent_rollouts_are_no_setting() -> None:
+    assert make_config({"sampling": {"scheme": "iid"}}, {}, "test") == make_config({}, {}, "test")
+    with pytest.raises(UserError, match=r"sampling\.scheme"):
+        make_config({"sampling.scheme": "systematic"}, {}, "test")
+
+
 def test_dumped_config_reads_back_the_same() -> None:
     overrides = {
         "optimizer.learning_rate": 1e-6,
@@ -171,17 +177,6 @@ def test_settings_that_may_change_on_resume() -> None:
     assert first_change({}, make_config({}, {"seed": 4}, "test")) is None  # begun by a version that kept none
 
 
-def test_null_settings_of_sources_that_an_earlier_version_did_not_have_are_no_change() -> None:
-    config = make_config({}, {"data.sources": {"path": "a.jsonl"}}, "test")
-    before = json.loads(json.dumps(fixed_settings(config)))
-    with_nulls = before | {"data.sources": [{**before["data.sources"][0], "subset": None, "id_column": None}]}
-    assert first_change(with_nulls, config) is None
-    assert "layout" not in before["data.sources"][0]
-    change = first_change(before, make_config({}, {"data.sources": {"path": "a.jsonl", "layout": "math"}}, "test"))
-    assert change is not None
-    assert change.name == "data.sources"
-
-
 def test_file_beats_defaults_and_command_line_beats_file(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text("steps: 7\nseed: 3\nloss: {clip_high: 0.4, clip_low: 0.1}\n")
@@ -246,98 +241,78 @@ def test_every_key_is_found_again_without_its_last_letter(name: str) -> None:
     assert f"did you mean {name}?" in unknown_setting(name[:-1])
 
 
-WRONG = [
-    ("steps", 0),
-    ("steps", -3),
-    ("steps", 2.5),
-    ("steps", "many"),
-    ("steps", True),
-    ("rollouts_per_prompt", 1),
-    ("prompts_per_step", 0),
-    ("checkpoint_every", 0),
-    ("keep_checkpoints", -1),
-    ("store_rollouts_every", -1),
-    ("seed", -1),
-    ("model", 5),
-    ("device", "gpu"),
-    ("device", "cuda:x"),
-    ("dtype", "float16"),
-    ("data.sources", 3),
-    ("data.sources", []),
-    ("data.sources", [{"task": "countdown"}, 4]),
-    ("data.held_out_fraction", -0.1),
-    ("data.held_out_fraction", 1.0),
-    ("data.max_prompt_tokens", -1),
-    ("prompt.chat", "sometimes"),
-    ("prompt.template", None),
-    ("verification.timeout_s", 0),
-    ("verification.memory_mib", 10),
-    ("verification.functions", "mine:check"),
-    ("rewards.stop_properly", 1.5),
-    ("rewards.cosine_length.every_steps", -1),
-    ("rewards.overlong_tokens", -1),
-    ("rewards.partial_credit", 0.5),
-    ("loss.kind", "reinforce"),
-    ("loss.aggregation", "median"),
-    ("importance.correction", "clip"),
-    ("importance.low", 1.0),
-    ("importance.high", 0.5),
-    ("kl.coefficient", -0.1),
-    ("kl.estimator", "k4"),
-    ("kl.placement", "both"),
-    ("kl.clamp", 0),
-    ("kl.clamp", 51),
-    ("reference.reset_every", -1),
-    ("reference.reset_kl_above", 0),
-    ("reference.reset_patience", 0),
-    ("lora.rank", -1),
-    ("lora.target_modules", []),
-    ("collapse.patience", 0),
-    ("collapse.entropy_fraction", 1),
-    ("tracking.to", "tensorbord"),
-    ("sampling.temperature", 0),
-    ("sampling.temperature", -1.0),
-    ("sampling.temperature", float("nan")),
-    ("sampling.top_p", 0),
-    ("sampling.top_p", 1.5),
-    ("sampling.top_k", -1),
-    ("sampling.max_new_tokens", 0),
-    ("advantage.estimator", "ppo"),
-    ("advantage.normalize_over", "words"),
-    ("dynamic_sampling.enabled", "yes"),
-    ("dynamic_sampling.max_tries", 0),
-    ("loss.clip_low", 0),
-    ("loss.clip_low", 1.1),
-    ("loss.clip_high", -0.1),
-    ("optimizer.learning_rate", 0),
-    ("optimizer.learning_rate", "1e-6"),
-    ("optimizer.mini_batches", 0),
-    ("optimizer.betas", 0.9),
-    ("optimizer.betas", [0.9]),
-    ("optimizer.betas", [0.9, 0.95, 0.99]),
-    ("optimizer.weight_decay", -0.1),
-    ("optimizer.max_grad_norm", 0),
-    ("optimizer.warmup_updates", -1),
-    ("optimizer.reference_batch", 0),
-    ("optimizer.old_logprobs", "guess"),
-    ("evaluation.every", -1),
-    ("budget.limit", 0),
-    ("evaluation.num_prompts", -1),
-    ("evaluation.num_samples", 0),
-    ("evaluation.ks", 5),
-    ("evaluation.ks", []),
-    ("evaluation.ks", [0, 1]),
-    ("evaluation.ks", [1, 1000]),
-    ("evaluation.ks", [1.5]),
-    ("evaluation.temperature", -1),
-    ("engine.memory_gib", 0),
-    ("engine.nodes_per_pass", 1),
-    ("engine.threads", -1),
-    ("loss", 3),
-]
+WRONG = {
+    "steps": [0, -3, 2.5, "many", True],
+    "rollouts_per_prompt": [1],
+    "prompts_per_step": [0],
+    "checkpoint_every": [0],
+    "keep_checkpoints": [-1],
+    "store_rollouts_every": [-1],
+    "seed": [-1],
+    "model": [5],
+    "device": ["gpu", "cuda:x"],
+    "dtype": ["float16"],
+    "data.sources": [3, [], [{"task": "countdown"}, 4]],
+    "data.held_out_fraction": [-0.1, 1.0],
+    "data.max_prompt_tokens": [-1],
+    "prompt.chat": ["sometimes"],
+    "prompt.template": [None],
+    "verification.timeout_s": [0],
+    "verification.memory_mib": [10],
+    "verification.functions": ["mine:check"],
+    "rewards.stop_properly": [1.5],
+    "rewards.cosine_length.every_steps": [-1],
+    "rewards.overlong_tokens": [-1],
+    "rewards.partial_credit": [0.5],
+    "loss.kind": ["reinforce"],
+    "loss.aggregation": ["median"],
+    "importance.correction": ["clip"],
+    "importance.low": [1.0],
+    "importance.high": [0.5],
+    "kl.coefficient": [-0.1],
+    "kl.estimator": ["k4"],
+    "kl.placement": ["both"],
+    "kl.clamp": [0, 51],
+    "reference.reset_every": [-1],
+    "reference.reset_kl_above": [0],
+    "reference.reset_patience": [0],
+    "lora.rank": [-1],
+    "lora.target_modules": [[]],
+    "collapse.patience": [0],
+    "collapse.entropy_fraction": [1],
+    "tracking.to": ["tensorbord"],
+    "sampling.temperature": [0, -1.0, float("nan")],
+    "sampling.top_p": [0, 1.5],
+    "sampling.top_k": [-1],
+    "sampling.max_new_tokens": [0],
+    "advantage.estimator": ["ppo"],
+    "advantage.normalize_over": ["words"],
+    "dynamic_sampling.enabled": ["yes"],
+    "dynamic_sampling.max_tries": [0],
+    "loss.clip_low": [0, 1.1],
+    "loss.clip_high": [-0.1],
+    "optimizer.learning_rate": [0, "1e-6"],
+    "optimizer.mini_batches": [0],
+    "optimizer.betas": [0.9, [0.9], [0.9, 0.95, 0.99]],
+    "optimizer.weight_decay": [-0.1],
+    "optimizer.max_grad_norm": [0],
+    "optimizer.warmup_updates": [-1],
+    "optimizer.reference_batch": [0],
+    "optimizer.old_logprobs": ["guess"],
+    "evaluation.every": [-1],
+    "budget.limit": [0],
+    "evaluation.num_prompts": [-1],
+    "evaluation.num_samples": [0],
+    "evaluation.ks": [5, [], [0, 1], [1, 1000], [1.5]],
+    "evaluation.temperature": [-1],
+    "engine.memory_gib": [0],
+    "engine.nodes_per_pass": [1],
+    "engine.threads": [-1],
+    "loss": [3],
+}
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:
         make_config({name: value}, {}, "my.yaml")
@@ -380,9 +355,6 @@ def test_wrong_value_is_one_line_with_name_and_value(name: str, value: Any) -> N
         ),
         ({"engine.clock": "cpu"}, ["engine.clock = cpu", "engine.threads: 1"]),
         ({"engine.clock": "cpu", "engine.threads": 1, "device": "cuda"}, ["engine.clock = cpu", "device: cpu"]),
-        ({"advantage.rarity_by": "answer"}, ["advantage.rarity_by = answer", "advantage.rarity = 0"]),
-        ({"advantage.rarity_clip": 3.0}, ["advantage.rarity_clip = 3", "advantage.rarity = 0"]),
-        ({"advantage.rarity_shuffled": True}, ["advantage.rarity_shuffled = True", "advantage.rarity = 0"]),
         ({"loss.kind": "gspo", "loss.clip_low": 0.2}, ["loss.kind = gspo", "loss.clip_low", "3e-4"]),
         ({"rewards.format_pattern": "(a"}, ["rewards.format_pattern = '(a'", "not a regular expression"]),
         (
@@ -406,6 +378,35 @@ def test_values_that_do_not_fit_together(settings: dict[str, Any], parts: list[s
         make_config({}, settings, "my.yaml")
     assert all(part in str(caught.value) for part in parts)
     assert "\n" not in str(caught.value)
+
+
+ASYNC = {
+    "cluster.nodes": 1,
+    "cluster.mode": "async",
+    "importance.correction": "truncate",
+    "optimizer.old_logprobs": "recompute",
+}
+
+
+def test_asynchronous_settings() -> None:
+    assert make_config({}, ASYNC | {"cluster.segment_tokens": 16}, "x").cluster.segment_tokens == 16
+    make_config({}, ASYNC | {"cluster.max_staleness": 0, "importance.correction": "none"}, "x")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"adaptive.enabled": True, "adaptive.pilot_rollouts": 4}, "set adaptive.enabled: false, or cluster.mode"),
+        ({"importance.correction": "none"}, "up to 1 updates old.*set importance.correction: truncate"),
+        ({"optimizer.old_logprobs": "engine"}, "set optimizer.old_logprobs: recompute"),
+        ({"cluster.nodes": 0}, "async needs workers.*set cluster.nodes, for example 1"),
+        ({"cluster.mode": "sync", "cluster.segment_tokens": 8}, "segment_tokens = 8 has no effect"),
+        ({"cluster.placement": "colocated"}, "set cluster.placement: apart, or cluster.mode: sync"),
+    ],
+)
+def test_settings_that_do_not_fit_asynchronous_training(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        make_config({}, ASYNC | changes, "x")
 
 
 @pytest.mark.parametrize(

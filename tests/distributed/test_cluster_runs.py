@@ -18,9 +18,10 @@ from ray_cluster import ray_cluster
 
 pytest.importorskip("ray")
 
-from brorl.distributed.cluster import Cluster, ClusterShape
+from brorl.distributed.cluster import RayCluster
 from brorl.distributed.learner_rank import RankPlace, check_shared
 from brorl.distributed.remote_learner import RemoteLearner
+from brorl.distributed.settings import ClusterSettings
 from brorl.errors import LearnerLostError, UserError
 from brorl.training.async_source import AsyncSource
 from brorl.training.source import Batch
@@ -102,14 +103,14 @@ def test_an_asynchronous_run_survives_ctrl_c_and_losses(
 ) -> None:
     """It is interrupted while it samples, resumed, and loses a rollout worker and a learner rank."""
     run = tmp_path / "run"
-    next_groups = AsyncSource.next_groups
+    next_batch = AsyncSource.next_batch
 
     def interrupted(source: AsyncSource, step: int) -> Batch:
         if step == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return next_groups(source, step)
+        return next_batch(source, step)
 
-    monkeypatch.setattr(AsyncSource, "next_groups", interrupted)
+    monkeypatch.setattr(AsyncSource, "next_batch", interrupted)
     outcome = command("train", *_RUN, *_ASYNCHRONOUS, "--output_dir", run)
     assert outcome.code == 130, outcome.said
     assert "stopped after step 1" in outcome.said
@@ -257,7 +258,7 @@ def test_a_learner_that_stalls_or_cannot_start_is_an_error(tmp_path: Path) -> No
     """A stall is the loss of the learner. A machine without the model or the run directory is named."""
     import ray
 
-    cluster = Cluster(ClusterShape())
+    cluster = RayCluster(ClusterSettings(nodes=1))
     cluster.start()
     assert ray.is_initialized()
     try:
@@ -280,7 +281,7 @@ def test_the_error_of_one_rank_ends_all_ranks() -> None:
     import ray
     from ray.exceptions import RayActorError
 
-    cluster = Cluster(ClusterShape(learner_ranks=2))
+    cluster = RayCluster(ClusterSettings(nodes=1, learner_ranks=2))
     cluster.start()
     try:
         learner = RemoteLearner(cluster, _stuck, None, 600.0, print, print)
@@ -299,7 +300,7 @@ def test_an_answer_that_has_come_is_no_stall() -> None:
     """This process may have been stopped for longer than the timeout."""
     import ray
 
-    cluster = Cluster(ClusterShape())
+    cluster = RayCluster(ClusterSettings(nodes=1))
     cluster.start()
     try:
         learner = RemoteLearner(cluster, _stuck, None, 600.0, print, print)

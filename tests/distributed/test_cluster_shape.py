@@ -1,6 +1,5 @@
-"""The places that a cluster reserves, the check of versions, and the exchange of groups; without Ray processes."""
+"""The places that a cluster reserves, and errors of the start; without Ray processes."""
 
-from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,28 +10,27 @@ import torch
 
 pytest.importorskip("ray")
 
-from brorl.algorithms.groups import Group
 from brorl.assemble.cluster import build_cluster, place_learner, place_pool
 from brorl.assemble.inputs import RunInputs
 from brorl.config.reading import flat_settings, make_config, read_recipe
-from brorl.distributed.cluster import Cluster, ClusterShape, first_difference
-from brorl.distributed.rollout_workers import RolloutWorker
-from brorl.distributed.shipped_groups import TreeExchange
+from brorl.distributed.cluster import RayCluster
+from brorl.distributed.rollout_workers import EngineWorker
+from brorl.distributed.settings import ClusterSettings
 from brorl.errors import UserError
-from brorl.prompts.prompt import Prompt
 from brorl.rollout.pool import SampleTask
 from brorl.sampling import SamplingParams
-from brorl.tree import RolloutTree
 
 
 def test_processes_that_take_turns_share_cpus(rng: np.random.Generator) -> None:
     """At the same time as the others each kind needs its own."""
     workers, ranks, verifiers, cpus = (int(n) for n in rng.integers(1, 50, 4))
-    shape = ClusterShape(rollout_workers=workers, learner_ranks=ranks, verifier_workers=verifiers, cpus=cpus)
+    shape = ClusterSettings(
+        nodes=1, rollout_workers=workers, learner_ranks=ranks, verifier_workers=verifiers, cpus_per_worker=cpus
+    )
     assert shape.needed_cpus == cpus * max(workers, ranks, verifiers)
     assert shape.bundles("rollout") == [{"CPU": cpus}] * workers
     assert shape.bundles("learner") == shape.bundles("verifier") == []
-    at_once = replace(shape, in_turn=False)
+    at_once = shape.model_copy(update={"mode": "async"})
     assert at_once.needed_cpus == cpus * (workers + ranks + verifiers)
     reserved = [one for kind in ("rollout", "learner", "verifier") for one in at_once.bundles(kind)]
     assert sum(one["CPU"] for one in reserved) == at_once.needed_cpus
@@ -44,24 +42,24 @@ def test_an_evaluation_reserves_nothing_for_a_learner() -> None:
     config = make_config(read_recipe("quickstart"), flat_settings(overrides), "quickstart")
     cluster = build_cluster(config, print, learns=False)
     assert cluster is not None
-    assert (cluster.shape.needed_cpus, cluster.shape.needed_gpus) == (1, 1)
-    assert cluster.shape.bundles("learner") == []
+    assert (cluster.settings.needed_cpus, cluster.settings.needed_gpus) == (1, 1)
+    assert cluster.settings.bundles("learner") == []
 
 
 def test_gpus_apart_and_colocated(rng: np.random.Generator) -> None:
     """Colocated processes have half of a GPU each, and together no more than the place that they share."""
     workers, ranks = (int(n) for n in rng.integers(1, 50, 2))
-    shape = ClusterShape(
-        rollout_workers=workers, learner_ranks=ranks, gpus_per_rollout_worker=1, gpus_per_learner_rank=1
+    shape = ClusterSettings(
+        nodes=1, rollout_workers=workers, learner_ranks=ranks, gpus_per_rollout_worker=1, gpus_per_learner_rank=1
     )
     assert shape.needed_gpus == workers + ranks
     assert sum(one["GPU"] for kind in ("rollout", "learner") for one in shape.bundles(kind)) == workers + ranks
-    shared = replace(shape, colocated=True)
+    shared = shape.model_copy(update={"placement": "colocated"})
     assert shared.needed_gpus == max(workers, ranks)
     assert shared.bundles("rollout") == [{"CPU": 1, "GPU": 1}] * max(workers, ranks)
     assert shared.bundles("learner") == []
     assert shared.request("rollout")["num_gpus"] + shared.request("learner")["num_gpus"] == 1
-    learner_only = replace(shared, gpus_per_rollout_worker=0)
+    learner_only = shared.model_copy(update={"gpus_per_rollout_worker": 0})
     assert (shape.shares_gpus, shared.shares_gpus, learner_only.shares_gpus) == (False, True, False)
     assert learner_only.request("learner")["num_gpus"] == 1
 
@@ -87,8 +85,8 @@ def test_processes_that_share_a_gpu_are_told_so(placement: str, dtype: str, monk
     monkeypatch.setattr("brorl.distributed.remote_learner.RemoteLearner", lambda *given: made.update(sent=given[-1]))
     monkeypatch.setattr("brorl.assemble.cluster.VllmEngine", lambda settings, _: settings)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    place_pool(cluster, config, 9, print)
-    place_learner(cluster, config, RunInputs("quickstart", *[None] * 6), Path(), print, print)  # type: ignore[arg-type]
+    place_pool(cluster, config, 9)
+    place_learner(cluster, config, RunInputs("quickstart", *[None] * 6), Path(), print)  # type: ignore[arg-type]
     fractions = placement == "colocated"
     assert (made["pool"], made["recipe"]().sleeps) == (fractions, fractions)
     assert made["sent"] == (torch.bfloat16 if dtype == "bfloat16" else None)
@@ -102,50 +100,10 @@ def test_a_rollout_worker_returns_its_cache_after_a_task_if_it_shares_its_gpu(
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: events.append("empty"))
     engine: Any = SimpleNamespace(stop_token_ids=(0,), version=0, sample=lambda *_: events.append("sample"))
-    worker = RolloutWorker(lambda: engine, 1, shares_gpu)
+    worker = EngineWorker(lambda: engine, 1, shares_gpu)
     worker.start()
     worker.sample(SampleTask([[1]], 1, SamplingParams(max_new_tokens=2), 0))
     assert events == (["sample", "empty"] if shares_gpu else ["sample"])
-
-
-def test_the_first_other_version_is_named() -> None:
-    here = {"python": "3.11.7", "torch": "2.13.0"}
-    assert first_difference({"a": here, "b": dict(here)}, here) is None
-    assert first_difference({}, here) is None
-    other = first_difference({"a": here, "b": {**here, "torch": "2.12.0"}}, here)
-    assert other == "machine b has torch 2.12.0, and this machine has torch 2.13.0; install torch==2.13.0 there"
-    missing = first_difference({"c": {"python": "3.11.7"}}, here)
-    assert missing == "machine c has no torch, and this machine has torch 2.13.0; install torch==2.13.0 there"
-    assert "install Python 3.11.7 there" in str(first_difference({"d": {**here, "python": "3.12.1"}}, here))
-
-
-def test_a_tree_is_sent_once(rng: np.random.Generator) -> None:
-    """Groups come back as they were, with the same trees; after `clear` the trees are sent again."""
-    driver, rank = TreeExchange(), TreeExchange()
-    groups = [_group(rng, number) for number in range(3)]
-    first = driver.pack(groups[:2])
-    received = rank.unpack(first)
-    assert len(first.new_trees) == 2
-    assert all(ours.tree is theirs.tree for ours, theirs in zip(received, groups, strict=False))
-    apply_kl_penalty = [replace(group, reward_L=group.reward_L - 0.5) for group in received]
-    reply = rank.pack(apply_kl_penalty)
-    assert reply.new_trees == {}
-    back = driver.unpack(reply)
-    again = driver.pack([*reversed(back), groups[2]])
-    assert [*again.new_trees.values()] == [groups[2].tree]
-    for ours, theirs in zip(rank.unpack(again), [*reversed(back), groups[2]], strict=True):
-        assert ours.tree is theirs.tree
-        assert all(getattr(ours, one.name) is getattr(theirs, one.name) for one in fields(Group))
-    for end in (driver, rank):
-        end.clear()
-    assert len(driver.pack(groups).new_trees) == 3
-
-
-def _group(rng: np.random.Generator, number: int) -> Group:
-    rows = [list(rng.integers(0, 9, 3)) for _ in range(4)]
-    tree = RolloutTree.from_responses([number, 1], rows, [[-1.0] * 3 for _ in rows])
-    prompt = Prompt(f"p{number}", "text", (number, 1), "7", "math")
-    return Group(prompt, tree, rng.random(tree.num_responses) < 0.5, rng.normal(size=tree.num_responses))
 
 
 def test_a_start_of_ray_that_takes_too_long_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +113,7 @@ def test_a_start_of_ray_that_takes_too_long_is_an_error(monkeypatch: pytest.Monk
         raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr("ray.init", too_slow)
-    cluster = Cluster(ClusterShape())
+    cluster = RayCluster(ClusterSettings(nodes=1))
     with pytest.raises(UserError, match="Ray does not start: The current node timed out"):
         cluster.connect()
     cluster.close()

@@ -18,8 +18,7 @@ from worker_engines import HUNG, LARGE, Fatal, NativeInBothPrecisions, unbuildab
 from brorl.activity import Activity, Decoding
 from brorl.errors import LearnerLostError, OutOfMemoryError, WorkersLostError
 from brorl.rollout.engine import Engine
-from brorl.rollout.pool import SampledTask, SampleTask
-from brorl.rollout.pooled_engine import PooledEngine
+from brorl.rollout.pool import PooledEngine, SampledTask, SampleTask
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 from small_models import small_model

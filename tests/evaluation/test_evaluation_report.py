@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from brorl.evaluation.evaluate import EvaluationProgress
 from brorl.evaluation.report import (
     EvaluationResult,
     pass_table,
@@ -117,14 +116,6 @@ def test_sessions_on_different_machines_give_a_remark(report: EvaluationResult) 
     assert remarks(replace(report, sessions=[one, {**one, "command": ["brorl", "eval", "--ks=1"]}])) == []
     (said,) = remarks(replace(report, sessions=[one, one, {**one, "processor": "b", "threads": 4}]))
     assert said.startswith("the 3 sessions differ in processor, threads: the seconds are a mixture")
-
-
-def test_the_line_of_a_batch() -> None:
-    progress = EvaluationProgress("aime24", 16, 30, 0.2126, 12_345.6, 185.0)
-    line = "aime24  16/30 prompts  pass@1 so far 0.213  12,346 tokens/s  ETA 3m05s"
-    assert progress.line == line
-    assert replace(progress, seconds_left=7_620.0).line.endswith("ETA 2h07m")
-    assert replace(progress, seconds_left=0.0).line.endswith("ETA 0s")
 
 
 def test_the_table_shows_three_ks() -> None:

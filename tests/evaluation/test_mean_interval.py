@@ -122,7 +122,13 @@ def test_the_first_success_does_not_make_it_narrow() -> None:
 
 @pytest.mark.parametrize(
     ("a", "b", "num_prompts", "k"),
-    [(0.05, 2.0, 30, 1), (0.03, 3.0, 30, 1), (0.03, 3.0, 30, 4), (5.0, 0.1, 30, 1)],
+    [
+        (0.05, 2.0, 30, 1),
+        *(
+            pytest.param(*v, marks=pytest.mark.slow)
+            for v in ((0.03, 3.0, 30, 1), (0.03, 3.0, 30, 4), (5.0, 0.1, 30, 1))
+        ),
+    ],
 )
 def test_it_contains_the_truth_as_often_as_it_says(
     a: float, b: float, num_prompts: int, k: int, rng: np.random.Generator

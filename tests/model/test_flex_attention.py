@@ -23,12 +23,21 @@ from brorl.model.forward import choose_forward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.hook_check import check_flex
 from brorl.model.logprobs import ModelPass, chunk_logprobs, tree_logprobs
-from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
 from brorl.model.next_token import NextToken
+from brorl.model.settings import LoraSettings
 from brorl.model.tree_batch import AttentionChoice, ChunkInputs, ChunkSlice
 from brorl.tree import RolloutTree
-from small_models import assert_same_gradients, flattened_logprobs, gradients, random_tree, rollouts, small_model
+from small_models import (
+    assert_same_gradients,
+    flattened_logprobs,
+    gradients,
+    mostly_slow,
+    random_tree,
+    rollouts,
+    small_model,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -173,6 +182,7 @@ def flattened(model: PreTrainedModel, trees: list[RolloutTree], weight_K: Tensor
     return found, gradients(model)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_on_cpu")
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_log_probs_and_gradients_equal_tiles_and_the_flattened_batch(
@@ -188,6 +198,7 @@ def test_log_probs_and_gradients_equal_tiles_and_the_flattened_batch(
         assert_same_gradients(got_gradients, expected_gradients, 1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_on_cpu")
 def test_gradient_checkpointing_computes_it_again(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), max_position_embeddings=512).train()
@@ -217,13 +228,14 @@ def compiled_on_cpu(monkeypatch: pytest.MonkeyPatch) -> CompileCounterWithBacken
     return counter
 
 
+@pytest.mark.parametrize("lengths", mostly_slow([(2, 140), (2, 140, 300, 390, 520)]))
 def test_one_compiled_kernel_serves_all_lengths(
-    rng: np.random.Generator, compiled_on_cpu: CompileCounterWithBackend
+    lengths: tuple[int, ...], rng: np.random.Generator, compiled_on_cpu: CompileCounterWithBackend
 ) -> None:
     counter = compiled_on_cpu
     model = small_model(seed=int(rng.integers(1 << 30)), max_position_embeddings=1024)
     compilations = []
-    for length in (2, 140, 300, 390, 520):
+    for length in lengths:
         trees = [long_response(rng, int(rng.integers(1, 300)), length), random_tree(rng, num_rollouts=20)]
         weight_K = torch.from_numpy(rng.normal(size=sum(t.num_unique_tokens for t in trees)))
         got, got_gradients = learned(model, trees, weight_K, model_pass=FLEX)
@@ -235,6 +247,7 @@ def test_one_compiled_kernel_serves_all_lengths(
     assert compilations[-1] <= compilations[0] + 2  # sizes that were equal by chance to other sizes of the first chunk
 
 
+@pytest.mark.slow
 def test_a_process_can_have_more_kernels_than_compile_permits_by_default(
     rng: np.random.Generator, compiled_on_cpu: CompileCounterWithBackend
 ) -> None:
@@ -322,8 +335,16 @@ def failing(_attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (doubled, r"the log-probs of LlamaForCausalLM change with FlexAttention .*set engine\.attention: auto"),
-        (doubled_gradient, r"the gradients of LlamaForCausalLM change with FlexAttention"),
+        pytest.param(
+            doubled,
+            r"the log-probs of LlamaForCausalLM change with FlexAttention .*set engine\.attention: auto",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            doubled_gradient,
+            r"the gradients of LlamaForCausalLM change with FlexAttention",
+            marks=pytest.mark.slow,
+        ),
         (failing, r"FlexAttention fails with LlamaForCausalLM .*RuntimeError: no valid configuration; set engine\."),
     ],
 )
@@ -341,11 +362,12 @@ def test_a_kernel_that_fails_or_differs_is_an_error(
     assert model.training
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("backward_on_cpu")
 def test_a_wrong_gradient_of_new_adapters_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first weight of an adapter has no gradient at first, since the second one is 0."""
     model = small_model(dtype=torch.float32)
-    add_adapter(model, LoraSettings(2))
+    add_adapter(model, LoraSettings(rank=2))
     check_flex(model)
     monkeypatch.setattr(FlexAttention, "attend", doubled_gradient(FlexAttention.attend))
     with pytest.raises(UserError, match="the gradients of LlamaForCausalLM change with FlexAttention"):
@@ -353,7 +375,7 @@ def test_a_wrong_gradient_of_new_adapters_is_an_error(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("backward_on_cpu")
-@pytest.mark.parametrize("num_rollouts", [4, 16])
+@pytest.mark.parametrize("num_rollouts", mostly_slow([4, 16]))
 def test_the_memory_plan_is_near_what_autograd_keeps(num_rollouts: int, rng: np.random.Generator) -> None:
     model = small_model(num_hidden_layers=6, hidden_size=64, intermediate_size=192, dtype=torch.float32)
     responses = rng.integers(0, 17, (num_rollouts, 64)).tolist()

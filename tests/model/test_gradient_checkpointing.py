@@ -11,7 +11,7 @@ from brorl.model.logprobs import chunk_logprobs, tree_logprobs
 from brorl.model.next_token import NextToken
 from brorl.model.tree_attention import prefill, tree_attention
 from brorl.tree import RolloutTree
-from small_models import ARCHITECTURES, assert_same_gradients, gradients, random_tree, small_model
+from small_models import ARCHITECTURES, assert_same_gradients, gradients, mostly_slow, random_tree, small_model
 
 
 def parts_gradient(model: PreTrainedModel, trees: list[RolloutTree], weight_K: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -28,8 +28,8 @@ def whole_gradient(model: PreTrainedModel, trees: list[RolloutTree], weight_K: t
     return gradients(model)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("gradient_of", [parts_gradient, whole_gradient])
+@pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
+@pytest.mark.parametrize("gradient_of", mostly_slow([parts_gradient, whole_gradient]))
 def test_gradients_are_those_without_checkpointing(
     architecture: str, gradient_of: object, rng: np.random.Generator
 ) -> None:

@@ -14,13 +14,14 @@ from small_models import (
     assert_same_gradients,
     flattened_logprobs,
     gradients,
+    mostly_slow,
     random_tree,
     rollouts,
     small_model,
 )
 
 EOS = 0
-every_architecture = pytest.mark.parametrize("architecture", ARCHITECTURES)
+every_architecture = pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
 every_size = pytest.mark.parametrize("max_nodes", [1, 4, 30, None])
 
 

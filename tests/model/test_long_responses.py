@@ -25,9 +25,10 @@ from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.forward import choose_forward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, tree_logprobs
-from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.lora import add_adapter
 from brorl.model.next_token import NextToken
 from brorl.model.row_logits import embeds_last
+from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import PromptCache
 from brorl.model.tree_batch import ChunkSlice, TreeBatch
 from brorl.tree import RolloutTree
@@ -35,6 +36,7 @@ from small_models import (
     ARCHITECTURES,
     assert_same_gradients,
     gradients,
+    mostly_slow,
     random_tree,
     small_model,
 )
@@ -102,7 +104,7 @@ def flattened(
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", mostly_slow(ARCHITECTURES))
 @pytest.mark.parametrize("max_nodes", [6, None])
 def test_blocks_and_tiles_equal_the_flattened_batch(
     architecture: str, max_nodes: int | None, rng: np.random.Generator
@@ -149,7 +151,7 @@ def frozen_embeddings(model: PreTrainedModel) -> None:
 
 
 def adapter_on_the_head(model: PreTrainedModel) -> None:
-    add_adapter(model, LoraSettings(2, target_modules=("lm_head", "q_proj")))
+    add_adapter(model, LoraSettings(rank=2, target_modules=("lm_head", "q_proj")))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:

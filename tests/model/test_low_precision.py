@@ -9,7 +9,7 @@ import torch
 from brorl.model.hook_check import check_hooks
 from brorl.model.load import load_model
 from brorl.model.logprobs import tree_logprobs
-from brorl.model.lora import LoraSettings
+from brorl.model.settings import LoraSettings
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from small_models import ARCHITECTURES, small_model
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("lora", [None, LoraSettings(4)])
+@pytest.mark.parametrize("lora", [None, LoraSettings(rank=4)])
 def test_a_bfloat16_sampler_agrees_with_the_float32_learner(
     architecture: str, lora: LoraSettings | None, tmp_path: Path, rng: np.random.Generator
 ) -> None:

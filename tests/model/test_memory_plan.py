@@ -14,7 +14,7 @@ from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.kv_shape import kv_shapes
 from brorl.model.logprobs import chunk_logprobs
-from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import (
     MemoryLine,
     MemoryPlan,
@@ -25,6 +25,7 @@ from brorl.model.memory_plan import (
     check,
     plan_memory,
 )
+from brorl.model.settings import LoraSettings
 from brorl.rollout.native.cache import RowCache
 from brorl.tree import RolloutTree
 from small_models import small_model
@@ -43,7 +44,9 @@ def bytes_of(tensors: object) -> int:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])  # with and without a head dimension of its own
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("lora", [None, LoraSettings(3), LoraSettings(2, target_modules=("q_proj", "down_proj"))])
+@pytest.mark.parametrize(
+    "lora", [None, LoraSettings(rank=3), LoraSettings(rank=2, target_modules=("q_proj", "down_proj"))]
+)
 def test_what_is_kept_is_counted_exactly(architecture: str, dtype: str, lora: LoraSettings | None) -> None:
     """Weights, gradients and moments of a real model after an AdamW step, tied embeddings counted once."""
     trained_dtype = torch.float32 if dtype == "bfloat16" and lora is None else DTYPES[dtype]
@@ -177,6 +180,7 @@ def test_512_responses_of_16k_tokens_fit_on_one_device_and_errors_name_the_setti
     assert "engine.gradient_checkpointing" in warning
 
 
+@pytest.mark.slow
 def test_the_learners_memory_grows_with_the_length_and_not_with_its_square() -> None:
     """Twice the tokens never take more than twice the memory, once logits and attention weights are at their limits."""
     settings = MemorySettings("bfloat16", 1 << 30, gradient_checkpointing=True)

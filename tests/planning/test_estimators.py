@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.integrate import quad
 from test_plan_report import report, row
 
-from brorl.config.loss import AdvantageConfig
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.planning.estimators import EstimatorGuide, K
 from brorl.planning.recommendation import RolloutPlan
 from brorl.theory.pass_rates import PassRates
@@ -84,7 +84,7 @@ def test_no_choice_where_no_group_is_large_enough() -> None:
 
 
 def test_k_is_the_default_of_the_setting() -> None:
-    assert AdvantageConfig().k == K
+    assert AdvantageSettings().k == K
 
 
 @pytest.mark.parametrize("own", ["reinforce_pp_baseline", "grpo", "rloo", "maxrl", "pass_at_k", "power", "phases"])

@@ -11,17 +11,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import brorl.planning.pilot_gradients as gradients_module
+import brorl.planning.gradient_noise as gradients_module
 import brorl.planning.step_timing as timing_module
 from brorl.algorithms import advantages
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.model.next_token import NextToken
 from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
-from brorl.planning.gradient_noise import NoiseMoments, noise_moments
+from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
 from brorl.planning.pilot import PilotParts, sample
 from brorl.planning.pilot_counts import PilotCounts
-from brorl.planning.pilot_gradients import gradient_products, prompt_gradient
 from brorl.planning.step_cost import mean_rounds
 from brorl.planning.step_timing import NoMixedGroupError, measure, timing_sizes
 from brorl.planning.tree_growth import tree_growth
@@ -170,6 +169,7 @@ class Tabular:
         return NoiseMoments(*map(np.array, (off / (num * (num - 1)), np.trace(products) / num, np.mean(within))))
 
 
+@pytest.mark.slow
 def test_moments_are_those_of_all_responses_there_are(rng: np.random.Generator) -> None:
     model = small_model(vocab_size=4, seed=int(rng.integers(1 << 30)), num_hidden_layers=1, hidden_size=8,
                         intermediate_size=8, scale=0.1)  # fmt: skip
@@ -329,9 +329,9 @@ def test_rounds_are_those_of_the_collector(rng: np.random.Generator) -> None:
     rounds, sampled = [], 0
     for step in range(steps):
         before = engine.rounds
-        collected = collector.next_groups(step).sampled
+        batch = collector.next_batch(step)
         rounds.append(engine.rounds - before)
-        sampled += len(collected.groups)
+        sampled += len(batch.sampled_groups)
     error = np.std(rounds) / np.sqrt(steps) + np.std(rounds) / np.sqrt(64 * 24)
     assert abs(np.mean(rounds) - mean_rounds(fraction, per_step)) < 5 * error
     assert sampled / steps == pytest.approx(per_step / fraction, rel=0.15)

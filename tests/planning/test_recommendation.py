@@ -112,6 +112,7 @@ def test_shares_never_fall_with_n(rng: np.random.Generator) -> None:
         assert found.mixed.max() <= 1
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_truth(rng: np.random.Generator) -> None:
     """Nominal 95%; in simulations 86% to 99%, the least where the fraction is near 1 (docs/explanation/planning.md).
 
@@ -181,6 +182,7 @@ def test_a_replicate_without_noise_in_the_best_counts_against_the_others() -> No
     assert tied == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_pilot_that_can_tell_little_does_not_argue_for_the_largest_n(rng: np.random.Generator) -> None:
     costly, tempting = cost(per_node=0.0, per_sampled=1e-3), 0
     for _ in range(100):  # a third of such pilots tie an N that is much worse with the best

@@ -52,8 +52,6 @@ def test_a_step_adds_up_its_phases(rng: np.random.Generator) -> None:
     for name, value in truth.items():
         assert seconds[name] == pytest.approx(value(step) * per_step[name], rel=1e-6)
     assert seconds["total"] == pytest.approx(sum(seconds[n] for n in per_step))
-    with pytest.raises(ValueError, match="not a phase"):
-        step.features("sleeping")
 
 
 def test_rounds_of_refill() -> None:

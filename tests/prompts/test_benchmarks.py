@@ -14,7 +14,8 @@ from brorl.errors import UserError
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark, reference_answer
 from brorl.prompts.boxed import last_box
 from brorl.prompts.layouts.table import LAYOUTS
-from brorl.prompts.rendering import TEMPLATES, PromptFormat
+from brorl.prompts.rendering import TEMPLATES
+from brorl.prompts.settings import PromptFormat
 
 ROWS: Mapping[str, tuple[str, dict[str, Any], str, str]] = {  # case: benchmark, row, question, reference
     "HuggingFaceH4/aime_2024": (
@@ -193,5 +194,5 @@ def test_the_last_box_is_found_whatever_is_nested_in_it(rng: np.random.Generator
 
 
 def test_the_template_asks_for_what_the_verifier_looks_for() -> None:
-    asked = PromptFormat(TEMPLATES["math"]).fill("What is 1 + 1?", "math")
+    asked = PromptFormat(template=TEMPLATES["math"]).fill("What is 1 + 1?", "math")
     assert asked == "What is 1 + 1?\n\nPlease reason step by step, and put your final answer within \\boxed{}."

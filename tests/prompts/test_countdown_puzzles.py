@@ -24,7 +24,8 @@ from brorl.prompts.countdown import (
 )
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
-from brorl.prompts.rendering import PromptFormat, render
+from brorl.prompts.rendering import render
+from brorl.prompts.settings import PromptFormat
 
 
 def brute_force_values(numbers: tuple[int, ...]) -> set[Fraction]:

@@ -14,9 +14,10 @@ from pyarrow import parquet
 
 from brorl.errors import UserError
 from brorl.prompts.benchmarks import BENCHMARKS
-from brorl.prompts.files import CONTRADICTION, FileSource, SourceReading, read_source
+from brorl.prompts.files import CONTRADICTION, SourceReading, read_source
 from brorl.prompts.layouts.layout import Dropped, Fields, Layout
 from brorl.prompts.layouts.table import LAYOUTS, layouts_of
+from brorl.prompts.settings import FileSource
 
 # Rows in the shape of the public data sets. Each has a question and its reference, or the reason why it is dropped.
 EURUS = [
@@ -144,8 +145,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
     return str(path)
 
 
-def read(path: str, layout: str, **settings: Any) -> SourceReading:
-    return read_source(FileSource(path, "mine", layout=layout, **settings))
+def read(path: str, layout: str, seed: int = 0, **settings: Any) -> SourceReading:
+    return read_source(FileSource(path=path, name="mine", layout=layout, **settings), seed)
 
 
 def refusal(path: str, layout: str) -> str:
@@ -287,7 +288,7 @@ def test_data_of_which_no_row_is_left_lists_the_reasons(tmp_path: Path) -> None:
 )
 def test_settings_that_contradict_a_layout(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        FileSource("p.jsonl", "s", **settings)
+        FileSource(path="p.jsonl", name="s", **settings)
 
 
 def test_columns_of_a_known_data_set_suggest_its_layout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -296,4 +297,6 @@ def test_columns_of_a_known_data_set_suggest_its_layout(monkeypatch: pytest.Monk
     folder.mkdir(parents=True)
     write(folder / "deepscaler.json", [{"problem": "x", "answer": "1", "solution": ""}])
     with pytest.raises(UserError, match=r"no column 'prompt' .*; set data.sources\[\].layout: deepscaler, which reads"):
-        read_source(FileSource("agentica-org/DeepScaleR-Preview-Dataset", "s"))
+        read_source(
+            FileSource(path="x", name="s").model_copy(update={"path": "agentica-org/DeepScaleR-Preview-Dataset"})
+        )

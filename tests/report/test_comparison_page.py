@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from brorl.comparison.next_command import NextCommand
-from brorl.comparison.report import text_of
 from brorl.comparison.results import results_of
 from brorl.comparison.tables import tables_of
-from brorl.comparison.text import match_words
+from brorl.comparison.text import NextCommand, match_words, text_of
 from brorl.reporting.page.comparison import comparison_page
 from comparison.comparisons import synthetic
 

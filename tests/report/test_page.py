@@ -389,7 +389,7 @@ def test_evaluations_on_the_page_are_the_first_the_best_and_the_last(tmp_path: P
     prompts = [group.prompt for group in random_step(rng, 3, 2).groups[:2]]
     stored = {step: held_out_answers(rng, prompts, 12) for step in scores}
     for step, answers in stored.items():
-        RunDirectory(run).write_evaluation(step, answers.groups, answers.verdicts, answers.texts)
+        RunDirectory(run).write_responses("evaluations", step, answers.groups, answers.verdicts, answers.texts)
     chosen = choose_evaluations(read_run(run), 1_000_000)
     assert [step.step for step in chosen.steps] == [0, 2, 4]
     for step in chosen.steps:
@@ -473,7 +473,7 @@ def test_tokens_are_named_by_the_saved_tokenizer(tmp_path: Path) -> None:
         ({}, "is not a run directory"),
         ({"config.yaml": "steps: 1\n"}, "holds no metrics yet"),
         ({"metrics.jsonl": '{"step": 0}\n{"step"\n'}, "metrics.jsonl line 2 is not JSON"),
-        ({"metrics.jsonl": "[1]\n"}, "metrics.jsonl line 1 is not a line of a run's metrics"),
+        ({"metrics.jsonl": "[1]\n"}, "metrics.jsonl line 1 is not a line of metrics"),
         ({"metrics.jsonl": '{"step": 0}\n', "config.yaml": "a: [\n"}, "config.yaml is not YAML"),
         ({"metrics.jsonl": '{"step": 0}\n', "env.json": "{"}, "env.json is not JSON"),
     ],

@@ -108,7 +108,7 @@ def test_nothing_acts_on_the_terminal(run: Run) -> None:
 def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
     path, _ = run
     step = random_step(rng, 60, 12, long=500)
-    RunDirectory(path).write_rollouts(50, step.groups, step.verdicts, step.texts)
+    RunDirectory(path).write_responses("rollouts", 50, step.groups, step.verdicts, step.texts)
     lines = shown(path).splitlines()
     table = [line for line in lines if re.match(r" *\d+ +\d+/\d+ ", line)]
     assert len(table) == MOST_PROMPTS
@@ -119,7 +119,7 @@ def test_tables_fit_a_terminal(run: Run, rng: np.random.Generator) -> None:
 
 def test_the_list_shows_questions_without_what_stands_around_them(tmp_path: Path, rng: np.random.Generator) -> None:
     step = random_step(rng, 3, 8)
-    RunDirectory(tmp_path).write_rollouts(1, step.groups, step.verdicts, step.texts)
+    RunDirectory(tmp_path).write_responses("rollouts", 1, step.groups, step.verdicts, step.texts)
     (tmp_path / "config.yaml").touch()
     listed, _, responses = shown(tmp_path, width=300).partition("\nprompt ")
     for group in step.groups:
@@ -131,7 +131,7 @@ def test_the_list_shows_questions_without_what_stands_around_them(tmp_path: Path
 def test_kinds_that_do_not_occur(tmp_path: Path, rng: np.random.Generator) -> None:
     step = random_step(rng, 2, 8)
     verdicts = [[replace(v, correct=False) for v in vs] for vs in step.verdicts]
-    RunDirectory(tmp_path).write_rollouts(1, step.groups, verdicts, step.texts)
+    RunDirectory(tmp_path).write_responses("rollouts", 1, step.groups, verdicts, step.texts)
     (tmp_path / "config.yaml").touch()
     assert "no prompt of this step has correct responses" in shown(tmp_path, kind="right")
     assert "no correct responses" in shown(tmp_path, prompt="2", kind="right")
@@ -160,7 +160,7 @@ def test_what_is_not_there_is_named_with_what_is(run: Run, tmp_path: Path) -> No
 def test_the_responses_to_held_out_prompts(run: Run, rng: np.random.Generator) -> None:
     path, _ = run
     answers = held_out_answers(rng, [group.prompt for group in random_step(rng, 2, 2).groups], 30)
-    RunDirectory(path).write_evaluation(3, answers.groups, answers.verdicts, answers.texts)
+    RunDirectory(path).write_responses("evaluations", 3, answers.groups, answers.verdicts, answers.texts)
     found = find_samples(path, step=3, held_out=True)
     assert [row.num_correct for row in found.rows] == [group.num_correct for group in answers.groups]
     assert [row.prompt_id for row in found.rows] == [group.prompt.id for group in answers.groups]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from brorl.activity import Activity, Decoding
 from brorl.rollout.native.engine import NativeEngine
-from brorl.rollout.pool import SampledTask, SampleTask
-from brorl.rollout.pooled_engine import PooledEngine
+from brorl.rollout.pool import PooledEngine, SampledTask, SampleTask
 from brorl.sampling import SamplingParams
 from small_models import small_model
 
@@ -116,8 +115,6 @@ def test_an_observer_that_raises_discards_the_rest(rng: np.random.Generator) -> 
     assert all(a.finished <= b.finished and b.rollouts == 36 for a, b in pairwise(reports))
 
 
-def test_a_task_has_prompts(rng: np.random.Generator) -> None:
-    with pytest.raises(ValueError, match="prompts_per_task must be 1 or more, got 0"):
-        PooledEngine(local_pool(rng), 0)
+def test_there_is_one_number_of_rollouts_for_each_prompt(rng: np.random.Generator) -> None:
     with pytest.raises(ValueError, match="3 numbers of rollouts for 2 prompts"):
         PooledEngine(local_pool(rng)).sample([[1], [2]], [1, 2, 3], _SAMPLING, seed=0)

@@ -77,7 +77,6 @@ def state_after(step: int) -> TrainerState:
         waited,
         old_logprob_M=chance.normal(size=waited.tree.num_unique_tokens),
         version=step,
-        class_L=chance.integers(-1, 4, waited.tree.num_responses),
     )
     return TrainerState(step, learner, stream, (group(step), waited), schedule)
 
@@ -147,8 +146,6 @@ def test_state_comes_back_exactly(tmp_path: Path, model: LlamaForCausalLM, token
     assert fresh is None
     assert waited is not None
     assert waited.tobytes() == state.carried[1].old_logprob_M.tobytes()
-    assert restored.carried[0].class_L is None
-    assert_identical(torch.tensor(restored.carried[1].class_L), torch.tensor(state.carried[1].class_L))
 
 
 def test_keeps_the_newest(tmp_path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase) -> None:

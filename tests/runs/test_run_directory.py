@@ -49,7 +49,7 @@ def test_metrics_are_read_back_and_a_torn_last_line_is_not(tmp_path: Path) -> No
 
 def test_rollouts_read_back_equal_the_tree(tmp_path: Path) -> None:
     group, verdicts, texts = stored_group()
-    RunDirectory(tmp_path).write_rollouts(12, [group], [verdicts], [texts])
+    RunDirectory(tmp_path).write_responses("rollouts", 12, [group], [verdicts], [texts])
     assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step-000012.parquet"]
     rows = pq.read_table(tmp_path / "rollouts/step-000012.parquet").to_pylist()
     paths = [(5, 1), (5, 6, 1), (6, 6, 6, 6)]
@@ -78,7 +78,7 @@ def test_a_long_reference_is_not_repeated_in_every_row(tmp_path: Path, rng: np.r
     for place, length in enumerate((2_000, 1_000_000, 1_000_000)):
         reference = "".join(map(chr, rng.integers(97, 123, length)))
         prompt = replace(group.prompt, reference=reference)
-        directory.write_rollouts(place, [replace(group, prompt=prompt)], [verdicts], [texts])
+        directory.write_responses("rollouts", place, [replace(group, prompt=prompt)], [verdicts], [texts])
         directory.write_held_out([prompt])
         rows = pq.read_table(tmp_path / f"rollouts/step-{place:06d}.parquet").to_pylist()
         (held_out,) = directory.read_held_out()
@@ -96,8 +96,8 @@ def test_a_long_reference_is_not_repeated_in_every_row(tmp_path: Path, rng: np.r
 def test_evaluations_are_stored_as_rollouts_are(tmp_path: Path) -> None:
     group, verdicts, texts = stored_group()
     directory = RunDirectory(tmp_path)
-    directory.write_rollouts(12, [group], [verdicts], [texts])
-    directory.write_evaluation(12, [group], [verdicts], [texts])
+    directory.write_responses("rollouts", 12, [group], [verdicts], [texts])
+    directory.write_responses("evaluations", 12, [group], [verdicts], [texts])
     rollouts, evaluation = (
         pq.read_table(tmp_path / f"{name}/step-000012.parquet") for name in ("rollouts", "evaluations")
     )
@@ -105,7 +105,7 @@ def test_evaluations_are_stored_as_rollouts_are(tmp_path: Path) -> None:
 
 
 def test_a_step_that_sampled_nothing_stores_an_empty_table(tmp_path: Path) -> None:
-    RunDirectory(tmp_path).write_rollouts(1, [], [], [])
+    RunDirectory(tmp_path).write_responses("rollouts", 1, [], [], [])
     table = pq.read_table(tmp_path / "rollouts/step-000001.parquet")
     assert table.num_rows == 0
     assert "token_ids" in table.column_names
@@ -116,9 +116,9 @@ def test_rewind_removes_what_came_after(tmp_path: Path) -> None:
     group, verdicts, texts = stored_group()
     for step in range(5):
         directory.append_metrics({"step": step, "x": 0.1})
-        directory.write_rollouts(step, [group], [verdicts], [texts])
+        directory.write_responses("rollouts", step, [group], [verdicts], [texts])
         if step % 2 == 0:
-            directory.write_evaluation(step, [group], [verdicts], [texts])
+            directory.write_responses("evaluations", step, [group], [verdicts], [texts])
     with directory.metrics_file.open("a") as file:
         file.write('{"step": 5')
     for folder in ("rollouts", "evaluations"):
@@ -152,7 +152,7 @@ def test_what_cannot_be_written_is_a_storage_error_that_names_the_file(tmp_path:
         directory.append_metrics({"step": 0})
     directory.rollouts.write_text("a file")
     with pytest.raises(StorageError, match=r"could not write .*rollouts"):
-        directory.write_rollouts(1, [], [], [])
+        directory.write_responses("rollouts", 1, [], [], [])
     (tmp_path / "env.json").mkdir()
     with pytest.raises(StorageError, match=r"could not write .*env\.json"):
         directory.write_environment()

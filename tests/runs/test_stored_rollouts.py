@@ -19,7 +19,7 @@ STEP = 7
 @pytest.fixture
 def stored(tmp_path: Path, rng: np.random.Generator) -> Stored:
     made = random_step(rng, num_groups=5, num_rollouts=20)
-    RunDirectory(tmp_path).write_rollouts(STEP, made.groups, made.verdicts, made.texts)
+    RunDirectory(tmp_path).write_responses("rollouts", STEP, made.groups, made.verdicts, made.texts)
     return made
 
 
@@ -69,7 +69,7 @@ def test_steps_are_those_with_a_whole_file(tmp_path: Path) -> None:
 
 
 def test_a_step_that_sampled_nothing_has_no_groups(tmp_path: Path) -> None:
-    RunDirectory(tmp_path).write_rollouts(3, [], [], [])
+    RunDirectory(tmp_path).write_responses("rollouts", 3, [], [], [])
     assert list(read_groups(tmp_path, 3)) == []
 
 
@@ -95,7 +95,7 @@ def _reversed(table: pa.Table) -> pa.Table:
 def test_a_damaged_table_is_refused(tmp_path: Path, rng: np.random.Generator, harm, said: str) -> None:  # type: ignore[no-untyped-def]
     made = random_step(rng, num_groups=1, num_rollouts=40)
     assert made.groups[0].tree.num_responses > 2
-    RunDirectory(tmp_path).write_rollouts(STEP, made.groups, made.verdicts, made.texts)
+    RunDirectory(tmp_path).write_responses("rollouts", STEP, made.groups, made.verdicts, made.texts)
     file = tmp_path / "rollouts" / f"step-{STEP:06d}.parquet"
     pq.write_table(harm(pq.read_table(file)), file)
     with pytest.raises(UserError, match=said) as error:

@@ -76,7 +76,7 @@ def learning(num_layers: int, attention: AttentionChoice) -> dict[str, float]:
         nodes = TOKENS * 8 // num_chunks
         forward = TreeForward(model_pass=ModelPass(attention))
         learner = TreeLearner(model_of(num_layers), LearnerSettings(1e-3, max_nodes=nodes, forward=forward))
-        return counted(lambda: learner.step([group], [correct_L - 0.5], seed=0))
+        return counted(lambda: learner.learn([group], lambda _: [correct_L - 0.5], seed=0))
 
     return of_one(learned(2), learned(8), 6)
 

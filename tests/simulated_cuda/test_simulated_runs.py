@@ -60,7 +60,7 @@ VARIANTS = {
     "reference on the host": ("--kl.coefficient=0.01", "--reference.offload=true"),
     "flat path": ("--engine.forward=flat",),
     "tiles": ("--engine.attention=tiled", "--engine.gradient_checkpointing=true"),
-    "systematic": ("--sampling.scheme=systematic", "--sampling.temperature=0.9", "--sampling.top_p=0.9"),
+    "truncated sampling": ("--sampling.temperature=0.9", "--sampling.top_p=0.9"),
 }
 
 

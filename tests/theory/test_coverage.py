@@ -1,6 +1,6 @@
 """Sampled and unsampled mass against a model whose responses are all listed, and every draw of N enumerated."""
 
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import pytest
@@ -78,33 +78,6 @@ def test_estimates_have_the_right_mean_over_all_draws(model: ExactModel, verdict
     expected = [p[right].sum(), (p * missed)[right].sum(), (p**2 * missed)[right].sum(), (p**2 * missed)[~right].sum()]
     np.testing.assert_allclose(means, expected, rtol=1e-9, atol=1e-14)
     np.testing.assert_allclose(curve, [(p * (1 - p) ** n)[right].sum() for n in other], rtol=1e-9, atol=1e-14)
-
-
-@pytest.mark.parametrize("num_rollouts", [1, 3, 8])
-def test_estimates_from_systematic_rollouts_have_the_right_mean(rng: np.random.Generator, num_rollouts: int) -> None:
-    """One offset places all points: every response gets N p rollouts, rounded up or down, as at each node of a tree."""
-    model = ExactModel.random(rng, vocabulary=3, max_length=3, concentration=0.6)
-    responses, p = zip(*model.responses(), strict=True)
-    verdicts = {r: bool(rng.random() < 0.5) for r in responses}
-    edges = np.cumsum(p) * num_rollouts
-    breaks = np.unique(np.concatenate([[0.0, 1.0], edges % 1]))  # between them the draw does not depend on the offset
-    other = (1, 3, 9)
-    means, curve = np.zeros(4), np.zeros(len(other))
-    for low, high in pairwise(breaks):
-        points = (np.arange(num_rollouts) + (low + high) / 2) / num_rollouts
-        drawn = [responses[min(i, len(p) - 1)] for i in np.searchsorted(np.cumsum(p), points)]
-        tree = model.tree(drawn)
-        correct_L = correct(tree, verdicts)
-        m = measure_coverage(tree, correct_L, "systematic")
-        means += (high - low) * np.array([m.q_pos, m.unsampled_correct, m.u_pos_2, m.u_neg_2])
-        curve += (high - low) * unsampled_correct_at(tree, correct_L, other, "systematic")
-
-    mass, right = np.array(p), np.array([verdicts[r] for r in responses])
-    missed = np.maximum(0, 1 - num_rollouts * mass)
-    expected = [mass[right].sum(), *((mass**k * missed)[w].sum() for k, w in ((1, right), (2, right), (2, ~right)))]
-    np.testing.assert_allclose(means, expected, rtol=1e-8, atol=1e-11)
-    expected_curve = [(mass * np.maximum(0, 1 - n * mass))[right].sum() for n in other]
-    np.testing.assert_allclose(curve, expected_curve, rtol=1e-8, atol=1e-11)
 
 
 def test_a_fresh_rollout_leaves_the_tree_where_the_next_token_mass_is_missing(rng: np.random.Generator) -> None:

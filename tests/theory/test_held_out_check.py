@@ -89,6 +89,7 @@ def hits(rng: np.random.Generator, models: list, rollouts: int, draws: int) -> t
     )
 
 
+@pytest.mark.slow
 def test_intervals_over_many_prompts_hold_the_truth_as_often_as_they_say(rng: np.random.Generator) -> None:
     models = [exact(rng, vocabulary=5, length=2, size=0.3) for _ in range(48)]
     change, fraction = hits(rng, models, rollouts=8, draws=500)

@@ -1,7 +1,7 @@
 """Mass balance against autograd softmax steps, exact fractions, and enumeration of all draws."""
 
 from collections.abc import Callable
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import product
@@ -79,7 +79,7 @@ def correct_mass_change(p: np.ndarray, correct: np.ndarray, step: np.ndarray) ->
 
 def test_terms_are_the_shares_of_an_autograd_step(rng: np.random.Generator) -> None:
     """Each term is its outcomes' part of gradient . step; the parts of all outcomes are the first-order change."""
-    for _ in range(300):
+    for _ in range(150):
         case = random_case(rng)
         p, correct, sampled, settings = case
         step, gradient = autograd_step(case)
@@ -93,7 +93,7 @@ def test_terms_are_the_shares_of_an_autograd_step(rng: np.random.Generator) -> N
         assert balance.unsampled_term == pytest.approx((gradient * step)[~sampled].sum(), **close)
         assert balance.total == pytest.approx(gradient @ step, **close)
         np.testing.assert_allclose(surrogate_step(p, correct, sampled, **settings), step, rtol=1e-9, atol=floor)
-        assert pooled_change(Outcomes.of(p, correct), step).first_order == pytest.approx(balance.total, **close)
+        assert pooled_change(Outcomes.of(p, correct), step)[0] == pytest.approx(balance.total, **close)
 
 
 def test_ratio_to_autograd_is_one_where_autograd_is_accurate(rng: np.random.Generator) -> None:
@@ -131,7 +131,7 @@ def exact_parts(case: Case) -> dict[str, Fraction]:
 
 def test_fields_and_total_equal_exact_fractions_however_skewed(rng: np.random.Generator) -> None:
     """Here nothing rounds in the reference, so a nearly certain outcome is held to the same digits."""
-    for _ in range(100):
+    for _ in range(30):
         case = random_case(rng)
         balance, exact = balance_of(case.p, case.correct, case.sampled, **case.settings), exact_parts(case)
         terms = (balance.sampled_correct_term, balance.sampled_wrong_term, balance.unsampled_term)
@@ -176,13 +176,13 @@ def test_bounds_hold_at_any_step_size(rng: np.random.Generator) -> None:
         step = surrogate_step(p, correct, sampled, **settings)
         error = abs(correct_mass_change(p, correct, step) - balance.total)
         assert error <= balance.remainder_bound + 1e-13 * (1 + abs(balance.total))
-        change = pooled_change(Outcomes.of(p, correct), step)
-        assert change.remainder_bound <= balance.remainder_bound * (1 + 1e-12) + 1e-300
+        _, bound = pooled_change(Outcomes.of(p, correct), step)
+        assert bound <= balance.remainder_bound * (1 + 1e-12) + 1e-300
         step = rng.normal(size=p.size) * 10 ** rng.uniform(-3, 1)
-        change = pooled_change(Outcomes.of(p, correct), step)
-        error = abs(correct_mass_change(p, correct, step) - change.first_order)
-        assert error <= change.remainder_bound + 1e-13
-        tightest = max(tightest, error / change.remainder_bound)
+        change, bound = pooled_change(Outcomes.of(p, correct), step)
+        error = abs(correct_mass_change(p, correct, step) - change)
+        assert error <= bound + 1e-13
+        tightest = max(tightest, error / bound)
     assert tightest < 1
 
 
@@ -195,14 +195,14 @@ def test_bounds_are_the_stated_formulas(rng: np.random.Generator) -> None:
         assert balance_of(p, correct, sampled, **settings).remainder_bound == pytest.approx(bound, rel=1e-12, abs=0)
         step = rng.normal(size=p.size)
         bound = (max(step) - min(step)) ** 2 / 8
-        assert pooled_change(Outcomes.of(p, correct), step).remainder_bound == pytest.approx(bound, rel=1e-12, abs=0)
+        assert pooled_change(Outcomes.of(p, correct), step)[1] == pytest.approx(bound, rel=1e-12, abs=0)
 
 
 def test_a_constant_added_to_the_logits_changes_nothing(rng: np.random.Generator) -> None:
     p, correct, *_ = random_case(rng, skew=(1.0,))
     step = np.round(rng.normal(size=p.size), 3)
     plain, lifted = pooled_change(Outcomes.of(p, correct), step), pooled_change(Outcomes.of(p, correct), step + 1e6)
-    np.testing.assert_allclose(astuple(lifted), astuple(plain), rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(lifted, plain, rtol=1e-8, atol=1e-9)
 
 
 def test_sampled_terms_are_never_negative_and_the_unsampled_one_can_be(rng: np.random.Generator) -> None:
@@ -309,12 +309,11 @@ def test_expected_unsampled_square_equals_enumeration(rng: np.random.Generator, 
     for skew in (0.2, 1.0):
         p, correct = rng.dirichlet(np.full(size, skew)), np.arange(size) < rng.integers(0, size + 1)
         draws = enumerate_draws(p, num_rollouts)
-        found = expected_unsampled_square(Outcomes.of(p, correct), num_rollouts)
+        in_correct, in_wrong = expected_unsampled_square(Outcomes.of(p, correct), num_rollouts)
         expected = sum(chance * sum(p[~sampled & correct] ** 2) for chance, sampled in draws)
-        assert found.correct == pytest.approx(expected, rel=1e-11, abs=1e-15)
+        assert in_correct == pytest.approx(expected, rel=1e-11, abs=1e-15)
         expected = sum(chance * sum(p[~sampled & ~correct] ** 2) for chance, sampled in draws)
-        assert found.wrong == pytest.approx(expected, rel=1e-11, abs=1e-15)
-        assert found.total == found.correct + found.wrong
+        assert in_wrong == pytest.approx(expected, rel=1e-11, abs=1e-15)
         totals = [balance_of(p, correct, sampled, num_rollouts=num_rollouts).total for _, sampled in draws]
         assert sum(chance * total for (chance, _), total in zip(draws, totals, strict=True)) >= -1e-16
 
@@ -323,7 +322,7 @@ def test_expected_unsampled_square_equals_monte_carlo(rng: np.random.Generator) 
     p, correct = rng.dirichlet(np.full(30, 0.7)), np.arange(30) < 15
     missed_RV = rng.multinomial(24, p, size=40_000) == 0
     found = expected_unsampled_square(Outcomes.of(p, correct), 24)
-    for mask, value in ((correct, found.correct), (~correct, found.wrong)):
+    for mask, value in zip((correct, ~correct), found, strict=True):
         squares_R = missed_RV @ (p**2 * mask)
         assert value == pytest.approx(squares_R.mean(), abs=6 * squares_R.std() / np.sqrt(squares_R.size))
 
@@ -334,8 +333,8 @@ def test_expected_unsampled_square_keeps_its_digits_where_p_is_tiny_and_N_huge()
         small = Decimal(float(p[1])) / sum(Decimal(float(x)) for x in p)
         expected = float(small**2 * (1 - small) ** num_rollouts)
     found = expected_unsampled_square(Outcomes.of(p, np.array([False, True])), num_rollouts)
-    assert found.correct == pytest.approx(expected, rel=1e-9, abs=0)
-    assert expected_unsampled_square(Outcomes.of([1.0, 0.0], np.array([True, False])), 7).total == 0
+    assert found[0] == pytest.approx(expected, rel=1e-9, abs=0)
+    assert expected_unsampled_square(Outcomes.of([1.0, 0.0], np.array([True, False])), 7) == (0, 0)
 
 
 def test_sufficient_number_is_the_stated_one_and_is_sufficient_in_the_mean(rng: np.random.Generator) -> None:
@@ -366,22 +365,6 @@ def test_no_number_is_sufficient_where_all_or_nothing_is_correct(p: list[float],
     assert not isfinite(found)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_tensors_of_any_type_are_taken(rng: np.random.Generator, dtype: torch.dtype) -> None:
-    _, _, _, settings = random_case(rng)
-    logits = torch.tensor(rng.normal(size=40))
-    p = torch.softmax(logits, 0).to(dtype).requires_grad_()
-    correct, sampled = torch.arange(40) % 3 == 0, torch.arange(40) % 2 == 0
-    exact = p.detach().double().numpy()
-    expected = balance_of(exact / exact.sum(), correct.numpy(), sampled.numpy(), **settings)
-    found = balance_of(p, correct, sampled, **settings)
-    np.testing.assert_allclose(astuple(found), astuple(expected), rtol=1e-9, atol=1e-14 * settings["learning_rate"])
-    assert found.q_pos + found.q_neg == pytest.approx(1, abs=1e-14)
-    assert all(type(value) is float for value in astuple(found))
-    step = surrogate_step(exact, correct.numpy(), sampled.numpy(), **settings)
-    assert pooled_change(Outcomes.of(p, correct), torch.tensor(step)) == pooled_change(Outcomes.of(p, correct), step)
-
-
 def test_the_sum_may_miss_one_by_what_its_type_rounds() -> None:
     off = np.array([0.5, 0.5 + 1e-6])
     correct = np.array([True, False])
@@ -403,14 +386,13 @@ HALF, ONE = np.array([0.5, 0.5]), np.array([True, False])
         (lambda: balance_of([inf, 1.0], ONE, ONE, num_rollouts=1), "finite probabilities"),
         (lambda: balance_of([[0.5, 0.5]], ONE, ONE, num_rollouts=1), r"shape \[V\], got shape \(1, 2\)"),
         (lambda: balance_of(np.zeros(0), ONE, ONE, num_rollouts=1), r"got shape \(0,\)"),
-        (lambda: balance_of([1, 0], ONE, ONE, num_rollouts=1), "p must hold floats .* got int64; convert"),
+        (lambda: balance_of([1, 0], ONE, ONE, num_rollouts=1), "p must hold floats, got int64; convert"),
         (
             lambda: balance_of(HALF, [0], ONE, num_rollouts=1),
             "correct must be .* got int64 .* indices are not accepted",
         ),
         (lambda: balance_of(HALF, ONE, np.array([1]), num_rollouts=1), "sampled must be a boolean mask of shape"),
         (lambda: balance_of(HALF, ONE, np.array([True] * 3), num_rollouts=1), r"\(2,\), got bool of shape \(3,\)"),
-        (lambda: balance_of(HALF, ONE, torch.tensor([1, 0]), num_rollouts=1), "sampled must .* got int64"),
         (lambda: balance_of(HALF, ONE, ONE, num_rollouts=0), "num_rollouts must be a whole number >= 1, got 0"),
         (lambda: balance_of(HALF, ONE, ONE, num_rollouts=1.5), "whole number >= 1, got 1.5"),
         (lambda: expected_unsampled_square(Outcomes.of(HALF, ONE), 0), "num_rollouts must be"),

@@ -63,14 +63,14 @@ def test_no_neighbour_of_the_fit_is_more_likely(rng: np.random.Generator) -> Non
     correct = draw(rng, PassRates(0.5, 1.5, 0.2, 0.05), 100, 32)
     fit = fit_pass_rates(correct, 32)
     best = log_likelihood(fit, correct, 32)
-    for _ in range(200):
+    for _ in range(80):
         scale = 10 ** rng.uniform(-3, -0.5)
         never, always = np.clip([fit.never, fit.always] + scale * rng.normal(size=2), 0, 0.49)
         other = PassRates(*(np.array([fit.a, fit.b]) * np.exp(scale * rng.normal(size=2))), never, always)
         assert log_likelihood(other, correct, 32) <= best + 1e-5
     plain = fit_without_spikes(correct, 32)
     assert plain.never == plain.always == 0
-    for _ in range(100):
+    for _ in range(40):
         other = PassRates(*(np.array([plain.a, plain.b]) * np.exp(0.05 * rng.normal(size=2))))
         assert log_likelihood(other, correct, 32) <= log_likelihood(plain, correct, 32) + 1e-5
 

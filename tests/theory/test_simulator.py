@@ -330,6 +330,7 @@ def test_progress_is_told_every_record() -> None:
     assert told == result.step.tolist() == [0, 8, 16, 24, 30]
 
 
+@pytest.mark.slow
 def test_order_of_figure_3_on_a_twentieth_of_the_vocabulary(rng: np.random.Generator) -> None:
     """The same N/V as the paper's 40, 512 and 51,200; epsilon goes with the size of the gradients, 1/V^2."""
     settings = SimulationSettings(vocabulary_size=6400, num_correct=500, epsilon=4e-6, anchor="none", record_every=1000)

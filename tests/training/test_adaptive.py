@@ -12,8 +12,9 @@ import pytest
 from torch import Tensor
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
-from brorl.assemble.settings import build_learner_settings, build_rollouts_per_prompt
+from brorl.algorithms.settings import RewardShaping
+from brorl.assemble.learner import build_learner_settings
+from brorl.assemble.run import build_rollouts_per_prompt
 from brorl.config.reading import dump_yaml, make_config, parse_yaml
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -23,7 +24,7 @@ from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
 from brorl.theory.allocation import AdaptiveAllocation
 from brorl.training.collect import Collector
-from brorl.training.source import Collected, NoMixedGroupsError, SourceState
+from brorl.training.source import Batch, NoMixedGroupsError, SourceState
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
@@ -101,28 +102,28 @@ def collector(
     return replace(made, **changes)
 
 
-def collect(one: Collector, step: int) -> tuple[list[Group], list[Group], Collected]:
+def collect(one: Collector, step: int) -> tuple[list[Group], list[Group], Batch]:
     """Return the groups of a step, those that wait afterwards, and everything that was sampled."""
-    batch = one.next_groups(step)
-    return batch.groups, list(one.state().waiting), batch.sampled
+    batch = one.next_batch(step)
+    return batch.groups, list(one.state().carried), batch
 
 
-def collected_once(rng: Rng, **settings: Any) -> tuple[CoinEngine, Collector, Collected, list[Group]]:
+def collected_once(rng: Rng, **settings: Any) -> tuple[CoinEngine, Collector, Batch, list[Group]]:
     """One step over prompts that are all different, many of them hard, some easy, some impossible."""
     pass_rates = np.where(rng.random(600) < 0.2, rng.integers(0, 2, 600), rng.beta(0.3, 1.5, 600))
     engine = CoinEngine(pass_rates.tolist())
     one = collector(engine, **settings)
-    groups, surplus, collected = collect(one, 1)
-    assert len({g.prompt.id for g in collected.groups}) == len(collected.groups)
-    return engine, one, collected, groups + surplus
+    groups, surplus, batch = collect(one, 1)
+    assert len({g.prompt.id for g in batch.sampled_groups}) == len(batch.sampled_groups)
+    return engine, one, batch, groups + surplus
 
 
 def test_a_group_holds_every_rollout_that_its_prompt_was_given(rng: Rng) -> None:
-    engine, _, collected, kept = collected_once(rng, per_step=30)
-    assert len(collected.groups) == len(engine.rollouts) == len(collected.verdicts)
-    num_calls = [len(engine.rollouts[g.prompt.token_ids[0]]) for g in collected.groups]
-    assert 0 < sum(calls > 1 for calls in num_calls) == collected.summary()["groups_widened"] < len(num_calls)
-    for group, verdicts in zip(collected.groups, collected.verdicts, strict=True):
+    engine, _, batch, kept = collected_once(rng, per_step=30)
+    assert len(batch.sampled_groups) == len(engine.rollouts) == len(batch.sampled)
+    num_calls = [len(engine.rollouts[g.prompt.token_ids[0]]) for g in batch.sampled_groups]
+    assert 0 < sum(calls > 1 for calls in num_calls) == batch.summary()["groups_widened"] < len(num_calls)
+    for group, verdicts in ((p.group, p.verdicts) for p in batch.sampled if p.group):
         calls = engine.rollouts[group.prompt.token_ids[0]]
         drawn = [rollout for call in calls for rollout in call]
         assert group.tree == tree_of(group.prompt.token_ids[0], drawn)
@@ -133,15 +134,15 @@ def test_a_group_holds_every_rollout_that_its_prompt_was_given(rng: Rng) -> None
         assert group.reward_L.tolist() == [float(c) for c in correct]
         for (response, _), done, verdict in zip(group.tree.responses(), group.tree.finished, verdicts, strict=True):
             assert verdict.extracted == (" ".join(map(str, response)) if done else None)
-    assert kept == [g for g in collected.groups if 0 < g.num_correct < g.tree.num_rollouts]
+    assert kept == [g for g in batch.sampled_groups if 0 < g.num_correct < g.tree.num_rollouts]
 
 
 def test_no_response_of_a_prompt_is_verified_twice(rng: Rng) -> None:
-    _, one, collected, _ = collected_once(rng, per_step=30)
+    _, one, batch, _ = collected_once(rng, per_step=30)
     verifier = one.grader.verifiers["coins"]
     assert isinstance(verifier, CountingVerifier)
     assert set(verifier.asked.values()) == {1}
-    assert len(verifier.asked) == sum(int(g.tree.finished.sum()) for g in collected.groups)
+    assert len(verifier.asked) == sum(int(g.tree.finished.sum()) for g in batch.sampled_groups)
 
 
 def is_right(rollout: tuple[int, ...]) -> bool:
@@ -149,13 +150,13 @@ def is_right(rollout: tuple[int, ...]) -> bool:
 
 
 def test_only_groups_with_one_outcome_are_widened_and_within_the_limits(rng: Rng) -> None:
-    engine, _, collected, _ = collected_once(rng, per_step=30, maximum=48)
+    engine, _, batch, _ = collected_once(rng, per_step=30, maximum=48)
     rounds: list[list[tuple[int, int, list[int]]]] = []
     for call in engine.calls:
         if call[2][0] not in {p for r in rounds for c in r for p in c[2]}:
             rounds.append([])  # a pilot
         rounds[-1].append(call)
-    assert sum(map(len, rounds)) == collected.rounds == len(engine.calls)
+    assert sum(map(len, rounds)) == batch.rounds == len(engine.calls)
     assert len({seed for _, seed, _ in engine.calls}) == len(engine.calls)
     for (pilot, _, prompts), *later in rounds:
         assert pilot == 4
@@ -171,7 +172,7 @@ def test_only_groups_with_one_outcome_are_widened_and_within_the_limits(rng: Rng
 
 
 def test_summary_counts_what_was_widened(rng: Rng) -> None:
-    engine, _, collected, _ = collected_once(rng, per_step=20)
+    engine, _, batch, _ = collected_once(rng, per_step=20)
     sizes = {p: [len(c) for c in calls] for p, calls in engine.rollouts.items()}
     mixed = {p: len({is_right(r) for c in calls for r in c}) == 2 for p, calls in engine.rollouts.items()}
     widened = [p for p, s in sizes.items() if len(s) > 1]
@@ -190,27 +191,27 @@ def test_summary_counts_what_was_widened(rng: Rng) -> None:
         "mean_rollouts": pytest.approx(total / len(sizes)),
         "max_rollouts": max(sum(s) for s in sizes.values()),
     }
-    summary = collected.summary()
+    summary = batch.summary()
     assert {name: summary[name] for name in expected} == expected
     assert expected["groups_widened_mixed"] > 0
     json.dumps(summary)
 
 
 def test_fixed_n_has_none_of_it(rng: Rng) -> None:
-    engine, _, collected, _ = collected_once(rng, per_step=10, adaptive=None)
+    engine, _, batch, _ = collected_once(rng, per_step=10, adaptive=None)
     assert {size for size, _, _ in engine.calls} == {4}
-    assert not {"adaptive", "pilot_rollouts", "mean_rollouts", "groups_widened"} & set(collected.summary())
+    assert not {"adaptive", "pilot_rollouts", "mean_rollouts", "groups_widened"} & set(batch.summary())
 
 
 def test_a_step_that_lives_on_what_was_carried_has_a_summary(rng: Rng) -> None:
     engine, one, _, kept = collected_once(rng, per_step=8)
     calls = len(engine.calls)
     full = replace(one, prompts_per_step=len(kept))
-    full.load_state(SourceState(waiting=tuple(kept)))
-    groups, _, collected = collect(full, 2)
+    full.load_state(SourceState(carried=tuple(kept)))
+    groups, _, batch = collect(full, 2)
     assert groups == kept
     assert len(engine.calls) == calls
-    assert collected.summary()["mean_rollouts"] == collected.summary()["max_rollouts"] == 0
+    assert batch.summary()["mean_rollouts"] == batch.summary()["max_rollouts"] == 0
 
 
 def test_as_many_groups_become_informative_as_the_pass_rates_say(rng: Rng) -> None:
@@ -218,13 +219,13 @@ def test_as_many_groups_become_informative_as_the_pass_rates_say(rng: Rng) -> No
     pass_rates = rng.choice([0.01, 0.03, 0.2, 0.9, 0.99], 500)
     engine = CoinEngine(pass_rates.tolist())
     one = collector(engine, mean=32, maximum=32, per_step=500, dynamic_sampling=False, seed=int(rng.integers(2**32)))
-    _, _, collected = collect(one, 1)
+    _, _, batch = collect(one, 1)
     p = pass_rates * 2 / 3  # a third of the right answers is cut off
     chance_G = 1 - (1 - p) ** 32 - p**32
-    mixed = sum(0 < g.num_correct < g.tree.num_rollouts for g in collected.groups)
-    assert len(collected.groups) == 500
+    mixed = sum(0 < g.num_correct < g.tree.num_rollouts for g in batch.sampled_groups)
+    assert len(batch.sampled_groups) == 500
     assert abs(mixed - chance_G.sum()) < 6 * np.sqrt((chance_G * (1 - chance_G)).sum())
-    sizes = np.array([g.tree.num_rollouts for g in collected.groups])
+    sizes = np.array([g.tree.num_rollouts for g in batch.sampled_groups])
     assert set(sizes.tolist()) == {4, 8, 16, 32}
 
 
@@ -233,8 +234,8 @@ def test_share_of_correct_rollouts_is_biased_as_documented(rng: Rng) -> None:
     p, doublings = 0.03 * 2 / 3, (4, 8, 16)
     engine = CoinEngine([0.03] * 600)
     one = collector(engine, mean=32, maximum=32, per_step=600, dynamic_sampling=False, seed=int(rng.integers(2**32)))
-    _, _, collected = collect(one, 1)
-    fractions = [g.num_correct / g.tree.num_rollouts for g in collected.groups]
+    _, _, batch = collect(one, 1)
+    fractions = [g.num_correct / g.tree.num_rollouts for g in batch.sampled_groups]
     expected = p * (1 + sum((1 - p) ** n for n in doublings) / 2)
     # Second moment: a block of m rollouts that ends at N = n + m (the pilot: n = 0), if nothing came before.
     second = sum(
@@ -325,27 +326,3 @@ def test_a_run_that_is_resumed_is_bitwise_the_uninterrupted_one(tmp_path: Path) 
     assert command("train", *settings, f"--steps={EVERY}", "--output_dir", run).code == 0
     assert command("resume", run, f"--steps={STEPS}").code == 0
     assert_same_run(run, reference)
-
-    old = [s for s in settings if not s.startswith(("--rollouts_per_prompt", "--adaptive.enabled"))]
-    old += ["--rollouts-per-prompt=adaptive", "--adaptive.samples_per_prompt=10"]  # as it was written earlier
-    earlier = tmp_path / "earlier"
-    assert command("train", *old, f"--steps={EVERY}", "--output_dir", earlier).code == 0
-    write_old_form(earlier)
-    outcome = command("resume", earlier, f"--steps={STEPS}")
-    assert outcome.code == 0, outcome.err
-    assert_same_run(earlier, reference)
-    written = parse_yaml((earlier / "config.yaml").read_text(), "config.yaml")
-    assert (written["rollouts_per_prompt"], written["adaptive"]["enabled"]) == (10, True)
-
-
-def write_old_form(run: Path) -> None:
-    """Rewrite the settings of a run as they were before adaptive rollouts had a switch."""
-    config = parse_yaml((run / "config.yaml").read_text(), "config.yaml")
-    del config["adaptive"]["enabled"]
-    config["adaptive"]["samples_per_prompt"] = config["rollouts_per_prompt"]
-    config["rollouts_per_prompt"] = "adaptive"
-    (run / "config.yaml").write_text(json.dumps(config))  # JSON is YAML
-    begun = json.loads((run / "begun.json").read_text())
-    del begun["settings"]["adaptive.enabled"]
-    begun["settings"] |= {"rollouts_per_prompt": "adaptive", "adaptive.samples_per_prompt": 10}
-    (run / "begun.json").write_text(json.dumps(begun))

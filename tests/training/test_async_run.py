@@ -15,16 +15,13 @@ from torch import Tensor
 
 from async_support import by_tokens, source_over
 from brorl.algorithms.advantages import rloo
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import ImportanceCorrection, RewardShaping
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
-from brorl.rollout.local_pool import LocalPool
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.pool import SampleTask
-from brorl.rollout.virtual_pool import VirtualPool
 from brorl.runs.checkpoint import TrainerState
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
@@ -38,8 +35,10 @@ from brorl.training.source import SourceState
 from brorl.training.tree_learner import TreeLearner
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
+from local_pool import LocalPool
 from run_support import assert_same_run
 from small_models import small_model
+from virtual_pool import VirtualPool
 
 RIGHT, EOS = 3, 0
 
@@ -50,12 +49,14 @@ class FirstToken:
         return [Verdict(c, float(c), None, "correct" if c else "wrong", 0.0) for c in correct]
 
 
-@pytest.mark.parametrize("segment", [None, 2])
+@pytest.mark.parametrize("segment", [pytest.param(None, marks=pytest.mark.slow), 2])
 def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) -> None:
     """Two workers sample while the learner learns: the fraction of the right first token rises."""
     model = small_model(vocab_size=8, seed=int(rng.integers(1 << 30)), scale=0.05, dtype=torch.float32)
     settings = LearnerSettings(
-        learning_rate=3e-3, recompute_old_logprobs=True, importance=ImportanceCorrection("truncate", high=5.0)
+        learning_rate=3e-3,
+        recompute_old_logprobs=True,
+        importance=ImportanceCorrection(correction="truncate", high=5.0),
     )
     learner = TreeLearner(model, settings)
     prompts = [Prompt(f"p{i}", str(i), (1 + i, 5), "", "first") for i in range(6)]
@@ -74,9 +75,9 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
     try:
         source.publish(learner.weights(), 0)
         for step in range(1, 31):
-            batch = source.next_groups(step)
+            batch = source.next_batch(step)
             assert all(0 <= step - 1 - group.version <= 1 for group in batch.groups)
-            update = learner.step(batch.groups, rloo(batch.groups), step)
+            update = learner.learn(batch.groups, rloo, step)
             source.publish(learner.weights(), step)
             fractions.append(sum(g.num_correct for g in batch.groups) / (3 * 32))
             mismatch.append(update.mismatch_mean)
@@ -157,7 +158,7 @@ def test_an_exception_in_the_background_reaches_the_loop() -> None:
     try:
         source.publish([], 0)
         with pytest.raises(RuntimeError, match="no such kernel"):
-            source.next_groups(1)
+            source.next_batch(1)
     finally:
         source.close()
         pool.close()
@@ -195,16 +196,17 @@ def async_run(path: Path, segment: int | None, die_at: int = 0) -> tuple[Trainin
     engine = collector.engine  # type: ignore[attr-defined]
     pool = VirtualPool(NativeEngine(copy.deepcopy(model), engine.stop_token_ids), 2, by_tokens)
     source = AsyncSource(
-        pool, collector.stream, collector.grader, collector.sampling, 16, 3, True, 200, config.seed, 2, segment,  # type: ignore[attr-defined]
-        prompts_per_task=2, background=False,
+        pool=pool, stream=collector.stream, grader=collector.grader, sampling=collector.sampling,
+        rollouts_per_prompt=16, prompts_per_step=3, dynamic_sampling=True, max_tries=200, seed=config.seed,
+        max_staleness=2, stragglers="train", segment_tokens=segment, prompts_per_task=2, background=False,
     )  # fmt: skip
-    step = learner.step
+    learn = learner.learn
 
     def slow_step(*arguments: Any) -> Any:
         pool.advance(9.0)
-        return step(*arguments)
+        return learn(*arguments)
 
-    learner.step = slow_step  # type: ignore[method-assign]
+    learner.learn = slow_step  # type: ignore[method-assign]
     source.load_state(SourceState(state.stream, state.carried, state.attempts, state.ahead))
     source.publish(learner.weights(), state.step)
     measurements = replace(run.measurements, diagnostics=replace(run.measurements.diagnostics, sampler=source.sampler))
@@ -266,11 +268,14 @@ def test_weights_are_those_of_a_synchronous_run_without_staleness(rng: np.random
                 rollouts_per_prompt=16, dynamic_sampling=False, staleness=0,
             )  # fmt: skip
         else:
-            source = Collector(OneByOne(engine), stream, grader, sampling, 16, 3, False, 20, 0)  # type: ignore[arg-type]
+            source = Collector(
+                engine=OneByOne(engine), stream=stream, grader=grader, sampling=sampling, rollouts_per_prompt=16,  # type: ignore[arg-type]
+                prompts_per_step=3, dynamic_sampling=False, max_tries=20, seed=0,
+            )  # fmt: skip
         source.publish(learner.weights(), 0)
         for step in range(1, 6):
-            groups = source.next_groups(step).groups
-            learner.step(groups, rloo(groups), step)
+            groups = source.next_batch(step).groups
+            learner.learn(groups, rloo, step)
             source.publish(learner.weights(), step)
         finals.append({name: p.detach().clone() for name, p in model.named_parameters()})
     ours, theirs = finals

@@ -14,20 +14,20 @@ from brorl.activity import Activity, Decoding
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.rollout.pool import SampleTask
-from brorl.rollout.virtual_pool import VirtualPool
 from brorl.sampling import SamplingParams
 from brorl.training.async_source import AsyncSource
 from brorl.training.collect import Collector
 from brorl.training.source import Batch, NoMixedGroupsError, SourceState, UnverifiedError
 from brorl.tree import RolloutTree
 from brorl.verification.verifier import Verdict, unverified_verdict
+from virtual_pool import VirtualPool
 
 
 def steps_of(source: Any, pool: VirtualPool, first: int, last: int, learning: Sequence[float]) -> list[Batch]:
     """Train steps: take groups, let the learner work, publish."""
     batches = []
     for step in range(first, last + 1):
-        batches.append(source.next_groups(step))
+        batches.append(source.next_batch(step))
         pool.advance(learning[step % len(learning)])
         source.publish([], step)
     return batches
@@ -83,19 +83,19 @@ def test_staleness_and_memory_are_bounded_and_no_prompt_is_lost(
     source.publish([], 0)
     ended: Counter[str] = Counter()
     for step in range(1, 11):
-        batch = source.next_groups(step)
+        batch = source.next_batch(step)
         assert len(batch.groups) == per_step
         for group in batch.groups:
             assert 0 <= step - 1 - group.version <= (step if stragglers == "train" else staleness)
             first_tokens = group.tree.logprob[group.tree.depth == 0]
             assert (-first_tokens == group.version).all()  # the weights that sampled the first token
-        assert batch.sampled.lead is not None
-        assert batch.sampled.lead.staleness == tuple(step - 1 - g.version for g in batch.groups)
-        assert batch.sampled.lead.num_late == sum(step - 1 - g.version > staleness for g in batch.groups)
-        stale = sum(batch.sampled.lead.late_at.values())
+        assert batch.staleness is not None
+        assert batch.staleness.updates == tuple(step - 1 - g.version for g in batch.groups)
+        assert batch.staleness.num_late == sum(step - 1 - g.version > staleness for g in batch.groups)
+        stale = sum(batch.staleness.late_at.values())
         assert stragglers != "wait" or stale == 0
         ended.update(g.prompt.id for g in batch.groups)
-        ended.update(g.prompt.id for g in batch.sampled.groups if not g.is_mixed)
+        ended.update(g.prompt.id for g in batch.sampled_groups if not g.is_mixed)
         ended["too stale"] += stale if stragglers == "drop" else 0
         pool.advance(learning[step % len(learning)])
         source.publish([], step)
@@ -123,16 +123,17 @@ def test_without_staleness_the_groups_are_those_of_the_collector(learning: list[
     )
     engine = WordyEngine(fraction)
     collector = Collector(
-        engine, PromptStream(prompts_of(11), 0), grader(), SamplingParams(max_new_tokens=64), N, 3, mixed, 20, seed
-    )
+        engine=engine, stream=PromptStream(prompts_of(11), 0), grader=grader(), max_tries=20, seed=seed,
+        sampling=SamplingParams(max_new_tokens=64), rollouts_per_prompt=N, prompts_per_step=3, dynamic_sampling=mixed,
+    )  # fmt: skip
     source.publish([], 0)
     for step in range(1, 8):
-        ours, theirs = source.next_groups(step), collector.next_groups(step)
+        ours, theirs = source.next_batch(step), collector.next_batch(step)
         assert [g.prompt for g in ours.groups] == [g.prompt for g in theirs.groups]
         assert [g.tree for g in ours.groups] == [g.tree for g in theirs.groups]
         assert [g.version for g in ours.groups] == [g.version for g in theirs.groups] == [step - 1] * 3
         assert [g.reward_L.tolist() for g in ours.groups] == [g.reward_L.tolist() for g in theirs.groups]
-        assert ours.sampled.summary()["samples"] == theirs.sampled.summary()["samples"]
+        assert ours.summary()["samples"] == theirs.summary()["samples"]
         pool.advance(learning[step % len(learning)])
         source.publish([], step)
         collector.publish([], step)
@@ -159,12 +160,12 @@ def test_a_straggler_blocks_no_step_and_trains_late() -> None:
     for step in range(1, 81):
         (batch,) = steps_of(source, pool, step, step, [5.0])
         assert num_under_way(source, "p0") <= 1
-        for group, updates in zip(batch.groups, batch.sampled.lead.staleness, strict=True):  # type: ignore[union-attr]
+        for group, updates in zip(batch.groups, batch.staleness.updates, strict=True):  # type: ignore[union-attr]
             if group.prompt.id == "p0":
                 late.append((step, group.version, pool.now))
             else:
                 assert updates <= 1
-        summary = batch.sampled.summary()
+        summary = batch.summary()
         assert summary["groups_late"] == (late[-1][0] == step if late else 0)
     assert len(late) >= 2
     assert all(step - 1 - version > 10 for step, version, _ in late)
@@ -199,8 +200,8 @@ def test_steps_wait_for_a_straggler_that_no_later_step_can_train_in_time() -> No
     batches = steps_of(source, pool, 1, 20, [1.0])
     trained = Counter(g.prompt.id for batch in batches for g in batch.groups)
     assert trained["p0"] == int(pool.now // 1000) >= 2
-    assert all(batch.sampled.summary()["staleness_max"] <= 1 for batch in batches)
-    assert any(batch.sampled.summary()["staleness_max"] == 1 for batch in batches)
+    assert all(batch.summary()["staleness_max"] <= 1 for batch in batches)
+    assert any(batch.summary()["staleness_max"] == 1 for batch in batches)
 
 
 @pytest.mark.parametrize("stragglers", ["train", "wait", "drop"])
@@ -239,8 +240,8 @@ def test_a_straggler_is_dropped_and_started_again() -> None:
     assert "p0" not in trained
     drops = Counter[int]()
     for batch in batches:
-        drops.update(batch.sampled.lead.late_at)  # type: ignore[union-attr]
-        summary = batch.sampled.summary()
+        drops.update(batch.staleness.late_at)  # type: ignore[union-attr]
+        summary = batch.summary()
         assert summary["most_late"] == drops[0]
         assert summary["staleness_max"] <= 1
     assert drops[0] >= 3
@@ -256,8 +257,8 @@ def test_a_prompt_that_is_dropped_is_counted_by_its_length() -> None:
     source.publish([], 0)
     at: Counter[int] = Counter()
     for batch in steps_of(source, pool, 1, 60, [20.0]):
-        assert batch.sampled.lead is not None
-        at.update(batch.sampled.lead.late_at)
+        assert batch.staleness is not None
+        at.update(batch.staleness.late_at)
     assert at.total()
     assert set(at) <= {0, 2, 4}  # no task was done, one segment of 2 tokens was, or two or three were
 
@@ -281,11 +282,11 @@ def test_prompts_with_one_outcome_are_replaced_while_others_are_still_sampled() 
     source.publish([], 0)
     batches = steps_of(source, pool, 1, 15, [5.0])
     assert all(g.is_mixed for batch in batches for g in batch.groups)
-    sampled = [g for batch in batches for g in batch.sampled.groups]
+    sampled = [g for batch in batches for g in batch.sampled_groups]
     assert len({id(g.tree) for g in sampled}) == len(sampled)  # each is reported once
     unmixed = sum(not g.is_mixed for g in sampled)
     assert unmixed > 15
-    assert sum(batch.sampled.summary()["samples_dropped"] for batch in batches) == unmixed * N
+    assert sum(batch.summary()["samples_dropped"] for batch in batches) == unmixed * N
 
 
 def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
@@ -297,10 +298,10 @@ def test_gives_up_without_mixed_groups_and_keeps_what_it_had() -> None:
     source, _ = virtual_source(OneMixed(), max_tries=2)
     source.publish([], 0)
     with pytest.raises(NoMixedGroupsError, match=r"in 2 rounds in a row \(no rollout was correct\)") as caught:
-        source.next_groups(1)
-    assert caught.value.collected.num_mixed == 1
-    assert 1 + 2 * 3 <= len(caught.value.collected.groups) <= 1 + 3 * 3
-    (kept,) = source.state().waiting
+        source.next_batch(1)
+    assert caught.value.batch.num_mixed == 1
+    assert 1 + 2 * 3 <= len(caught.value.batch.sampled_groups) <= 1 + 3 * 3
+    (kept,) = source.state().carried
     assert kept.is_mixed
     assert source.state().attempts == 1
 
@@ -314,7 +315,7 @@ def test_gives_up_when_the_machine_loses_most_verdicts() -> None:
     source.grader = type(source.grader)({"first": Lost()}, source.grader.decode, source.grader.shaping)
     source.publish([], 0)
     with pytest.raises(UnverifiedError, match=r"3 rounds in a row .*no memory"):
-        source.next_groups(1)
+        source.next_batch(1)
 
 
 @pytest.mark.parametrize("segment", [None, 3])
@@ -333,7 +334,7 @@ def test_a_state_continues_exactly(segment: int | None, rng: np.random.Generator
         source.publish([], 0)
         for step in range(1, 16):
             (batch,) = steps_of(source, pool, step, step, learning)
-            found.append(([g.tree for g in batch.groups], batch.sampled.summary()))
+            found.append(([g.tree for g in batch.groups], batch.summary()))
             if step % 3 == 0:
                 state = source.state()
                 if again:
@@ -363,13 +364,13 @@ def test_a_late_group_that_waits_is_counted_once_by_a_resumed_run() -> None:
     batches = steps_of(source, pool, 1, 3, [1.0, 1.0, 4.0])
     assert [batch.groups[0].version for batch in batches] == [0, 1, 0]
     state = source.state()
-    (late,) = state.waiting
+    (late,) = state.carried
     assert late.version == 0
     resumed, _ = fresh()
     resumed.load_state(state)
     resumed.publish([], 3)
     for one in (source, resumed):
-        summary = one.next_groups(4).sampled.summary()
+        summary = one.next_batch(4).summary()
         assert (summary["groups_late"], summary["prompts_late"], summary["most_late"]) == (1, 1, 1)
 
 
@@ -381,14 +382,14 @@ def test_a_step_that_is_undone_is_sampled_again() -> None:
     before = source._state()
     source.rewind()  # weights were published: there is nothing to undo
     assert source._state() == before
-    source.next_groups(4)
+    source.next_batch(4)
     assert source._state() != before
     source.rewind()
     assert source._state() == before
     other, _ = virtual_source(WordyEngine(), staleness=1)
     other.load_state(before)
     other.publish([], 3)
-    again, resumed = source.next_groups(4), other.next_groups(4)
+    again, resumed = source.next_batch(4), other.next_batch(4)
     assert [g.tree for g in again.groups] == [g.tree for g in resumed.groups]
     assert Counter(g.prompt.id for g in again.groups) <= Counter(before.ahead["pending"])  # type: ignore[index]
 
@@ -396,12 +397,12 @@ def test_a_step_that_is_undone_is_sampled_again() -> None:
 def test_a_step_that_needs_no_new_samples_has_the_outcomes_of_its_groups() -> None:
     source, _ = virtual_source(WordyEngine(), per_step=3, staleness=1)
     source.publish([], 0)
-    first = source.next_groups(1)
+    first = source.next_batch(1)
     source.load_state(SourceState(source.stream.state_dict(), tuple(first.groups)))
     source.publish([], 0)
-    again = source.next_groups(1)
+    again = source.next_batch(1)
     assert [g.prompt.id for g in again.groups] == [g.prompt.id for g in first.groups]
-    summary = again.sampled.summary()
+    summary = again.summary()
     assert summary["samples"] == 0
     correct = sum(int(g.tree.leaf_count[g.correct_L].sum()) for g in first.groups)
     assert summary["accuracy"] == summary["reward"] == correct / (3 * N) > 0
@@ -411,7 +412,7 @@ def test_steps_follow_the_weights() -> None:
     source, _ = virtual_source(WordyEngine())
     source.publish([], 4)
     with pytest.raises(ValueError, match="step 4 needs the weights of version 3, and the newest are of version 4"):
-        source.next_groups(4)
+        source.next_batch(4)
 
 
 def test_the_sampler_uses_the_newest_weights_while_training_goes_on() -> None:
@@ -425,7 +426,7 @@ def test_the_sampler_uses_the_newest_weights_while_training_goes_on() -> None:
     trees = source.sampler.sample(asked, [1, 2, 3, 4, 5], sampling, 77, first=3)
     assert trees == engine.sample(asked, [1, 2, 3, 4, 5], sampling, 77, 3)
     assert {-float(tree.logprob.max()) for tree in trees} == {2.0}
-    assert source.next_groups(3).groups
+    assert source.next_batch(3).groups
 
     late = WordyEngine()
     source, pool = virtual_source(late)
@@ -461,7 +462,7 @@ def test_an_observer_that_raises_ends_the_wait() -> None:
         source.sampler.sample([(100,)], 1, SamplingParams(max_new_tokens=8), 5)
     assert not source._asked
     with pytest.raises(KeyboardInterrupt):
-        source.next_groups(1)
+        source.next_batch(1)
     assert seen
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from brorl.activity import Activity, Round
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
 from brorl.training.collect import Collector
-from brorl.training.source import Collected, NoMixedGroupsError, SourceState
+from brorl.training.source import Batch, NoMixedGroupsError, SourceState
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import CUT_OFF, Verdict
@@ -85,23 +85,23 @@ def collector(engine: ScriptedEngine, *, per_step: int = 4, dynamic: bool = True
     )
 
 
-def collect(one: Collector, step: int) -> tuple[list[Group], list[Group], Collected]:
+def collect(one: Collector, step: int) -> tuple[list[Group], list[Group], Batch]:
     """Return the groups of a step, those that wait afterwards, and everything that was sampled."""
-    batch = one.next_groups(step)
-    waiting = list(one.state().waiting)
-    assert batch.num_waiting == len(waiting)
-    return batch.groups, waiting, batch.sampled
+    batch = one.next_batch(step)
+    waiting = list(one.state().carried)
+    assert batch.num_carried == len(waiting)
+    return batch.groups, waiting, batch
 
 
 def test_refills_until_the_step_is_full() -> None:
     engine = ScriptedEngine([0, 3, 6, 0, 0, 6, 2, 1, 5, 4, 3, 3, 3])
-    groups, surplus, collected = collect(collector(engine), 1)
+    groups, surplus, batch = collect(collector(engine), 1)
     assert [g.num_correct for g in groups + surplus] == [c for _, c in engine.trees if 0 < c < NUM_ROLLOUTS]
     assert len(groups) == 4
-    assert collected.rounds == len(engine.calls) > 1
-    assert len(collected.groups) == len(engine.trees)  # kept or not
-    assert collected.summary()["groups_all_correct"] == sum(c == NUM_ROLLOUTS for _, c in engine.trees)
-    assert collected.num_mixed == len(groups) + len(surplus)
+    assert batch.rounds == len(engine.calls) > 1
+    assert len(batch.sampled_groups) == len(engine.trees)  # kept or not
+    assert batch.summary()["groups_all_correct"] == sum(c == NUM_ROLLOUTS for _, c in engine.trees)
+    assert batch.num_mixed == len(groups) + len(surplus)
 
 
 def test_every_round_is_reported_when_it_begins() -> None:
@@ -144,12 +144,12 @@ def test_every_mixed_group_is_trained_on_once_and_in_order(per_step: int) -> Non
     carried, trained, ever_carried = [], [], 0
     for step in range(1, 31):
         before = list(carried)
-        groups, carried, collected = collect(one, step)
+        groups, carried, batch = collect(one, step)
         assert len(groups) == per_step
         assert groups[: len(before)] == before[:per_step]  # the oldest first
         trained += groups
         ever_carried += len(carried)
-        assert sum(g.tree.num_rollouts for g in collected.groups) == collected.summary()["samples"]
+        assert sum(g.tree.num_rollouts for g in batch.sampled_groups) == batch.summary()["samples"]
     expected = [tree for tree, correct in engine.trees if 0 < correct < NUM_ROLLOUTS]
     seen = [g.tree for g in trained + carried]
     assert len(seen) == len(expected)
@@ -163,13 +163,13 @@ def test_surplus_that_fills_a_step_samples_nothing() -> None:
     carried, _, _ = collect(collector(engine, per_step=8), 1)
     engine.calls.clear()
     one = collector(engine, per_step=3)
-    one.load_state(SourceState(waiting=tuple(carried)))
-    groups, surplus, collected = collect(one, 2)
+    one.load_state(SourceState(carried=tuple(carried)))
+    groups, surplus, batch = collect(one, 2)
     assert groups == carried[:3]
     assert surplus == carried[3:]
     assert not engine.calls
-    assert collected.rounds == 0
-    summary = collected.summary()
+    assert batch.rounds == 0
+    summary = batch.summary()
     assert summary["samples"] == summary["sampled_tokens"] == 0
     rollouts = sum(g.tree.num_rollouts for g in groups)
     assert summary["accuracy"] == sum(g.num_correct for g in groups) / rollouts > 0
@@ -179,11 +179,11 @@ def test_gives_up_after_max_tries_without_a_mixed_group_and_keeps_what_it_had() 
     engine = ScriptedEngine([3, 0, 0, 6] + [0] * 100)
     with pytest.raises(NoMixedGroupsError, match=r"in 3 rounds in a row \(no rollout was correct\)") as caught:
         collect(one := collector(engine, max_tries=3), 1)
-    (kept,) = one.state().waiting
+    (kept,) = one.state().carried
     assert kept.num_correct == 3
     assert kept.tree is engine.trees[0][0]
     assert one.state().attempts == 1
-    assert caught.value.collected.rounds == len(engine.calls)
+    assert caught.value.batch.rounds == len(engine.calls)
     assert len(engine.calls) == 1 + 3
     assert "rollouts_per_prompt" in str(caught.value)
 
@@ -237,27 +237,27 @@ def test_tries_count_rounds_in_a_row() -> None:
     """One mixed group starts the count afresh: there are more than `max_tries` rounds without one in all."""
     script = ([0] * 8 + [3, 0, 0, 0]) * 4
     engine = ScriptedEngine(script)
-    groups, _, collected = collect(collector(engine, max_tries=3), 1)
+    groups, _, batch = collect(collector(engine, max_tries=3), 1)
     assert len(groups) == 4
-    assert collected.rounds - 4 > 3
+    assert batch.rounds - 4 > 3
 
 
 def test_without_dynamic_sampling_every_group_is_kept() -> None:
     engine = ScriptedEngine([0, 6, 0, 3])
-    groups, surplus, collected = collect(collector(engine, dynamic=False), 1)
+    groups, surplus, batch = collect(collector(engine, dynamic=False), 1)
     assert [g.num_correct for g in groups] == [0, 6, 0, 3]
     assert not surplus
-    assert collected.rounds == 1
-    assert collected.num_mixed == 1
+    assert batch.rounds == 1
+    assert batch.num_mixed == 1
 
 
 def test_summary_counts_rollouts_not_responses() -> None:
     engine = ScriptedEngine([0, 6, 4, 3])
-    _, _, collected = collect(collector(engine, dynamic=False), 1)
+    _, _, batch = collect(collector(engine, dynamic=False), 1)
     rollouts = [  # length and correctness of each single rollout
         rollout for correct in (0, 6, 4, 3) for rollout in [(2, 1)] * correct + [(3, 0)] * (NUM_ROLLOUTS - correct)
     ]
-    assert collected.summary() == {
+    assert batch.summary() == {
         "rounds": 1,
         "groups": 4,
         "groups_mixed": 2,
@@ -281,11 +281,11 @@ def test_summary_counts_rollouts_not_responses() -> None:
 
 
 def test_programs_that_were_cut_off_are_timeouts_with_a_count_of_their_own() -> None:
-    _, _, collected = collect(collector(ScriptedEngine([0, 6, 4, 3]), dynamic=False), 1)
-    collected.verdicts = [
-        [v if v.correct else replace(v, reason=CUT_OFF) for v in verdicts] for verdicts in collected.verdicts
+    _, _, batch = collect(collector(ScriptedEngine([0, 6, 4, 3]), dynamic=False), 1)
+    batch.sampled = [
+        replace(p, verdicts=[v if v.correct else replace(v, reason=CUT_OFF) for v in p.verdicts]) for p in batch.sampled
     ]
-    summary = collected.summary()
+    summary = batch.summary()
     assert summary["verifier_cut_offs"] == summary["verifier_timeouts"] == 3  # distinct incorrect responses
 
 
@@ -298,11 +298,11 @@ def test_summary_counts_what_dynamic_sampling_throws_away() -> None:
     ever_carried = 0
     for step in range(1, 31):
         first = len(engine.trees)
-        _, carried, collected = collect(one, step)
+        _, carried, batch = collect(one, step)
         ever_carried += len(carried)
         dropped = [c for _, c in engine.trees[first:] if c in (0, NUM_ROLLOUTS)]
         lengths = [length for c in dropped for length in [2] * c + [3] * (NUM_ROLLOUTS - c)]
-        summary = collected.summary()
+        summary = batch.summary()
         assert summary["samples_dropped"] == len(lengths)
         assert summary["sampled_tokens_dropped"] == sum(lengths)
         assert summary["unique_tokens_dropped"] == sum(2 if c else 3 for c in dropped)
@@ -315,8 +315,8 @@ def test_a_group_has_the_version_of_the_weights_that_sampled_it() -> None:
     engine = ScriptedEngine([int(c) for c in chance.choice([0, 3, 3], 400)])
     one, sampled_at, waited = collector(engine, max_tries=100), {}, 0
     for step in range(1, 21):
-        groups, waiting, collected = collect(one, step)
-        sampled_at |= {id(g.tree): step - 1 for g in collected.groups}
+        groups, waiting, batch = collect(one, step)
+        sampled_at |= {id(g.tree): step - 1 for g in batch.sampled_groups}
         assert [g.version for g in groups + waiting] == [sampled_at[id(g.tree)] for g in groups + waiting]
         waited += sum(g.version < step - 1 for g in groups)
         one.publish([], step)
@@ -335,12 +335,12 @@ def test_a_step_that_is_undone_is_sampled_again(found: bool) -> None:
     before = one.state()
     one.rewind()  # the weights are newer than the last step: there is nothing to undo
     assert one.state() == before
-    assert before.waiting
+    assert before.carried
     calls = []
     for _ in range(2):
         first = len(engine.calls)
         with outcome:
-            one.next_groups(2)
+            one.next_batch(2)
         calls.append(engine.calls[first])
         assert one.state() != before
         one.rewind()
@@ -357,7 +357,7 @@ def test_only_groups_that_wait_are_given_old_logprobs() -> None:
         return [replace(g, old_logprob_M=np.zeros(g.tree.num_unique_tokens)) for g in groups]
 
     one = replace(collector(engine, per_step=3), keep_old_logprobs=keep)
-    one.load_state(SourceState(waiting=tuple(collect(collector(engine, per_step=8), 1)[0])))
+    one.load_state(SourceState(carried=tuple(collect(collector(engine, per_step=8), 1)[0])))
     groups, waiting, _ = collect(one, 2)
     assert [g.old_logprob_M is None for g in groups] == [True] * 3
     assert [g.old_logprob_M is None for g in waiting] == [False] * 5

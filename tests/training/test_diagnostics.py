@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import brorl.training.diagnostics as diagnostics_module
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
@@ -27,6 +27,7 @@ from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
 from exact_model import ExactModel
+from learner_support import learn
 from run_support import SMALL, command, metrics_without_times
 from small_models import plain_logprobs, small_model
 
@@ -92,7 +93,7 @@ def sampled_groups(model: PreTrainedModel, rng: np.random.Generator, num_prompts
 
 def test_pooled_numbers_are_means_over_the_prompts(rng: np.random.Generator) -> None:
     groups = groups_of(rng, [20, 20, 20])
-    record = coverage_record(groups, "iid", fixed_size=True)
+    record = coverage_record(groups, fixed_size=True)
     measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
     pooled, prompts = record["pooled"], record["prompts"]
     names = ("p_pos", "p_neg", "unsampled", "a_2", "b_2", "s_r", "entropy", "duplicate_rate")
@@ -123,7 +124,7 @@ def test_coupling_is_the_third_term_of_theorem_1_over_the_first_two(rng: np.rand
         s_r = r_c * m.p_pos + r_w * m.p_neg
         first_two += (r_c - s_r) * (1 - q) * m.a_2 + (s_r - r_w) * q * m.b_2
         third += s_r * (q * m.u_neg_2 - (1 - q) * m.u_pos_2)
-    assert coverage_record(groups, "iid", fixed_size=True)["pooled"]["coupling"] == pytest.approx(third / first_two)
+    assert coverage_record(groups, fixed_size=True)["pooled"]["coupling"] == pytest.approx(third / first_two)
 
 
 def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
@@ -131,7 +132,7 @@ def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
 ) -> None:
     monkeypatch.setattr(diagnostics_module, "OTHER_N", (2, 3, 5, 64))
     groups = groups_of(rng, [7, 7, 7])
-    found = coverage_record(groups, "iid", fixed_size=True)["pooled"]["informative_fraction_at"]
+    found = coverage_record(groups, fixed_size=True)["pooled"]["informative_fraction_at"]
     assert list(found) == [2, 3, 5, 7]
     for n, fraction in found.items():
         each = []
@@ -144,9 +145,7 @@ def test_informative_share_at_smaller_n_is_the_mean_over_all_subsets(
 def test_positions_where_fresh_rollouts_leave_are_binned_by_powers_of_two(rng: np.random.Generator) -> None:
     sequences = [(1, *rng.integers(2, 5, rng.integers(1, 40)).tolist(), EOS) for _ in range(6)]
     tree = RolloutTree.from_responses((1,), sequences, [[-0.02] * len(s) for s in sequences])
-    found = coverage_record([group_of(tree, np.ones(tree.num_responses, np.bool_))], "iid", True)["pooled"][
-        "leaves_tree_at"
-    ]
+    found = coverage_record([group_of(tree, np.ones(tree.num_responses, np.bool_))], True)["pooled"]["leaves_tree_at"]
     mass = leaving_mass(tree)
     for last, value in found.items():
         assert value == pytest.approx(mass[last // 2 : last].sum() if last > 1 else mass[0], abs=1e-14)
@@ -158,33 +157,23 @@ def test_where_all_responses_are_unique_nothing_is_estimated(rng: np.random.Gene
     assert len(set(sequences)) == 5
     unique = RolloutTree.from_responses((1,), sequences, [[-3.0] * 12] * 5)
     group = group_of(unique, np.arange(5) < 2)
-    pooled = coverage_record([group, group], "iid", fixed_size=True)["pooled"]
+    pooled = coverage_record([group, group], fixed_size=True)["pooled"]
     assert pooled["groups_all_unique"] == 2
     names = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "coupling", "unsampled_correct_at")
     assert [pooled[n] for n in names] == [None] * 6
     assert pooled["unsampled"] == pytest.approx(1)
-    mixed = coverage_record([group, *groups_of(rng, [60])], "iid", fixed_size=True)["pooled"]
+    mixed = coverage_record([group, *groups_of(rng, [60])], fixed_size=True)["pooled"]
     assert mixed["groups_all_unique"] == 1
     assert all(mixed[n] is not None for n in names)
 
 
 def test_where_n_depended_on_outcomes_only_what_is_exact_is_reported(rng: np.random.Generator) -> None:
-    record = coverage_record(groups_of(rng, [30, 40]), "iid", fixed_size=False)
+    record = coverage_record(groups_of(rng, [30, 40]), fixed_size=False)
     names = ("q_pos", "unsampled_correct", "u_pos_2", "u_neg_2", "coupling", "unsampled_correct_at")
     assert [record["pooled"][n] for n in (*names, "informative_fraction_at")] == [None] * 7
     assert not set(names[:-1]) & set(record["prompts"])
     assert record["prompts"]["unsampled_correct_at"] is None
     assert record["pooled"]["unsampled"] > 0
-
-
-def test_systematic_rollouts_have_inclusion_probabilities_of_their_own(rng: np.random.Generator) -> None:
-    groups = groups_of(rng, [30, 30])
-    pooled = coverage_record(groups, "systematic", fixed_size=True)["pooled"]
-    measured = [measure_coverage(g.tree, g.correct_L, "systematic") for g in groups]
-    assert pooled["unsampled_correct"] == pytest.approx(np.mean([m.unsampled_correct for m in measured]))
-    each = [unsampled_correct_at(g.tree, g.correct_L, [16], "systematic")[0] for g in groups]
-    assert pooled["unsampled_correct_at"][16] == pytest.approx(np.mean(each))
-    assert pooled["informative_fraction_at"] is None
 
 
 # --- held-out check -------------------------------------------------------------------------------------------------
@@ -209,7 +198,7 @@ def test_the_held_out_check_equals_plain_transformers_before_and_after_the_updat
             ]
 
     before = logprobs()
-    measure.learner.step(groups, [rng.normal(size=g.tree.num_responses) for g in groups], seed=0)
+    learn(measure.learner, groups, [rng.normal(size=g.tree.num_responses) for g in groups], seed=0)
     after = logprobs()
     found = measure.record(groups, groups, held_out)["held_out_check"]
 
@@ -227,7 +216,7 @@ def test_the_held_out_check_equals_plain_transformers_before_and_after_the_updat
     assert found["num_rollouts"] == 27
 
 
-def test_held_out_rollouts_are_fresh_and_independent_of_the_scheme(rng: np.random.Generator) -> None:
+def test_held_out_rollouts_are_fresh(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1000)), scale=0.1)
     groups = sampled_groups(model, rng)
     held_out = diagnostics(model, held_out_rollouts=12).hold_out(5, groups)
@@ -235,9 +224,6 @@ def test_held_out_rollouts_are_fresh_and_independent_of_the_scheme(rng: np.rando
     assert any(a.tree != b.tree for a, b in zip(held_out, groups, strict=True))
     later = diagnostics(model, held_out_rollouts=12).hold_out(10, groups)
     assert any(a.tree != b.tree for a, b in zip(held_out, later, strict=True))
-    sampling = SamplingParams(temperature=TEMPERATURE, max_new_tokens=4, scheme="systematic")
-    same = diagnostics(model, held_out_rollouts=12, sampling=sampling).hold_out(5, groups)
-    assert [g.tree for g in same] == [g.tree for g in held_out]
 
 
 def test_held_out_checks_come_when_they_are_due(rng: np.random.Generator) -> None:

@@ -13,7 +13,7 @@ import brorl.training.mini_batch as mini_batch_module
 import brorl.training.step_inputs as inputs_module
 from brorl.activity import Activity, Updating
 from brorl.algorithms.groups import Group
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
@@ -21,10 +21,14 @@ from brorl.sampling import SamplingParams
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
+from learner_support import learn
 from small_models import flattened_logprobs, random_tree, rollouts, small_model
 
 SETTINGS = LearnerSettings(
-    learning_rate=1e-3, loss=PolicyLossSettings("ppo", 0.2, 0.28), next_token=NextToken(0.9), max_nodes=20
+    learning_rate=1e-3,
+    loss=PolicyLossSettings(kind="ppo", clip_low=0.2, clip_high=0.28),
+    next_token=NextToken(0.9),
+    max_nodes=20,
 )
 Batch = tuple[list[Group], list[np.ndarray]]
 
@@ -97,7 +101,7 @@ def test_one_update_equals_adamw_on_the_flattened_batch(
     start, plain = deepcopy(model), deepcopy(model)
     settings = replace(SETTINGS, max_grad_norm=max_grad_norm, weight_decay=0.1)
     batch = sampled_batch(model, rng)
-    update = TreeLearner(model, settings).step(*batch, seed=0)
+    update = learn(TreeLearner(model, settings), *batch, seed=0)
     loss, norm, clip_fraction, kl = plain_update(plain, plain_adamw(plain, settings), batch, max_grad_norm)
     assert_same_weights(model, plain, start, 1e-7)
     assert update.loss == pytest.approx(loss, rel=1e-9)
@@ -125,7 +129,7 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
     for step in range(2):
         groups, advantages = sampled_batch(model, rng, num_groups=7)
         dealt.clear()
-        update = learner.step(groups, advantages, seed=step)
+        update = learn(learner, groups, advantages, seed=step)
         assert sorted(id(t) for part in dealt for t in part) == sorted(id(g.tree) for g in groups)
         assert sorted(len(part) for part in dealt) == [2, 2, 3]
         assert [id(t) for part in dealt for t in part] != [id(g.tree) for g in groups]  # 1 in 5040 by chance
@@ -149,7 +153,7 @@ def test_the_seed_decides_how_groups_are_dealt(rng: np.random.Generator) -> None
     losses = []
     for seed in (0, 0, 1):
         learner = TreeLearner(deepcopy(model), replace(SETTINGS, mini_batches=3))
-        learner.step(*batch, seed=seed)
+        learn(learner, *batch, seed=seed)
         losses.append({name: p.detach().clone() for name, p in learner.weights()})
     assert all(torch.equal(losses[0][name], losses[1][name]) for name in losses[0])
     assert any(not torch.equal(losses[0][name], losses[2][name]) for name in losses[0])
@@ -160,7 +164,7 @@ def test_a_restored_learner_continues_bitwise(rng: np.random.Generator) -> None:
     settings = replace(SETTINGS, mini_batches=2, warmup_updates=10, weight_decay=0.1)
     learner = TreeLearner(model, settings)
     batches = [sampled_batch(model, rng) for _ in range(3)]
-    learner.step(*batches[0], seed=0)
+    learn(learner, *batches[0], seed=0)
 
     file = BytesIO()
     torch.save(learner.state_dict(), file)
@@ -169,8 +173,8 @@ def test_a_restored_learner_continues_bitwise(rng: np.random.Generator) -> None:
     restored, forgetful = TreeLearner(copy, settings), TreeLearner(deepcopy(model), settings)
     restored.load_state_dict(torch.load(file, weights_only=True))
     for seed in (1, 2):
-        assert learner.step(*batches[seed], seed=seed) == restored.step(*batches[seed], seed=seed)
-        forgetful.step(*batches[seed], seed=seed)
+        assert learn(learner, *batches[seed], seed=seed) == learn(restored, *batches[seed], seed=seed)
+        learn(forgetful, *batches[seed], seed=seed)
     for (_, a), (_, b) in zip(learner.weights(), restored.weights(), strict=True):
         assert torch.equal(a, b)
     assert any(not torch.equal(a, c) for (_, a), (_, c) in zip(learner.weights(), forgetful.weights(), strict=True))
@@ -194,7 +198,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(broken: str, rng: np.random.G
     learner = TreeLearner(model, SETTINGS)
     before = deepcopy(model.state_dict())
     with pytest.raises(FloatingPointError, match=r"gradient norm .*; lower optimizer.learning_rate"):
-        learner.step(groups, advantages, seed=0)
+        learn(learner, groups, advantages, seed=0)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert learner.state_dict()["updates"] == 0
     assert learner.state_dict()["optimizer"]["state"] == {}
@@ -206,11 +210,11 @@ def test_a_later_mini_batch_that_is_not_finite_keeps_the_earlier_updates(rng: np
     reference = TreeLearner(deepcopy(model), SETTINGS)
     last = int(np.random.default_rng(0).permutation(2)[1])
     good = 1 - last
-    reference.step([groups[good]], [advantages[good]], seed=0)
+    learn(reference, [groups[good]], [advantages[good]], seed=0)
     advantages[last][:] = np.inf
     learner = TreeLearner(model, replace(SETTINGS, mini_batches=2))
     with pytest.raises(FloatingPointError):
-        learner.step(groups, advantages, seed=0)
+        learn(learner, groups, advantages, seed=0)
     for (_, a), (_, b) in zip(learner.weights(), reference.weights(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
     assert learner.state_dict()["updates"] == 1
@@ -224,7 +228,7 @@ def test_every_update_is_reported_before_it_is_made(rng: np.random.Generator) ->
         reports.append((activity, learner.state_dict()["updates"]))
 
     learner = TreeLearner(model, replace(SETTINGS, mini_batches=3), observe=observe)
-    learner.step(*sampled_batch(model, rng, num_groups=4), seed=0)
+    learn(learner, *sampled_batch(model, rng, num_groups=4), seed=0)
     assert reports == [(Updating(done, 3), done) for done in range(3)]
 
 
@@ -239,13 +243,13 @@ def test_old_log_probs_can_be_recomputed_instead_of_taken_from_the_engine(rng: n
     changes = []
     for batch, recompute in ((groups, False), (groups, True), (wrong, True)):
         learner = TreeLearner(deepcopy(model), replace(SETTINGS, recompute_old_logprobs=recompute))
-        update = learner.step(batch, advantages, seed=0)
+        update = learn(learner, batch, advantages, seed=0)
         assert update.clip_fraction == 0  # the ratio is 1 everywhere
         assert update.old_policy_kl == pytest.approx(0, abs=1e-12)
         changes.append(learner.model)
     for other in changes[1:]:
         assert_same_weights(other, changes[0], model, 1e-6)
-    off_policy = TreeLearner(deepcopy(model), SETTINGS).step(wrong, advantages, seed=0)
+    off_policy = learn(TreeLearner(deepcopy(model), SETTINGS), wrong, advantages, seed=0)
     assert off_policy.clip_fraction > 0.3
 
 
@@ -257,9 +261,9 @@ def test_responses_per_verdict_trains_fewer_nodes_and_all_of_them_when_they_fit(
     few, all_of_them, full = (
         TreeLearner(deepcopy(model), replace(SETTINGS, max_responses_per_outcome=k)) for k in (3, 1000, 0)
     )
-    nodes = few.step(*batch, seed=0).trained_nodes
+    nodes = learn(few, *batch, seed=0).trained_nodes
     assert nodes <= sum(2 * 4 * int(t.length.max()) for t in trees)
-    assert all_of_them.step(*batch, seed=0) == full.step(*batch, seed=0)
+    assert learn(all_of_them, *batch, seed=0) == learn(full, *batch, seed=0)
     assert nodes < sum(t.num_unique_tokens for t in trees) / 2
 
 
@@ -275,7 +279,7 @@ def test_chosen_responses_carry_their_factors_and_the_token_mean_stays_that_of_a
     monkeypatch.setattr(mini_batch_module, "choose_responses", lambda *_: (chosen, factor_K))
     plain = deepcopy(model)
     settings = replace(SETTINGS, max_responses_per_outcome=1, max_grad_norm=1e9)
-    update = TreeLearner(model, settings).step(groups, advantages, seed=0)
+    update = learn(TreeLearner(model, settings), groups, advantages, seed=0)
     loss, norm, *_ = plain_update(plain, plain_adamw(plain, settings), (groups, [forced]), 1e9)
     assert update.loss == pytest.approx(loss, rel=1e-9)
     assert update.grad_norm == pytest.approx(norm, rel=1e-9)
@@ -287,7 +291,7 @@ def test_responses_per_verdict_with_a_group_whose_advantages_are_all_zero(rng: n
     groups, advantages = sampled_batch(model, rng, num_groups=2)
     advantages[0][:] = 0.0
     full, subset = (TreeLearner(deepcopy(model), replace(SETTINGS, max_responses_per_outcome=k)) for k in (0, 1000))
-    expected, got = full.step(groups, advantages, seed=0), subset.step(groups, advantages, seed=0)
+    expected, got = learn(full, groups, advantages, seed=0), learn(subset, groups, advantages, seed=0)
     assert got.loss == pytest.approx(expected.loss, rel=1e-12)
     assert_same_weights(subset.model, full.model, model, 1e-9)
 
@@ -301,7 +305,7 @@ def test_autocast_gives_nearly_the_same_update_and_keeps_the_weights_dtype(rng: 
         exact, fast = (
             TreeLearner(deepcopy(model), replace(SETTINGS, autocast=on, max_grad_norm=1e9)) for on in (False, True)
         )
-        first, second = exact.step(*batch, seed=0), fast.step(*batch, seed=0)
+        first, second = learn(exact, *batch, seed=0), learn(fast, *batch, seed=0)
         assert second.grad_norm != first.grad_norm
         flat_a, flat_b = (torch.cat([p.grad.flatten() for p in x.model.parameters()]) for x in (exact, fast))
         errors.append(float((flat_a - flat_b).norm() / flat_a.norm()))
@@ -314,4 +318,4 @@ def test_too_few_groups_are_refused(rng: np.random.Generator) -> None:
     model = small_model(seed=1)
     learner = TreeLearner(model, replace(SETTINGS, mini_batches=5))
     with pytest.raises(ValueError, match="5 mini-batches need as many groups, got 4"):
-        learner.step(*sampled_batch(model, rng), seed=0)
+        learn(learner, *sampled_batch(model, rng), seed=0)

@@ -7,6 +7,7 @@ response as in its paper, and autograd does the rest (float64).
 import math
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +18,14 @@ from transformers import PreTrainedModel
 
 import brorl.training.mini_batch as mini_batch_module
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
-from brorl.training.learner import LearnerSettings, Update
+from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.mini_batch import choose_trained
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
+from learner_support import learn, penalized_groups
 from small_models import (
     assert_same_gradients,
     flattened_logprobs,
@@ -35,8 +35,10 @@ from small_models import (
     small_model,
 )
 
-SETTINGS = LearnerSettings(learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=30, max_grad_norm=1e9)
-LONGEST = 9  # max_new_tokens of the constant aggregation
+SETTINGS = LearnerSettings(
+    learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=30, max_grad_norm=1e9, max_new_tokens=9
+)
+LONGEST = SETTINGS.max_new_tokens
 Rows = list[list[Tensor]]
 Batch = tuple[list[Group], list[np.ndarray]]
 
@@ -55,7 +57,7 @@ def row_factors(ratio_T: np.ndarray, importance: ImportanceCorrection) -> np.nda
     """The factor of each token of a row, from its ratios exp(old - sampler)."""
     low, high = importance.low, importance.high
     inside = low <= math.prod(ratio_T.tolist()) ** (1 / ratio_T.size) <= high
-    match importance.mode:
+    match importance.correction:
         case "none":
             return np.ones_like(ratio_T)
         case "truncate":
@@ -70,7 +72,7 @@ def add_row(
     tally: Tally, new_T: Tensor, old_T: Tensor, advantage: float, factor_T: np.ndarray, loss: PolicyLossSettings
 ) -> None:
     """Add the policy term of a row, token by token."""
-    low, high = 1 - loss.clip_low, 1 + loss.clip_high
+    low, high = 1 - loss.clip.low, 1 + loss.clip.high
     fraction = 1 / new_T.numel() if loss.aggregation == "sequence_mean" else 1.0
     sequence_ratio = torch.exp((new_T - old_T).mean())
     for new, old, factor in zip(new_T, old_T, factor_T, strict=True):
@@ -110,7 +112,7 @@ def flat(
     reference: Rows | None = None,
     factors: list[np.ndarray] | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of the batch's rows, and what `Update` should say; `factors` are those of chosen responses, else 0."""
+    """The loss of the rows, and what `StepMetrics` should say; `factors` are those of chosen responses, else 0."""
     tally, loss, penalty = Tally(), settings.loss, settings.kl
     factor_sum = 0.0
     for p, (group, advantage_L) in enumerate(zip(*batch, strict=True)):
@@ -191,8 +193,8 @@ def moved(model: PreTrainedModel, rng: np.random.Generator, size: float = 0.05) 
             parameter += size * torch.from_numpy(rng.normal(size=parameter.shape))
 
 
-def loss_of(kind: str, aggregation: str) -> PolicyLossSettings:
-    return PolicyLossSettings(kind, 0.1, 0.15, aggregation, LONGEST)  # type: ignore[arg-type]
+def loss_of(kind: str, aggregation: str, **changes: Any) -> PolicyLossSettings:
+    return PolicyLossSettings(kind=kind, clip_low=0.1, clip_high=0.15, aggregation=aggregation, **changes)  # type: ignore[arg-type]
 
 
 def assert_step_equals_rows(
@@ -201,7 +203,7 @@ def assert_step_equals_rows(
     batch: Batch,
     reference_model: PreTrainedModel | None = None,
     factors: list[np.ndarray] | None = None,
-) -> Update:
+) -> StepMetrics:
     """Take a step with one mini-batch; its gradient and its update are those of the rows."""
     plain, trees = deepcopy(learner.model), [g.tree for g in batch[0]]
     plain.zero_grad()
@@ -210,7 +212,7 @@ def assert_step_equals_rows(
     reference = detached(rows_of(reference_model, trees)) if reference_model is not None else None
     total, told = flat(batch, settings, new, old, reference, factors)
     total.backward()
-    update = learner.step(*batch, seed=0)
+    update = learn(learner, *batch, seed=0)
     assert_same_gradients(gradients(learner.model), gradients(plain))
     for name, expected in told.items():
         assert getattr(update, name) == pytest.approx(expected, rel=1e-9, abs=1e-12), name
@@ -245,7 +247,7 @@ def test_each_importance_correction(mode: str, kind: str, aggregation: str, rng:
     settings = replace(
         SETTINGS,
         loss=loss_of(kind, aggregation),
-        importance=ImportanceCorrection(mode, 0.8, 1.25),  # type: ignore[arg-type]
+        importance=ImportanceCorrection(correction=mode, low=0.8, high=1.25),  # type: ignore[arg-type]
         recompute_old_logprobs=True,
     )
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
@@ -261,7 +263,7 @@ def test_each_kl_estimator_in_the_loss(
 ) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    penalty = KLPenalty(0.7, estimator, "loss", clamp=0.8)  # type: ignore[arg-type]
+    penalty = KLPenalty(coefficient=0.7, estimator=estimator, placement="loss", clamp=0.8)  # type: ignore[arg-type]
     settings = replace(SETTINGS, loss=loss_of(kind, aggregation), kl=penalty, offload_reference=offload)
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -272,7 +274,7 @@ def test_each_kl_estimator_in_the_loss(
 def test_a_penalty_of_coefficient_zero_only_measures(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start, batch = deepcopy(model), sampled(model, rng)
-    settings = replace(SETTINGS, kl=KLPenalty(0.0, "k3"))
+    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.0, estimator="k3"))
     learner = TreeLearner(model, settings)
     moved(model, rng)
     assert assert_step_equals_rows(learner, settings, batch, start).reference_kl > 0
@@ -283,7 +285,7 @@ def test_kl_in_the_reward(estimator: str, recompute: bool, rng: np.random.Genera
     """Rewards lose the penalty of the sampling policy; the step adds nothing to the loss, and measures."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    penalty = KLPenalty(0.7, estimator, "reward", clamp=0.8)  # type: ignore[arg-type]
+    penalty = KLPenalty(coefficient=0.7, estimator=estimator, placement="reward", clamp=0.8)  # type: ignore[arg-type]
     settings = replace(SETTINGS, kl=penalty, recompute_old_logprobs=recompute)
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -292,31 +294,31 @@ def test_kl_in_the_reward(estimator: str, recompute: bool, rng: np.random.Genera
     old = detached(rows_of(model, trees)) if recompute else sampler_rows(trees)
     reference = detached(rows_of(start, trees))
 
-    apply_kl_penalty = learner.apply_kl_penalty(groups)
-    for p, (before, after) in enumerate(zip(groups, apply_kl_penalty, strict=True)):
+    for p, (before, after) in enumerate(zip(groups, penalized_groups(learner, groups), strict=True)):
         for i, (leaf, _) in enumerate(rollouts(before.tree)):
             row = Tally()
             add_kl(row, old[p][i], reference[p][i], penalty, 1.0, 1.0)
             assert after.reward_L[leaf] == pytest.approx(before.reward_L[leaf] - 0.7 * row.kl, rel=1e-9, abs=1e-12)
         assert (after.correct_L == before.correct_L).all()
-    assert_step_equals_rows(learner, settings, (apply_kl_penalty, advantages), start)
-    again = [replace(g, tree=replace(g.tree)) for g in groups]  # trees that `penalized` has not seen
-    assert_step_equals_rows(learner, settings, (again, advantages), start)
+    assert_step_equals_rows(learner, settings, (groups, advantages), start)
 
 
 @pytest.mark.parametrize("placement", ["loss", "reward"])
-def test_a_step_after_penalised_takes_no_pass_more_than_it_needs(placement: str, rng: np.random.Generator) -> None:
+def test_a_step_with_a_penalty_takes_no_pass_more_than_it_needs(placement: str, rng: np.random.Generator) -> None:
     model = small_model(seed=1, num_hidden_layers=1)
-    learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(0.7, "k2", placement), recompute_old_logprobs=True))  # type: ignore[arg-type]
+    learner = TreeLearner(
+        model,
+        replace(
+            SETTINGS, kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement), recompute_old_logprobs=True
+        ),
+    )  # type: ignore[arg-type]
     groups, advantages = sampled(model, rng)
     passes = []
-    original = learner._scores.of_own
-    learner._scores.of_own = lambda trees: passes.append(len(trees)) or original(trees)  # type: ignore[method-assign]
-    apply_kl_penalty = learner.apply_kl_penalty(groups)
-    assert (apply_kl_penalty == groups) == (placement == "loss")
-    learner.step(apply_kl_penalty, advantages, seed=0)
+    original = learner._scores.local
+    learner._scores.local = lambda trees: passes.append(len(trees)) or original(trees)  # type: ignore[method-assign]
+    learn(learner, groups, advantages)
     assert passes == [2, 2]  # the old policy and the reference, once each
-    learner.step(apply_kl_penalty, advantages, seed=0)  # the weights have changed: what was computed holds no longer
+    learn(learner, groups, advantages)  # the weights have changed: what was computed holds no longer
     assert passes == [2, 2, 2, 2]
 
 
@@ -328,7 +330,10 @@ def test_chosen_responses_carry_their_factors_into_the_penalty(
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
     settings = replace(
-        SETTINGS, kl=KLPenalty(0.7, "k2", placement), max_responses_per_outcome=1, loss=loss_of("ppo", "sequence_mean")
+        SETTINGS,
+        kl=KLPenalty(coefficient=0.7, estimator="k2", placement=placement),
+        max_responses_per_outcome=1,
+        loss=loss_of("ppo", "sequence_mean"),
     )  # type: ignore[arg-type]
     learner = TreeLearner(model, settings)
     moved(model, rng)
@@ -337,7 +342,7 @@ def test_chosen_responses_carry_their_factors_into_the_penalty(
     monkeypatch.setattr(mini_batch_module, "choose_responses", lambda *_: (chosen, factor_K))
     factor_L = np.zeros(groups[0].tree.num_responses)
     factor_L[chosen] = factor_K
-    assert_step_equals_rows(learner, settings, (learner.apply_kl_penalty(groups), advantages), start, [factor_L])
+    assert_step_equals_rows(learner, settings, (groups, advantages), start, [factor_L])
 
 
 def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> None:
@@ -349,8 +354,8 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
         learning_rate=2e-2,
         mini_batches=2,
         loss=loss_of("gspo", "sequence_mean"),
-        kl=KLPenalty(0.3, "k3"),
-        importance=ImportanceCorrection("sequence_mask", 0.7, 1.4),
+        kl=KLPenalty(coefficient=0.3, estimator="k3"),
+        importance=ImportanceCorrection(correction="sequence_mask", low=0.7, high=1.4),
         recompute_old_logprobs=True,
     )
     learner = TreeLearner(model, settings)
@@ -369,21 +374,24 @@ def test_two_mini_batches_with_everything_at_once(rng: np.random.Generator) -> N
         total.backward()
         optimizer.step()
         losses.append(told)
-    update = learner.step(groups, advantages, seed=5)
+    update = learn(learner, groups, advantages, seed=5)
     assert_same_gradients(gradients(model), gradients(plain), tolerance=1e-6)  # Adam's quotient makes rounding grow
     for name in ("loss", "reference_kl", "clip_low_fraction", "clip_high_fraction"):
         assert getattr(update, name) == pytest.approx(np.mean([told[name] for told in losses]), rel=1e-6), name
     assert abs(update.old_policy_kl) > 1e-9  # 0 in the first mini-batch
 
 
-@pytest.mark.parametrize(("mode", "kl"), [("none", None), ("truncate", None), ("mask", KLPenalty(0.7, "k2", "reward"))])
+@pytest.mark.parametrize(
+    ("mode", "kl"),
+    [("none", None), ("truncate", None), ("mask", KLPenalty(coefficient=0.7, estimator="k2", placement="reward"))],
+)
 def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
     mode: str, kl: KLPenalty | None, rng: np.random.Generator
 ) -> None:
     """After a step has moved the weights, a group's ratios are to the weights that sampled it, also when recomputed."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    importance = ImportanceCorrection(mode, 0.8, 1.25)  # type: ignore[arg-type]
+    importance = ImportanceCorrection(correction=mode, low=0.8, high=1.25)  # type: ignore[arg-type]
     settings = replace(
         SETTINGS, learning_rate=3e-2, importance=importance, kl=kl, recompute_old_logprobs=True, mini_batches=1
     )
@@ -391,7 +399,7 @@ def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
     first, waiting = sampled(model, rng, num_groups=1), sampled(model, rng, num_groups=1)
     old_waiting = detached(rows_of(model, [g.tree for g in waiting[0]]))
     carried = learner.with_old_logprobs(waiting[0])
-    learner.step(learner.apply_kl_penalty(first[0]), first[1], seed=0)
+    learn(learner, *first)
 
     fresh = sampled(model, rng, num_groups=1)
     plain = deepcopy(model)
@@ -400,11 +408,9 @@ def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
     new = rows_of(plain, trees)
     old = [*old_waiting, detached(rows_of(plain, trees[1:]))[0]]
     reference = detached(rows_of(start, trees))
-    groups, advantages = (
-        learner.apply_kl_penalty([*learner.with_old_logprobs(carried), *fresh[0]]),
-        [*waiting[1], *fresh[1]],
-    )
-    for p, (before, after) in enumerate(zip([*waiting[0], *fresh[0]], groups, strict=True)):
+    groups, advantages = [*learner.with_old_logprobs(carried), *fresh[0]], [*waiting[1], *fresh[1]]
+    penalized = penalized_groups(learner, groups)
+    for p, (before, after) in enumerate(zip([*waiting[0], *fresh[0]], penalized, strict=True)):
         for i, (leaf, _) in enumerate(rollouts(before.tree)):
             row = Tally()
             if kl:
@@ -412,7 +418,7 @@ def test_a_group_that_waited_keeps_the_old_policy_of_its_own_step(
             assert after.reward_L[leaf] == pytest.approx(before.reward_L[leaf] - 0.7 * row.kl, rel=1e-9, abs=1e-12)
     total, told = flat((groups, advantages), settings, new, old, reference)
     total.backward()
-    update = learner.step(groups, advantages, seed=0)
+    update = learn(learner, groups, advantages, seed=0)
     assert_same_gradients(gradients(model), gradients(plain))
     _, of_fresh = flat(fresh, settings, new[1:], old[1:], reference[1:])
     for name in told:
@@ -431,13 +437,13 @@ def test_a_step_of_waiting_groups_alone_measures_no_mismatch(rng: np.random.Gene
     model = small_model(seed=1, num_hidden_layers=1)
     learner = TreeLearner(model, replace(SETTINGS, recompute_old_logprobs=True))
     groups, advantages = sampled(model, rng)
-    update = learner.step(learner.with_old_logprobs(groups), advantages, seed=0)
+    update = learn(learner, learner.with_old_logprobs(groups), advantages, seed=0)
     assert update.mismatch_mean is update.mismatch_max is update.mismatch_kl is None
 
 
 def test_dual_clip(rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)))
-    loss = replace(loss_of("ppo", "token_mean"), dual_clip=1.3)
+    loss = loss_of("ppo", "token_mean", dual_clip=1.3)
     settings = replace(SETTINGS, loss=loss)
     update = assert_step_equals_rows(TreeLearner(model, settings), settings, sampled(model, rng, num_groups=3))
     assert update.clip_fraction > update.clip_low_fraction + update.clip_high_fraction + 1e-6
@@ -447,8 +453,8 @@ def test_dual_clip(rng: np.random.Generator) -> None:
     ("kind", "aggregation", "kl"),
     [
         ("ppo", "token_mean", None),
-        ("cispo", "sequence_mean", KLPenalty(0.7, "k2", "loss", clamp=0.8)),
-        ("gspo", "constant", KLPenalty(0.7, "k3", "reward", clamp=0.8)),
+        ("cispo", "sequence_mean", KLPenalty(coefficient=0.7, estimator="k2", placement="loss", clamp=0.8)),
+        ("gspo", "constant", KLPenalty(coefficient=0.7, estimator="k3", placement="reward", clamp=0.8)),
     ],
 )
 def test_truncated_responses_can_be_left_out_of_the_loss(
@@ -457,16 +463,14 @@ def test_truncated_responses_can_be_left_out_of_the_loss(
     """They count in no term and in no denominator, with whatever else there is."""
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     start = deepcopy(model)
-    settings = replace(SETTINGS, loss=replace(loss_of(kind, aggregation), mask_truncated=True), kl=kl)
+    settings = replace(SETTINGS, loss=loss_of(kind, aggregation, mask_truncated=True), kl=kl)
     learner = TreeLearner(model, settings)
     moved(model, rng)
     while True:  # until every group has finished and truncated responses
         groups, advantages = sampled(model, rng, num_groups=3)
         if all(0 < g.tree.finished.sum() < g.tree.num_responses for g in groups):
             break
-    update = assert_step_equals_rows(
-        learner, settings, (learner.apply_kl_penalty(groups), advantages), start if kl else None
-    )
+    update = assert_step_equals_rows(learner, settings, (groups, advantages), start if kl else None)
     kept = [g.tree.select(np.flatnonzero(g.tree.finished))[0] for g in groups]
     assert update.trained_nodes == sum(t.num_unique_tokens for t in kept)
 
@@ -479,8 +483,8 @@ def test_a_chosen_subset_holds_no_truncated_response(rng: np.random.Generator) -
     for seed in range(draws):
         chosen_responses = choose_trained(group, advantage_L, 1, True, np.random.default_rng(seed))
         assert chosen_responses is not None
-        assert chosen_responses.node_M is not None
-        chosen = np.searchsorted(tree.leaf, chosen_responses.node_M[chosen_responses.tree.leaf])
+        place = {response: i for i, (response, _) in enumerate(tree.responses())}
+        chosen = [place[response] for response, _ in chosen_responses.tree.responses()]
         sum_L[chosen] += chosen_responses.factor_L
         factor_L[chosen] = chosen_responses.factor_L
     assert (sum_L[~tree.finished] == 0).all()
@@ -498,7 +502,7 @@ def test_a_batch_of_truncated_responses_alone_changes_nothing(rng: np.random.Gen
     tree = RolloutTree.from_responses([1, 2], [[3, 4], [3, 5]], [[-1.0, -1.0], [-1.0, -1.0]], [False, False])
     groups = [group_of(tree, rng)]
     settings = replace(SETTINGS, loss=PolicyLossSettings(mask_truncated=True))
-    update = TreeLearner(model, settings).step(groups, [np.array([1.0, -1.0])], seed=0)
+    update = learn(TreeLearner(model, settings), groups, [np.array([1.0, -1.0])], seed=0)
     assert (update.loss, update.grad_norm, update.trained_nodes) == (0.0, 0.0, 0)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
@@ -518,7 +522,7 @@ def row_entropies(model: PreTrainedModel, tree: RolloutTree, temperature: float)
 def test_the_entropy_bonus(kind: str, aggregation: str, rng: np.random.Generator) -> None:
     """The mean over the rows' tokens of the entropy of the whole vocabulary, with the weights of the aggregation."""
     model = small_model(seed=int(rng.integers(1 << 30)))
-    settings = replace(SETTINGS, loss=replace(loss_of(kind, aggregation), entropy_coefficient=0.4))
+    settings = replace(SETTINGS, loss=loss_of(kind, aggregation, entropy_coefficient=0.4))
     groups, advantages = sampled(model, rng)
     plain, trees = deepcopy(model), [g.tree for g in groups]
     plain.zero_grad()
@@ -531,7 +535,7 @@ def test_the_entropy_bonus(kind: str, aggregation: str, rng: np.random.Generator
         "constant": sum(row.sum() for row in entropies) / (num_rows * LONGEST),
     }[aggregation]
     (total - 0.4 * bonus).backward()
-    update = TreeLearner(model, settings).step(groups, advantages, seed=0)
+    update = learn(TreeLearner(model, settings), groups, advantages, seed=0)
     assert_same_gradients(gradients(model), gradients(plain))
     assert update.bonus_entropy == pytest.approx(sum(row.sum().item() for row in entropies) / tokens, rel=1e-9)
     assert update.loss == pytest.approx(total.item(), rel=1e-9)
@@ -554,6 +558,6 @@ def test_the_entropy_where_tokens_are_forbidden(rng: np.random.Generator) -> Non
             p = torch.softmax(row[allowed], 0)
             entropy, tokens = entropy - (p * p.log()).sum(), tokens + 1
     (-entropy / tokens).backward()
-    update = TreeLearner(model, settings).step([group_of(tree, rng)], [np.zeros(tree.num_responses)], seed=0)
+    update = learn(TreeLearner(model, settings), [group_of(tree, rng)], [np.zeros(tree.num_responses)], seed=0)
     assert update.bonus_entropy == pytest.approx(entropy.item() / tokens, rel=1e-9)
     assert_same_gradients(gradients(model), gradients(plain))

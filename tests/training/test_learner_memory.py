@@ -10,23 +10,22 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.errors import OutOfMemoryError, UserError
 from brorl.prompts.prompt import Prompt
 from brorl.training.chunk_size import LEAST_NODES
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
+from learner_support import learn
 from small_models import assert_same_gradients, gradients, random_tree, small_model
 
 SETTINGS = LearnerSettings(learning_rate=1e-3, max_nodes=128, max_grad_norm=1e9)
 EVERYTHING = replace(
     SETTINGS,
     mini_batches=2,
-    loss=PolicyLossSettings("gspo", 0.1, 0.1),
-    kl=KLPenalty(0.5),
-    importance=ImportanceCorrection("truncate"),
+    loss=PolicyLossSettings(kind="gspo", clip_low=0.1, clip_high=0.1),
+    kl=KLPenalty(coefficient=0.5),
+    importance=ImportanceCorrection(correction="truncate"),
     recompute_old_logprobs=True,
 )
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
@@ -77,7 +76,7 @@ def test_a_mini_batch_starts_again_with_half_the_nodes(
     batch, said = batch_of(rng), []
     learner = TreeLearner(model, settings, said.append)
     full = Full(model, 45, error, backward)  # 128 nodes in a pass are too many, 64 or 32 are not
-    expected, got = calm.step(*batch, seed=0), learner.step(*batch, seed=0)
+    expected, got = learn(calm, *batch, seed=0), learn(learner, *batch, seed=0)
     assert_same_gradients(gradients(model), gradients(calm.model), tolerance=1e-7)
     for name, value in asdict(expected).items():
         if value is not None and name not in ("nodes_per_pass", "out_of_memory_retries"):
@@ -89,7 +88,7 @@ def test_a_mini_batch_starts_again_with_half_the_nodes(
     assert learner.state_dict()["updates"] == settings.mini_batches
 
     failures = full.failures
-    again = learner.step(*batch, seed=0)  # the smaller size stays
+    again = learn(learner, *batch, seed=0)  # the smaller size stays
     assert (full.failures, again.out_of_memory_retries) == (failures, 0)
     resumed = TreeLearner(deepcopy(calm.model), settings)
     resumed.load_state_dict(learner.state_dict())
@@ -115,7 +114,7 @@ def test_memory_that_is_too_small_for_anything_ends_with_the_ways_out(rng: np.ra
     before = deepcopy(model.state_dict())
     full = Full(model, 0, CUDA)
     with pytest.raises(OutOfMemoryError) as caught:
-        learner.step(*batch_of(rng), seed=0)
+        learn(learner, *batch_of(rng), seed=0)
     assert isinstance(caught.value, UserError)
     for word in (
         "engine.nodes_per_pass",
@@ -132,13 +131,13 @@ def test_memory_that_is_too_small_for_anything_ends_with_the_ways_out(rng: np.ra
 
 def test_memory_that_runs_out_in_the_reference_leaves_the_models_own_weights(rng: np.random.Generator) -> None:
     model = small_model(seed=1, num_hidden_layers=1)
-    learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(0.5)))
+    learner = TreeLearner(model, replace(SETTINGS, kl=KLPenalty(coefficient=0.5)))
     with torch.no_grad():
         model.lm_head.weight.mul_(1.5)
     before = deepcopy(model.state_dict())
     Full(model, 0, CUDA)
     with pytest.raises(OutOfMemoryError):
-        learner.step(*batch_of(rng), seed=0)
+        learn(learner, *batch_of(rng), seed=0)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
@@ -153,7 +152,7 @@ def test_memory_that_runs_out_for_the_moments_is_said_and_not_tried_again(
 
     monkeypatch.setattr(learner._optimizer, "step", fail)
     with pytest.raises(OutOfMemoryError, match="adapters"):
-        learner.step(*batch_of(rng), seed=0)
+        learn(learner, *batch_of(rng), seed=0)
     assert len(calls) == 1
 
 
@@ -161,7 +160,7 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(rng: np.random.Generato
     model = small_model(seed=1, num_hidden_layers=1)
     full = Full(model, 0, RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        TreeLearner(model, SETTINGS).step(*batch_of(rng), seed=0)
+        learn(TreeLearner(model, SETTINGS), *batch_of(rng), seed=0)
     assert full.failures == 1
 
 
@@ -170,7 +169,7 @@ def test_a_restored_learner_with_a_reference_continues_bitwise(rng: np.random.Ge
     settings = replace(EVERYTHING, max_grad_norm=1.0)
     learner = TreeLearner(model, settings)
     batches = [batch_of(rng, num_groups=2) for _ in range(3)]
-    learner.step(*batches[0], seed=0)
+    learn(learner, *batches[0], seed=0)
     file = BytesIO()
     torch.save(learner.state_dict(), file)
     file.seek(0)
@@ -178,9 +177,9 @@ def test_a_restored_learner_with_a_reference_continues_bitwise(rng: np.random.Ge
     state = torch.load(file, weights_only=True)
     restored.load_state_dict(state)
     for seed in (1, 2):
-        expected = learner.step(*batches[seed], seed=seed)
-        assert restored.step(*batches[seed], seed=seed) == expected
-        assert forgetful.step(*batches[seed], seed=seed).reference_kl != expected.reference_kl
+        expected = learn(learner, *batches[seed], seed=seed)
+        assert learn(restored, *batches[seed], seed=seed) == expected
+        assert learn(forgetful, *batches[seed], seed=seed).reference_kl != expected.reference_kl
     for (_, a), (_, b) in zip(learner.weights(), restored.weights(), strict=True):
         assert torch.equal(a, b)
     del state["reference"]
@@ -191,16 +190,16 @@ def test_a_restored_learner_with_a_reference_continues_bitwise(rng: np.random.Ge
 @pytest.mark.parametrize("clear", [False, True])
 def test_a_reset_takes_the_current_weights_and_may_clear_the_optimizer(clear: bool, rng: np.random.Generator) -> None:
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
-    settings = replace(SETTINGS, kl=KLPenalty(0.5))
+    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.5))
     learner, batch = TreeLearner(model, settings), batch_of(rng)
     assert learner.has_reference
-    learner.step(*batch, seed=0)
-    assert learner.step(*batch, seed=0).reference_kl > 0
+    learn(learner, *batch, seed=0)
+    assert learn(learner, *batch, seed=0).reference_kl > 0
     other = TreeLearner(deepcopy(model), settings)  # its reference is the current weights, its optimizer is new
     if not clear:
         other.load_optimizer_state(deepcopy(learner.state_dict()))
     learner.reset_reference(clear_optimizer=clear)
-    got, expected = learner.step(*batch, seed=1), other.step(*batch, seed=1)
+    got, expected = learn(learner, *batch, seed=1), learn(other, *batch, seed=1)
     assert got == expected
     assert got.reference_kl == pytest.approx(0, abs=1e-12)
     for (_, a), (_, b) in zip(learner.weights(), other.weights(), strict=True):
@@ -211,7 +210,7 @@ def test_moments_of_another_run_are_taken_and_nothing_else(rng: np.random.Genera
     model = small_model(seed=int(rng.integers(1 << 30)), num_hidden_layers=1)
     batch = batch_of(rng)
     first = TreeLearner(model, replace(SETTINGS, learning_rate=5e-2, betas=(0.5, 0.6)))
-    first.step(*batch, seed=0)
+    learn(first, *batch, seed=0)
     state = deepcopy(first.state_dict())
     second = TreeLearner(deepcopy(model), replace(SETTINGS, warmup_updates=4))
     second.load_optimizer_state(state)
@@ -221,7 +220,7 @@ def test_moments_of_another_run_are_taken_and_nothing_else(rng: np.random.Genera
     for index, moments in state["optimizer"]["state"].items():
         for name, value in moments.items():
             assert torch.equal(ours["optimizer"]["state"][index][name], value)
-    assert second.step(*batch, seed=0).learning_rate == 1e-3 / 4
+    assert learn(second, *batch, seed=0).learning_rate == 1e-3 / 4
 
     wider = TreeLearner(small_model(hidden_size=48, num_hidden_layers=1, seed=1), SETTINGS)
     with pytest.raises(ValueError, match=r"trainable tensor 0 has shape \(17, 48\), its moments \(17, 32\)"):
@@ -233,7 +232,7 @@ def test_moments_of_another_run_are_taken_and_nothing_else(rng: np.random.Genera
 
 def test_a_correction_without_recomputed_log_probs_and_a_reset_without_a_reference_are_refused() -> None:
     with pytest.raises(ValueError, match=r"set optimizer\.old_logprobs: recompute, or importance"):
-        replace(SETTINGS, importance=ImportanceCorrection("mask"))
+        replace(SETTINGS, importance=ImportanceCorrection(correction="mask"))
     learner = TreeLearner(small_model(seed=1, num_hidden_layers=1), SETTINGS)
     assert not learner.has_reference
     with pytest.raises(ValueError, match="no reference policy to reset"):

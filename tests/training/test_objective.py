@@ -10,14 +10,13 @@ import pytest
 
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.comparison import ArmPlan, run_config
 from brorl.assemble.objective import build_objective
-from brorl.assemble.settings import build_schedule
+from brorl.assemble.run import build_schedule
 from brorl.comparison.reading import read_run_scores
-from brorl.config.loss import AdvantageConfig
 from brorl.config.reading import make_config
 from brorl.config.resuming import first_change, fixed_settings
-from brorl.config.settings import TrainConfig
 from brorl.cost import Budget, Cost, total_cost
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
@@ -161,10 +160,6 @@ def test_changed_phases_are_not_resumed() -> None:
     change = first_change(fixed_settings(before), now)
     assert change is not None
     assert change.name == "phases"
-    earlier = {name: value for name, value in fixed_settings(TrainConfig()).items() if name != "phases"}
-    change = first_change(earlier, now)  # a run of a version without phases
-    assert change is not None
-    assert (change.name, change.before) == ("phases", [])
 
 
 def test_each_phase_has_its_estimator_and_its_learning_rate() -> None:
@@ -211,26 +206,6 @@ def test_an_attempt_without_an_update_is_no_regular_evaluation() -> None:
     assert objective.phase.name == "b"
 
 
-def test_every_phase_counts_its_own_classes() -> None:
-    objective = objective_of(
-        phases=[
-            {"name": "a", "until": 0.5, "advantage": {"rarity": 1.0, "rarity_by": "answer", "estimator": "rloo"}},
-            {"name": "b", "advantage": {"rarity": 1.0, "estimator": "rloo"}},
-        ]
-    )
-    tree = RolloutTree.from_responses((1,), [(2, 0), (2, 1), (2, 2), (2, 2), (2, 3), (2, 3)])
-    correct_L = np.array([True, True, True, False])
-    classes = np.array([0, 0, 1, 2])  # the first two responses are one answer
-    mixed = Group(PROMPT, tree, correct_L, correct_L.astype(float), class_L=classes)
-    weights = []
-    for fraction in (0.0, 0.5):
-        objective.begin_step(fraction)
-        [advantage_L] = objective.estimate_advantages([mixed])
-        weights.append(advantage_L[:3] / advantage_L[:3].mean())
-    assert weights[0] == pytest.approx([1, 1, 1])  # two classes of two rollouts each
-    assert weights[1][0] == pytest.approx(2 * weights[1][2])  # once against twice
-
-
 def test_a_constant_objective_leaves_no_trace_in_the_metrics() -> None:
     assert objective_of().record() == {}
 
@@ -262,7 +237,7 @@ def test_contradictions_are_named(settings: dict[str, Any], expected: str) -> No
 
 def test_phases_on_the_command_line_replace_the_advantages_of_the_recipe() -> None:
     recipe, phases = {"advantage": {"estimator": "maxrl"}}, {"phases": [{"name": "a"}]}
-    assert make_config(recipe, phases, "test").advantages == (AdvantageConfig(),)
+    assert make_config(recipe, phases, "test").advantages == (AdvantageSettings(),)
     with pytest.raises(UserError, match=r"both are set; .* or set phases: \[\]"):
         make_config(phases, recipe, "test")
     assert make_config(phases, recipe | {"phases": []}, "test").advantages[0].estimator == "maxrl"

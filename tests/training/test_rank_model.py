@@ -12,7 +12,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import rank_model_cases
-from brorl.model.lora import LoraSettings, add_adapter
+from brorl.model.lora import add_adapter
+from brorl.model.settings import LoraSettings
 from brorl.training.ranks import ALONE
 from rank_model_cases import Loading
 from rank_processes import RankProcesses
@@ -28,7 +29,7 @@ MODELS = {
     "gemma3_text": {"head_dim": 8},  # its embedding has a buffer, and there are two rotations
     "mamba": {"state_size": 4},
 }
-LORA = LoraSettings(2)  # rank 2: a rank of 3 has no rows of an adapter
+LORA = LoraSettings(rank=2)  # rank 2: a rank of 3 has no rows of an adapter
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,7 @@ def check(processes: RankProcesses, size: int, loading: Loading) -> rank_model_c
     return expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_rank_has_the_model_that_one_process_loads(
@@ -144,6 +146,7 @@ def test_all_ranks_end_with_the_error_of_the_first_one(
     check(processes, 3, Loading(save(tmp_path / "whole", "qwen3", rng)))  # the ranks are still in step
 
 
+@pytest.mark.slow
 def test_flex_attention_is_checked_on_shards(
     processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def go_on(child: ChildRuns, run: Path, reference: Reference, *harms: Harm) -> Ou
     return child("train", *reference.settings, "--output_dir", run, harms=harms)
 
 
+@pytest.mark.slow
 def test_the_reference_carries_groups_and_learns(reference: Reference) -> None:
     """Otherwise the tests below would prove little."""
     records = metrics_without_times(reference.path)
@@ -137,6 +138,7 @@ INSTANTS = {
 
 # Each kill comes in a later part of the run than the one before it. The steps up to it show that the run was resumed
 # correctly: they are those of the reference.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "instants",
     [
@@ -170,43 +172,12 @@ def test_killed_run_resumes_bitwise(
     assert_same_run(run, reference.path)
 
 
-@pytest.mark.parametrize("by", ["response", "answer"])
-def test_a_killed_run_with_shuffled_rarity_resumes_bitwise(child: ChildRuns, tmp_path: Path, by: str) -> None:
-    """The classes of carried groups are in the checkpoint, and the shuffle depends on no state."""
-    rarity = ("--advantage.rarity=1", f"--advantage.rarity_by={by}", "--advantage.rarity_shuffled=true")
-    for seed in range(20):
-        whole = tmp_path / f"whole-{seed}"
-        settings = (*PLAIN, *rarity, "--keep_checkpoints=0", f"--seed={seed}")
-        assert child("train", *settings, "--output_dir", whole).code == 0
-        if metrics_without_times(whole)[EVERY]["kept"]["carried"]:
-            break
-    carried = load_state(whole / "checkpoints" / f"step-{EVERY:06d}").carried
-    assert carried
-    assert all((group.class_L is not None) == (by == "answer") for group in carried)
-    killed = tmp_path / "killed"
-    assert child("train", *settings, "--output_dir", killed, harms=[Harm("kill", r"update 5$")]).code == KILLED
-    assert child("resume", killed).code == 0
-    assert_same_run(killed, whole)
-
-
-def test_shuffled_rarity_is_another_run_than_rarity_and_than_none(child: ChildRuns, tmp_path: Path) -> None:
-    arms = {
-        "none": (),
-        "rarity": ("--advantage.rarity=1",),
-        "shuffled": ("--advantage.rarity=1", "--advantage.rarity_shuffled=true"),
-    }
-    many, norms = ("--rollouts_per_prompt=256", "--steps=1"), set()  # frequent and rare correct responses
-    for name, settings in arms.items():
-        assert child("train", *PLAIN, *many, *settings, "--output_dir", tmp_path / name).code == 0
-        norms.add(metrics_without_times(tmp_path / name)[1]["update"]["grad_norm"])
-    assert len(norms) == 3
-
-
 def test_every_instant_is_tried() -> None:
-    (instants,) = [m.args[1] for m in test_killed_run_resumes_bitwise.pytestmark]
+    (instants,) = [m.args[1] for m in test_killed_run_resumes_bitwise.pytestmark if m.name == "parametrize"]
     assert sorted(itertools.chain(*instants)) == sorted(INSTANTS)
 
 
+@pytest.mark.slow
 def test_killed_at_any_instant_and_killed_again_while_resuming(
     child: ChildRuns, run: Path, reference: Reference, rng: np.random.Generator
 ) -> None:
@@ -224,6 +195,7 @@ def test_killed_at_any_instant_and_killed_again_while_resuming(
         assert_same_run(run, reference.path)
 
 
+@pytest.mark.slow
 def test_killed_while_going_back_to_a_checkpoint(child: ChildRuns, run: Path, reference: Reference) -> None:
     killed = child(
         "train", *reference.settings, "--output_dir", run, harms=[Harm("kill", r"open w .*step-000004.*COMMIT")]
@@ -249,6 +221,7 @@ def test_one_signal_finishes_the_step(child: ChildRuns, run: Path, reference: Re
     assert_same_run(run, reference.path)
 
 
+@pytest.mark.slow
 def test_signals_before_the_first_step_and_the_first_checkpoint(
     child: ChildRuns, run: Path, reference: Reference
 ) -> None:
@@ -269,6 +242,7 @@ def test_signals_before_the_first_step_and_the_first_checkpoint(
     assert_same_run(run, reference.path)
 
 
+@pytest.mark.slow
 def test_a_signal_while_sampling_loses_nothing_that_was_learned(
     child: ChildRuns, run: Path, reference: Reference
 ) -> None:
@@ -288,6 +262,7 @@ def test_a_signal_while_sampling_loses_nothing_that_was_learned(
     assert_same_run(run, reference.path)
 
 
+@pytest.mark.slow
 def test_two_signals_discard_the_step(child: ChildRuns, run: Path, reference: Reference) -> None:
     for first, second in ((r"update 5$", r"update 6$"), (r"update 1$", r"open w .*step-000003.*COMMIT")):
         stopped = go_on(child, run, reference, Harm("interrupt", first), Harm("interrupt", second))
@@ -301,6 +276,7 @@ def test_two_signals_discard_the_step(child: ChildRuns, run: Path, reference: Re
     assert_same_run(run, reference.path)
 
 
+@pytest.mark.slow
 def test_signal_in_the_last_step_lets_the_run_finish(child: ChildRuns, run: Path, reference: Reference) -> None:
     harms = [Harm("interrupt", rf"update {2 * STEPS}$")]
     assert child("train", *reference.settings, "--output_dir", run, harms=harms).code == 0
@@ -316,6 +292,7 @@ def check_full_disk(stopped: Outcome, run: Path) -> None:
     assert not leftovers(run)
 
 
+@pytest.mark.slow
 def test_full_disk_stops_with_a_message_and_an_intact_checkpoint(
     child: ChildRuns, run: Path, reference: Reference
 ) -> None:
@@ -332,6 +309,7 @@ def test_full_disk_stops_with_a_message_and_an_intact_checkpoint(
     assert_same_run(run, reference.path)
 
 
+@pytest.mark.slow
 def test_full_disk_at_the_log_the_metrics_and_the_trainers_state(
     child: ChildRuns, run: Path, reference: Reference
 ) -> None:
@@ -349,6 +327,7 @@ def test_full_disk_at_the_log_the_metrics_and_the_trainers_state(
     assert_same_run(run, reference.path)
 
 
+@pytest.mark.slow
 def test_more_steps_go_on_bitwise_and_an_interruption_does_not_forget_them(
     child: ChildRuns, run: Path, reference: Reference
 ) -> None:
@@ -379,6 +358,7 @@ def test_other_settings_cannot_change_on_resume(child: ChildRuns, reference: Ref
     assert "steps" in outcome.err
 
 
+@pytest.mark.slow
 def test_checkpoint_without_commit_is_no_checkpoint(
     child: ChildRuns, run: Path, reference: Reference, with_all_checkpoints: Path
 ) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import brorl
-from brorl.algorithms.advantages import rloo
+from brorl.algorithms.advantages import EstimateAdvantages, rloo
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping
+from brorl.algorithms.settings import RewardShaping
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.cost import Budget
@@ -26,17 +26,16 @@ from brorl.runs.checkpoint import START, is_checkpoint, last_checkpoint, read_st
 from brorl.runs.run_directory import RunDirectory
 from brorl.sampling import SamplingParams
 from brorl.training.chunk_loss import LossSums
-from brorl.training.collapse import CollapseLimits
 from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics
 from brorl.training.journal import Ending
-from brorl.training.learner import Learner, Update
+from brorl.training.learner import Learner, StepMetrics
 from brorl.training.loop import train
 from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective, ObjectivePhase
-from brorl.training.reference_schedule import ReferenceSchedule
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
-from brorl.training.schedule import Schedule
+from brorl.training.schedule import ReferenceSchedule, Schedule
+from brorl.training.settings import CollapseLimits, ReferenceSettings
 from brorl.training.source import Batch, GroupSource, SourceState
 from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
@@ -92,16 +91,16 @@ class PreferenceLearner:
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         return list(groups)
 
-    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
-        return list(groups)
-
-    def step(self, groups: Sequence[Group], advantages: Sequence[Any], seed: int, lr_scale: float = 1.0) -> Update:
+    def learn(
+        self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
+    ) -> StepMetrics:
         assert seed >= 0
+        advantages = estimate_advantages(groups)
         assert lr_scale == 1
         self.trained.append(list(groups))
         gain = sum(float(g.tree.leaf_count @ (a * g.correct_L)) for g, a in zip(groups, advantages, strict=True))
         self.log_odds = self.log_odds + 0.01 * gain
-        return Update(-gain, gain, *[0.0] * 4, len(groups), 0.0, 0.0, *[None] * 5, 0.0, 1, 0)
+        return StepMetrics(-gain, gain, *[0.0] * 4, len(groups), 0.0, 0.0, *[None] * 5, 0.0, 1, 0)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[Any]:
         raise AssertionError(f"no check of {len(trees)} trees is due")
@@ -132,13 +131,16 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -
     prompts = [Prompt(f"p{i}", str(i), (100 + i,), str(RIGHT), "first") for i in range(NUM_PROMPTS)]
     grader = Grader({"first": FirstTokenVerifier()}, lambda tokens: " ".join(map(str, tokens)), RewardShaping())
     sampling = SamplingParams(max_new_tokens=2)
-    source = Collector(engine, PromptStream(prompts, 0), grader, sampling, N, PER_STEP, True, 20, 0)
+    source = Collector(
+        engine=engine, stream=PromptStream(prompts, 0), grader=grader, sampling=sampling, rollouts_per_prompt=N,
+        prompts_per_step=PER_STEP, dynamic_sampling=True, max_tries=20, seed=0,
+    )  # fmt: skip
     diagnostics = Diagnostics(source.sampler, learner, grader, sampling, True, 0, 2, False, 0)
     tokenizer = AutoTokenizer.from_pretrained(Path(brorl.__file__).parent / "quickstart_model")
     return TrainingRun(
         Algorithm(source, Objective([ObjectivePhase("train", "rloo", lambda _: rloo)]), learner, 0),
-        Schedule(Budget("steps", stop_at), stop_at, 0, 2, 1, ReferenceSchedule()),
-        Measurements(diagnostics, None, Monitor(CollapseLimits(), True, False, 0)),
+        Schedule(Budget("steps", stop_at), stop_at, 0, 2, 1, ReferenceSchedule(ReferenceSettings())),
+        Measurements(diagnostics, None, Monitor(CollapseLimits(stop=True), False, 0)),
         Outputs(RunDirectory(path), tokenizer, 0, grader, lambda _: None),
         Stopwatch(),
     )
@@ -178,9 +180,9 @@ class Ahead:
     def num_prompts(self) -> int:
         return self._inner.num_prompts
 
-    def next_groups(self, step: int) -> Batch:
-        batch = self._next or self._inner.next_groups(step)
-        self._next = self._inner.next_groups(step + 1)
+    def next_batch(self, step: int) -> Batch:
+        batch = self._next or self._inner.next_batch(step)
+        self._next = self._inner.next_batch(step + 1)
         return batch
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:

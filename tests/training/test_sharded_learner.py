@@ -14,12 +14,10 @@ from transformers import AutoModelForCausalLM
 
 import sharded_cases
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.next_token import NextToken
 from brorl.prompts.prompt import Prompt
-from brorl.training.learner import LearnerSettings, Update
+from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.ranks import ALONE
 from rank_processes import RankProcesses
 from run_support import save_tiny_model
@@ -27,9 +25,12 @@ from sharded_cases import FLAT, Case, Result
 from small_models import random_tree
 
 SETTINGS = LearnerSettings(
-    learning_rate=1e-3, loss=PolicyLossSettings("ppo", 0.1, 0.15), next_token=NextToken(0.9), max_nodes=20
+    learning_rate=1e-3,
+    loss=PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15),
+    next_token=NextToken(0.9),
+    max_nodes=20,
+    max_new_tokens=7,
 )
-LONGEST = 7
 SHAPES = {
     "even": [(12, 7)] * 4,
     "ragged": [(1, 7), (30, 7), (3, 2), (9, 5), (2, 1)],
@@ -62,7 +63,7 @@ def case_of(rng: np.random.Generator, settings: LearnerSettings, shape: str = "r
     return Case(settings, int(rng.integers(1 << 30)), [batch(rng, shape) for _ in range(steps)])
 
 
-def assert_same_update(got: Update, expected: Update, tolerance: float = 1e-9) -> None:
+def assert_same_update(got: StepMetrics, expected: StepMetrics, tolerance: float = 1e-9) -> None:
     for name, value in asdict(expected).items():
         found = getattr(got, name)
         assert found == (value if value is None else pytest.approx(value, rel=tolerance, abs=tolerance / 100)), name
@@ -89,31 +90,41 @@ def check(processes: RankProcesses, size: int, case: Case) -> Result:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_update_is_that_of_one_process(
     size: int, shape: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    unclipped = replace(SETTINGS, loss=PolicyLossSettings("ppo", 1.0, 1e3))  # a clip could leave no gradient
+    unclipped = replace(
+        SETTINGS, loss=PolicyLossSettings(kind="ppo", clip_low=1.0, clip_high=1e3)
+    )  # a clip could leave no gradient
     check(processes, size, case_of(rng, unclipped, shape))
 
 
 LOSSES = {
-    "dual clip": {"loss": PolicyLossSettings("ppo", 0.1, 0.15, dual_clip=1.5)},
-    "cispo": {"loss": PolicyLossSettings("cispo", 0.1, 0.15, "sequence_mean")},
-    "gspo": {"loss": PolicyLossSettings("gspo", 0.01, 0.01, "constant", LONGEST)},
-    "entropy bonus": {"loss": PolicyLossSettings("ppo", entropy_coefficient=0.3)},
-    "mask truncated": {"loss": PolicyLossSettings("ppo", 0.1, 0.15, mask_truncated=True)},
-    "kl in the loss": {"kl": KLPenalty(0.7, "k3", "loss")},
-    "kl offloaded": {"kl": KLPenalty(0.7, "k2", "loss"), "offload_reference": True},
-    "kl in the reward": {"kl": KLPenalty(0.7, "k1", "reward")},
-    "kl in the reward, recomputed": {"kl": KLPenalty(0.7, "k2", "reward"), "recompute_old_logprobs": True},
+    "dual clip": {"loss": PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15, dual_clip=1.5)},
+    "cispo": {"loss": PolicyLossSettings(kind="cispo", clip_low=0.1, clip_high=0.15, aggregation="sequence_mean")},
+    "gspo": {"loss": PolicyLossSettings(kind="gspo", clip_low=0.01, clip_high=0.01, aggregation="constant")},
+    "entropy bonus": {"loss": PolicyLossSettings(kind="ppo", entropy_coefficient=0.3)},
+    "mask truncated": {"loss": PolicyLossSettings(kind="ppo", clip_low=0.1, clip_high=0.15, mask_truncated=True)},
+    "kl in the loss": {"kl": KLPenalty(coefficient=0.7, estimator="k3", placement="loss")},
+    "kl offloaded": {"kl": KLPenalty(coefficient=0.7, estimator="k2", placement="loss"), "offload_reference": True},
+    "kl in the reward": {"kl": KLPenalty(coefficient=0.7, estimator="k1", placement="reward")},
+    "kl in the reward, recomputed": {
+        "kl": KLPenalty(coefficient=0.7, estimator="k2", placement="reward"),
+        "recompute_old_logprobs": True,
+    },
     "mini-batches": {"mini_batches": 3, "warmup_updates": 4, "weight_decay": 0.1},
     "few responses": {"max_responses_per_outcome": 2},
     "flat": {"forward": FLAT},
-    "flat gspo": {"forward": FLAT, "loss": PolicyLossSettings("gspo", 0.01, 0.01), "kl": KLPenalty(0.7, "k2")},
+    "flat gspo": {
+        "forward": FLAT,
+        "loss": PolicyLossSettings(kind="gspo", clip_low=0.01, clip_high=0.01),
+        "kl": KLPenalty(coefficient=0.7, estimator="k2"),
+    },
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LOSSES)
 def test_every_loss_and_penalty_is_that_of_one_process(
     kind: str, processes: RankProcesses, rng: np.random.Generator
@@ -122,14 +133,15 @@ def test_every_loss_and_penalty_is_that_of_one_process(
     check(processes, 3, case_of(rng, replace(SETTINGS, max_nodes=40, **LOSSES[kind]), steps=steps))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "kind"), [("truncate", "ppo"), ("mask", "gspo"), ("sequence_mask", "ppo")])
 def test_every_importance_correction_is_that_of_one_process(
     mode: str, kind: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
     settings = replace(
         SETTINGS,
-        loss=PolicyLossSettings(kind, 0.5, 0.5),  # type: ignore[arg-type]
-        importance=ImportanceCorrection(mode, 0.5, 2.0),  # type: ignore[arg-type]
+        loss=PolicyLossSettings(kind=kind, clip_low=0.5, clip_high=0.5),  # type: ignore[arg-type]
+        importance=ImportanceCorrection(correction=mode, low=0.5, high=2.0),  # type: ignore[arg-type]
         recompute_old_logprobs=True,
     )
     expected = check(processes, 3, case_of(rng, settings, "even"))
@@ -137,12 +149,13 @@ def test_every_importance_correction_is_that_of_one_process(
     assert (expected.updates[0].masked_fraction > 0) == (mode != "truncate")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [0, 2])  # rank 2: a rank of 3 has no rows of an adapter
 def test_adapters_and_gradient_checkpointing(
     lora: int, gradient_checkpointing: bool, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(0.3), max_nodes=40), steps=2 if lora else 1)
+    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(coefficient=0.3), max_nodes=40), steps=2 if lora else 1)
     check(processes, 3, replace(case, lora=lora, gradient_checkpointing=gradient_checkpointing))
 
 
@@ -150,12 +163,13 @@ def test_tied_embeddings(processes: RankProcesses, rng: np.random.Generator) -> 
     check(processes, 2, replace(case_of(rng, SETTINGS), overrides={"tie_word_embeddings": True}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "tied", "adapters", "changes"),
     [
         (2, True, False, {}),
-        (3, False, False, {"forward": FLAT, "loss": PolicyLossSettings("gspo", 0.5, 0.5)}),
-        (3, False, True, {"loss": PolicyLossSettings("ppo", entropy_coefficient=0.3)}),
+        (3, False, False, {"forward": FLAT, "loss": PolicyLossSettings(kind="gspo", clip_low=0.5, clip_high=0.5)}),
+        (3, False, True, {"loss": PolicyLossSettings(kind="ppo", entropy_coefficient=0.3)}),
     ],
 )
 def test_logits_in_blocks_with_and_without_gradients(
@@ -166,7 +180,12 @@ def test_logits_in_blocks_with_and_without_gradients(
     processes: RankProcesses,
     rng: np.random.Generator,
 ) -> None:
-    settings = replace(SETTINGS, kl=KLPenalty(0.7, "k2", "reward"), recompute_old_logprobs=True, **changes)
+    settings = replace(
+        SETTINGS,
+        kl=KLPenalty(coefficient=0.7, estimator="k2", placement="reward"),
+        recompute_old_logprobs=True,
+        **changes,
+    )
     case = replace(
         case_of(rng, settings),
         overrides={"tie_word_embeddings": tied},
@@ -177,6 +196,7 @@ def test_logits_in_blocks_with_and_without_gradients(
     assert_same(processes.run(size, sharded_cases.train, replace(case, logits_per_block=60)), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_weights_in_float32_after_passes_in_bfloat16(
     tied: bool, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
@@ -219,20 +239,22 @@ def test_log_probs_are_complete_on_every_rank(processes: RankProcesses, rng: np.
             np.testing.assert_allclose(one, third, rtol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clear", [False, True])
 def test_the_reference_is_reset_on_every_rank(clear: bool, processes: RankProcesses, rng: np.random.Generator) -> None:
-    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(0.5)), steps=2)
+    case = case_of(rng, replace(SETTINGS, kl=KLPenalty(coefficient=0.5)), steps=2)
     expected = sharded_cases.alone(sharded_cases.reset, case, clear)
     assert expected.updates[0].reference_kl > 0
     assert expected.updates[1].reference_kl == pytest.approx(0, abs=1e-12)
     assert_same(processes.run(3, sharded_cases.reset, case, clear), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["embedding", "layer", "backward"])
 def test_all_ranks_start_again_with_half_the_nodes_if_one_runs_out_of_memory(
     where: str, processes: RankProcesses, rng: np.random.Generator
 ) -> None:
-    settings = replace(SETTINGS, max_nodes=64, kl=KLPenalty(0.5), mini_batches=1)
+    settings = replace(SETTINGS, max_nodes=64, kl=KLPenalty(coefficient=0.5), mini_batches=1)
     case = case_of(rng, settings, "uneven", steps=2)
     expected = sharded_cases.alone(sharded_cases.train, replace(case, settings=replace(settings, max_nodes=16)))
     found = processes.run(3, sharded_cases.run_out, case, 1, 20, where)
@@ -270,6 +292,7 @@ def test_all_ranks_end_together_if_one_has_too_little_memory_for_anything(
         assert error.startswith("OutOfMemoryError: out of memory while training with 16 tree nodes")
 
 
+@pytest.mark.slow
 def test_all_ranks_diverge_together(processes: RankProcesses, rng: np.random.Generator) -> None:
     case = case_of(rng, SETTINGS)
     case.steps[0][1][0][:] = np.inf
@@ -280,11 +303,12 @@ def test_all_ranks_diverge_together(processes: RankProcesses, rng: np.random.Gen
         assert all(np.array_equal(weights[name], weight) for name, weight in start.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 3, 2, 1), (3, 1, 3, 2)])
 def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
     sizes: tuple[int, ...], processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
-    settings = replace(SETTINGS, kl=KLPenalty(0.5), warmup_updates=3, mini_batches=2)
+    settings = replace(SETTINGS, kl=KLPenalty(coefficient=0.5), warmup_updates=3, mini_batches=2)
     case = replace(case_of(rng, settings, steps=len(sizes)), moved=False)
     expected = sharded_cases.alone(sharded_cases.train, case)
     resume = None
@@ -307,6 +331,7 @@ def test_a_checkpoint_of_any_number_of_ranks_continues_on_any_other(
         np.testing.assert_allclose(found.weights[name], weight, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_adapters_are_saved_in_the_format_of_peft_and_continue_in_one_process(
     processes: RankProcesses, rng: np.random.Generator, tmp_path: Path
 ) -> None:
@@ -369,6 +394,7 @@ def test_adapters_in_float32_on_a_base_in_bfloat16(processes: RankProcesses, rng
     assert all(g.dtype == np.float32 for g in got.gradients.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 4])
 def test_the_learner_of_a_run_is_built_for_any_number_of_ranks(
     lora: int, processes: RankProcesses, rng: np.random.Generator, tmp_path: Path

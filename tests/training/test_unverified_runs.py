@@ -34,6 +34,7 @@ def test_a_run_whose_workers_are_killed_once_is_that_of_an_undisturbed_machine(
     assert_same_run(tmp_path / "once", tmp_path / "no")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_out_and_shows_the_responses_that_end_their_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_run_leaves_out_and_shows_the_responses_that_end_their_worker(
         assert evaluation["pass_at"]["1"]["value"] == pytest.approx(np.mean(fractions))
 
 
+@pytest.mark.slow
 def test_a_broken_machine_ends_the_run_and_a_resume_continues_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,19 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl.algorithms.rewards import RewardShaping
 from brorl.prompts.countdown import CountdownPuzzle
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
 from brorl.verification.domains.countdown import CountdownVerifier
-from brorl.verification.grade import Grader, grade
+from brorl.verification.grade import grade
 from brorl.verification.verifier import Verdict
 
 EOS = 0
@@ -142,31 +139,6 @@ def test_a_domain_is_asked_once_about_all_trees() -> None:
     assert [[v.extracted for v in verdicts] for verdicts in graded] == [["a", "b"], ["a"], ["c"], ["b", "bb"], [None]]
     assert grade(prompts[4:], trees[4:], {"even": unused}, decode)[0][0].reason == "truncated"
     assert unused.calls == []  # nothing to ask
-
-
-def test_correct_responses_with_one_answer_are_a_class() -> None:
-    """Incorrect responses have no class, whatever their answer; correct ones without an answer have their own."""
-
-    class Counting:
-        """Correct up to three letters; the answer is their number, and three letters have none."""
-
-        def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-            answers = [None if len(text) == 3 else str(len(text)) for _, text in items]
-            return [Verdict(len(t) < 4, 0.0, t, "", 0.0, a) for (_, t), a in zip(items, answers, strict=True)]
-
-    prompt = prompt_named("p")
-    responses = [(*text.encode(), EOS) for text in ("a", "b", "ab", "ba", "bb", "aaa", "bbb", "aaaa", "bbbb")]
-    tree = RolloutTree.from_responses(prompt.token_ids, responses)
-    grader = Grader({"even": Counting()}, decode, RewardShaping())
-    assert grader.groups([prompt], [tree], 1)[0].class_L is None
-    (group,) = replace(grader, by_answer=True).groups([prompt], [tree], 1)
-    assert group.class_L is not None
-    assert group.class_L.dtype == np.int64
-    members: dict[int, set[str]] = {}
-    for number, (tokens, _) in zip(group.class_L.tolist(), tree.responses(), strict=True):
-        members.setdefault(number, set()).add(decode(tokens))
-    assert members.pop(-1) == {"aaaa", "bbbb"}
-    assert sorted(map(sorted, members.values())) == [["a", "b"], ["aaa"], ["ab", "ba", "bb"], ["bbb"]]
 
 
 def test_a_verifier_that_forgets_a_verdict_is_found() -> None:

@@ -8,14 +8,13 @@ and in any number of parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, assert_never
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from brorl.algorithms.settings import Aggregation
 from brorl.tree import RolloutTree
-
-Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 
 
 def response_weights(tree: RolloutTree, aggregation: Aggregation) -> NDArray[np.float64]:

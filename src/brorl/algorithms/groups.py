@@ -25,8 +25,6 @@ class Group:
             asynchronous training, where the old policy is that before the step.
         version: Version of the weights that sampled the first tokens of the tree, and all tokens unless they were
             sampled in segments: the number of the step whose update made them.
-        class_L: Class of each correct response, shape [L]: responses with the same number gave the same answer.
-            Entries of incorrect responses have no meaning. None: each response is a class.
     """
 
     prompt: Prompt
@@ -35,7 +33,6 @@ class Group:
     reward_L: NDArray[np.float64]
     old_logprob_M: NDArray[np.float64] | None = None
     version: int = 0
-    class_L: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         expected = (self.tree.num_responses,)
@@ -43,10 +40,6 @@ class Group:
             raise ValueError(
                 f"correct_L and reward_L need one entry for each of {expected[0]} distinct responses, "
                 f"got shapes {self.correct_L.shape} and {self.reward_L.shape}"
-            )
-        if self.class_L is not None and self.class_L.shape != expected:
-            raise ValueError(
-                f"class_L needs one entry for each of {expected[0]} distinct responses, got shape {self.class_L.shape}"
             )
         if self.old_logprob_M is not None and self.old_logprob_M.shape != self.tree.token.shape:
             raise ValueError(

@@ -14,50 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Literal, NamedTuple, assert_never, get_args
+from typing import NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from brorl.algorithms.settings import ImportanceCorrection
 from brorl.tree import RolloutTree
 
 FloatArray = NDArray[np.float64]
-ImportanceMode = Literal["none", "truncate", "mask", "sequence_mask"]
 
 _LARGEST_LOG_RATIO = 20.0  # keeps exp and its sums finite; any useful bound is far inside
-
-
-@dataclass(frozen=True)
-class ImportanceCorrection:
-    """How the ratio w = exp(old - sampler) of a token enters the policy term.
-
-    Attributes:
-        mode: "none" leaves it out. "truncate" weights a token with min(w, high). "mask" weights it with w if
-            low <= w <= high, else with 0. "sequence_mask" drops a response whose geometric mean of w over its tokens
-            is outside [low, high], and weights the tokens of the others with min(w, high).
-        low: Lower bound, in [0, 1]; "truncate" does not use it.
-        high: Upper bound, at least 1 and finite.
-
-    Source: truncated importance sampling (TIS) as in BroRL (arXiv 2510.01180), section 4; the mask is IcePop, with
-        [0.5, 5] in the public recipes of ProRL v2; "sequence_mask" follows OpenRLHF's `seq-mask-tis`. Two deviations
-        from OpenRLHF: its `tis` also raises weights below `low` to `low`, and its `seq-mask-tis` does not bound the
-        weights of the tokens that it keeps. Here "truncate" has no lower bound, as TIS is defined, and
-        "sequence_mask" bounds each token by `high`: no single token can dominate a step.
-    """
-
-    mode: ImportanceMode = "none"
-    low: float = 0.5
-    high: float = 5.0
-
-    def __post_init__(self) -> None:
-        if self.mode not in get_args(ImportanceMode):
-            raise ValueError(f"importance mode must be one of {', '.join(get_args(ImportanceMode))}, not {self.mode!r}")
-        if not (0 <= self.low <= 1 <= self.high and isfinite(self.high)):
-            raise ValueError(
-                f"the importance bounds must hold 0 <= low <= 1 <= high < infinity, got low {self.low} and high "
-                f"{self.high}; the public recipes take 0.5 and 5"
-            )
 
 
 class ImportanceFactors(NamedTuple):
@@ -104,11 +71,11 @@ def importance_factors(
         ValueError: If a log-prob of the sampler is unknown.
     """
     node_M, response_L = np.ones(tree.num_unique_tokens), np.ones(tree.num_responses)
-    if correction.mode == "none":
+    if correction.correction == "none":
         return ImportanceFactors(node_M, response_L)
     log_ratio_M = _log_ratio(tree, old_logprob_M)
     ratio_M = np.exp(log_ratio_M)
-    match correction.mode:
+    match correction.correction:
         case "truncate":
             node_M = np.minimum(ratio_M, correction.high)
         case "mask":
@@ -118,7 +85,7 @@ def importance_factors(
             mean_L = np.exp(tree.sum_along_paths(log_ratio_M)[tree.leaf] / tree.length)
             response_L = ((mean_L >= correction.low) & (mean_L <= correction.high)).astype(np.float64)
         case _:
-            assert_never(correction.mode)
+            assert_never(correction.correction)
     return ImportanceFactors(node_M, response_L)
 
 
@@ -204,7 +171,7 @@ def kept_tokens(
     trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray], correction: ImportanceCorrection
 ) -> float:
     """Return the number of sampled tokens that no mask sets to 0; see `masked_fraction`."""
-    if correction.mode in ("none", "truncate"):
+    if correction.correction in ("none", "truncate"):
         return float(sum(t.num_sampled_tokens for t in trees))
     kept = 0.0
     for tree, old_logprob_M in zip(trees, old_logprobs, strict=True):

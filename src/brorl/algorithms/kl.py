@@ -15,9 +15,8 @@ belongs into the reward, where it gives the gradient of KL(pi || ref) of whole r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import isfinite
-from typing import Literal, assert_never, get_args
+from dataclasses import replace
+from typing import assert_never
 
 import numpy as np
 import torch
@@ -25,41 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.algorithms.groups import Group
-
-KLEstimator = Literal["k1", "k2", "k3"]
-KLPlacement = Literal["loss", "reward"]
-
-
-@dataclass(frozen=True)
-class KLPenalty:
-    """How a policy is held near its reference.
-
-    Attributes:
-        coefficient: Weight of the penalty, >= 0; 0 only measures it.
-        estimator: See the module.
-        placement: "loss" adds coefficient * sum_k (weighted count_k) kl_k / denominator to the loss, with the policy
-            of the moment. "reward" takes coefficient * sum of the estimates of a response's tokens, at the time of
-            sampling, off its reward.
-        clamp: The log-ratio x is clamped to [-clamp, clamp], > 0. Beyond it an estimate has no gradient.
-
-    Source: Schulman, "Approximating KL divergence" (2020); ProRL v2 (k2 in the loss, coefficient 1e-4). Public code
-        clamps the estimates of k2 and k3 to +-10; the log-ratio is clamped here, before exp can overflow.
-    """
-
-    coefficient: float
-    estimator: KLEstimator = "k2"
-    placement: KLPlacement = "loss"
-    clamp: float = 10.0
-
-    def __post_init__(self) -> None:
-        if self.estimator not in get_args(KLEstimator):
-            raise ValueError(f"the KL estimator must be k1, k2 or k3, not {self.estimator!r}")
-        if self.placement not in get_args(KLPlacement):
-            raise ValueError(f"the KL penalty's placement must be loss or reward, not {self.placement!r}")
-        if not (self.coefficient >= 0 and isfinite(self.coefficient)):
-            raise ValueError(f"the KL coefficient must be at least 0 and finite, not {self.coefficient}")
-        if not 0 < self.clamp <= 50:
-            raise ValueError(f"the clamp of the KL log-ratio must be in (0, 50] nats, not {self.clamp}; 10 is usual")
+from brorl.algorithms.settings import KLEstimator, KLPenalty
 
 
 def kl_estimates(logprob_K: Tensor, reference_logprob_K: Tensor, estimator: KLEstimator, clamp: float) -> Tensor:

@@ -13,100 +13,15 @@ log-prob.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, assert_never, get_args
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brorl.algorithms.aggregation import Aggregation
 from brorl.tree import RolloutTree
 
 FloatArray = NDArray[np.float64]
-LossKind = Literal["ppo", "cispo", "gspo"]
-
-
-class Clip(NamedTuple):
-    """Bounds of a ratio.
-
-    Attributes:
-        low: How far it may fall below 1.
-        high: How far it may rise above 1.
-    """
-
-    low: float
-    high: float
-
-
-DEFAULT_CLIP: dict[LossKind, Clip] = {
-    "ppo": Clip(0.2, 0.28),  # DAPO (arXiv 2503.14476)
-    "cispo": Clip(1.0, 4.0),  # no lower bound: MiniMax-M1 (arXiv 2506.13585); a weight of 5: ScaleRL (arXiv 2510.13786)
-    "gspo": Clip(3e-4, 4e-4),  # GSPO (arXiv 2507.18071)
-}
-
-
-@dataclass(frozen=True)
-class PolicyLossSettings:
-    """Which loss, with which bounds and which mean.
-
-    Attributes:
-        kind: "ppo" clips the ratio of each token, "cispo" its gradient's weight, "gspo" the ratio of each response.
-        clip_low: How far the ratio may fall below 1, in (0, 1]; 1 is no lower bound, which CISPO's authors use.
-        clip_high: How far it may rise above 1, > 0. GSPO's ratio is a geometric mean over a response, whose bounds are
-            some hundred times narrower (its authors take 3e-4 and 4e-4).
-        aggregation: Denominator of the summed token losses, see `brorl.algorithms.aggregation`.
-        max_new_tokens: Most tokens of a response; needed by the constant aggregation.
-        dual_clip: Largest ratio of a token with a negative advantage, above 1 + clip_high; None has no such bound. For
-            "ppo" alone: CISPO bounds every ratio by 1 + clip_high, and GSPO's hardly moves.
-        entropy_coefficient: Weight of the entropy bonus, >= 0.
-        mask_truncated: Leave truncated responses out of the loss and of its denominator. They still count in the
-            advantages of their group.
-    """
-
-    kind: LossKind = "ppo"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    aggregation: Aggregation = "token_mean"
-    max_new_tokens: int | None = None
-    dual_clip: float | None = None
-    entropy_coefficient: float = 0.0
-    mask_truncated: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(LossKind):
-            raise ValueError(f"the policy loss must be one of {', '.join(get_args(LossKind))}, not {self.kind!r}")
-        if self.aggregation not in get_args(Aggregation):
-            known = ", ".join(get_args(Aggregation))
-            raise ValueError(f"the loss aggregation must be one of {known}, not {self.aggregation!r}")
-        if not (0 < self.clip_low <= 1 and self.clip_high > 0):
-            raise ValueError(
-                f"the clip needs 0 < clip_low <= 1 and clip_high > 0, got {self.clip_low} and {self.clip_high}"
-            )
-        if self.aggregation == "constant" and not self.max_new_tokens:
-            raise ValueError(
-                "the constant aggregation divides by rollouts times max_new_tokens; give max_new_tokens, at least 1"
-            )
-        if self.dual_clip is not None and self.kind != "ppo":
-            raise ValueError(f"dual clip is a part of the ppo loss, and the loss is {self.kind}; leave dual_clip out")
-        if self.dual_clip is not None and not 1 + self.clip_high < self.dual_clip < float("inf"):
-            raise ValueError(
-                f"dual_clip must be a finite number above 1 + clip_high = {1 + self.clip_high:g}, got "
-                f"{self.dual_clip:g}; 3 is usual"
-            )
-        if not 0 <= self.entropy_coefficient < float("inf"):
-            raise ValueError(f"the entropy coefficient must be finite and at least 0, got {self.entropy_coefficient}")
-
-    @property
-    def is_of_responses(self) -> bool:
-        """Whether the policy term is a function of whole responses, which needs the log-probs of all nodes first."""
-        match self.kind:
-            case "ppo" | "cispo":
-                return False
-            case "gspo":
-                return True
-            case _:
-                assert_never(self.kind)
 
 
 class NodeWeights(NamedTuple):

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import brorl
-from brorl.assemble.settings import build_learning_rate, build_policy_loss
-from brorl.config.cluster import ClusterConfig
 from brorl.config.reading import parse_yaml
 from brorl.config.settings import TrainConfig
+from brorl.distributed.settings import ClusterSettings
 from brorl.format import counted
 from brorl.model.load import choose_device
 from brorl.runs.checkpoint import is_checkpoint, read_step
@@ -27,21 +26,21 @@ def announcement(config: TrainConfig, run: TrainingRun, step: int) -> list[str]:
     learner = run.algorithm.learner
     trained, parameters = learner.num_parameters(only_trainable=True), learner.num_parameters()
     of_all = "" if trained == parameters else f", {trained:,} of them trained"
-    loss, lineage = build_policy_loss(config), lineage_of(config.model)
+    clip, lineage = config.loss.clip, lineage_of(config.model)
     lines = [
         f"brorl {brorl.__version__}: {config.model} ({parameters:,} parameters{of_all}) on "
         f"{_device(config)}, "
         f"N = {_rollouts(config)} rollouts x {config.prompts_per_step} prompts a step, "
         f"{run.algorithm.source.num_prompts:,} training prompts",
         f"learning rate {_learning_rate(config)}, {config.optimizer.mini_batches} updates a step, "
-        f"{loss.kind} clip {loss.clip_low:g}/{loss.clip_high:g}; run directory {run.outputs.directory.path}",
+        f"{config.loss.kind} clip {clip.low:g}/{clip.high:g}; run directory {run.outputs.directory.path}",
     ]
     if lineage:
         lines.append(_stage(lineage, config.optimizer.from_checkpoint))
     return [*lines, f"resuming after step {step}"] if step else lines
 
 
-def placement_lines(settings: ClusterConfig, num_machines: int) -> list[str]:
+def placement_lines(settings: ClusterSettings, num_machines: int) -> list[str]:
     """Return a line about the processes of a run on a cluster.
 
     Args:
@@ -91,7 +90,7 @@ def _stage(lineage: dict[str, Any], from_checkpoint: bool) -> str:
 
 def _learning_rate(config: TrainConfig) -> str:
     """Return the learning rate, and the formula where it is scaled with the batch."""
-    optimizer, rate = config.optimizer, build_learning_rate(config)
+    optimizer, rate = config.optimizer, config.learning_rate
     if not optimizer.reference_batch:
         return f"{rate:.2e}"
     return (

@@ -14,10 +14,9 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from brorl.api.display import to_html
+from brorl.assemble.engine import numbers_of_threads
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
 from brorl.assemble.run import build_pilot_parts, check_start
-from brorl.assemble.settings import build_sampling
-from brorl.assemble.threads import numbers_of_threads
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.format import counted, duration, listed
@@ -184,7 +183,7 @@ def _verified_line(name: str, verified: Verified) -> str:
 def _forecast(config: TrainConfig, ready: RunInputs) -> StepForecast:
     """Load the model and run a few small steps in a temporary folder."""
     with ExitStack() as ends, TemporaryDirectory(prefix="brorl-check-") as scratch:
-        parts = build_pilot_parts(config, ready, build_sampling(config), on_end=ends.callback)
+        parts = build_pilot_parts(config, ready, on_end=ends.callback)
         threads = numbers_of_threads(config)
         return forecast_step(parts, config.samples_per_step // config.prompts_per_step, Path(scratch), threads)
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rich.console import Group
 
-from brorl.distributed.cluster_faults import ClusterFacts, Fault, find_faults
-from brorl.distributed.node_facts import NodeFacts
+from brorl.distributed.examination import ClusterFacts, Fault, NodeFacts, examine_cluster, find_faults
 from brorl.errors import UserError
 from brorl.format import counted, memory_size
 from brorl.table import Table
@@ -57,11 +56,9 @@ def diagnose_cluster(address: str, folder: Path) -> ClusterDiagnosis:
         UserError: If Ray is not installed, no cluster answers, or this machine cannot write into the folder.
     """
     try:
-        from brorl.distributed.examination import examine_cluster
+        facts = examine_cluster(address, folder)
     except ModuleNotFoundError as error:
         raise UserError(f"a cluster needs Ray ({error}); run: pip install 'brorl[ray]'") from error
-
-    facts = examine_cluster(address, folder)
     return ClusterDiagnosis(facts, tuple(find_faults(facts)))
 
 
@@ -70,7 +67,7 @@ def _row(node: NodeFacts) -> tuple[str, ...]:
     free = min((gpu.free_bytes for gpu in node.gpus), default=None)
     return (
         node.address,
-        *(node.versions[name] for name in ("brorl", "python", "torch", "ray")),
+        *(node.versions.get(name, "none") for name in ("brorl", "python", "torch", "ray")),
         f"{len(node.gpus)} x {', '.join(sorted(names))}" if node.gpus else "none",
         "" if free is None else f"{memory_size(free)} or more each",
     )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from brorl.planning.cluster.cluster_plan import ClusterPlan
-    from brorl.planning.cluster.unit_costs import Engine
+    from brorl.planning.cluster.hardware import Engine
 
 RECIPE = "brorl"
 ENGINES = ("native", "vllm")
@@ -125,7 +125,7 @@ def plan_cluster(
     Raises:
         UserError: If the cluster, the recipe, the model's config or an option does not fit.
     """
-    from brorl.planning.cluster.gpus import parse_cluster
+    from brorl.planning.cluster.hardware import parse_cluster
 
     cluster = parse_cluster(question.cluster)
     config, run = _resolve(source, recipe, overrides)
@@ -134,8 +134,7 @@ def plan_cluster(
 
     with Screen(f"brorl {brorl.__version__}", silent=not progress) as screen:
         from brorl.assemble.cluster_job import Given, build_job, build_shape
-        from brorl.planning.cluster.cluster_plan import make_cluster_plan
-        from brorl.planning.cluster.scaling import ScalingSettings
+        from brorl.planning.cluster.cluster_plan import SimulationSettings, make_cluster_plan
 
         given = Given(question.engine, question.response_tokens, question.distinct_fraction)
         shape = build_shape(config.model, question.model_shape)
@@ -148,7 +147,7 @@ def plan_cluster(
             soft_wrap=True,
             markup=False,
         )
-        settings = ScalingSettings(question.group_parts, config.cluster.max_staleness, seed=config.seed)
+        settings = SimulationSettings(question.group_parts, config.cluster.max_staleness, seed=config.seed)
         result = ClusterPlanResult(folder, make_cluster_plan(config.model, job, cluster, settings))
         _write(result)
         screen.console.print(result, soft_wrap=True)
@@ -181,8 +180,7 @@ def _metrics(run: Path | None) -> list[dict[str, Any]]:
 
 
 def _write(result: ClusterPlanResult) -> None:
-    from brorl.planning.cluster.cluster_figure import draw_cluster_plan
-    from brorl.planning.cluster.cluster_report import cluster_record
+    from brorl.planning.cluster.cluster_report import cluster_record, draw_cluster_plan
     from brorl.storage import replace_file, storage_errors
 
     with storage_errors(result.path):

@@ -22,10 +22,10 @@ from brorl.api.comparison_view import ComparisonView
 from brorl.api.display import to_html
 from brorl.assemble.comparison import Recipe, check_arms
 from brorl.comparison.arms import Arm
-from brorl.comparison.next_command import NextCommand, next_command
 from brorl.comparison.paired import PairedDifference
 from brorl.comparison.reading import read_comparison, read_spec
 from brorl.comparison.results import ComparisonResults, results_of
+from brorl.comparison.text import NextCommand, next_command, text_of
 from brorl.config.reading import flat_settings
 from brorl.cost import Unit
 from brorl.errors import UserError
@@ -195,7 +195,7 @@ def _run(folder: Path, plan: ComparisonPlan, slots: Sequence[Slot], machine: str
 
 def _finished(folder: Path) -> FinishedComparison:
     """Read the runs of a complete comparison, and write its files."""
-    from brorl.comparison.report import text_of, write_report  # matplotlib, which takes a second
+    from brorl.comparison.report import write_report  # matplotlib, which takes a second
     from brorl.comparison.tables import tables_of
 
     comparison = read_comparison(folder)

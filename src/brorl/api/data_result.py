@@ -23,20 +23,17 @@ from brorl.api.display import to_html
 from brorl.assemble.data import (
     SourceQuestions,
     all_questions,
-    build_format,
     build_questions,
     no_held_out_prompt,
     no_train_prompt,
     prompt_problems,
     removed_lines,
     response_limits,
-    source_kind,
 )
 from brorl.assemble.inputs import check_left, check_source_references
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
-    check_answers,
     untrusted_domains,
     without_other_domains,
 )
@@ -47,7 +44,8 @@ from brorl.model.load import load_tokenizer
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
-from brorl.prompts.rendering import PromptFormat, drop_long, render
+from brorl.prompts.rendering import drop_long, render
+from brorl.prompts.settings import PromptFormat
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Table
 from brorl.verification.sandbox.level import choose_level
@@ -252,7 +250,7 @@ def describe_data(config: TrainConfig, show: int, with_model: bool = True, obser
     model = _load(config, notes) if with_model else None
     if not with_model:
         notes.append("lengths are in characters, because no model was named; --model NAME checks the prompts")
-    kinds = {one.label: source_kind(one) for one in (*config.data.sources, *config.evaluation.sources)}
+    kinds = {one.label: one.kind for one in (*config.data.sources, *config.evaluation.sources)}
     total = sum(one.weight for one in sources if one.train)
     parts = [(_rendered(one.train, config, model), _rendered(one.held_out, config, model)) for one in sources]
     summaries, shown = [], []
@@ -289,7 +287,6 @@ def _check(config: TrainConfig, sources: Sequence[SourceQuestions]) -> list[str]
     """Check domains and reference answers as training does; return lines about public data sets and skipped checks."""
     notes = []
     domains = {question.domain for question in all_questions(sources)}
-    check_answers(config, {question.domain for one in sources for question in one.train})
     checked, untrusted = config, untrusted_domains(config, domains)
     if untrusted:
         try:
@@ -317,7 +314,7 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
 
 
 def _rendered(questions: Sequence[Question], config: TrainConfig, model: _Model | None) -> _Shown:
-    style = build_format(config)
+    style = config.prompt
     if model is None:
         characters = [_without_tokens(one, style) for one in questions]
         return _Shown(characters, characters, [])

@@ -24,9 +24,9 @@ from brorl.format import listed
 from brorl.runs import RUNS
 
 if TYPE_CHECKING:
-    from brorl.assemble.evaluation import ReadyEvaluation
+    from brorl.assemble.evaluation import EvaluationInputs
     from brorl.assemble.evaluation_data import Request
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
     from brorl.evaluation.report import EvaluationResult
     from brorl.evaluation.responses import ResponseStore, StoredBatch
 
@@ -227,7 +227,7 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
         raise KeyboardInterrupt(kept) from None
 
 
-def _make_folder(output_dir: str | Path | None, ready: ReadyEvaluation) -> tuple[Path, bool]:
+def _make_folder(output_dir: str | Path | None, ready: EvaluationInputs) -> tuple[Path, bool]:
     """Return the folder of the evaluation, and whether it is new."""
     if output_dir is None:
         digest = blake2b(json.dumps(ready.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
@@ -244,7 +244,7 @@ def _label(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
 
 
-def _announce(ready: ReadyEvaluation, output: Path, notes: Sequence[str], say: Say) -> None:
+def _announce(ready: EvaluationInputs, output: Path, notes: Sequence[str], say: Say) -> None:
     """Print the settings."""
     settings, device = ready.settings, ready.settings["device"]
     sets = ", ".join(f"{name} ({one['prompts']:,} prompts)" for name, one in settings["data"].items())
@@ -259,11 +259,11 @@ def _announce(ready: ReadyEvaluation, output: Path, notes: Sequence[str], say: S
 
 
 def _sample(
-    ready: ReadyEvaluation,
+    ready: EvaluationInputs,
     store: ResponseStore,
     say: Say,
     observe: Observe,
-    cluster: Cluster | None,
+    cluster: RayCluster | None,
     parts: ExitStack,
 ) -> list[StoredBatch]:
     """Load the model and evaluate all batches that are not stored."""
@@ -282,11 +282,15 @@ def _sample(
         environment = json.loads((store.path / "env.json").read_text("utf-8"))
         environment.pop("continued_from", None)
         store.add_session({"parts_before": done, **environment})
-    return evaluate_batches(ready.batches, model, store, lambda progress: say(progress.line))
+    return evaluate_batches(ready.batches, model, store, say)
 
 
 def _finish(
-    ready: ReadyEvaluation, stored: list[StoredBatch], ks: tuple[int, ...], store: ResponseStore, differences: list[str]
+    ready: EvaluationInputs,
+    stored: list[StoredBatch],
+    ks: tuple[int, ...],
+    store: ResponseStore,
+    differences: list[str],
 ) -> EvaluationResult:
     """Summarize the results and write `evaluation.json`."""
     from brorl.evaluation.report import EvaluationResult

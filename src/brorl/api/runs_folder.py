@@ -112,7 +112,6 @@ def _last_activity(run: Path) -> tuple[int, str]:
 
 def _why_not(run: Path, overrides: Mapping[str, Any]) -> str | None:
     """Return why a run cannot be resumed; None if it can."""
-    from brorl.assemble.settings import build_budget
     from brorl.config.reading import make_config, read_recipe
     from brorl.cost import total_cost
     from brorl.runs.checkpoint import last_checkpoint, read_step
@@ -131,7 +130,7 @@ def _why_not(run: Path, overrides: Mapping[str, Any]) -> str | None:
         return (
             f"is finished ({step:,} step{'s' * (step != 1)}); train longer with: brorl resume {run} --steps {2 * step}"
         )
-    budget = build_budget(config)
+    budget = config.total_budget
     if budget.is_spent(total_cost(record for record in records if record["step"] <= step)):
         return f"has spent its budget; train longer with: brorl resume {run} --budget.limit {2 * budget.limit:g}"
     return None

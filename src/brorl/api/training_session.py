@@ -20,7 +20,6 @@ from brorl.api.command_name import command_name
 from brorl.api.training_result import TrainingResult, read_result
 from brorl.assemble.cluster import build_cluster
 from brorl.assemble.run import build_run
-from brorl.assemble.settings import build_budget
 from brorl.config.reading import dump_yaml
 from brorl.config.resuming import fixed_settings
 from brorl.config.settings import TrainConfig
@@ -40,7 +39,7 @@ from brorl.training.schedule import is_due
 from brorl.training.stop_request import StopRequest
 
 if TYPE_CHECKING:
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
 
 _FEW = 16  # rollouts per prompt in the hint at the end
 
@@ -72,7 +71,7 @@ class TrainingSession:
         screen.log_to(self.directory.path / "run.log")
         for tracker in config.tracking.to:
             require_package(tracker)
-        progress, stop = TrainingProgress(config.steps, build_budget(config), screen), StopRequest(screen.answer_stop)
+        progress, stop = TrainingProgress(config.steps, config.total_budget, screen), StopRequest(screen.answer_stop)
         try:
             ending, message = self._run(progress, stop)
         except KeyboardInterrupt:
@@ -114,7 +113,7 @@ class TrainingSession:
         raise AssertionError("the loop ends with a return or an error")
 
     def _begin(
-        self, progress: TrainingProgress, stop: StopRequest, cluster: Cluster | None, parts: ExitStack
+        self, progress: TrainingProgress, stop: StopRequest, cluster: RayCluster | None, parts: ExitStack
     ) -> tuple[TrainingRun, TrainerState]:
         """Make the parts of the run, write the files that describe it, and announce it."""
         config, directory = self.config, self.directory

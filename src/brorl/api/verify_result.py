@@ -20,7 +20,7 @@ from rich.text import Text
 
 from brorl.activity import Phase
 from brorl.api.display import to_html
-from brorl.assemble.stored_responses import read_all_questions
+from brorl.assemble.evaluation_data import read_all_questions
 from brorl.assemble.verification import build_verifiers, build_workers, sandbox_lines, without_other_domains
 from brorl.console.screen import Screen
 from brorl.errors import UserError

@@ -13,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig
 from brorl.errors import UserError
-from brorl.planning.cluster.capacity import Job
-from brorl.planning.cluster.gpus import Gpu
-from brorl.planning.cluster.model_shape import EXAMPLE, PUBLISHED, ModelShape
-from brorl.planning.cluster.response_lengths import ResponseLengths
-from brorl.planning.cluster.sharded_learner import LearnerSettings
-from brorl.planning.cluster.step_work import StepWork, distinct_fraction
-from brorl.planning.cluster.unit_costs import Engine, Origin, UnitCosts
+from brorl.model.model_shape import EXAMPLE, PUBLISHED, ModelShape
+from brorl.planning.cluster.hardware import Engine, Gpu, Origin, UnitCosts
+from brorl.planning.cluster.phases import Job
+from brorl.planning.cluster.step_work import ResponseLengths, StepWork, distinct_fraction
+from brorl.prompts.settings import CountdownSource, FileSource
 
 _DOMAINS = ("code", "countdown", "gym", "ifeval", "math", "science")
 _PROMPT_TOKENS = 512.0
@@ -67,14 +64,13 @@ def build_job(
     return Job(
         model=shape,
         work=build_work(config, given, metrics),
+        gpu=gpu,
         costs=UnitCosts.of(gpu, engine, _domain_fractions(config), workers / gpus if workers else None),
         engine=engine,
-        learner=LearnerSettings(
-            reference=config.kl.coefficient > 0 and not config.reference.offload,
-            gradient_checkpointing=config.engine.gradient_checkpointing,
-            lora_rank=config.lora.rank,
-            nodes_per_pass=config.engine.nodes_per_pass,
-        ),
+        reference=config.kl.coefficient > 0 and not config.reference.offload,
+        gradient_checkpointing=config.engine.gradient_checkpointing,
+        lora_rank=config.lora.rank,
+        nodes_per_pass=config.engine.nodes_per_pass,
     )
 
 
@@ -175,9 +171,9 @@ def _domain_fractions(config: TrainConfig) -> dict[str, float]:
     """Return the weights of the training prompts by domain."""
     fractions: dict[str, float] = {}
     for source in config.data.sources:
-        if isinstance(source, CountdownConfig):
+        if isinstance(source, CountdownSource):
             domain = "countdown"
-        elif isinstance(source, FileConfig):
+        elif isinstance(source, FileSource):
             domain = source.label if source.label in _DOMAINS else source.domain
         else:
             domain = "gym"

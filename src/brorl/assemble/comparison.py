@@ -237,10 +237,10 @@ def _check_ready(plans: Sequence[ArmPlan], seeds: int, jobs: int) -> None:
             held_out.append(RunDirectory(plan.run).read_held_out())
             continue
         check_ray(plan.config)
-        ready = prepare(plan.config, plan.config.model)
-        held_out.append(held_out_record(ready.prompts.held_out))
+        inputs = prepare(plan.config, plan.config.model)
+        held_out.append(held_out_record(inputs.prompts.held_out))
         if not plan.config.cluster.enabled:  # else other machines hold the parts
-            needed += [ready.memory.certain_bytes] * seeds
+            needed += [inputs.memory.certain_bytes] * seeds
     for plan, asked in zip(plans, held_out, strict=True):
         if asked != held_out[0]:
             raise UserError(

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from brorl.assemble.gym import read_gym
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
-from brorl.prompts.files import FileSource, SourceReading, check_first_row, read_source
+from brorl.prompts.files import SourceReading, check_first_row, read_source
 from brorl.prompts.layouts.table import reasons
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question, drop_asked, split_held_out
-from brorl.prompts.rendering import PromptFormat, drop_long, render
+from brorl.prompts.rendering import drop_long, render
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 from brorl.prompts.stream import PromptMixture, PromptStream, PromptSupply
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def check_first_rows(config: TrainConfig) -> None:
         UserError: If there is no such file, or its first row is not a question with an answer.
     """
     for source in (*config.data.sources, *(config.evaluation.sources if _last_evaluated(config) else ())):
-        if isinstance(source, FileConfig):
-            check_first_row(_file_of(source, config.data.split_seed))
+        if isinstance(source, FileSource):
+            check_first_row(source)
 
 
 def build_questions(config: TrainConfig) -> list[SourceQuestions]:
@@ -92,7 +92,6 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
     Raises:
         UserError: If a row cannot be used, or two sources have one name.
     """
-    build_format(config)  # its errors come before files are read
     sources = [_split(source, config) for source in config.data.sources]
     if _last_evaluated(config):
         sources += [_questions(only, config, held_out_fraction=1.0) for only in config.evaluation.sources]
@@ -110,10 +109,6 @@ def build_questions(config: TrainConfig) -> list[SourceQuestions]:
 
 def check_split(config: TrainConfig, sources: Sequence[SourceQuestions]) -> None:
     """Check that questions are left to train on and to evaluate on.
-
-    Args:
-        config: The run's settings.
-        sources: The questions of `build_questions`.
 
     Raises:
         UserError: If a source has no training question, or an evaluation has no question.
@@ -141,23 +136,16 @@ def build_prompts(
 ) -> Prompts:
     """Turn questions into prompts.
 
-    Args:
-        config: The run's settings.
-        sources: The questions.
-        tokenizer: The model's tokenizer.
-        model_config: The model's configuration, for its vocabulary and its positions.
-
     Raises:
         UserError: If a prompt cannot be encoded or does not fit into the model.
     """
-    style = build_format(config)
     limits = response_limits(config)
     most = config.data.max_prompt_tokens
     train_of: list[tuple[SourceQuestions, list[Prompt]]] = []
     held_out: list[Prompt] = []
     dropped = 0
     for source in sources:
-        train, kept = render(source.train, style, tokenizer), render(source.held_out, style, tokenizer)
+        train, kept = (render(part, config.prompt, tokenizer) for part in (source.train, source.held_out))
         if most:
             (train, long_train), (kept, long_kept) = drop_long(train, most), drop_long(kept, most)
             dropped += long_train + long_kept
@@ -190,13 +178,7 @@ def no_held_out_prompt(config: TrainConfig) -> str:
 
 
 def removed_lines(num_too_long: int, num_asked: int, config: TrainConfig) -> list[str]:
-    """Return lines about prompts that are too long, and training questions that are also evaluated on.
-
-    Args:
-        num_too_long: Number of prompts above `data.max_prompt_tokens`, 0 or more.
-        num_asked: Number of training questions in the evaluation data, 0 or more.
-        config: The run's settings.
-    """
+    """Return lines about prompts that are too long, and training questions that are also evaluated on."""
     lines = []
     if num_too_long:
         most = counted(config.data.max_prompt_tokens or 0, "token")
@@ -207,13 +189,7 @@ def removed_lines(num_too_long: int, num_asked: int, config: TrainConfig) -> lis
 
 
 def dropped_line(name: str, num_rows: int, dropped: Mapping[str, int]) -> str:
-    """Return a line about the rows of a source that its layout dropped; empty if there are none.
-
-    Args:
-        name: The source.
-        num_rows: Its rows.
-        dropped: Dropped rows by reason.
-    """
+    """Return a line about the rows of a source that its layout dropped; empty if there are none."""
     number = sum(dropped.values())
     return f"{name}: {number:,} of {num_rows:,} rows were dropped ({reasons(dropped)})" if number else ""
 
@@ -227,41 +203,20 @@ def _supply(train_of: Sequence[tuple[SourceQuestions, Sequence[Prompt]]], seed: 
         raise UserError(f"data.sources: {error}") from error
 
 
-def build_format(config: TrainConfig) -> PromptFormat:
-    """Return the text around a question.
-
-    Raises:
-        UserError: If the settings contradict each other.
-    """
-    prompt = config.prompt
-    try:
-        return PromptFormat(**prompt.model_dump())
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def _split(source: CountdownConfig | GymConfig | FileConfig, config: TrainConfig) -> SourceQuestions:
+def _split(source: CountdownSource | GymSource | FileSource, config: TrainConfig) -> SourceQuestions:
     data = config.data
-    match source:
-        case CountdownConfig():
-            targets = range(source.min_target, source.max_target + 1)
-            puzzles = countdown_puzzles(source.num_numbers, source.max_number, targets)
-            train, held_out = split_countdown(puzzles, data.held_out_fraction, data.split_seed)
-            questions = countdown_questions(held_out, source.label)
-            return SourceQuestions(
-                source.label,
-                source.weight,
-                countdown_questions(train, source.label),
-                questions[: _last_evaluated(config)],
-                len(questions),
-            )
-        case GymConfig() | FileConfig():
-            return replace(_questions(source, config, data.held_out_fraction), weight=source.weight)
-        case _:
-            assert_never(source)
+    if not isinstance(source, CountdownSource):
+        return replace(_questions(source, config, data.held_out_fraction), weight=source.weight)
+    targets = range(source.min_target, source.max_target + 1)
+    puzzles = countdown_puzzles(source.num_numbers, source.max_number, targets)
+    train, held_out = (
+        countdown_questions(part, source.label)
+        for part in split_countdown(puzzles, data.held_out_fraction, data.split_seed)
+    )
+    return SourceQuestions(source.label, source.weight, train, held_out[: _last_evaluated(config)], len(held_out))
 
 
-def _questions(source: FileConfig | GymConfig, config: TrainConfig, held_out_fraction: float) -> SourceQuestions:
+def _questions(source: FileSource | GymSource, config: TrainConfig, held_out_fraction: float) -> SourceQuestions:
     """Read a source that is evaluated on alone, with weight 0, unless the caller gives it one."""
     reading = read_rows_of(source, config)
     train, held_out = split_held_out(reading.questions, held_out_fraction, config.data.split_seed)
@@ -274,65 +229,27 @@ def _questions(source: FileConfig | GymConfig, config: TrainConfig, held_out_fra
         num_rows=reading.num_rows,
         num_repeated=reading.num_repeated,
         dropped=reading.dropped,
-        published=isinstance(source, GymConfig) or source.layout is not None,
+        published=isinstance(source, GymSource) or source.layout is not None,
     )
 
 
-def read_rows_of(source: FileConfig | GymConfig, config: TrainConfig) -> SourceReading:
+def read_rows_of(source: FileSource | GymSource, config: TrainConfig) -> SourceReading:
     """Read or generate the questions of a source.
-
-    Args:
-        source: The settings of the source.
-        config: The run's settings.
 
     Raises:
         UserError: If a setting is wrong or a row cannot be used.
     """
-    if isinstance(source, GymConfig):
+    if isinstance(source, GymSource):
         groups = {"data.sources": config.data.sources, "evaluation.sources": config.evaluation.sources}
-        places = [f"{name}[{at}]" for name, group in groups.items() for at, one in enumerate(group) if one is source]
+        places = [f"{name}[{at}]" for name, group in groups.items() for at, item in enumerate(group) if item is source]
         return read_gym(source, config.verification.workers or None, *places[:1])
-    return read_file(source, config.data.split_seed)
+    return read_source(source, config.data.split_seed)
 
 
 def _last_evaluated(config: TrainConfig) -> int:
     """Return how many of a source's held-out questions are skipped or evaluated; 0 without evaluation."""
     evaluation = config.evaluation
     return evaluation.skip_prompts + evaluation.num_prompts if evaluation.num_prompts else 0
-
-
-def read_file(source: FileConfig, seed: int) -> SourceReading:
-    """Read the questions of a file or data set.
-
-    Args:
-        source: The settings of the source.
-        seed: Seed of the options that a layout shuffles.
-
-    Raises:
-        UserError: If a setting is wrong or a row cannot be used.
-    """
-    return read_source(_file_of(source, seed))
-
-
-def _file_of(source: FileConfig, seed: int) -> FileSource:
-    """Return the checked source of a file or data set."""
-    try:
-        return FileSource(**source.model_dump(exclude={"name", "weight"}), name=source.label, seed=seed)
-    except ValueError as error:
-        raise UserError(str(error)) from error
-
-
-def source_kind(source: CountdownConfig | GymConfig | FileConfig) -> str:
-    """Return a word for a source: its layout, `columns`, `gym`, or the built-in puzzle."""
-    match source:
-        case CountdownConfig():
-            return source.task
-        case GymConfig():
-            return "gym"
-        case FileConfig():
-            return source.layout or "columns"
-        case _:
-            assert_never(source)
 
 
 def response_limits(config: TrainConfig) -> dict[str, int]:

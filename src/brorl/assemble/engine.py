@@ -1,7 +1,8 @@
-"""The engine of a run, an evaluation or a plan: checked and made here, from `engine.kind`."""
+"""The engine of a run, an evaluation or a plan, and the CPU threads of torch."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeAlias, assert_never
 
@@ -9,7 +10,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from brorl.activity import Observe, unobserved
-from brorl.assemble.settings import build_lora
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.forward import FlatForward, TreeForward
@@ -19,18 +19,14 @@ from brorl.rollout.engine import Engine, Sampler
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import VllmEngine, check_sampling
 from brorl.rollout.vllm_process import VllmSettings, check_installed
-from brorl.rollout.vllm_transfer import TransferBackend
-from brorl.sampling import SamplingParams
 
+_SMALL = 10_000_000  # weights; with fewer, threads wait for each other longer than they work once a core is shared
+_AT_START = torch.get_num_threads()
 OnEnd: TypeAlias = Callable[[Callable[[], object]], object]  # receives functions to call after the work
 
 
 def check_engine(config: TrainConfig, source: str) -> None:
     """Check that the engine is installed and can sample with the model.
-
-    Args:
-        config: The settings.
-        source: Name or folder of the model.
 
     Raises:
         UserError: If it is not, or cannot.
@@ -61,25 +57,22 @@ def _check_gpus(config: TrainConfig) -> None:
                 "engine.vllm.placement = apart needs the model on a GPU, and it is on the CPU (device = "
                 f"{config.device}); set engine.vllm.placement: colocated"
             )
-    found = torch.cuda.device_count()
-    if vllm.placement == "apart" and found < 1 + vllm.tensor_parallel:
+    num_gpus = torch.cuda.device_count()
+    if vllm.placement == "apart" and num_gpus < 1 + vllm.tensor_parallel:
         raise UserError(
             f"engine.vllm.placement = apart needs {1 + vllm.tensor_parallel} GPUs, one for the learner and "
-            f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {found}; set "
+            f"engine.vllm.tensor_parallel = {vllm.tensor_parallel} for the engine, and torch finds {num_gpus}; set "
             "engine.vllm.placement: colocated"
         )
 
 
-def check_training_sampling(config: TrainConfig, sampling: SamplingParams) -> None:
+def check_training_sampling(config: TrainConfig) -> None:
     """Check that the engine can draw the rollouts of training, with the log-probs that training needs.
-
-    Args:
-        config: The settings.
-        sampling: How training's rollouts are drawn.
 
     Raises:
         UserError: If it cannot.
     """
+    sampling = config.sampling
     if config.engine.kind != "vllm":
         return
     if sampling.top_p < 1 or sampling.top_k:
@@ -89,7 +82,7 @@ def check_training_sampling(config: TrainConfig, sampling: SamplingParams) -> No
             "native"
         )
     try:
-        check_sampling(sampling)
+        check_sampling(sampling.params)
     except ValueError as error:
         raise UserError(str(error)) from error
 
@@ -134,15 +127,9 @@ def end_engine(engine: Sampler) -> None:
 
 
 def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmSettings:
-    """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker.
-
-    Args:
-        config: The settings.
-        source: Name or folder of the model.
-        context: Tokens of the longest prompt and the longest response together.
-    """
+    """Return the settings of a vLLM engine: in a process of its own, or in that of a rollout worker."""
     device = choose_device(config.device)
-    apart = config.engine.vllm.placement == "apart"
+    vllm = config.engine.vllm
     return VllmSettings(
         source=find_model(source).path,
         dtype="bfloat16" if config.dtype == "bfloat16" else "float32",
@@ -150,33 +137,18 @@ def build_vllm_settings(config: TrainConfig, source: str, context: int) -> VllmS
         cache_bytes=int(config.engine.memory_gib * 2**30),
         device="cpu" if device.type == "cpu" else "cuda",
         threads=torch.get_num_threads(),
-        max_rows=config.engine.vllm.max_rows,
-        responses_per_request=config.engine.vllm.responses_per_request,
-        tensor_parallel=config.engine.vllm.tensor_parallel,
-        sleeps=device.type != "cpu" and not config.cluster.enabled and not apart,
+        max_rows=vllm.max_rows,
+        responses_per_request=vllm.responses_per_request,
+        tensor_parallel=vllm.tensor_parallel,
+        sleeps=device.type != "cpu" and not config.cluster.enabled and vllm.placement == "colocated",
         separate=not config.cluster.enabled,  # a rollout worker is a process of its own, and replaced as a whole
-        transfer=choose_transfer(config),
+        transfer="host" if vllm.weight_transfer == "auto" else vllm.weight_transfer,  # until measured on GPUs
         gpus=() if device.type == "cpu" or config.cluster.enabled else _engine_gpus(config, device.index or 0),
     )
 
 
-def choose_transfer(config: TrainConfig) -> TransferBackend:
-    """Return how new weights reach vLLM; `auto` is `host` until `ipc` and `nccl` have been measured on GPUs.
-
-    Args:
-        config: The settings.
-    """
-    transfer = config.engine.vllm.weight_transfer
-    return "host" if transfer == "auto" else transfer
-
-
 def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
-    """Return the numbers of the engine's GPUs.
-
-    Args:
-        config: The settings.
-        learner: Number of the learner's GPU.
-    """
+    """Return the numbers of the engine's GPUs."""
     others = [gpu for gpu in range(torch.cuda.device_count()) if gpu != learner]
     gpus = others if config.engine.vllm.placement == "apart" else [learner, *others]
     return tuple(gpus[: config.engine.vllm.tensor_parallel])
@@ -185,12 +157,29 @@ def _engine_gpus(config: TrainConfig, learner: int) -> tuple[int, ...]:
 def build_sampling_model(config: TrainConfig, source: str) -> PreTrainedModel:
     """Load a model that only samples, in the format of the computation; a learner may publish its weights to it.
 
-    Args:
-        config: The settings.
-        source: Name or folder of the model.
-
     Raises:
         UserError: If it cannot be loaded.
     """
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}[config.dtype]
-    return load_model(source, choose_device(config.device), dtype, build_lora(config))
+    return load_model(source, choose_device(config.device), dtype, config.adapters)
+
+
+def set_threads(config: TrainConfig, num_weights: int) -> None:
+    """Set the threads of torch to `engine.threads`, or choose them by the size of the model."""
+    chosen = 1 if _computes_here(config) and num_weights < _SMALL else _all_threads()
+    torch.set_num_threads(config.engine.threads or chosen)
+
+
+def numbers_of_threads(config: TrainConfig) -> list[int]:
+    """Return the numbers of threads to compare: one and all; none if the model is elsewhere or there is one core."""
+    return [1, _all_threads()] if _computes_here(config) and _all_threads() > 1 else []
+
+
+def _computes_here(config: TrainConfig) -> bool:
+    """Whether the model computes on the CPU of this process."""
+    return not config.cluster.enabled and choose_device(config.device).type == "cpu"
+
+
+def _all_threads() -> int:
+    """Return the default of torch, at most the cores that this process may use."""
+    return min(_AT_START, len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else _AT_START

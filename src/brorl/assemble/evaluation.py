@@ -19,10 +19,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from brorl.activity import Observe, Phase, unobserved
 from brorl.assemble.cluster import place_engine, place_verifiers
 from brorl.assemble.data import check_prompts
-from brorl.assemble.engine import OnEnd, build_engine, build_sampling_model, check_engine, end_engine
+from brorl.assemble.engine import OnEnd, build_engine, build_sampling_model, check_engine, end_engine, set_threads
 from brorl.assemble.evaluation_data import QuestionSet, Request, read_sets
 from brorl.assemble.inputs import build_decode
-from brorl.assemble.threads import set_threads
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
@@ -30,7 +29,6 @@ from brorl.assemble.verification import (
     sandbox_lines,
     without_other_domains,
 )
-from brorl.config.optimization import LoraConfig
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.evaluate import EvaluatedModel
@@ -46,6 +44,7 @@ from brorl.model.memory_plan import (
     check,
     plan_memory,
 )
+from brorl.model.settings import LoraSettings
 from brorl.model.source import find_model, read_config
 from brorl.prompts.prompt import Prompt, fingerprint
 from brorl.prompts.rendering import drop_long, render
@@ -55,14 +54,14 @@ from brorl.verification.domains.table import unreadable_references
 from brorl.verification.verifier import Verifier
 
 if TYPE_CHECKING:
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
 
 _BATCH_TOKENS, _LEAST_PROMPTS, _MOST_PROMPTS = 2**19, 8, 64
 LONGEST_RESPONSE = 32_768  # the paper's context
 _VALUES_OF_A_TENSOR = 65_536
 
 
-class ReadyEvaluation(NamedTuple):
+class EvaluationInputs(NamedTuple):
     """An evaluation before its model is loaded.
 
     Attributes:
@@ -86,7 +85,7 @@ class ReadyEvaluation(NamedTuple):
     notes: list[str]
 
 
-def prepare_evaluation(request: Request) -> ReadyEvaluation:
+def prepare_evaluation(request: Request) -> EvaluationInputs:
     """Read, check and encode the data, and check the memory.
 
     Raises:
@@ -97,18 +96,18 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     check_engine(config, config.model)
     model_config = read_config(find_model(config.model))
     sets = read_sets(request)
-    questions = [question for one in sets for question in one.questions]
+    questions = [question for data_set in sets for question in data_set.questions]
     config = without_other_domains(config, {question.domain for question in questions})
     verifiers = build_verifiers(config, {question.domain for question in questions}, build_workers(config))
     tokenizer = load_tokenizer(config.model, config.sampling.end_token)
     prompts_of, notes = _render(sets, request, tokenizer)
     limit = _response_limit(request, prompts_of, model_config)
-    every = [prompt for prompts in prompts_of.values() for prompt in prompts]
-    check_prompts(config.model, every, {"--max-new-tokens": limit}, tokenizer, model_config)
+    all_prompts = [prompt for prompts in prompts_of.values() for prompt in prompts]
+    check_prompts(config.model, all_prompts, {"--max-new-tokens": limit}, tokenizer, model_config)
     set_threads(config, _check_memory(config, model_config, prompts_of, limit))
     unreadable = _check_references(sets, verifiers)
     notes += sandbox_lines(config, verifiers)
-    notes += [one.note for one in sets if one.note]
+    notes += [data_set.note for data_set in sets if data_set.note]
     notes += [
         f"{name}: the verifier cannot read {len(ids)} of its reference answers ({ids[0]}, ...); at most a response "
         "with the same text counts as correct there"
@@ -117,7 +116,7 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
     evaluation = config.evaluation
     sampling = SamplingParams(evaluation.temperature, evaluation.top_p, max_new_tokens=limit)
     settings = _settings(config, sets, prompts_of, sampling, device)
-    return ReadyEvaluation(
+    return EvaluationInputs(
         request=request,
         tokenizer=tokenizer,
         batches=split_into_batches(prompts_of, settings["prompts_per_part"], config.seed),
@@ -130,18 +129,12 @@ def prepare_evaluation(request: Request) -> ReadyEvaluation:
 
 
 def load_evaluated_model(
-    ready: ReadyEvaluation,
+    inputs: EvaluationInputs,
     observe: Observe = unobserved,
-    cluster: Cluster | None = None,
+    cluster: RayCluster | None = None,
     on_end: OnEnd = lambda _: None,
 ) -> tuple[EvaluatedModel, str]:
     """Load the model.
-
-    Args:
-        ready: The evaluation.
-        observe: Called with the progress of the engine and the evaluation.
-        cluster: Where the model samples and responses are verified; None for this process.
-        on_end: Receives a function that ends the engine, if this process has one.
 
     Returns:
         The model with its verifiers, and a fingerprint of its weights.
@@ -149,31 +142,31 @@ def load_evaluated_model(
     Raises:
         UserError: If the model cannot be loaded.
     """
-    config = ready.request.config.model_copy(update={"lora": LoraConfig()})  # adapters are merged
-    longest = max(len(prompt.token_ids) for batch in ready.batches for prompt in batch.prompts)
-    context = longest + ready.sampling.max_new_tokens
-    verifiers = ready.verifiers
+    config = inputs.request.config.model_copy(update={"lora": LoraSettings()})  # adapters are merged
+    longest = max(len(prompt.token_ids) for batch in inputs.batches for prompt in batch.prompts)
+    context = longest + inputs.sampling.max_new_tokens
+    verifiers = inputs.verifiers
     engine: Engine
     if cluster is None:
         model = build_sampling_model(config, config.model)
-        check_vocabulary(config.model, model, ready.tokenizer)
+        check_vocabulary(config.model, model, inputs.tokenizer)
         forward = choose_forward(model, config.engine.forward, context)
-        engine = build_engine(config, config.model, model, ready.tokenizer, forward, context, observe)
+        engine = build_engine(config, config.model, model, inputs.tokenizer, forward, context, observe)
         on_end(partial(end_engine, engine))
         weights = weights_fingerprint(model)
     else:
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
-        verifiers = place_verifiers(cluster, config, verifiers, cluster.say)
-        engine = place_engine(cluster, config, context, cluster.say, observe)
+        verifiers = place_verifiers(cluster, config, verifiers)
+        engine = place_engine(cluster, config, context, observe)
         weights = cluster.call(_fingerprint, config)
     evaluated = EvaluatedModel(
         engine,
-        ready.sampling,
+        inputs.sampling,
         config.evaluation.num_samples,
         verifiers,
-        build_decode(ready.tokenizer),
+        build_decode(inputs.tokenizer),
         accept_truncated=config.rewards.stop_properly > 0,  # as in training
         observe=observe,
     )
@@ -207,15 +200,19 @@ def _render(
     prompts_of: dict[str, list[Prompt]] = {}
     notes: list[str] = []
     longest = request.config.data.max_prompt_tokens
-    for one in sets:
-        prompts = [replace(prompt, source=one.name) for prompt in render(one.questions, one.style, tokenizer)]
+    for data_set in sets:
+        prompts = [
+            replace(prompt, source=data_set.name) for prompt in render(data_set.questions, data_set.style, tokenizer)
+        ]
         if longest and not request.data:
             prompts, dropped = drop_long(prompts, longest)
             if dropped:
-                notes.append(f"{one.name}: {dropped} prompts of more than {longest} tokens left out, as in the run")
+                notes.append(
+                    f"{data_set.name}: {dropped} prompts of more than {longest} tokens left out, as in the run"
+                )
         if not prompts:
-            raise UserError(f"{one.name} has no prompt to evaluate; choose other data")
-        prompts_of[one.name] = prompts
+            raise UserError(f"{data_set.name} has no prompt to evaluate; choose other data")
+        prompts_of[data_set.name] = prompts
     if not (request.belongs_to_run or request.own_template):
         notes += _asked(sets)
     return prompts_of, notes
@@ -224,12 +221,12 @@ def _render(
 def _asked(sets: Sequence[QuestionSet]) -> list[str]:
     """Return a line for each usual template that adds text to the questions of some data sets."""
     names_of: dict[str, list[str]] = {}
-    for one in sets:
-        if not one.published:
+    for data_set in sets:
+        if not data_set.published:
             continue
-        for template in {one.style.template, *one.style.domain_templates.values()}:
+        for template in {data_set.style.template, *data_set.style.domain_templates.values()}:
             if added := template.replace("{prompt}", "").strip():
-                names_of.setdefault(added, []).append(one.name)
+                names_of.setdefault(added, []).append(data_set.name)
     return [
         f"asked after each question of {', '.join(names)}: {added!r} (prompt.template changes it)"
         for added, names in names_of.items()
@@ -279,12 +276,16 @@ def _check_memory(
 
 def _check_references(sets: Sequence[QuestionSet], verifiers: Mapping[str, Verifier]) -> dict[str, list[str]]:
     """Reject unreadable reference answers in the user's own data; return the ids of those in published benchmarks."""
-    own = [question for one in sets if not one.published for question in one.questions]
+    own = [question for data_set in sets if not data_set.published for question in data_set.questions]
     check_references(verifiers, own)
     unreadable: dict[str, list[str]] = {}
-    for one in sets:
-        ids = [question.id for question, _ in unreadable_references(verifiers, one.questions)] if one.published else []
-        unreadable |= {one.name: ids} if ids else {}
+    for data_set in sets:
+        ids = (
+            [question.id for question, _ in unreadable_references(verifiers, data_set.questions)]
+            if data_set.published
+            else []
+        )
+        unreadable |= {data_set.name: ids} if ids else {}
     return unreadable
 
 
@@ -321,16 +322,20 @@ def _settings(
             "chat": config.prompt.chat,
             "chat_template_options": dict(config.prompt.chat_template_options),
         },
-        "data_sets": [one.name for one in sets],
+        "data_sets": [data_set.name for data_set in sets],
         "data": {
-            one.name: {
-                "source": one.source,
-                "template": one.style.template,
-                **({"domain_templates": dict(one.style.domain_templates)} if one.style.domain_templates else {}),
-                "prompts": len(prompts_of[one.name]),
-                "prompts_fingerprint": fingerprint(prompts_of[one.name]),
+            data_set.name: {
+                "source": data_set.source,
+                "template": data_set.style.template,
+                **(
+                    {"domain_templates": dict(data_set.style.domain_templates)}
+                    if data_set.style.domain_templates
+                    else {}
+                ),
+                "prompts": len(prompts_of[data_set.name]),
+                "prompts_fingerprint": fingerprint(prompts_of[data_set.name]),
             }
-            for one in sets
+            for data_set in sets
         },
     }
 

@@ -1,35 +1,36 @@
-"""The data sets of an evaluation: named benchmarks, files, puzzles, or the held-out questions of the checkpoint's run.
+"""The data sets of an evaluation or of stored responses: benchmarks, files, puzzles, or the questions of a run.
 
 In: data sets as the user named them, and the settings. Out: their questions, with the prompt format of each data set.
-Data that cannot be read, and two data sets with one name, are rejected.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
-from brorl.assemble.data import build_format, build_questions, check_split, dropped_line, read_rows_of
-from brorl.config.reading import make_config, parse_yaml
+from brorl.assemble.data import all_questions, build_questions, check_split, dropped_line, read_rows_of
+from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
 from brorl.errors import UserError
+from brorl.paths import is_file
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
 from brorl.prompts.files import SourceReading
 from brorl.prompts.question import Question, split_held_out
-from brorl.prompts.rendering import TEMPLATES, PromptFormat
+from brorl.prompts.rendering import TEMPLATES
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
 
 _NO_LIMIT = 2**31
 GYM_BENCHMARK = "gym"
 # Five questions of each of its data sets, at indices that training does not reach.
-_GYM = GymConfig(gym=("all",), name=GYM_BENCHMARK, num_questions=530, first_index=9_000)
+_GYM = GymSource(gym=("all",), name=GYM_BENCHMARK, num_questions=530, first_index=9_000)
 NAMES = (*BENCHMARKS, GYM_BENCHMARK)
 """Names of all benchmarks."""
-DataSource: TypeAlias = BenchmarkSource | FileConfig | GymConfig | CountdownConfig
+DataSource: TypeAlias = BenchmarkSource | FileSource | GymSource | CountdownSource
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def read_sets(request: Request) -> list[QuestionSet]:
     Raises:
         UserError: If one cannot be read, two have one name, or there is none.
     """
-    own = build_format(request.config)
+    own = request.config.prompt
     sets = [_read_set(text, request, own) for text in request.data] if request.data else _held_out(request, own)
-    names = [one.name for one in sets]
+    names = [data_set.name for data_set in sets]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated:
         raise UserError(f"two data sets have the name {repeated!r}; rename one: --data '{{path: ..., name: ...}}'")
@@ -88,10 +89,10 @@ def read_sets(request: Request) -> list[QuestionSet]:
         return sets
     seed = request.config.data.split_seed
     return [
-        one._replace(questions=split_held_out(one.questions, 1.0, seed).held_out[: request.limit])
+        data_set._replace(questions=split_held_out(data_set.questions, 1.0, seed).held_out[: request.limit])
         if request.data
-        else one  # already limited, as in training
-        for one in sets
+        else data_set  # already limited, as in training
+        for data_set in sets
     ]
 
 
@@ -134,19 +135,19 @@ def _read_set(text: str, request: Request, own: PromptFormat) -> QuestionSet:
             case BenchmarkSource():
                 reading = read_benchmark(source, request.config.data.split_seed)
                 return _public_set(source.label, source.hub.id, reading, request, own)
-            case CountdownConfig():
-                alone = request.config.evaluation.model_copy(
+            case CountdownSource():
+                evaluation = request.config.evaluation.model_copy(
                     update={"sources": (), "num_prompts": _NO_LIMIT, "skip_prompts": 0}
                 )
                 data = request.config.data.model_copy(update={"sources": (source,)})
-                config = request.config.model_copy(update={"data": data, "evaluation": alone})
+                config = request.config.model_copy(update={"data": data, "evaluation": evaluation})
                 (puzzles,) = build_questions(config)
-                return QuestionSet(source.label, _described(source), puzzles.held_out, own, published=False)
-            case FileConfig() | GymConfig():
+                return QuestionSet(source.label, source.origin, puzzles.held_out, own, published=False)
+            case FileSource() | GymSource():
                 reading = read_rows_of(source, request.config)
-                if isinstance(source, GymConfig) or source.layout:
-                    return _public_set(source.label, _described(source), reading, request, own)
-                return QuestionSet(source.label, _described(source), reading.questions, own, published=False)
+                if isinstance(source, GymSource) or source.layout:
+                    return _public_set(source.label, source.origin, reading, request, own)
+                return QuestionSet(source.label, source.origin, reading.questions, own, published=False)
 
 
 @contextmanager
@@ -164,7 +165,7 @@ def naming_data(text: str, source: DataSource) -> Iterator[None]:
         yield
     except (UserError, ValueError) as error:
         message = str(error).replace("data.sources[].path", "--data").replace("data.sources[].", "")
-        if "has no column" in message and isinstance(source, FileConfig):
+        if "has no column" in message and isinstance(source, FileSource):
             message += f", as in --data '{{path: {source.path}, prompt_column: NAME}}'"
         if text not in NAMES and (near := get_close_matches(text.lower(), NAMES, 3, 0.7)):
             message += f"; did you mean the benchmark {' or '.join(near)}?"
@@ -178,9 +179,9 @@ def _public_set(name: str, origin: str, reading: SourceReading, request: Request
         domains = {question.domain for question in reading.questions}
         templates = {domain: TEMPLATES[domain] for domain in sorted(domains) if domain in TEMPLATES}
         if len(domains) == 1 and templates:
-            style = replace(own, template=next(iter(templates.values())))
+            style = own.model_copy(update={"template": next(iter(templates.values()))})
         else:
-            style = replace(own, domain_templates=templates)
+            style = own.model_copy(update={"domain_templates": templates})
     return QuestionSet(
         name, origin, reading.questions, style, True, dropped_line(name, reading.num_rows, reading.dropped)
     )
@@ -199,7 +200,7 @@ def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
     config = config.model_copy(update={"evaluation": evaluation})
     sources = build_questions(config)
     check_split(config, sources)
-    where = {source.label: _described(source) for source in (*config.data.sources, *config.evaluation.sources)}
+    where = {source.label: source.origin for source in (*config.data.sources, *config.evaluation.sources)}
     return [
         QuestionSet(source.name, where[source.name], source.held_out, own, published=False)
         for source in sources
@@ -207,12 +208,43 @@ def _held_out(request: Request, own: PromptFormat) -> list[QuestionSet]:
     ]
 
 
-def _described(source: FileConfig | GymConfig | CountdownConfig) -> str:
-    """Return the origin of questions, for the record."""
-    if isinstance(source, FileConfig):
-        return source.path
-    if isinstance(source, GymConfig):
-        indices = f"indices from {source.first_index}, seed {source.seed}"
-        return f"Reasoning Gym ({', '.join(source.gym)}), {indices}{f', {source.config}' if source.config else ''}"
-    targets = f"{source.min_target} to {source.max_target}"
-    return f"{source.num_numbers} numbers up to {source.max_number}, targets {targets}"
+def read_all_questions(data: str, overrides: Mapping[str, Any]) -> tuple[TrainConfig, list[Question]]:
+    """Read all questions of a recipe or a data set.
+
+    Args:
+        data: Name of a built-in recipe, path of a YAML file or a run directory, or a data set: a benchmark, a file, a
+            hub id, a puzzle, or a YAML mapping.
+        overrides: Settings of the verification by dotted name.
+
+    Returns:
+        The settings, and the questions with distinct ids.
+
+    Raises:
+        UserError: If it names none, or a row cannot be used.
+    """
+    run = Path(data).expanduser() / "config.yaml"
+    recipe = str(run) if is_file(run) else data
+    if recipe in builtin_recipes() or Path(recipe).suffix in (".yaml", ".yml"):
+        try:
+            settings = read_recipe(recipe)
+        except UserError as error:
+            raise UserError(f"--data {recipe}: {error}") from error
+        return _all(make_config(settings, overrides, recipe))
+    config = make_config({}, overrides, "the options")
+    source = parse_data(data)
+    with naming_data(data, source):
+        if isinstance(source, BenchmarkSource):
+            return config, list(read_benchmark(source, config.data.split_seed).questions)
+        return _all(config.model_copy(update={"data": config.data.model_copy(update={"sources": (source,)})}))
+
+
+def _all(config: TrainConfig) -> tuple[TrainConfig, list[Question]]:
+    """Return a config, and all questions of its sources."""
+    evaluation = {"num_prompts": _NO_LIMIT if config.evaluation.sources else 0, "skip_prompts": 0}
+    everything = config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"held_out_fraction": 0.0}),
+            "evaluation": config.evaluation.model_copy(update=evaluation),
+        }
+    )
+    return config, all_questions(build_questions(everything))

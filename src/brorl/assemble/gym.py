@@ -1,6 +1,6 @@
 """The questions of Reasoning Gym: a source's settings to questions, generated in worker processes.
 
-In: a checked `GymConfig`. Out: distinct questions, the same in every process. Names and settings that the installed
+In: a checked `GymSource`. Out: distinct questions, the same in every process. Names and settings that the installed
 version does not have are rejected before anything is generated. The questions of several data sets take turns.
 """
 
@@ -12,11 +12,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from brorl.config.sources import GymConfig
 from brorl.errors import UserError
 from brorl.prompts.files import SourceReading
 from brorl.prompts.gym_task import GYM_DOMAIN, require_reasoning_gym
 from brorl.prompts.question import Question
+from brorl.prompts.settings import GymSource
 from brorl.verification.sandbox.call import VerifierCall
 from brorl.verification.sandbox.pool import WorkerPool
 
@@ -28,7 +28,7 @@ _ENTRIES_PER_CALL = 20
 _Row = tuple[str, int, str, str, str | None]  # data set, index, question, task, why it was dropped
 
 
-def read_gym(source: GymConfig, workers: int | None, place: str = "data.sources[]") -> SourceReading:
+def read_gym(source: GymSource, workers: int | None, place: str = "data.sources[]") -> SourceReading:
     """Generate the questions of a source.
 
     Args:
@@ -66,7 +66,7 @@ def read_gym(source: GymConfig, workers: int | None, place: str = "data.sources[
     return SourceReading(list(questions.values()), len(rows), repeated, dict(dropped))
 
 
-def _config_text(source: GymConfig) -> str:
+def _config_text(source: GymSource) -> str:
     """Return the settings by data set as JSON text.
 
     Raises:

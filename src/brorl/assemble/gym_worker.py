@@ -126,11 +126,11 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if kind in (int, bool, str, NoneType):
         return type(value) is kind
-    if kind is tuple and not parts:  # some hold one text
+    if kind is tuple and not parts:  # some hold a text
         return isinstance(value, list | str)
     if kind in _LISTS:
         inner = [part for part in parts if part is not Ellipsis]
-        return isinstance(value, list) and (len(inner) != 1 or all(_fits(one, inner[0]) for one in value))
+        return isinstance(value, list) and (len(inner) != 1 or all(_fits(item, inner[0]) for item in value))
     return kind not in _UNWRITTEN and not dataclasses.is_dataclass(kind)
 
 

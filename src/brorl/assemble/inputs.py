@@ -6,7 +6,7 @@ In: a checked `TrainConfig`. Out: `RunInputs`. Cheap checks come first, and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -22,25 +22,15 @@ from brorl.assemble.data import (
     removed_lines,
     response_limits,
 )
-from brorl.assemble.engine import check_engine, check_training_sampling
-from brorl.assemble.settings import (
-    build_lora,
-    build_policy_loss,
-    build_response_format,
-    build_rollouts_per_prompt,
-    build_sampling,
-    build_shaping,
-)
-from brorl.assemble.threads import set_threads
+from brorl.assemble.engine import check_engine, check_training_sampling, set_threads
 from brorl.assemble.verification import (
     build_verifiers,
     build_workers,
-    check_answers,
     check_references,
     sandbox_lines,
 )
-from brorl.config.cluster import ClusterConfig
 from brorl.config.settings import TrainConfig
+from brorl.distributed.settings import ClusterSettings
 from brorl.errors import UserError
 from brorl.format import counted
 from brorl.model.flex_attention import check_flex_device
@@ -55,55 +45,45 @@ from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verifier
 
 
-class ModelInputs(NamedTuple):
+@dataclass(frozen=True)
+class ModelInputs:
     """The inputs of a run that its learner needs.
 
     Attributes:
-        source: Name or folder of the model or checkpoint.
+        model_path: Name or folder of the model or checkpoint.
         tokenizer: Its tokenizer.
         context: Tokens of the longest prompt and the longest response together.
     """
 
-    source: str
+    model_path: str
     tokenizer: PreTrainedTokenizerBase
     context: int
 
 
-class RunInputs(NamedTuple):
+@dataclass(frozen=True)
+class RunInputs(ModelInputs):
     """The checked inputs of a run; they are cheap, and complete before the model is loaded.
 
     Attributes:
-        source: Name or folder of the model or checkpoint.
-        tokenizer: Its tokenizer.
         prompts: Training and held-out prompts.
         grader: Verifies and rewards responses.
         memory: The memory that the run will need.
-        context: Tokens of the longest prompt and the longest response together.
         notes: Lines about dropped rows and unreadable reference answers of public data sets.
     """
 
-    source: str
-    tokenizer: PreTrainedTokenizerBase
     prompts: Prompts
     grader: Grader
     memory: MemoryPlan
-    context: int
     notes: Sequence[str] = ()
 
 
-def prepare(config: TrainConfig, source: str) -> RunInputs:
+def prepare(config: TrainConfig, model_path: str) -> RunInputs:
     """Read, check and encode the data, and check the memory.
-
-    Args:
-        config: The run's settings.
-        source: Model or checkpoint to load.
 
     Raises:
         UserError: On the first thing that is wrong.
     """
     torch.manual_seed(derived_seed(config.seed, 0))  # torch uses the low 32 bits alone on a CPU
-    shaping = build_shaping(config)
-    build_policy_loss(config)
     if choose_device(config.device).type != "cpu" and config.engine.clock == "cpu":
         raise UserError("engine.clock = cpu does not see the time of a GPU; set device: cpu, or engine.clock: wall")
     if config.engine.attention == "flex" and not config.cluster.enabled:  # the learner's ranks check their own device
@@ -113,43 +93,31 @@ def prepare(config: TrainConfig, source: str) -> RunInputs:
             f"device = {config.device} needs GPUs, and cluster.gpus_per_learner_rank = 0 learns on CPUs; set "
             "cluster.gpus_per_learner_rank: 1, or device: auto"
         )
-    check_engine(config, source)
-    check_training_sampling(config, build_sampling(config))
-    model_config = read_config(find_model(source))
+    check_engine(config, model_path)
+    check_training_sampling(config)
+    model_config = read_config(find_model(model_path))
     sources = build_questions(config)
     questions = all_questions(sources)
-    check_answers(config, {question.domain for source in sources for question in source.train})
     verifiers = build_verifiers(config, {question.domain for question in questions}, build_workers(config))
     check_left(config, sources, verifiers)
-    tokenizer = load_tokenizer(source, config.sampling.end_token)
+    tokenizer = load_tokenizer(model_path, config.sampling.end_token)
     prompts = build_prompts(config, sources, tokenizer, model_config)
     context = prompts.longest + max(response_limits(config).values())
     check_window(config, model_config, context)
     memory = build_memory_plan(config, model_config, prompts)
     set_threads(config, memory.num_weights)
-    notes = [line for one in sources if (line := dropped_line(one.name, one.num_rows, one.dropped))]
-    if source == config.model:  # a run that is resumed has been checked
+    notes = [line for source in sources if (line := dropped_line(source.name, source.num_rows, source.dropped))]
+    if model_path == config.model:  # a run that is resumed has been checked
         notes += check_source_references(verifiers, sources)
     elif INSTRUCTIONS_DOMAIN in verifiers:  # this machine can lack the package that some instructions need
         unreadable_references({INSTRUCTIONS_DOMAIN: verifiers[INSTRUCTIONS_DOMAIN]}, questions)
-    return RunInputs(
-        source,
-        tokenizer,
-        prompts,
-        Grader(verifiers, build_decode(tokenizer), shaping, build_response_format(config), config.needs_answers),
-        memory,
-        context,
-        notes,
-    )
+    decode, limit = build_decode(tokenizer), config.sampling.max_new_tokens
+    grader = Grader(verifiers, decode, config.rewards, limit)
+    return RunInputs(model_path, tokenizer, context, prompts, grader, memory, notes)
 
 
 def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: int) -> None:
     """Check that the contexts of a run fit into the model's sliding window, if tree attention is required.
-
-    Args:
-        config: The settings.
-        model_config: The model's config.
-        context: Tokens of the longest prompt and the longest response together.
 
     Raises:
         UserError: If they do not.
@@ -166,11 +134,6 @@ def check_window(config: TrainConfig, model_config: PreTrainedConfig, context: i
 def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifiers: Mapping[str, Verifier]) -> None:
     """Check that questions are left to train on and to evaluate on.
 
-    Args:
-        config: The run's settings.
-        sources: The questions.
-        verifiers: The verifier of each domain.
-
     Raises:
         UserError: If none are left. An unreadable reference answer comes first: it is the more basic fault of a file.
     """
@@ -184,24 +147,20 @@ def check_left(config: TrainConfig, sources: Sequence[SourceQuestions], verifier
 def check_source_references(verifiers: Mapping[str, Verifier], sources: Sequence[SourceQuestions]) -> list[str]:
     """Reject unreadable reference answers in the user's own data.
 
-    Args:
-        verifiers: The verifiers; questions of other domains are not checked.
-        sources: The questions.
-
     Returns:
         A line for the unreadable reference answers of each public data set.
 
     Raises:
         UserError: On the first one in the user's own data.
     """
-    check_references(verifiers, all_questions([one for one in sources if not one.published]))
+    check_references(verifiers, all_questions([source for source in sources if not source.published]))
     notes = []
-    for one in sources:
-        unreadable = unreadable_references(verifiers, all_questions([one])) if one.published else []
+    for source in sources:
+        unreadable = unreadable_references(verifiers, all_questions([source])) if source.published else []
         if unreadable:
             question, problem = unreadable[0]
             notes.append(
-                f"warning: {one.name}: no response can match the reference answer of "
+                f"warning: {source.name}: no response can match the reference answer of "
                 f"{counted(len(unreadable), 'question')}, such as {question.name}: {question.reference[:60]!r}, which "
                 f"{problem}"
             )
@@ -223,14 +182,13 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     Raises:
         UserError: If the certain part of it exceeds the available memory.
     """
-    num_rollouts, adaptive = build_rollouts_per_prompt(config)
-    rollouts = adaptive.max_rollouts if adaptive else num_rollouts
+    rollouts = config.adaptive.max_rollouts if config.adaptive.enabled else config.rollouts_per_prompt
     device = choose_device(config.device)
     offloaded = config.reference.offload and device.type != "cpu"
     settings = MemorySettings(
         dtype=config.dtype,
         engine_bytes=int(config.engine.memory_gib * 2**30),
-        lora=build_lora(config),
+        lora=config.adapters,
         reference=config.kl.coefficient > 0 and not offloaded,
         nodes_per_pass=config.engine.nodes_per_pass,
         gradient_checkpointing=config.engine.gradient_checkpointing,
@@ -242,7 +200,7 @@ def build_memory_plan(config: TrainConfig, model_config: PreTrainedConfig, promp
     )
     workload = Workload(
         prompt_tokens=prompts.longest,
-        max_new_tokens=max(config.sampling.max_new_tokens, config.evaluation.max_new_tokens or 0),
+        max_new_tokens=max(response_limits(config).values()),
         num_rows=max(config.prompts_per_step * rollouts, len(prompts.held_out) * config.evaluation.num_samples),
         num_prompts=-(-config.prompts_per_step // config.optimizer.mini_batches),
     )
@@ -256,7 +214,7 @@ def input_lines(inputs: RunInputs, config: TrainConfig) -> list[str]:
     """Return lines for the user about the sandbox, dropped data and predicted memory."""
     lines = [*sandbox_lines(config, inputs.grader.verifiers), *inputs.notes]
     lines += removed_lines(inputs.prompts.dropped, inputs.prompts.asked, config)
-    if not config.cluster.enabled and config.cluster != ClusterConfig():
+    if not config.cluster.enabled and config.cluster != ClusterSettings():
         lines.append("cluster.nodes = 0: the run has one process, and the other settings of `cluster` have no effect")
     if config.dtype == "float32" and _learns_on_gpu(config):
         correct = " and importance.correction: truncate" if config.importance.correction == "none" else ""

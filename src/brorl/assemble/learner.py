@@ -9,61 +9,48 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Phase, unobserved
-from brorl.assemble.inputs import ModelInputs, RunInputs
-from brorl.assemble.settings import autocasts, build_learner_settings, build_lora
+from brorl.assemble.inputs import ModelInputs
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.flex_attention import check_flex_device
 from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward
 from brorl.model.hook_check import check_flex
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
+from brorl.model.next_token import NextToken
 from brorl.model.sharding import shard
-from brorl.training.rank_model import load_on_first_rank
-from brorl.training.ranks import Ranks
+from brorl.training.learner import LearnerSettings
+from brorl.training.ranks import Ranks, load_on_first_rank
 from brorl.training.tree_learner import TreeLearner
 
 
 def build_model(
     config: TrainConfig,
-    ready: ModelInputs | RunInputs,
+    inputs: ModelInputs,
     observe: Observe = unobserved,
     device: torch.device | None = None,
 ) -> PreTrainedModel:
-    """Load the model to train.
-
-    Args:
-        config: The run's settings.
-        ready: Source and tokenizer of the model.
-        observe: Receives the phase.
-        device: The device of its weights; None for that of the settings.
-    """
+    """Load the model to train."""
     observe(Phase("loading", "model"))
-    lora = build_lora(config)
+    lora = config.adapters
     dtype = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16 if lora else torch.float32}
     model = load_model(
-        ready.source,
+        inputs.model_path,
         device or choose_device(config.device),
         dtype[config.dtype],
         lora,
         gradient_checkpointing=config.engine.gradient_checkpointing,
     )
-    check_vocabulary(ready.source, model, ready.tokenizer)
+    check_vocabulary(inputs.model_path, model, inputs.tokenizer)
     return model
 
 
 def build_forward(
     config: TrainConfig,
-    ready: ModelInputs | RunInputs,
+    inputs: ModelInputs,
     model: PreTrainedModel,
     say: Callable[[str], None] = lambda _: None,
 ) -> TreeForward | FlatForward:
     """Choose how trees go through the model.
-
-    Args:
-        config: The run's settings.
-        ready: The longest context of the run.
-        model: The model, before it is sharded.
-        say: Receives a line if the flat path runs, or if FlexAttention cannot run on a CUDA device.
 
     Raises:
         UserError: If `engine.attention` cannot run with this model or on the device of the settings.
@@ -71,14 +58,14 @@ def build_forward(
     attention = config.engine.attention
     if attention == "flex":
         check_flex_device(choose_device(config.device), config.dtype)
-    forward = choose_forward(model, config.engine.forward, ready.context, attention)
+    forward = choose_forward(model, config.engine.forward, inputs.context, attention)
     if isinstance(forward, FlatForward):
         say(f"the flat path runs, because {forward.reason}: each distinct response goes through the model separately")
         return forward
     if attention == "tiled" or config.dtype == "float64" or model.device.type != "cuda":  # one is sharded from the CPU
         return forward
     try:
-        check_flex(model, autocast=autocasts(config))
+        check_flex(model, autocast=config.autocasts)
     except UserError as error:
         if attention == "flex":
             raise
@@ -88,56 +75,52 @@ def build_forward(
     return replace(forward, model_pass=replace(forward.model_pass, attention="flex"))
 
 
-def build_learner(
-    config: TrainConfig,
-    model: PreTrainedModel,
-    forward: Forward,
-    stop_token_ids: tuple[int, ...],
-    say: Callable[[str], None] = lambda _: None,
-    observe: Observe = unobserved,
-) -> TreeLearner:
-    """Make the learner of one process.
-
-    Args:
-        config: The run's settings.
-        model: The model.
-        forward: How trees go through the model.
-        stop_token_ids: Tokens that end a response.
-        say: Receives lines for the user.
-        observe: Receives the activity of the learner.
-    """
-    return TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), say, observe)
+def build_learner_settings(config: TrainConfig, stop_token_ids: tuple[int, ...], forward: Forward) -> LearnerSettings:
+    """Return the learner's settings."""
+    optimizer, sampling = config.optimizer, config.sampling
+    return LearnerSettings(
+        learning_rate=config.learning_rate,
+        mini_batches=optimizer.mini_batches,
+        next_token=NextToken(sampling.temperature, sampling.min_new_tokens, stop_token_ids),
+        betas=optimizer.betas,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        warmup_updates=optimizer.warmup_updates,
+        max_responses_per_outcome=optimizer.max_responses_per_outcome,
+        recompute_old_logprobs=config.recompute_old_logprobs,
+        max_nodes=config.engine.nodes_per_pass,
+        autocast=config.autocasts,
+        loss=config.loss,
+        kl=config.kl if config.kl.coefficient else None,
+        importance=config.importance,
+        max_new_tokens=sampling.max_new_tokens,
+        offload_reference=config.reference.offload,
+        forward=forward,
+    )
 
 
 def build_rank(
     config: TrainConfig,
-    ready: ModelInputs | RunInputs,
+    inputs: ModelInputs,
     ranks: Ranks,
     say: Callable[[str], None] = lambda _: None,
     observe: Observe = unobserved,
 ) -> TreeLearner:
     """Load the model and make one rank of the learner; every rank calls it, and rank 0 reads the weights.
 
-    Args:
-        config: The run's settings.
-        ready: The run's inputs; `source` is a checkpoint to continue from, or the model to start from.
-        ranks: The processes that share the learner, after `join`.
-        say: Receives lines for the user.
-        observe: Receives the activity of the learner.
-
     Raises:
         UserError: If the model cannot be loaded or does not fit.
     """
 
     def load(device: torch.device | None = None) -> tuple[PreTrainedModel, tuple[Forward, tuple[int, ...]]]:
-        model = build_model(config, ready, observe, device)
-        return model, (build_forward(config, ready, model, say), end_tokens(model, ready.tokenizer))
+        model = build_model(config, inputs, observe, device)
+        return model, (build_forward(config, inputs, model, say), end_tokens(model, inputs.tokenizer))
 
     if ranks.size == 1:
         model, (forward, stop_token_ids) = load()
-        return build_learner(config, model, forward, stop_token_ids, say, observe)
+        return TreeLearner(model, build_learner_settings(config, stop_token_ids, forward), say, observe)
     model, weights, (forward, stop_token_ids) = load_on_first_rank(
-        ranks, lambda: load(torch.device("cpu")), build_lora(config), config.engine.gradient_checkpointing
+        ranks, lambda: load(torch.device("cpu")), config.adapters, config.engine.gradient_checkpointing
     )
     settings = build_learner_settings(config, stop_token_ids, forward)
     shard(model, weights, choose_device(config.device), settings.autocast)

@@ -2,45 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
 from brorl.algorithms import advantages, outcome_weights
 from brorl.algorithms.advantages import EstimateAdvantages
-from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import OutcomeWeight
-from brorl.algorithms.rarity import Rarity, weighted_by_rarity
-from brorl.config.loss import AdvantageConfig
-from brorl.config.phases import PhaseConfig
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.config.settings import TrainConfig
 from brorl.training.objective import Objective, ObjectivePhase
+from brorl.training.settings import PhaseSettings
 
 
 def build_objective(config: TrainConfig) -> Objective:
     """Return the objective of the run, with one phase if the recipe names none."""
-    phases = config.phases or (PhaseConfig(name="train", advantage=config.advantage),)
+    phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
     rate, number = config.optimizer.learning_rate, config.rollouts_per_prompt
-    built = [_objective_phase(phase, rate, number, config.seed) for phase in phases]
+    built = [_objective_phase(phase, rate, number) for phase in phases]
     return Objective(built, config.evaluation.every)
 
 
-def _objective_phase(phase: PhaseConfig, learning_rate: float, num_rollouts: int, seed: int) -> ObjectivePhase:
-    def settings_at(progress: float) -> AdvantageConfig:
+def _objective_phase(phase: PhaseSettings, learning_rate: float, num_rollouts: int) -> ObjectivePhase:
+    def settings_at(progress: float) -> AdvantageSettings:
         return _annealed(phase.advantage, progress, num_rollouts)
 
     return ObjectivePhase(
         name=phase.name,
         title=_phase_title(phase),
-        estimator_at=lambda progress: build_advantages(settings_at(progress), seed),
+        estimator_at=lambda progress: build_advantages(settings_at(progress)),
         until=phase.until,
         patience=phase.until_coverage_stalls,
         lr_scale=1.0 if phase.learning_rate is None else phase.learning_rate / learning_rate,
     )
 
 
-def _annealed(config: AdvantageConfig, progress: float, num_rollouts: int) -> AdvantageConfig:
+def _annealed(config: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:
     """Return the settings at a progress from 0 to 1, with the order between `order` and `final_order`.
 
     Without `order` it starts at N - 1; with adaptive rollouts N is the largest average.
@@ -52,7 +48,7 @@ def _annealed(config: AdvantageConfig, progress: float, num_rollouts: int) -> Ad
     return config.model_copy(update={"order": order, "final_order": None})
 
 
-def _phase_title(phase: PhaseConfig) -> str:
+def _phase_title(phase: PhaseSettings) -> str:
     title = advantage_title(phase.advantage)
     return title if phase.learning_rate is None else f"{title}, learning rate {phase.learning_rate:.1e}"
 
@@ -67,7 +63,7 @@ def phases_text(config: TrainConfig) -> str:
     return ", then ".join(texts) or "none"
 
 
-def advantage_title(config: AdvantageConfig) -> str:
+def advantage_title(config: AdvantageSettings) -> str:
     """Return the estimator and its parameter in a few words."""
     match config.estimator:
         case "maxrl":
@@ -84,22 +80,15 @@ def advantage_title(config: AdvantageConfig) -> str:
             assert_never(config.estimator)
 
 
-def build_advantages(config: AdvantageConfig, seed: int) -> EstimateAdvantages:
-    """Return the advantage estimator: the estimator's own advantages, then rarity weights, then batch statistics.
-
-    Args:
-        config: The settings.
-        seed: Seed of the run, for shuffled rarity weights.
-    """
+def build_advantages(config: AdvantageSettings) -> EstimateAdvantages:
+    """Return the advantage estimator: the estimator's own advantages, then batch statistics."""
     estimate = _estimator(config)
-    if config.rarity:
-        estimate = _by_rarity(estimate, config, seed)
     if not config.batch_scale and config.estimator != "reinforce_pp_baseline":
         return estimate
     return lambda groups: advantages.batch_normalized(groups, estimate(groups), config.normalize_over)
 
 
-def _estimator(config: AdvantageConfig) -> EstimateAdvantages:
+def _estimator(config: AdvantageSettings) -> EstimateAdvantages:
     match config.estimator:
         case "reinforce_pp_baseline":
             return _weighted(outcome_weights.reinforce_pp_baseline)
@@ -128,14 +117,3 @@ def _pass_at_most(num_rollouts: int, num_correct: int, k: int) -> float:
 
 def _weighted(weight: OutcomeWeight) -> EstimateAdvantages:
     return partial(advantages.outcome_weighted, weight=weight)
-
-
-def _by_rarity(estimate: EstimateAdvantages, config: AdvantageConfig, seed: int) -> EstimateAdvantages:
-    rarity = Rarity(config.rarity, config.rarity_clip, seed if config.rarity_shuffled else None)
-
-    def weighted(groups: Sequence[Group]) -> list[advantages.FloatArray]:
-        # groups have classes of answers if any phase needs them
-        counted = groups if config.rarity_by == "answer" else [replace(group, class_L=None) for group in groups]
-        return weighted_by_rarity(counted, estimate(groups), rarity)
-
-    return weighted

@@ -18,11 +18,6 @@ from brorl.runs.run_directory import RunDirectory
 def check_resumable(config: TrainConfig, directory: RunDirectory, checkpoint: Path | None) -> None:
     """Reject a run that cannot continue as the same run; a new run passes.
 
-    Args:
-        config: The run's settings.
-        directory: The run's files.
-        checkpoint: Its last complete checkpoint, if there is one.
-
     Raises:
         UserError: On the first problem.
     """

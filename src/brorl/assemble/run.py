@@ -10,28 +10,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
 from brorl.activity import Observe, Phase, unobserved
 from brorl.algorithms import advantages
-from brorl.assemble.cluster import place_learner, place_verifiers
+from brorl.assemble.cluster import in_turns, place_async_source, place_engine, place_learner, place_verifiers
 from brorl.assemble.engine import OnEnd, build_engine, end_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
-from brorl.assemble.learner import build_forward, build_learner, build_model
+from brorl.assemble.learner import build_forward, build_learner_settings, build_model
 from brorl.assemble.objective import build_objective
 from brorl.assemble.resuming import check_resumable, go_back
-from brorl.assemble.settings import (
-    build_clock,
-    build_collapse_limits,
-    build_learner_settings,
-    build_sampling,
-    build_schedule,
-)
-from brorl.assemble.source import build_collector, in_turns, place_source
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.evaluation.benchmark import Benchmark
 from brorl.planning.pilot import PilotParts
+from brorl.rollout.engine import Engine
 from brorl.runs.checkpoint import (
     START,
     TrainerState,
@@ -44,17 +38,22 @@ from brorl.runs.checkpoint import (
 )
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.sampling import SamplingParams
+from brorl.theory.allocation import AdaptiveAllocation
+from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics, coverage_record
 from brorl.training.learner import Learner
 from brorl.training.monitor import Monitor
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
+from brorl.training.schedule import ReferenceSchedule, Schedule
 from brorl.training.source import GroupSource, SourceState
 from brorl.training.stopwatch import Stopwatch
+from brorl.training.tree_learner import TreeLearner
 
 if TYPE_CHECKING:
-    from brorl.distributed.cluster import Cluster
+    from brorl.distributed.cluster import RayCluster
 
 _EVALUATION_SEED = 1_000_003
+_CLOCKS = {"wall": perf_counter, "cpu": process_time}
 
 
 def build_run(
@@ -63,7 +62,7 @@ def build_run(
     report: Callable[[Record], None],
     say: Callable[[str], None] = lambda _: None,
     observe: Observe = unobserved,
-    cluster: Cluster | None = None,
+    cluster: RayCluster | None = None,
     on_end: OnEnd = lambda _: None,
 ) -> tuple[TrainingRun, TrainerState]:
     """Make the parts of a run, at its last checkpoint or at its start.
@@ -89,54 +88,58 @@ def build_run(
     if not checkpoint:
         check_start(config)
     observe(Phase("loading", "data"))
-    ready = prepare(config, str(checkpoint) if checkpoint else config.model)
-    for line in input_lines(ready, config):
+    inputs = prepare(config, str(checkpoint) if checkpoint else config.model)
+    for line in input_lines(inputs, config):
         say(line)
-    clock = Stopwatch(observe, build_clock(config))
+    clock = Stopwatch(observe, _CLOCKS[config.engine.clock])
     if cluster is None:
-        source, learner = _local_parts(config, ready, clock, say, observe, on_end)
+        source, learner = _local_parts(config, inputs, clock, say, observe, on_end)
     else:
         observe(Phase("starting", "cluster"))
         cluster.start()
         observe(Phase("loading", "model"))
-        learner = place_learner(cluster, config, ready, directory.path, say, observe)
-        verifiers = place_verifiers(cluster, config, ready.grader.verifiers, say)
+        learner = place_learner(cluster, config, inputs, directory.path, observe)
+        verifiers = place_verifiers(cluster, config, inputs.grader.verifiers)
         if config.cluster.mode == "async":
             verifiers = in_turns(verifiers)
-        ready = ready._replace(grader=replace(ready.grader, verifiers=verifiers))
-        source = place_source(cluster, config, ready, learner, clock, say, observe)
+        inputs = replace(inputs, grader=replace(inputs.grader, verifiers=verifiers))
+        if config.cluster.mode == "async":
+            source = place_async_source(cluster, config, inputs, clock, observe)
+        else:
+            engine = place_engine(cluster, config, inputs.context, observe)
+            source = _collector(config, inputs, engine, learner, clock, observe)
         learner.num_parameters()  # waits for the ranks, which load the model while the workers start
-    outputs = Outputs(directory, ready.tokenizer, config.keep_checkpoints, ready.grader, report, observe)
-    run = _run_of(config, ready, source, learner, outputs, clock)
+    outputs = Outputs(directory, inputs.tokenizer, config.keep_checkpoints, inputs.grader, report, observe)
+    run = _run_of(config, inputs, source, learner, outputs, clock)
     return run, _restore(run, config, checkpoint)
 
 
 def _local_parts(
     config: TrainConfig,
-    ready: RunInputs,
+    inputs: RunInputs,
     clock: Stopwatch,
     say: Callable[[str], None],
     observe: Observe,
     on_end: OnEnd,
 ) -> tuple[GroupSource, Learner]:
     """Make a source and a learner with one model, in this process."""
-    model = build_model(config, ready, observe)
-    forward = build_forward(config, ready, model, say)
-    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
+    model = build_model(config, inputs, observe)
+    forward = build_forward(config, inputs, model, say)
+    engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)
     on_end(partial(end_engine, engine))
-    learner = build_learner(config, model, forward, engine.stop_token_ids, say, observe)
-    return build_collector(config, ready, engine, learner, clock, observe), learner
+    learner = TreeLearner(model, build_learner_settings(config, engine.stop_token_ids, forward), say, observe)
+    return _collector(config, inputs, engine, learner, clock, observe), learner
 
 
 def _run_of(
-    config: TrainConfig, ready: RunInputs, source: GroupSource, learner: Learner, outputs: Outputs, clock: Stopwatch
+    config: TrainConfig, inputs: RunInputs, source: GroupSource, learner: Learner, outputs: Outputs, clock: Stopwatch
 ) -> TrainingRun:
     """Make the parts that measure and write, before the state of the run is restored."""
     diagnostics = Diagnostics(
         sampler=source.sampler,
         learner=learner,
-        grader=ready.grader,
-        sampling=build_sampling(config),
+        grader=inputs.grader,
+        sampling=config.sampling.params,
         fixed_size=not config.adaptive.enabled,
         check_every=config.diagnostics.held_out_check_every,
         held_out_rollouts=config.diagnostics.held_out_rollouts,
@@ -144,16 +147,60 @@ def _run_of(
         seed=config.seed,
         clock=clock,
     )
-    collapse = config.collapse
-    monitor = Monitor(
-        build_collapse_limits(config), collapse.stop, config.evaluation.keep_best, config.evaluation.every
-    )
+    monitor = Monitor(config.collapse, config.evaluation.keep_best, config.evaluation.every)
     return TrainingRun(
         Algorithm(source, build_objective(config), learner, config.seed),
         build_schedule(config),
-        Measurements(diagnostics, _benchmark(config, ready, outputs.observe), monitor),
+        Measurements(diagnostics, _benchmark(config, inputs, outputs.observe), monitor),
         outputs,
         clock,
+    )
+
+
+def _collector(
+    config: TrainConfig,
+    inputs: RunInputs,
+    engine: Engine,
+    learner: Learner,
+    clock: Stopwatch,
+    observe: Observe,
+) -> Collector:
+    """Make a source that samples when the loop needs groups."""
+    num_rollouts, adaptive = build_rollouts_per_prompt(config)
+    return Collector(
+        engine=engine,
+        stream=inputs.prompts.train,
+        grader=inputs.grader,
+        sampling=config.sampling.params,
+        rollouts_per_prompt=num_rollouts,
+        prompts_per_step=config.prompts_per_step,
+        dynamic_sampling=config.dynamic_sampling.enabled,
+        max_tries=config.dynamic_sampling.max_tries,
+        seed=config.seed,
+        adaptive=adaptive,
+        keep_old_logprobs=learner.with_old_logprobs,
+        clock=clock,
+        observe=observe,
+    )
+
+
+def build_rollouts_per_prompt(config: TrainConfig) -> tuple[int, AdaptiveAllocation | None]:
+    """Return the rollouts that every prompt gets, and how prompts may be widened after them, if at all."""
+    adaptive, number = config.adaptive, config.rollouts_per_prompt
+    if not adaptive.enabled:
+        return number, None
+    return adaptive.pilot_rollouts, AdaptiveAllocation(adaptive.max_rollouts, samples_per_prompt=number)
+
+
+def build_schedule(config: TrainConfig) -> Schedule:
+    """Return when the run ends, is evaluated and saved, and when the reference policy is reset."""
+    return Schedule(
+        budget=config.total_budget,
+        steps=config.steps,
+        evaluate_every=config.evaluation.every,
+        checkpoint_every=config.checkpoint_every,
+        store_rollouts_every=config.store_rollouts_every,
+        reference=ReferenceSchedule(config.reference),
     )
 
 
@@ -173,11 +220,6 @@ def check_start(config: TrainConfig) -> None:
 def build_pilot(config: TrainConfig, observe: Observe = unobserved, on_end: OnEnd = lambda _: None) -> PilotParts:
     """Make the parts of a run before its first step, for `brorl plan`.
 
-    Args:
-        config: The settings of the run.
-        observe: Receives the activity of the parts.
-        on_end: Receives a function that ends the engine.
-
     Raises:
         UserError: If rollouts are not drawn from the full distribution, or the data, the model, the tokenizer or the
             memory does not fit.
@@ -188,57 +230,49 @@ def build_pilot(config: TrainConfig, observe: Observe = unobserved, on_end: OnEn
             f"sampling.top_k = {config.sampling.top_k}; set sampling.top_p: 1.0 and sampling.top_k: 0"
         )
     observe(Phase("loading", "data"))
-    ready = prepare(config, config.model)
-    return build_pilot_parts(config, ready, replace(build_sampling(config), scheme="iid"), observe, on_end)
+    inputs = prepare(config, config.model)
+    return build_pilot_parts(config, inputs, observe, on_end)
 
 
 def build_pilot_parts(
     config: TrainConfig,
-    ready: RunInputs,
-    sampling: SamplingParams,
+    inputs: RunInputs,
     observe: Observe = unobserved,
     on_end: OnEnd = lambda _: None,
 ) -> PilotParts:
-    """Load the model and make the parts that a pilot measures; see `build_pilot`.
-
-    Args:
-        config: The settings of the run.
-        ready: Its inputs.
-        sampling: How rollouts are drawn.
-        observe: Receives the activity of the parts.
-        on_end: Receives a function that ends the engine.
-    """
-    model = build_model(config, ready, observe)
-    forward = build_forward(config, ready, model)
-    engine = build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context, observe)
+    """Load the model and make the parts that a pilot measures; see `build_pilot`."""
+    model = build_model(config, inputs, observe)
+    forward = build_forward(config, inputs, model)
+    engine = build_engine(config, inputs.model_path, model, inputs.tokenizer, forward, inputs.context, observe)
     on_end(partial(end_engine, engine))
     return PilotParts(
         engine=engine,
         model=model,
-        stream=ready.prompts.train,
-        grader=ready.grader,
-        sampling=sampling,
+        stream=inputs.prompts.train,
+        grader=inputs.grader,
+        sampling=config.sampling.params,
         estimate_advantages=advantages.reinforce_pp_baseline,  # time does not depend on it, and it allows every N
-        diagnose=lambda groups: coverage_record(groups, config.sampling.scheme, True),
+        diagnose=lambda groups: coverage_record(groups, True),
         learner_settings=build_learner_settings(config, engine.stop_token_ids, forward),
         prompts_per_step=config.prompts_per_step,
         dynamic_sampling=config.dynamic_sampling.enabled,
         store_every=config.store_rollouts_every,
         seed=config.seed,
-        now=build_clock(config),
+        now=_CLOCKS[config.engine.clock],
     )
 
 
-def _benchmark(config: TrainConfig, ready: RunInputs, observe: Observe) -> Benchmark | None:
-    if not ready.prompts.held_out:
+def _benchmark(config: TrainConfig, inputs: RunInputs, observe: Observe) -> Benchmark | None:
+    if not inputs.prompts.held_out:
         return None
     evaluation = config.evaluation
-    limit = evaluation.max_new_tokens or config.sampling.max_new_tokens
     return Benchmark(
-        ready.prompts.held_out,
-        ready.grader.verifiers,
-        ready.grader.decode,
-        SamplingParams(temperature=evaluation.temperature, top_p=evaluation.top_p, max_new_tokens=limit),
+        inputs.prompts.held_out,
+        inputs.grader.verifiers,
+        inputs.grader.decode,
+        SamplingParams(
+            temperature=evaluation.temperature, top_p=evaluation.top_p, max_new_tokens=config.max_evaluated_tokens
+        ),
         evaluation.num_samples,
         evaluation.ks,
         config.seed + _EVALUATION_SEED,

@@ -12,7 +12,7 @@ from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN
 from brorl.prompts.question import Question
 from brorl.verification.domains.code import CODE_DOMAIN
 from brorl.verification.domains.math import MATH_DOMAIN
-from brorl.verification.domains.table import UNTRUSTED, WITH_ANSWERS, make_verifiers, unreadable_references
+from brorl.verification.domains.table import UNTRUSTED, make_verifiers, unreadable_references
 from brorl.verification.sandbox.inside.confinement import UNSAFE
 from brorl.verification.sandbox.level import choose_level
 from brorl.verification.sandbox.pool import WorkerPool
@@ -34,16 +34,11 @@ def build_workers(config: TrainConfig) -> Workers:
 def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Workers) -> dict[str, Verifier]:
     """Make the verifier of each domain of the data; a user's function replaces a built-in verifier.
 
-    Args:
-        config: The run's settings.
-        domains: The domains of the data.
-        workers: Processes for the verifiers that need them.
-
     Raises:
         UserError: If a domain has no verifier, a function cannot be loaded, or a setting names another domain.
     """
     functions, with_fractions = config.verification.functions, config.rewards.partial_credit
-    verifiers = make_verifiers(domains, functions, workers, config.needs_answers, with_fractions)
+    verifiers = make_verifiers(domains, functions, workers, with_fractions=with_fractions)
     for setting, named in (
         ("rewards.domain_weights", config.rewards.domain_weights),
         ("verification.functions", config.verification.functions),
@@ -60,16 +55,12 @@ def build_verifiers(config: TrainConfig, domains: Iterable[str], workers: Worker
 
 def untrusted_domains(config: TrainConfig, domains: Iterable[str]) -> list[str]:
     """Return the domains whose verifier runs the code of responses."""
-    found = {*domains} - {*config.verification.functions}
-    return [domain for domain in UNTRUSTED if domain in found]
+    remaining = {*domains} - {*config.verification.functions}
+    return [domain for domain in UNTRUSTED if domain in remaining]
 
 
 def sandbox_lines(config: TrainConfig, domains: Iterable[str]) -> list[str]:
     """Return a line with the level of the sandbox in force, if a domain runs the code of responses.
-
-    Args:
-        config: The run's settings.
-        domains: The domains of the data.
 
     Raises:
         UserError: If the level does not hold on this machine.
@@ -84,29 +75,6 @@ def sandbox_lines(config: TrainConfig, domains: Iterable[str]) -> list[str]:
             "with your files, your processes and your network; set verification.sandbox: auto to confine it"
         ]
     return [f"sandbox of untrusted code ({listed(untrusted)}): {level}"]
-
-
-def check_answers(config: TrainConfig, domains: Iterable[str]) -> None:
-    """Reject rarity weights by answer for domains whose verifier gives no canonical answers.
-
-    Args:
-        config: The run's settings.
-        domains: The domains of the training questions.
-
-    Raises:
-        UserError: On the first such domain.
-    """
-    if not config.needs_answers:
-        return
-    able = {*WITH_ANSWERS, *config.verification.functions}
-    unable = next((domain for domain in sorted({*domains}) if domain not in able), None)
-    if unable is None:
-        return
-    why = ": all correct answers to a question equal its reference" if unable == MATH_DOMAIN else ""
-    raise UserError(
-        f"advantage.rarity_by = answer needs answers that differ, but the verifier of the domain {unable!r} gives none"
-        f"{why}; set advantage.rarity_by: response, or return `answer` from your own function in verification.functions"
-    )
 
 
 def check_references(verifiers: Mapping[str, Verifier], questions: Sequence[Question]) -> None:

@@ -77,15 +77,22 @@ def init(parsed: argparse.Namespace) -> int:
 
 def _read(parsed: argparse.Namespace) -> tuple[Guess, list[Question]]:
     """Guess the columns and the verifier, and read all questions."""
-    from brorl.prompts.files import FileSource, read_questions
+    from brorl.prompts.files import read_questions
     from brorl.prompts.guess import guess_meaning
+    from brorl.prompts.settings import FileSource
 
     guess = guess_meaning(parsed.data, parsed.prompt_column, parsed.answer_column, parsed.domain)
     name = Path(parsed.data).stem.replace(":", "-") or "data"
     if guess.layout:
-        return guess, read_questions(FileSource(parsed.data, name, layout=guess.layout))
-    columns = (guess.prompt_column, guess.answer_column)
-    source = FileSource(parsed.data, name, *columns, domain=guess.domain, answer_after=guess.answer_after)
+        return guess, read_questions(FileSource(path=parsed.data, name=name, layout=guess.layout))
+    source = FileSource(
+        path=parsed.data,
+        name=name,
+        prompt_column=guess.prompt_column,
+        answer_column=guess.answer_column,
+        domain=guess.domain,
+        answer_after=guess.answer_after,
+    )
     return guess, read_questions(source)
 
 

@@ -13,24 +13,18 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def add_settings(parser: argparse.ArgumentParser, only: Callable[[str], bool] = lambda _: True) -> None:
     """Add an option for every setting whose dotted name is accepted; its help is the setting's description."""
     from brorl.config.reading import settings_of
-    from brorl.config.renamed import OLD_NAMES
     from brorl.config.settings import TrainConfig
 
     group = parser.add_argument_group("settings", "every key of a recipe; the command line takes precedence")
     fields = {name: info for name, info in settings_of(TrainConfig) if only(name)}
-    helps = {
-        name: f"{info.description} (default: {_shown(info.default)})".replace("%", "%%")
-        for name, info in fields.items()
-    }
-    current = {name: name for name in fields} | {old: new for old, new in OLD_NAMES.items() if new in fields}
-    for name, new in current.items():
+    for name, info in fields.items():
         names = {f"--{name}", f"--{name.replace('_', '-')}"}
         group.add_argument(
             *sorted(names, reverse=True),
             dest=f"setting:{name}",
-            metavar=_type_name(fields[new].annotation),
+            metavar=_type_name(info.annotation),
             default=argparse.SUPPRESS,
-            help=helps.get(name, argparse.SUPPRESS),
+            help=f"{info.description} (default: {_shown(info.default)})".replace("%", "%%"),
         )
 
 

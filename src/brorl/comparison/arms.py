@@ -1,19 +1,21 @@
 """The values of a comparison: arms, each with runs of several seeds, and the scores and costs of each run.
 
-Plain values: `brorl.comparison.reading` reads them from run directories, the other modules compare them. Dimensions: A
-arms, S seeds (runs of an arm), M evaluation points, P held-out prompts (the same for all runs), n responses per prompt.
-An evaluation point is an amount of the budget's unit at which every run is evaluated.
+Plain values, which `brorl.comparison.reading` reads from run directories, and the scores at an evaluation point (an
+amount of the budget's unit) as arrays of runs and prompts. A run that was not evaluated there is an error, unless it
+ended early: then its last score counts, because it could not have spent more. Dimensions: A arms, S seeds (runs of an
+arm), M evaluation points, P held-out prompts (the same for all runs), n responses per prompt.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.cost import Cost, Unit
+from brorl.cost import Cost, Unit, amount
+from brorl.evaluation.pass_at_k import FloatArray, pass_at_k, worst_at_k
 
 IntArray = NDArray[np.int64]
 _LONGEST_NAME = 14  # characters of an arm's name that tables and figures can repeat
@@ -55,11 +57,6 @@ class Score:
     sampled_tokens_P: IntArray
     truncation_rate: float
     num_unverified_P: IntArray | None = None
-
-    def of_prompts(self, index_P: IntArray) -> Score:
-        """Return the evaluation of some prompts, all of whose responses were verified; the truncated fraction stays."""
-        correct_P, tokens_P = self.num_correct_P[index_P], self.sampled_tokens_P[index_P]
-        return replace(self, num_correct_P=correct_P, sampled_tokens_P=tokens_P, num_unverified_P=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,12 +160,114 @@ class Comparison:
 
 def labelled(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return the short name and the title of each arm: the names without titles if all are short, else A, B, C, ..."""
+
+    def letters(index: int) -> str:  # A to Z, then AA, AB, ...
+        more, last = divmod(index, 26)
+        return (letters(more - 1) if more else "") + chr(ord("A") + last)
+
     if max(map(len, names), default=0) <= _LONGEST_NAME:
         return [(name, "") for name in names]
-    return [(_letters(i), name) for i, name in enumerate(names)]
+    return [(letters(i), name) for i, name in enumerate(names)]
 
 
-def _letters(index: int) -> str:
-    """Return A to Z, then AA, AB, ..."""
-    more, last = divmod(index, 26)
-    return (_letters(more - 1) if more else "") + chr(ord("A") + last)
+@dataclass(frozen=True)
+class Measure:
+    """A score of a prompt: pass@k (one of k responses is correct: coverage) or worst@k (all are: sharpness).
+
+    Attributes:
+        k: Number of responses.
+        worst: Whether it is worst@k.
+    """
+
+    k: int = 1
+    worst: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name: pass@1, pass@16, worst@16."""
+        return f"{'worst' if self.worst else 'pass'}@{self.k}"
+
+    def of(self, num_correct: NDArray[np.int64], num_samples: int) -> FloatArray:
+        """Return the scores of prompts with so many correct responses among n."""
+        return (worst_at_k if self.worst else pass_at_k)(num_correct, num_samples, self.k)
+
+
+PASS_1 = Measure()
+
+
+def score_at(run: RunScores, unit: Unit, spent: float) -> Score:
+    """Return the first evaluation of a run at which it had spent a given amount.
+
+    Args:
+        run: The run.
+        unit: Unit of the amount.
+        spent: The amount; 0 is the start.
+
+    Returns:
+        The evaluation; its cost is the real cost of the run.
+
+    Raises:
+        ValueError: If the run was not evaluated there and did not end early.
+    """
+    if not run.scores:
+        raise ValueError(f"the run in {run.path} has no evaluation; compare runs that were evaluated")
+    for score in run.scores:
+        if score.cost.of(unit) >= spent:
+            return score
+    last = run.scores[-1]
+    if run.ended_early is None:
+        raise ValueError(
+            f"the run in {run.path} (seed {run.seed}) has no evaluation at {amount(spent, unit)} or later: the last is "
+            f"at {amount(last.cost.of(unit), unit)}; finish the run, or compare at a smaller amount"
+        )
+    return last
+
+
+def num_correct_at(comparison: Comparison, arm: Arm, spent: float) -> IntArray:
+    """Return the number of correct responses to each prompt at an amount of the budget, shape [S, P], runs by seed."""
+    runs = sorted(arm.runs, key=lambda run: run.seed)
+    if not runs:
+        raise ValueError(f"arm {arm.name} has no run to compare")
+    return np.stack([score_at(run, comparison.unit, spent).num_correct_P for run in runs])
+
+
+def scores_at(comparison: Comparison, arm: Arm, spent: float, measure: Measure = PASS_1) -> FloatArray:
+    """Return an arm's score on each prompt.
+
+    Args:
+        comparison: The comparison.
+        arm: One of its arms.
+        spent: The amount, in the comparison's unit; 0 is the start.
+        measure: The score.
+
+    Returns:
+        Scores, shape [S, P], runs by seed.
+    """
+    return np.stack([measure.of(row_P, comparison.num_samples) for row_P in num_correct_at(comparison, arm, spent)])
+
+
+def start_scores(comparison: Comparison, measure: Measure = PASS_1) -> FloatArray:
+    """Return the checkpoint's scores as measured with each seed, shape [seeds of all arms, P]."""
+    return np.stack([
+        np.mean([measure.of(score.num_correct_P, comparison.num_samples) for score in of_seed], axis=0)
+        for of_seed in starts_by_seed(comparison.arms)
+    ])  # fmt: skip
+
+
+def starts_by_seed(arms: Sequence[Arm]) -> list[list[Score]]:
+    """Return the evaluations of the checkpoint that runs begin with, those of one seed together.
+
+    Runs of one seed evaluate the same model on the same prompts with the same random numbers, whatever their arm: that
+    is one evaluation made several times. The results differ only if the runs are evaluated differently.
+    """
+    starts: dict[int, list[Score]] = {}
+    for arm in arms:
+        for run in arm.runs:
+            starts.setdefault(run.seed, []).append(score_at(run, "steps", 0))
+    return [starts[seed] for seed in sorted(starts)]
+
+
+def have_same_seeds(a: Arm, b: Arm) -> bool:
+    """Return whether two arms have runs of the same seeds, each once, so that the runs are paired."""
+    seeds_a, seeds_b = ([run.seed for run in arm.runs] for arm in (a, b))
+    return sorted(seeds_a) == sorted(seeds_b) and len(set(seeds_a)) == len(seeds_a)

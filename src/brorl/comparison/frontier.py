@@ -3,6 +3,10 @@
 In: a comparison of several arms. Out: every arm's score at every evaluation point, the best arm of each point with
 the evidence for its lead, a fit of the best N against the budget if the data support one, and each arm's last change.
 An arm that is not matched at an evaluation point is left out there and named.
+
+The fit is log2 N = low + (high - low) / (1 + exp(-slope (log C - middle))) for the budget C, by least squares. The
+levels lie between the smallest and the largest N of the arms and the middle among the evaluation points: the fit does
+not extrapolate.
 """
 
 from __future__ import annotations
@@ -10,19 +14,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
-from brorl.comparison.arms import Arm, Comparison
+from brorl.comparison.arms import PASS_1, Arm, Comparison, Measure, have_same_seeds, score_at, scores_at
 from brorl.comparison.matching import match_at, unmatched_runs
 from brorl.comparison.paired import conclusion_of, difference_interval, mean_over_runs, resamples
-from brorl.comparison.scores import PASS_1, Measure, have_same_seeds, score_at, scores_at
-from brorl.comparison.sigmoid import Sigmoid, fit_best_rollouts
-from brorl.comparison.task_trend import Movement, movement_of
+from brorl.comparison.prompts import Movement, movement_of
 from brorl.evaluation.pass_at_k import Estimate, FloatArray
+from brorl.format import plain
 
 _TIE = 1e-12
+_NUM_MIDDLES = 81
+_NUM_SLOPES = 24
+_STEEPEST = 8.0  # over the smallest gap between points: a step, as far as the points can resolve it
+_MIN_POINTS = 5
+_MIN_DIFFERENT = 3  # so at least one of them lies inside the sweep
+_MUST_RISE = 0.95  # fraction of resamples
+_WIDEST = 0.5  # of the range of log budgets
+_NUM_FITS = 500  # of the resamples: fits take longer than means
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,28 @@ class Saturation:
 
 
 @dataclass(frozen=True)
+class Sigmoid:
+    """The best N as a function of the budget.
+
+    Attributes:
+        low: log2 N far below the midpoint.
+        high: log2 N far above it.
+        slope: Per unit of log C (natural).
+        midpoint: Budget at half of the rise, with a 95% bootstrap interval.
+    """
+
+    low: float
+    high: float
+    slope: float
+    midpoint: Estimate
+
+    def num_rollouts_at(self, budget: float) -> float:
+        """Return the fitted best N at a budget."""
+        rise = float(expit(self.slope * (log(budget) - log(self.midpoint.value))))
+        return float(2 ** (self.low + (self.high - self.low) * rise))
+
+
+@dataclass(frozen=True)
 class Frontier:
     """All arms at all evaluation points by one measure.
 
@@ -141,27 +176,6 @@ class Frontier:
         return {point.arm: point for point in self.points if point.eval_point == eval_point}
 
 
-@dataclass(frozen=True, eq=False)
-class _Scores:
-    """Scores of A arms at M evaluation points.
-
-    Attributes:
-        score_AM: Each arm's scores at each evaluation point, each of shape [S, P].
-        mean_AM: Their means, shape [A, M].
-        drawn_BAM: The means in B resamples, shape [B, A, M].
-        left_out_AM: Why an arm is not compared at an evaluation point; None if it is.
-        matched_AM: Whether it is compared, shape [A, M].
-        best_share_AM: Fraction of resamples in which it is the best of those compared, ties split, shape [A, M].
-    """
-
-    score_AM: list[list[FloatArray]]
-    mean_AM: FloatArray
-    drawn_BAM: FloatArray
-    left_out_AM: list[list[str | None]]
-    matched_AM: NDArray[np.bool_]
-    best_share_AM: FloatArray
-
-
 def frontier(comparison: Comparison, measure: Measure = PASS_1, seed: int = 0) -> Frontier:
     """Compute the frontier of a comparison by one measure.
 
@@ -182,40 +196,46 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1, seed: int = 0) -
     Source: IsoCompute (arXiv 2603.12151): the best N as a sigmoid of the budget, sharpening and coverage. There the
     budget is in rollouts and every fit is drawn; here it is in the comparison's unit, and the data must support a fit.
     """
-    arms, points = comparison.arms, comparison.eval_points
-    scores = _scores(comparison, measure, seed)
-    best = [_best_arm(arms, point, scores, m) for m, point in enumerate(points)]
-    shown = tuple(row for row in best if row is not None)
-    sigmoid, why_not = fit_best_rollouts(
-        points, [arm.num_rollouts for arm in arms], scores.mean_AM, scores.drawn_BAM, scores.matched_AM
-    )
+    arms, eval_points = comparison.arms, comparison.eval_points
+    score_AM = [[scores_at(comparison, arm, point, measure) for point in eval_points] for arm in arms]
+    mean_AM = np.array([[score_SP.mean() for score_SP in score_M] for score_M in score_AM])
+    drawn_BAM = _resampled_means(comparison, score_AM, seed)
+    why_AM = [
+        ["; ".join(unmatched_runs(match_at([arm], comparison.unit, p))) or None for p in eval_points] for arm in arms
+    ]
+    matched_AM = np.array([[why is None for why in why_M] for why_M in why_AM])
+    compared_BAM = np.where(matched_AM, drawn_BAM, -np.inf)
+    best_BAM = matched_AM & (compared_BAM >= compared_BAM.max(1, keepdims=True) - _TIE)
+    best_fraction_AM = (best_BAM / np.maximum(best_BAM.sum(1, keepdims=True), 1)).mean(0)  # ties split
+    points, best = [], []
+    for m, eval_point in enumerate(eval_points):
+        for a, arm in enumerate(arms):
+            fraction = float(best_fraction_AM[a, m]) if matched_AM[a, m] else None
+            score = mean_over_runs(score_AM[a][m])
+            points.append(FrontierPoint(eval_point, arm.name, arm.num_rollouts, score, fraction, why_AM[a][m]))
+        matched = np.flatnonzero(matched_AM[:, m]).tolist()
+        if len(matched) > 1:  # of equal arms the earlier counts as the better
+            first, second, *_ = sorted(matched, key=lambda a: -mean_AM[a, m])
+            arm, other = arms[first], arms[second]
+            pair = score_AM[second][m], score_AM[first][m]
+            lead = difference_interval(*pair, seeds_paired=have_same_seeds(other, arm))
+            fraction, shown = float(best_fraction_AM[first, m]), conclusion_of(lead) == "B leads"
+            best.append(BestArm(eval_point, arm.name, arm.num_rollouts, fraction, other.name, lead, shown))
+    ranges = []
+    for name, group in groupby(best, key=lambda row: row.arm):
+        rows = list(group)
+        shown_at = tuple(row.eval_point for row in rows if row.lead_shown)
+        ranges.append(LeadingRange(name, rows[0].eval_point, rows[-1].eval_point, shown_at))
+    fit = _fit_best_rollouts(eval_points, [arm.num_rollouts for arm in arms], mean_AM, drawn_BAM, matched_AM)
+    sigmoid, why_no_sigmoid = (None, fit) if isinstance(fit, str) else (fit, None)
     saturation = [_saturation(comparison, arm, measure) for arm in arms]
-    return Frontier(
-        measure=measure,
-        points=tuple(
-            FrontierPoint(
-                eval_point=point,
-                arm=arm.name,
-                num_rollouts=arm.num_rollouts,
-                score=mean_over_runs(scores.score_AM[a][m]),
-                best_fraction=float(scores.best_share_AM[a, m]) if scores.matched_AM[a, m] else None,
-                why_left_out=scores.left_out_AM[a][m],
-            )
-            for m, point in enumerate(points)
-            for a, arm in enumerate(arms)
-        ),
-        best=shown,
-        leading_ranges=_leading_ranges(shown),
-        sigmoid=sigmoid,
-        why_no_sigmoid=why_not,
-        saturation=tuple(row for row in saturation if row is not None),
-    )
+    known = tuple(row for row in saturation if row is not None)
+    return Frontier(measure, tuple(points), tuple(best), tuple(ranges), sigmoid, why_no_sigmoid, known)
 
 
-def _scores(comparison: Comparison, measure: Measure, seed: int) -> _Scores:
-    arms, points = comparison.arms, comparison.eval_points
-    score_AM = [[scores_at(comparison, arm, point, measure) for point in points] for arm in arms]
-    runs = [tuple(sorted(run.seed for run in arm.runs)) for arm in arms]
+def _resampled_means(comparison: Comparison, score_AM: list[list[FloatArray]], seed: int) -> FloatArray:
+    """Return the mean score of each arm at each evaluation point in B resamples, shape [B, A, M]."""
+    runs = [tuple(sorted(run.seed for run in arm.runs)) for arm in comparison.arms]
     drawn = []
     for prompts_BP, runs_ABS in resamples(len(comparison.prompts), runs, np.random.default_rng(seed)):
         means = [
@@ -223,38 +243,7 @@ def _scores(comparison: Comparison, measure: Measure, seed: int) -> _Scores:
             for runs_BS, score_M in zip(runs_ABS, score_AM, strict=True)
         ]
         drawn.append(np.stack(means, axis=1))
-    mean_AM = np.array([[score_SP.mean() for score_SP in score_M] for score_M in score_AM])
-    left_out_AM = [
-        ["; ".join(unmatched_runs(match_at([arm], comparison.unit, point))) or None for point in points] for arm in arms
-    ]
-    matched_AM = np.array([[why is None for why in why_M] for why_M in left_out_AM])
-    drawn_BAM = np.concatenate(drawn)
-    compared_BAM = np.where(matched_AM, drawn_BAM, -np.inf)
-    best_BAM = matched_AM & (compared_BAM >= compared_BAM.max(1, keepdims=True) - _TIE)
-    share_AM = (best_BAM / np.maximum(best_BAM.sum(1, keepdims=True), 1)).mean(0)
-    return _Scores(score_AM, mean_AM, drawn_BAM, left_out_AM, matched_AM, share_AM)
-
-
-def _best_arm(arms: Sequence[Arm], eval_point: float, scores: _Scores, m: int) -> BestArm | None:
-    """Compare the best two of an evaluation point; of equal arms the earlier counts as the better."""
-    matched = np.flatnonzero(scores.matched_AM[:, m]).tolist()
-    if len(matched) < 2:
-        return None
-    first, second, *_ = sorted(matched, key=lambda a: -scores.mean_AM[a, m])
-    arm, other = arms[first], arms[second]
-    pair = scores.score_AM[second][m], scores.score_AM[first][m]
-    lead = difference_interval(*pair, seeds_paired=have_same_seeds(other, arm))
-    fraction, shown = float(scores.best_share_AM[first, m]), conclusion_of(lead) == "B leads"
-    return BestArm(eval_point, arm.name, arm.num_rollouts, fraction, other.name, lead, shown)
-
-
-def _leading_ranges(best: Sequence[BestArm]) -> tuple[LeadingRange, ...]:
-    ranges = []
-    for name, group in groupby(best, key=lambda row: row.arm):
-        rows = list(group)
-        shown = tuple(row.eval_point for row in rows if row.lead_shown)
-        ranges.append(LeadingRange(name, rows[0].eval_point, rows[-1].eval_point, shown))
-    return tuple(ranges)
+    return np.concatenate(drawn)
 
 
 def _saturation(comparison: Comparison, arm: Arm, measure: Measure) -> Saturation | None:
@@ -268,3 +257,130 @@ def _saturation(comparison: Comparison, arm: Arm, measure: Measure) -> Saturatio
             ends = mean_over_runs(before_SP), mean_over_runs(after_SP)
             return Saturation(arm.name, (point, last), *ends, change, movement_of(change))
     return None
+
+
+def _fit_best_rollouts(
+    eval_points: Sequence[float],
+    num_rollouts_A: Sequence[int | None],
+    mean_AM: FloatArray,
+    drawn_BAM: FloatArray,
+    matched_AM: NDArray[np.bool_],
+) -> Sigmoid | str:
+    """Fit the best N against the budget, or return why the data do not support a fit.
+
+    They support one with at least 5 evaluation points at which arms of two or more N are matched; at least 3 different
+    best Ns, so that one is not at an end of the sweep; a fit that rises in 95% of the resamples; and a midpoint whose
+    95% interval touches neither the first nor the last evaluation point and spans at most half of the range of log
+    budgets. "Best" is the highest mean, whether or not its lead is shown: the resamples measure the noise of the order.
+    Adaptive arms (N of None) are left out.
+    """
+    numbered = [a for a, number in enumerate(num_rollouts_A) if number is not None]
+    number_A = np.array([num_rollouts_A[a] or 1 for a in numbered], np.float64)
+    compared_AM = matched_AM[numbered]
+    used = [m for m in range(len(eval_points)) if np.unique(number_A[compared_AM[:, m]]).size > 1]
+    if len(used) < _MIN_POINTS:
+        return f"{len(used)} evaluation points with two or more numbers of rollouts matched; a fit needs {_MIN_POINTS}"
+    log_number_A = np.log2(number_A)
+
+    def log_best(score_BAM: FloatArray) -> FloatArray:
+        """Return log2 N of the best arm of each used evaluation point, shape [B, M]."""
+        compared_BAM = np.where(compared_AM, score_BAM[:, numbered], -np.inf)
+        return np.asarray(log_number_A[compared_BAM.argmax(1)[:, used]])
+
+    y_1M = log_best(mean_AM[None])
+    if (num_different := np.unique(y_1M).size) < _MIN_DIFFERENT:
+        return (
+            f"only {num_different} different numbers of rollouts are best at some evaluation point; a fit needs "
+            f"{_MIN_DIFFERENT}"
+        )
+    x_M = np.log([eval_points[m] for m in used])
+    return _supported_fit(
+        x_M, y_1M, log_best(drawn_BAM[:_NUM_FITS]), float(log_number_A.min()), float(log_number_A.max())
+    )
+
+
+def _supported_fit(x_M: FloatArray, y_1M: FloatArray, y_BM: FloatArray, least: float, most: float) -> Sigmoid | str:
+    """Fit the numbers and their resamples; the resamples give the certainty of the rise and of the midpoint."""
+    low_1, high_1, slope_1, middle_1, _ = fit_sigmoids(x_M, y_1M, least, most)
+    distinct_DM, of_B = np.unique(y_BM, axis=0, return_inverse=True)  # equal resamples are fitted once
+    parts = [fit_sigmoids(x_M, distinct_DM[i : i + 100], least, most) for i in range(0, len(distinct_DM), 100)]
+    low_B, high_B, _, middle_B, _ = np.concatenate(parts, axis=1)[:, of_B.ravel()]
+    rising_B = high_B - low_B > _TIE
+    if high_1[0] - low_1[0] <= _TIE or rising_B.mean() < _MUST_RISE:
+        rises = f"the best N rises with the budget in {rising_B.mean():.1%} of resamples"
+        return f"{rises}; a fit needs {_MUST_RISE:.0%}"
+    low, high = np.quantile(middle_B[rising_B], [0.025, 0.975])
+    at_end = low < x_M[0] + _TIE or high > x_M[-1] - _TIE  # the rise may begin before the points or end after them
+    if at_end or high - low > _WIDEST * (x_M[-1] - x_M[0]):
+        least_budget, most_budget, first, last = (plain(np.exp(v), 4) for v in (low, high, x_M[0], x_M[-1]))
+        return (
+            f"the midpoint of the rise is not known: it lies anywhere between budgets of {least_budget} and "
+            f"{most_budget} (95%), with evaluation points from {first} to {last}"
+        )
+    middle = float(middle_1[0])
+    midpoint = Estimate(*(float(np.exp(v)) for v in (middle, min(low, middle), max(high, middle))))
+    return Sigmoid(float(low_1[0]), float(high_1[0]), float(slope_1[0]), midpoint)
+
+
+def fit_sigmoids(x_M: FloatArray, y_BM: FloatArray, least: float, most: float) -> FloatArray:
+    """Fit a sigmoid that does not fall to each set of numbers.
+
+    Slopes and middles are searched on a grid, from gentle to steep: of equally good curves the gentlest wins.
+    For each pair the best levels follow in closed form.
+
+    Args:
+        x_M: Positions of the points, rising, shape [M], M >= 2.
+        y_BM: Their numbers, shape [B, M].
+        least: The levels do not lie below this.
+        most: Nor above this.
+
+    Returns:
+        Shape [5, B]: the level on the left, the level on the right (the same if nothing that rises fits better than a
+        constant), the slope, the position of half of the rise, and the squared error that remains.
+
+    Raises:
+        ValueError: If there are fewer than two points, or they do not rise.
+    """
+    if x_M.size < 2 or (np.diff(x_M) <= 0).any():
+        raise ValueError(f"a sigmoid needs two or more points at rising x, got {x_M.tolist()}")
+    reach = x_M[-1] - x_M[0]
+    slopes = np.geomspace(2 / reach, _STEEPEST / np.diff(x_M).min(), _NUM_SLOPES)
+    middles = np.linspace(x_M[0], x_M[-1], _NUM_MIDDLES)
+    slope_G, middle_G = (grid.ravel() for grid in np.meshgrid(slopes, middles, indexing="ij"))
+    rise_GM = expit(slope_G[:, None] * (x_M - middle_G[:, None]))
+    low_BG, high_BG, error_BG = _best_levels(rise_GM, y_BM, least, most)
+    rows = np.arange(len(y_BM))
+    best_B = error_BG.round(9).argmin(1)  # smaller differences are rounding
+    low_B, high_B, error_B = (values_BG[rows, best_B] for values_BG in (low_BG, high_BG, error_BG))
+    return np.stack([low_B, high_B, slope_G[best_B], middle_G[best_B], np.maximum(error_B, 0.0)])
+
+
+def _best_levels(
+    rise_GM: FloatArray, y_BM: FloatArray, least: float, most: float
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Minimize the squared error over least <= low <= high <= most for each curve; returns of shape [B, G].
+
+    The error is a convex quadratic in (low, high) and the levels form a triangle: the minimum is the free one if it
+    lies inside, else it lies on one of the three sides.
+    """
+    rest_GM = 1 - rise_GM
+    ss_G, rr_G, sr_G = (rise_GM**2).sum(1), (rest_GM**2).sum(1), (rise_GM * rest_GM).sum(1)
+    ys_BG, yr_BG = y_BM @ rise_GM.T, y_BM @ rest_GM.T
+    yy_B1 = (y_BM**2).sum(1)[:, None]
+    determinant_G = np.maximum(ss_G * rr_G - sr_G**2, np.finfo(np.float64).tiny)
+    free_low_BG = (ss_G * yr_BG - sr_G * ys_BG) / determinant_G
+    free_high_BG = (rr_G * ys_BG - sr_G * yr_BG) / determinant_G
+    free_BG = (least <= free_low_BG) & (free_low_BG <= free_high_BG) & (free_high_BG <= most)
+    flat_BG = np.broadcast_to(np.clip(y_BM.mean(1), least, most)[:, None], ys_BG.shape)
+    sides = [
+        (np.where(free_BG, free_low_BG, flat_BG), np.where(free_BG, free_high_BG, flat_BG)),
+        (np.full_like(ys_BG, least), np.clip((ys_BG - least * sr_G) / ss_G, least, most)),
+        (np.clip((yr_BG - most * sr_G) / rr_G, least, most), np.full_like(ys_BG, most)),
+    ]
+    errors = [
+        yy_B1 - 2 * (low * yr_BG + high * ys_BG) + low**2 * rr_G + high**2 * ss_G + 2 * low * high * sr_G
+        for low, high in sides
+    ]
+    choice_BG = np.argmin(errors, axis=0)
+    low_BG, high_BG = (np.choose(choice_BG, [side[i] for side in sides]) for i in (0, 1))
+    return low_BG, high_BG, np.choose(choice_BG, errors)

@@ -1,19 +1,25 @@
-"""Whether runs are compute-matched: equal on the unit of the budget, up to the length of a step.
+"""What runs spent, whether they are compute-matched, and their scores per token and samples per second.
 
-In: runs with their costs. Out: the cost of each run at an evaluation point, and whether that is close enough. An
-overshoot beyond the tolerance is never called matched. Evaluations are not part of any cost.
+In: arms with the costs of their runs. Out: the cost of each run at an evaluation point, and whether it is equal on the
+unit of the budget up to the length of a step: an overshoot beyond the tolerance is never called matched. Evaluations
+are not part of any cost. A ratio is None if no run has its denominator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 
-from brorl.comparison.arms import Arm, RunScores
-from brorl.comparison.scores import score_at
+import numpy as np
+
+from brorl.comparison.arms import Arm, Comparison, Score, score_at, starts_by_seed
+from brorl.comparison.paired import mean_over_runs
 from brorl.cost import Cost, Unit, amount
+from brorl.evaluation.pass_at_k import Estimate, FloatArray
 
 TOLERANCE = 0.05  # a run is matched if it spent at most this fraction more than the evaluation point
+ALL_TASKS = "all"
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,8 @@ class RunMatch:
         seed: Its seed.
         spent: Its cost when it was evaluated.
         ended_early: Why it ended before the evaluation point; None if it did not.
-        matched: Whether it spent at most `TOLERANCE` more than the evaluation point.
+        matched: Whether it spent at most `TOLERANCE` more than the evaluation point. A run that ended early counts as
+            matched, because it could not have spent more.
         words: A sentence if the run overshot (with the fix) or ended early; else None.
     """
 
@@ -59,46 +66,33 @@ class RunMatch:
     words: str | None
 
 
-@dataclass(frozen=True)
-class ArmCosts:
-    """The costs of an arm's runs at an evaluation point, in every unit.
-
-    Attributes:
-        arm: The arm's name.
-        steps: Steps.
-        seconds: Time without evaluations.
-        samples: Rollouts sampled.
-        sampled_tokens: Their tokens.
-        unique_tokens: Tokens computed.
-    """
-
-    arm: str
-    steps: Spread
-    seconds: Spread
-    samples: Spread
-    sampled_tokens: Spread
-    unique_tokens: Spread
-
-    def of(self, unit: Unit) -> Spread:
-        """Return the cost in one unit."""
-        spread: Spread = getattr(self, unit)
-        return spread
-
-
 def match_at(arms: Sequence[Arm], unit: Unit, eval_point: float) -> tuple[RunMatch, ...]:
     """Return for every run whether it is matched at an evaluation point, in the order of arms and runs.
-
-    A run that ended early spent less than the others and counts as matched, because it could not have spent more.
-
-    Args:
-        arms: The arms.
-        unit: Unit of the evaluation point.
-        eval_point: The amount.
 
     Raises:
         ValueError: If a run was not evaluated there and did not end early.
     """
-    return tuple(_match(arm, run, unit, eval_point) for arm in arms for run in arm.runs)
+    matches = []
+    for arm in arms:
+        for run in arm.runs:
+            spent = score_at(run, unit, eval_point).cost
+            used, budget = amount(spent.of(unit), unit), amount(eval_point, unit)
+            over, words = spent.of(unit) / eval_point - 1, None
+            matched = spent.of(unit) <= eval_point * (1 + TOLERANCE)
+            if over < 0:
+                words = (
+                    f"{arm.name}, seed {run.seed}, ended early at {used} of {budget} ({run.ended_early}); its last "
+                    "score counts, because it could not spend more"
+                )
+            elif not matched:
+                words = (
+                    f"arm {arm.name}, seed {run.seed}: not matched at {budget}; the step that reached it ended at "
+                    f"{used}, {over:.0%} more (at most {TOLERANCE:.0%} counts as matched): raise the budget, or lower "
+                    "the arm's prompts_per_step to make its steps smaller"
+                )
+            ended_early = run.ended_early if over < 0 else None
+            matches.append(RunMatch(arm.name, run.seed, spent, ended_early, matched, words))
+    return tuple(matches)
 
 
 def unmatched_runs(matches: Sequence[RunMatch]) -> tuple[str, ...]:
@@ -106,37 +100,91 @@ def unmatched_runs(matches: Sequence[RunMatch]) -> tuple[str, ...]:
     return tuple(run.words for run in matches if not run.matched and run.words)
 
 
-def costs_at(arm: Arm, unit: Unit, eval_point: float) -> ArmCosts:
-    """Return the costs of an arm's runs at an evaluation point, in every unit.
+def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
+    """Return the costs of an arm's runs at an evaluation point: steps, seconds, samples, sampled and unique tokens.
+
+    Raises:
+        ValueError: If a run was not evaluated there and did not end early, or there is no run.
+    """
+    costs = [score_at(run, unit, eval_point).cost for run in arm.runs]
+    return {name: Spread.of([getattr(cost, name) for cost in costs]) for name in Cost.__dataclass_fields__}
+
+
+def training_efficiency(arm: Arm) -> dict[str, Spread | None]:
+    """Return the throughput and the mixed fraction of an arm's runs, from their starts to their ends.
+
+    Returns:
+        Rollouts sampled per second of the run (`samples_per_s`) and of generation alone (`generated_per_s`, the paper's
+        generation throughput), tokens sampled and computed per second (`sampled_tokens_per_s`, `unique_tokens_per_s`),
+        the fraction of mixed groups among the sampled ones (`mixed_fraction`, the paper's dynamic-sampling pass rate),
+        and sampled tokens per computed token (`tokens_per_unique`). None if no run has the denominator.
+    """
+    ratios: dict[str, list[tuple[float, float]]] = {
+        "samples_per_s": [(r.cost.samples, r.cost.seconds) for r in arm.runs],
+        "generated_per_s": [(r.cost.samples, r.phase_seconds.get("generation", 0.0)) for r in arm.runs],
+        "sampled_tokens_per_s": [(r.cost.sampled_tokens, r.cost.seconds) for r in arm.runs],
+        "unique_tokens_per_s": [(r.cost.unique_tokens, r.cost.seconds) for r in arm.runs],
+        "mixed_fraction": [(r.groups_mixed, r.groups) for r in arm.runs],
+        "tokens_per_unique": [(r.cost.sampled_tokens, r.cost.unique_tokens) for r in arm.runs],
+    }
+    known = {name: [above / below for above, below in pairs if below > 0] for name, pairs in ratios.items()}
+    return {name: Spread.of(values) if values else None for name, values in known.items()}
+
+
+@dataclass(frozen=True)
+class TokenEfficiency:
+    """An arm's score on a task, and the length of its responses.
+
+    Attributes:
+        arm: The arm's name.
+        task: The prompts' source; "all" for all prompts.
+        num_prompts: Number of its prompts.
+        score: pass@1.
+        tokens: Mean tokens of a response.
+        per_thousand: Correct responses per 1,000 tokens generated, 1,000 times the ratio of the two; None without
+            tokens.
+    """
+
+    arm: str
+    task: str
+    num_prompts: int
+    score: Estimate
+    tokens: Estimate
+    per_thousand: Estimate | None
+
+
+def token_efficiency(comparison: Comparison, arm: Arm | None = None, spent: float = 0.0) -> tuple[TokenEfficiency, ...]:
+    """Return an arm's score per token: for all prompts first, then by task if there are several.
 
     Args:
-        arm: The arm, with at least one run.
-        unit: Unit of the evaluation point.
-        eval_point: The amount.
+        comparison: The comparison.
+        arm: One of its arms; None for the checkpoint that all runs start from, as the arm "start".
+        spent: Amount of the budget, in the comparison's unit.
 
     Raises:
         ValueError: If a run was not evaluated there and did not end early.
     """
-    costs = [score_at(run, unit, eval_point).cost for run in arm.runs]
-    units = ("steps", "seconds", "samples", "sampled_tokens", "unique_tokens")
-    return ArmCosts(arm.name, *(Spread.of([getattr(cost, name) for cost in costs]) for name in units))
-
-
-def _match(arm: Arm, run: RunScores, unit: Unit, eval_point: float) -> RunMatch:
-    spent = score_at(run, unit, eval_point).cost
-    used, budget = amount(spent.of(unit), unit), amount(eval_point, unit)
-    over = spent.of(unit) / eval_point - 1
-    if over < 0:
-        words = (
-            f"{arm.name}, seed {run.seed}, ended early at {used} of {budget} ({run.ended_early}); its last score "
-            "counts, because it could not spend more"
-        )
-        return RunMatch(arm.name, run.seed, spent, run.ended_early, True, words)
-    if spent.of(unit) <= eval_point * (1 + TOLERANCE):
-        return RunMatch(arm.name, run.seed, spent, None, True, None)
-    words = (
-        f"arm {arm.name}, seed {run.seed}: not matched at {budget}; the step that reached it ended at {used}, "
-        f"{over:.0%} more (at most {TOLERANCE:.0%} counts as matched): raise the budget, or lower the arm's "
-        "prompts_per_step to make its steps smaller"
+    scores: Sequence[Sequence[Score]] = starts_by_seed(comparison.arms)
+    if arm is not None:
+        scores = [[score_at(run, comparison.unit, spent)] for run in arm.runs]
+    n, tasks = comparison.num_samples, comparison.task_names()
+    correct_SP = np.stack([np.mean([s.num_correct_P for s in of_seed], 0) for of_seed in scores]) / n
+    tokens_SP = np.stack([np.mean([s.sampled_tokens_P for s in of_seed], 0) for of_seed in scores]) / n
+    name = "start" if arm is None else arm.name
+    chosen = [(task, comparison.prompts_of(task)) for task in tasks] if len(tasks) > 1 else []
+    return (
+        _efficiency(name, ALL_TASKS, correct_SP, tokens_SP),
+        *(_efficiency(name, task, correct_SP[:, of_task], tokens_SP[:, of_task]) for task, of_task in chosen),
     )
-    return RunMatch(arm.name, run.seed, spent, None, False, words)
+
+
+def _efficiency(arm: str, task: str, correct_SP: FloatArray, tokens_SP: FloatArray) -> TokenEfficiency:
+    """Summarize a task; the interval of the ratio is that of its linearization in the two means (the delta method)."""
+    mean_tokens = float(tokens_SP.mean())
+    per_thousand = None
+    if mean_tokens > 0:
+        ratio = float(correct_SP.mean()) / mean_tokens
+        linear_SP = ratio + (correct_SP - ratio * tokens_SP) / mean_tokens
+        per_thousand = mean_over_runs(1000 * linear_SP, highest=inf)
+    tokens = mean_over_runs(tokens_SP, highest=inf)
+    return TokenEfficiency(arm, task, tokens_SP.shape[1], mean_over_runs(correct_SP), tokens, per_thousand)

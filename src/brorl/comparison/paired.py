@@ -28,25 +28,88 @@ prompts together by 0, 0.1, 0.3) "a difference" was found in
 
 so the conclusion uses the first, which alone keeps its 5% everywhere. The price is paid with few seeds: t(1) = 12.7,
 t(2) = 4.3, t(4) = 2.8, so 3 seeds give an interval 1.5 to 2 times as wide as 5 seeds do, and 2 seeds 4 to 6 times.
+
+Several intervals side by side. Of m intervals at 95% each, m/20 exclude the truth by chance. At the level 1 - 0.05/m
+each (Bonferroni), all m contain the truth with a probability of at least 95%, however they depend on each other. Holm's
+procedure would show a few more differences, but whether one is shown would then depend on the other rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Literal
 
 import numpy as np
-from scipy.special import stdtr
+from scipy.special import stdtr, stdtrit
 
-from brorl.comparison.variance_parts import Covers, VariancePart, VarianceParts, parts_of
 from brorl.evaluation.pass_at_k import Estimate, FloatArray
 
 Conclusion = Literal["A leads", "B leads", "no difference shown"]
+Covers = Literal["prompts and seeds", "prompts", "seeds", "nothing"]
 
 _ROUNDING = 1e-12  # differences of scores below this are rounding
 _MAX_WEIGHTS = 2_000_000  # of resampling, in memory at once
+
+
+@dataclass(frozen=True)
+class VariancePart:
+    """An independent part of the variance of a mean.
+
+    Attributes:
+        variance: The variance of the mean that is due to this part.
+        degrees: Degrees of freedom of its estimate.
+    """
+
+    variance: float
+    degrees: float
+
+    def squared_half_width(self, level: float = 0.95) -> float:
+        """Return the squared half-width of an interval if this were the only part."""
+        return float(stdtrit(self.degrees, (1 + level) / 2)) ** 2 * self.variance
+
+    def with_size(self, size: int) -> VariancePart:
+        """Return the same part if the mean were over another number of prompts or seeds."""
+        return VariancePart(self.variance * (self.degrees + 1) / size, size - 1)
+
+
+@dataclass(frozen=True)
+class VarianceParts:
+    """The parts of the variance of a mean over prompts and seeds.
+
+    Attributes:
+        prompts: The part of the prompts; None for one prompt.
+        seeds: The part of the seeds, or one of each arm if runs of the arms are not paired; empty if an arm has one
+            seed.
+    """
+
+    prompts: VariancePart | None
+    seeds: tuple[VariancePart, ...]
+
+    @classmethod
+    def of(cls, value_P: FloatArray, value_S: Sequence[FloatArray]) -> VarianceParts:
+        """Estimate the parts from independent values by prompt, and by seed (one array, or one of each arm)."""
+
+        def part(values: FloatArray) -> VariancePart:
+            return VariancePart(float(values.var(ddof=1)) / values.size, values.size - 1)
+
+        prompts = None if value_P.size < 2 else part(value_P)
+        return cls(prompts, () if any(v.size < 2 for v in value_S) else tuple(map(part, value_S)))
+
+    @property
+    def covers(self) -> Covers:
+        """The sources of variation that an interval from these parts covers."""
+        if self.prompts is None:
+            return "seeds" if self.seeds else "nothing"
+        return "prompts and seeds" if self.seeds else "prompts"
+
+    def interval(self, value: float, bounds: tuple[float, float], level: float = 0.95) -> Estimate:
+        """Return the interval of a mean with these parts, within its bounds; the whole range if no part is known."""
+        known = (*self.seeds, *(() if self.prompts is None else (self.prompts,)))
+        half = sqrt(sum(part.squared_half_width(level) for part in known)) if known else inf
+        return Estimate(value, max(value - half, bounds[0]), min(value + half, bounds[1]))
 
 
 @dataclass(frozen=True)
@@ -102,7 +165,47 @@ class PairedDifference:
 
     def at_level(self, level: float) -> Estimate:
         """Return `difference` with its interval at another level between 0 and 1."""
-        return _interval(self.difference.value, self.parts, (-1.0, 1.0), level)
+        return self.parts.interval(self.difference.value, (-1.0, 1.0), level)
+
+
+@dataclass(frozen=True)
+class CorrectedInterval:
+    """A difference with an interval that holds together with the others of its table.
+
+    Attributes:
+        interval: The difference with the interval at that level.
+        level: The level of each interval, `corrected_level(num_intervals)`.
+        num_intervals: The number of intervals in the table.
+        conclusion: The conclusion from this interval.
+    """
+
+    interval: Estimate
+    level: float
+    num_intervals: int
+    conclusion: Conclusion
+
+    @classmethod
+    def of(cls, interval_at: Callable[[float], Estimate], num_intervals: int) -> CorrectedInterval:
+        """Conclude from the interval at the level for so many intervals."""
+        level = corrected_level(num_intervals)
+        return cls(interval := interval_at(level), level, num_intervals, conclusion_of(interval))
+
+
+@dataclass(frozen=True)
+class SeedsNeeded:
+    """Numbers of seeds and prompts whose interval has a given half-width.
+
+    Attributes:
+        half_width: The half-width: the smallest measured difference that is shown.
+        seeds: Seeds of each arm.
+        prompts: Held-out prompts: those of the comparison if `enough_prompts`, else more.
+        enough_prompts: Whether the prompts of the comparison are enough, with this many seeds.
+    """
+
+    half_width: float
+    seeds: int
+    prompts: int
+    enough_prompts: bool
 
 
 def paired_difference(
@@ -125,10 +228,10 @@ def paired_difference(
     Source: the t-test over prompts is that of BroRL (arXiv 2510.01180, section 5); the interval is after Banerjee
     (Sankhya 23, 1961); the bootstrap is the pigeonhole bootstrap (Owen, Annals of Applied Statistics 1, 2007).
     """
-    a, b, prompt_P, seeds = _paired(score_a_SP, score_b_SP, seeds_paired)
-    value, parts, bounds = float(prompt_P.mean()), parts_of(prompt_P, seeds), (-1.0, 1.0)
+    a, b, value, parts = _paired(score_a_SP, score_b_SP, seeds_paired)
+    bounds = (-1.0, 1.0)
     seed_part = _together(parts.seeds)
-    interval = _interval(value, parts, bounds)
+    interval = parts.interval(value, bounds)
     return PairedDifference(
         difference=interval,
         parts=parts,
@@ -137,7 +240,7 @@ def paired_difference(
         bootstrap=_bootstrap(a, b, seeds_paired, seed),
         prompt_test=None if parts.prompts is None else _t_test(value, parts.prompts),
         seed_test=None if seed_part is None else _t_test(value, seed_part),
-        seed_interval=None if seed_part is None else _interval(value, VarianceParts(None, (seed_part,)), bounds),
+        seed_interval=None if seed_part is None else VarianceParts(None, (seed_part,)).interval(value, bounds),
         seeds_paired=seeds_paired,
         num_prompts=a.shape[1],
         num_seeds=(len(a), len(b)),
@@ -148,13 +251,13 @@ def difference_interval(
     score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool, level: float = 0.95
 ) -> Estimate:
     """Return only the `difference` of `paired_difference`, at any level; other arguments and errors are the same."""
-    _, _, prompt_P, seeds = _paired(score_a_SP, score_b_SP, seeds_paired)
-    return interval_from(float(prompt_P.mean()), prompt_P, seeds, (-1.0, 1.0), level=level)
+    _, _, value, parts = _paired(score_a_SP, score_b_SP, seeds_paired)
+    return parts.interval(value, (-1.0, 1.0), level)
 
 
 def difference_parts(score_a_SP: FloatArray, score_b_SP: FloatArray, *, seeds_paired: bool) -> VarianceParts:
     """Return only the `parts` of `paired_difference`; arguments and errors are the same."""
-    return parts_of(*_paired(score_a_SP, score_b_SP, seeds_paired)[2:])
+    return _paired(score_a_SP, score_b_SP, seeds_paired)[3]
 
 
 def conclusion_of(difference: Estimate) -> Conclusion:
@@ -180,27 +283,57 @@ def mean_over_runs(value_SP: FloatArray, lowest: float = 0.0, highest: float = 1
         ValueError: If there are none.
     """
     values = _checked(value_SP)
-    return interval_from(float(values.mean()), values.mean(0), [values.mean(1)], (lowest, highest), level=level)
+    return VarianceParts.of(values.mean(0), [values.mean(1)]).interval(float(values.mean()), (lowest, highest), level)
 
 
-def interval_from(
-    value: float,
-    value_P: FloatArray,
-    value_S: Sequence[FloatArray],
-    bounds: tuple[float, float],
-    *,
-    level: float = 0.95,
-) -> Estimate:
-    """Return the interval of a value from its independent values by prompt and by seed.
+def corrected_level(num_intervals: int) -> float:
+    """Return the level of each of several intervals that contain the truth together with a probability of 95%.
+
+    Raises:
+        ValueError: If there are none.
+
+    Source: Dunn, Journal of the American Statistical Association 56 (1961), after Bonferroni's inequality.
+    """
+    if num_intervals < 1:
+        raise ValueError(f"the number of intervals must be at least 1, not {num_intervals}")
+    return 1 - 0.05 / num_intervals
+
+
+def seeds_needed(parts: VarianceParts, half_width: float = 0.02) -> SeedsNeeded | None:
+    """Return the fewest seeds whose 95% interval has at most a given half-width.
+
+    With v the variance over seeds of one seed's mean difference, that is the smallest S with
+
+        t(S - 1)^2 v / S + t(P - 1)^2 v_P <= half_width^2,
+
+    and the sum over both arms in place of v if runs are not paired. If the part of the prompts alone is above half of
+    half_width^2, no number of seeds is enough, or very many. The prompts are then the fewest whose part is at most half
+    of it, and the seeds the fewest with these prompts. A true difference of the half-width is shown in about half of
+    the comparisons. A variance that was measured with few seeds is known roughly, and so is the number of seeds.
 
     Args:
-        value: The value.
-        value_P: A value of each prompt, or a jackknife's pseudo-value; the spread of their mean is that over prompts.
-        value_S: The same of each seed: one array, or one of each arm if runs of the arms are not paired.
-        bounds: The smallest and the largest possible value.
-        level: The level of the interval, between 0 and 1.
+        parts: The measured parts of the variance of the difference.
+        half_width: The half-width, above 0, in the unit of the difference.
+
+    Returns:
+        The seeds and prompts; None if the parts of prompts and seeds are not both known.
     """
-    return _interval(value, parts_of(value_P, value_S), bounds, level)
+    prompts = parts.prompts
+    if prompts is None or not parts.seeds:
+        return None
+
+    def smallest(parts: Sequence[VariancePart], allowed: float) -> int:
+        def fits(size: int) -> bool:
+            return sum(part.with_size(size).squared_half_width() for part in parts) <= allowed
+
+        return 2 + bisect_left(range(2, 2**40), True, key=fits)
+
+    allowed, num_prompts = half_width**2, round(prompts.degrees) + 1
+    enough = prompts.squared_half_width() <= allowed / 2
+    if not enough:
+        num_prompts = smallest([prompts], allowed / 2)
+        prompts = prompts.with_size(num_prompts)
+    return SeedsNeeded(half_width, smallest(parts.seeds, allowed - prompts.squared_half_width()), num_prompts, enough)
 
 
 def resamples(
@@ -237,18 +370,14 @@ def _checked(score_SP: FloatArray) -> FloatArray:
 
 def _paired(
     score_a_SP: FloatArray, score_b_SP: FloatArray, seeds_paired: bool
-) -> tuple[FloatArray, FloatArray, FloatArray, list[FloatArray]]:
-    """Check two arms' scores; add the difference of each prompt, and the independent values of seeds."""
+) -> tuple[FloatArray, FloatArray, float, VarianceParts]:
+    """Check two arms' scores; add the mean difference and the parts of its variance."""
     a, b = _checked(score_a_SP), _checked(score_b_SP)
     if a.shape[1] != b.shape[1] or (seeds_paired and len(a) != len(b)):
         raise ValueError(f"scores of shape {a.shape} and {b.shape} cannot be paired: [seeds, prompts] must agree")
     seeds = [b.mean(1) - a.mean(1)] if seeds_paired else [a.mean(1), b.mean(1)]
-    return a, b, b.mean(0) - a.mean(0), seeds
-
-
-def _interval(value: float, parts: VarianceParts, bounds: tuple[float, float], level: float = 0.95) -> Estimate:
-    half = parts.half_width(level)
-    return Estimate(value, max(value - half, bounds[0]), min(value + half, bounds[1]))
+    prompt_P = b.mean(0) - a.mean(0)
+    return a, b, float(prompt_P.mean()), VarianceParts.of(prompt_P, seeds)
 
 
 def _together(parts: Sequence[VariancePart]) -> VariancePart | None:

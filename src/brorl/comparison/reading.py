@@ -72,8 +72,13 @@ def _without_unverified(folder: Path, whole: Comparison) -> Comparison:
             f"{folder}: for each held-out prompt some responses could not be verified in some evaluation, so nothing "
             "can be compared; train the runs again on a machine with more free memory"
         )
+
+    def of_kept(score: Score) -> Score:
+        kept_P, tokens_P = score.num_correct_P[kept], score.sampled_tokens_P[kept]
+        return replace(score, num_correct_P=kept_P, sampled_tokens_P=tokens_P, num_unverified_P=None)
+
     arms = [
-        replace(arm, runs=tuple(replace(r, scores=tuple(s.of_prompts(kept) for s in r.scores)) for r in arm.runs))
+        replace(arm, runs=tuple(replace(run, scores=tuple(map(of_kept, run.scores))) for run in arm.runs))
         for arm in whole.arms
     ]
     prompts = tuple(whole.prompts[i] for i in kept.tolist())

@@ -11,16 +11,13 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from brorl.comparison.arms import Arm, Comparison, RunScores
-from brorl.comparison.figure import draw_comparison
+from brorl.comparison.arms import Arm, Comparison, RunScores, scores_at, start_scores
+from brorl.comparison.figure import draw_comparison, draw_frontier
 from brorl.comparison.frontier import Frontier
-from brorl.comparison.frontier_figure import draw_frontier
 from brorl.comparison.matching import TOLERANCE
 from brorl.comparison.results import ComparisonResults, Pair, results_of
-from brorl.comparison.scores import scores_at, start_scores
-from brorl.comparison.sweep_text import sweep_text
 from brorl.comparison.tables import tables_of
-from brorl.comparison.text import ComparisonText, pair_text
+from brorl.comparison.text import text_of
 from brorl.cost import amount
 from brorl.evaluation.pass_at_k import pass_at_k
 from brorl.storage import json_ready, replace_file, storage_errors
@@ -34,11 +31,6 @@ _KEYS = {  # of fields whose name in `comparison.json` is an older one
     "leading_ranges": "reigns",
     "mixed_fraction": "informative_fraction",
 }
-
-
-def text_of(results: ComparisonResults) -> ComparisonText:
-    """Return a comparison in sentences. Of two arms, the second is measured against the first; more are a sweep."""
-    return sweep_text(results) if results.pair is None else pair_text(results)
 
 
 def write_report(comparison: Comparison, folder: Path) -> list[Path]:
@@ -120,8 +112,9 @@ def _arm(results: ComparisonResults, arm: Arm, index: int) -> dict[str, Any]:
         "num_rollouts": arm.num_rollouts,
         "prompts_per_step": arm.prompts_per_step,
         "differs": arm.differs,
-        "at_marks": results.arms[arm.name],
-        "training": results.training[index],
+        "at_marks": [{**_keyed(at), "costs": {"arm": arm.name, **at.costs}} for at in results.arms[arm.name]],
+        "training": {"arm": arm.name}
+        | {_KEYS.get(name, name): rate for name, rate in results.training[arm.name].items()},
         "efficiency": results.efficiency[num_tasks * (index + 1) : num_tasks * (index + 2)],
         "coverage": results.coverage[index],
         "runs": [_run(run, results) for run in arm.runs],

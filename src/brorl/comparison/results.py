@@ -11,23 +11,44 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.corrected_interval import CorrectedInterval, corrected_level
-from brorl.comparison.coverage import CoverageChange, CoverageDifference, coverage_change, coverage_difference
-from brorl.comparison.equal_cost import EqualCost, at_equal_cost
-from brorl.comparison.equal_score import EqualScore, at_equal_score
+from brorl.comparison.arms import (
+    PASS_1,
+    Arm,
+    Comparison,
+    Measure,
+    have_same_seeds,
+    score_at,
+    scores_at,
+    start_scores,
+)
+from brorl.comparison.equal import EqualCost, EqualScore, at_equal_cost, at_equal_score
 from brorl.comparison.frontier import Frontier, frontier
-from brorl.comparison.matching import ArmCosts, RunMatch, costs_at, match_at, unmatched_runs
-from brorl.comparison.paired import PairedDifference, difference_parts, mean_over_runs, paired_difference
-from brorl.comparison.scores import PASS_1, Measure, have_same_seeds, score_at, scores_at, start_scores
-from brorl.comparison.seeds_needed import SeedsNeeded, seeds_needed
-from brorl.comparison.task_trend import TaskTrend, task_trends
-from brorl.comparison.token_efficiency import (
+from brorl.comparison.matching import (
+    RunMatch,
+    Spread,
     TokenEfficiency,
-    TrainingEfficiency,
-    start_efficiency,
+    costs_at,
+    match_at,
     token_efficiency,
     training_efficiency,
+    unmatched_runs,
+)
+from brorl.comparison.paired import (
+    CorrectedInterval,
+    PairedDifference,
+    SeedsNeeded,
+    difference_parts,
+    mean_over_runs,
+    paired_difference,
+    seeds_needed,
+)
+from brorl.comparison.prompts import (
+    CoverageChange,
+    CoverageDifference,
+    TaskTrend,
+    coverage_change,
+    coverage_difference,
+    task_trends,
 )
 from brorl.cost import UNITS
 from brorl.evaluation.pass_at_k import Estimate
@@ -40,13 +61,13 @@ class ArmScores:
 
     Attributes:
         eval_point: The evaluation point.
-        costs: Costs of its runs.
+        costs: Costs of its runs, by name: steps, seconds, samples, sampled_tokens, unique_tokens.
         matched: Whether none of its runs overshot the evaluation point by more than the tolerance.
         pass_at: pass@1 and pass@k of the largest k; at the budget, every k.
     """
 
     eval_point: float
-    costs: ArmCosts
+    costs: Mapping[str, Spread]
     matched: bool
     pass_at: Mapping[int, Estimate]
 
@@ -126,7 +147,7 @@ class ComparisonResults:
         equal_score: Coverage of the arms where each had the same pass@1; None if too few rose above the start, or
             pass@1 is the only measure.
         efficiency: Scores per token of the start and the arms, at the budget.
-        training: Throughput and mixed fraction of the arms.
+        training: Throughput and mixed fraction of the arms, by name (`training_efficiency`).
         coverage: Prompts gained and lost since the start, by arm.
         tasks: Scores by task; empty if there is one.
         pair: The difference of two arms; None if there are more.
@@ -146,7 +167,7 @@ class ComparisonResults:
     equal: tuple[EqualCost, ...]
     equal_score: EqualScore | None
     efficiency: tuple[TokenEfficiency, ...]
-    training: tuple[TrainingEfficiency, ...]
+    training: Mapping[str, Mapping[str, Spread | None]]
     coverage: tuple[CoverageChange, ...]
     tasks: tuple[TaskScores, ...]
     pair: Pair | None
@@ -162,7 +183,7 @@ class ComparisonResults:
     @property
     def end_ks(self) -> tuple[int, ...]:
         """The smallest and the largest k; one if they are equal."""
-        return _ends(self.ks)
+        return tuple(dict.fromkeys((self.ks[0], self.ks[-1])))
 
     @property
     def seeds_text(self) -> str:
@@ -196,8 +217,8 @@ def results_of(comparison: Comparison) -> ComparisonResults:
         raise ValueError(f"arms need different names, not {', '.join(names)}")
     budget, ks = comparison.eval_points[-1], tuple(sorted({1, *comparison.ks}))
     matches = match_at(arms, comparison.unit, budget)
-    two = len(names) == 2
-    efficiency = [token_efficiency(comparison, arm, budget) for arm in arms]
+    two, k = len(names) == 2, ks[-1]
+    measures = [PASS_1, *([Measure(k), Measure(k, worst=True)] if k > 1 else [])]
     return ComparisonResults(
         comparison=comparison,
         key={arm.name: arm.title for arm in arms if arm.title},
@@ -207,28 +228,24 @@ def results_of(comparison: Comparison) -> ComparisonResults:
         matches=matches,
         unmatched=unmatched_runs(matches),
         equal=_equal(comparison),
-        equal_score=at_equal_score(comparison, ks[-1]) if ks[-1] > 1 else None,
-        efficiency=sum(efficiency, start_efficiency(comparison)),
-        training=tuple(training_efficiency(arm) for arm in arms),
-        coverage=tuple(coverage_change(comparison, arm, budget, ks[-1], len(arms)) for arm in arms),
-        tasks=_task_scores(comparison, ks),
+        equal_score=at_equal_score(comparison, k) if k > 1 else None,
+        efficiency=sum((token_efficiency(comparison, arm, budget) for arm in arms), token_efficiency(comparison)),
+        training={arm.name: training_efficiency(arm) for arm in arms},
+        coverage=tuple(coverage_change(comparison, arm, budget, k, len(arms)) for arm in arms),
+        tasks=_task_scores(comparison, (1, k) if k > 1 else (1,)),
         pair=_pair(comparison, ks) if two else None,
-        against_first=() if two else _against_first(comparison, ks),
-        frontiers=() if two else _frontiers(comparison, ks[-1]),
+        against_first=() if two else _against_first(comparison, (1, k) if k > 1 else (1,)),
+        frontiers=() if two else tuple(frontier(comparison, measure) for measure in measures),
         seeds_needed=_seeds_needed(comparison),
     )
 
 
-def _ends(ks: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys((ks[0], ks[-1])))
-
-
 def _arm_scores(comparison: Comparison, arm: Arm, eval_point: float, ks: tuple[int, ...]) -> ArmScores:
-    shown_ks = ks if eval_point == comparison.eval_points[-1] else _ends(ks)
+    shown_ks = ks if eval_point == comparison.eval_points[-1] else (ks[0], ks[-1])
     return ArmScores(
         eval_point=eval_point,
         costs=costs_at(arm, comparison.unit, eval_point),
-        matched=all(run.matched for run in match_at([arm], comparison.unit, eval_point)),
+        matched=not unmatched_runs(match_at([arm], comparison.unit, eval_point)),
         pass_at={k: mean_over_runs(scores_at(comparison, arm, eval_point, Measure(k))) for k in shown_ks},
     )
 
@@ -237,54 +254,45 @@ def _task_scores(comparison: Comparison, ks: tuple[int, ...]) -> tuple[TaskScore
     names = comparison.task_names()
     if len(names) < 2:
         return ()
-    arms, ks, budget = comparison.arms, _ends(ks), comparison.eval_points[-1]
+    arms, budget = comparison.arms, comparison.eval_points[-1]
     start = {k: start_scores(comparison, Measure(k)) for k in ks}
     ends = {arm.name: {k: scores_at(comparison, arm, budget, Measure(k)) for k in ks} for arm in arms}
-    found = []
+    tasks = []
     for name in names:
         chosen = comparison.prompts_of(name)
+        start_by_k = {k: mean_over_runs(start[k][:, chosen]) for k in ks}
+        end_by_k = {a: {k: mean_over_runs(by_k[k][:, chosen]) for k in ks} for a, by_k in ends.items()}
         differences = {}
         if len(arms) == 2:
-            paired = have_same_seeds(*arms)
-            for k in ks:
-                score_a_SP, score_b_SP = (by_k[k][:, chosen] for by_k in ends.values())
-                differences[k] = paired_difference(score_a_SP, score_b_SP, seeds_paired=paired)
-        found.append(
-            TaskScores(
-                task=name,
-                num_prompts=len(chosen),
-                start={k: mean_over_runs(start[k][:, chosen]) for k in ks},
-                arms={a: {k: mean_over_runs(by_k[k][:, chosen]) for k in ks} for a, by_k in ends.items()},
-                differences=differences,
-            )
-        )
-    return tuple(found)
-
-
-def _difference(comparison: Comparison, spent: float, measure: Measure = PASS_1) -> PairedDifference:
-    """Compare two arms at an amount of the budget."""
-    score_a_SP, score_b_SP = (scores_at(comparison, arm, spent, measure) for arm in comparison.arms)
-    return paired_difference(score_a_SP, score_b_SP, seeds_paired=have_same_seeds(*comparison.arms))
+            pairs = {k: [by_k[k][:, chosen] for by_k in ends.values()] for k in ks}
+            differences = {k: paired_difference(*pairs[k], seeds_paired=have_same_seeds(*arms)) for k in ks}
+        tasks.append(TaskScores(name, len(chosen), start_by_k, end_by_k, differences))
+    return tuple(tasks)
 
 
 def _pair(comparison: Comparison, ks: tuple[int, ...]) -> Pair:
     budget, worst = comparison.eval_points[-1], Measure(ks[-1], worst=True)
-    at_end = [scores_at(comparison, arm, budget) for arm in comparison.arms]
-    by_point = {
-        point: {k: _difference(comparison, point, Measure(k)) for k in _ends(ks)} for point in comparison.eval_points
-    }
+    paired = have_same_seeds(*comparison.arms)
+
+    def difference(spent: float, measure: Measure) -> PairedDifference:
+        return paired_difference(
+            *(scores_at(comparison, a, spent, measure) for a in comparison.arms), seeds_paired=paired
+        )
+
+    by_point = {p: {k: difference(p, Measure(k)) for k in dict.fromkeys((1, ks[-1]))} for p in comparison.eval_points}
     worst_at = None
     if worst.k > 1:
         at_a, at_b = (mean_over_runs(scores_at(comparison, arm, budget, worst)) for arm in comparison.arms)
         worst_at = mean_over_runs(start_scores(comparison, worst)), at_a, at_b
+    end_a_S, end_b_S = (scores_at(comparison, arm, budget).mean(1) for arm in comparison.arms)
     return Pair(
-        differences=by_point[budget] | {k: _difference(comparison, budget, Measure(k)) for k in ks[1:-1]},
+        differences=by_point[budget] | {k: difference(budget, Measure(k)) for k in ks[1:-1]},
         by_point=by_point,
-        worst=_difference(comparison, budget, worst) if worst.k > 1 else None,
+        worst=difference(budget, worst) if worst.k > 1 else None,
         worst_at=worst_at,
         trends=task_trends(comparison, budget),
         coverage=coverage_difference(comparison, budget, ks[-1]),
-        seeds_ahead=(int((at_end[1].mean(1) > at_end[0].mean(1)).sum()) if have_same_seeds(*comparison.arms) else None),
+        seeds_ahead=int((end_b_S > end_a_S).sum()) if paired else None,
     )
 
 
@@ -297,7 +305,7 @@ def _equal(comparison: Comparison) -> tuple[EqualCost, ...]:
     runs = [run for arm in comparison.arms for run in arm.runs if run.ended_early is None]
     spent = {score_at(run, unit, budget).cost.of(unit) for run in runs}
     units = [*([unit] if len(spent) > 1 else []), *(other for other in UNITS if other != unit)]
-    return tuple(equal for equal in (at_equal_cost(comparison, one) for one in units) if equal.amount > 0)
+    return tuple(equal for equal in (at_equal_cost(comparison, unit) for unit in units) if equal.amount > 0)
 
 
 def _against_first(comparison: Comparison, ks: tuple[int, ...]) -> tuple[AgainstFirst, ...]:
@@ -307,35 +315,28 @@ def _against_first(comparison: Comparison, ks: tuple[int, ...]) -> tuple[Against
     """
     first, *others = comparison.arms
     units = (comparison.unit, *(unit for unit in UNITS if unit not in (comparison.unit, "steps")))
-    found = []
-    for arm in others:
-        two = replace(comparison, arms=(first, arm))
-        for unit in units:
-            equal = {k: at_equal_cost(two, unit, Measure(k)) for k in _ends(ks)}
-            if equal[1].amount > 0:
-                found.append((arm.name, equal))
-    number = sum(one.difference is not None for _, equal in found for one in equal.values())
+    rows = [
+        (arm.name, {k: at_equal_cost(replace(comparison, arms=(first, arm)), unit, Measure(k)) for k in ks})
+        for arm in others
+        for unit in units
+    ]
+    rows = [(name, equal) for name, equal in rows if equal[1].amount > 0]
+    number = sum(e.difference is not None for _, equal in rows for e in equal.values())
+
+    def corrected(difference: PairedDifference | None) -> CorrectedInterval | None:
+        return None if difference is None else CorrectedInterval.of(difference.at_level, number)
+
     return tuple(
-        AgainstFirst(name, equal, {k: _corrected(one.difference, number) for k, one in equal.items()})
-        for name, equal in found
+        AgainstFirst(name, equal, {k: corrected(e.difference) for k, e in equal.items()}) for name, equal in rows
     )
-
-
-def _corrected(difference: PairedDifference | None, num_intervals: int) -> CorrectedInterval | None:
-    if difference is None:
-        return None
-    return CorrectedInterval.of(difference.at_level(corrected_level(num_intervals)), num_intervals)
 
 
 def _seeds_needed(comparison: Comparison) -> dict[str, SeedsNeeded | None]:
     first, *others = comparison.arms
-    budget, found = comparison.eval_points[-1], {}
-    for arm in others:
-        scores = (scores_at(comparison, one, budget) for one in (first, arm))
-        found[arm.name] = seeds_needed(difference_parts(*scores, seeds_paired=have_same_seeds(first, arm)))
-    return found
-
-
-def _frontiers(comparison: Comparison, largest_k: int) -> tuple[Frontier, ...]:
-    measures = [PASS_1, *([Measure(largest_k), Measure(largest_k, worst=True)] if largest_k > 1 else [])]
-    return tuple(frontier(comparison, measure) for measure in measures)
+    budget = comparison.eval_points[-1]
+    scores = {arm.name: scores_at(comparison, arm, budget) for arm in comparison.arms}
+    parts = {
+        arm.name: difference_parts(scores[first.name], scores[arm.name], seeds_paired=have_same_seeds(first, arm))
+        for arm in others
+    }
+    return {name: seeds_needed(part) for name, part in parts.items()}

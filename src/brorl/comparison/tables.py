@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from brorl.comparison.arms import Arm
-from brorl.comparison.corrected_interval import CorrectedInterval
 from brorl.comparison.frontier import Frontier
 from brorl.comparison.matching import TOLERANCE, Spread
-from brorl.comparison.paired import PairedDifference, TTest, conclusion_of
+from brorl.comparison.paired import CorrectedInterval, PairedDifference, TTest, conclusion_of
 from brorl.comparison.results import ArmScores, ComparisonResults, with_names
 from brorl.cost import UNIT_WORDS, amount, short_amount
 from brorl.evaluation.pass_at_k import Estimate
@@ -84,10 +83,10 @@ def _cost_row(arm: Arm, at: ArmScores) -> tuple[str, ...]:
         arm.name if at.matched else f"{arm.name} *",
         "adapt." if arm.num_rollouts is None else f"{arm.num_rollouts:,}",
         f"{arm.prompts_per_step:,}",
-        f"{costs.steps.mean:,.0f}",
-        short(costs.samples.mean),
-        short(costs.unique_tokens.mean),
-        short_time(costs.seconds.mean),
+        f"{costs['steps'].mean:,.0f}",
+        short(costs["samples"].mean),
+        short(costs["unique_tokens"].mean),
+        short_time(costs["seconds"].mean),
         interval(at.pass_at[1]),
     )
 
@@ -96,17 +95,17 @@ def use_table(results: ComparisonResults) -> Table:
     """Make the table of mixed groups and throughput (the paper's Table 2)."""
     columns = ("arm", "mixed\ngroups", "samples\n/s", "generated\n/s", "unique\ntokens/s", "sampled per\nunique token")
 
-    def rate(values: Spread | None) -> str:
-        return "-" if values is None else short(values.mean)
+    def number(values: Spread | None, form: str = "") -> str:
+        return "-" if values is None else f"{values.mean:{form}}" if form else short(values.mean)
 
     rows = tuple(
         (
-            t.arm,
-            "-" if t.mixed_fraction is None else f"{t.mixed_fraction.mean:.1%}",
-            *map(rate, (t.samples_per_s, t.generated_per_s, t.unique_tokens_per_s)),
-            "-" if t.tokens_per_unique is None else f"{t.tokens_per_unique.mean:,.2f}",
+            name,
+            number(use["mixed_fraction"], ".1%"),
+            *(number(use[rate]) for rate in ("samples_per_s", "generated_per_s", "unique_tokens_per_s")),
+            number(use["tokens_per_unique"], ",.2f"),
         )
-        for t in results.training
+        for name, use in results.training.items()
     )
     notes = (
         "Mixed groups: fraction of sampled groups with correct and incorrect rollouts; dynamic sampling keeps these. "

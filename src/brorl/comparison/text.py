@@ -1,24 +1,27 @@
-"""The answer of a comparison of two arms in sentences, and the sentences that a sweep shares with it.
+"""The answer of a comparison in sentences, and the command that follows it.
 
-In: the results of a comparison. Out: sentences. They state "did not win" if B did not, "no difference was shown" if
-nothing was, and call nothing matched that is not.
+In: the results of a comparison. Out: sentences, and one command with its reason. They state "did not win" if no arm
+did, "no difference was shown" if nothing was, and call nothing matched or shown that is not. Of two arms, the second is
+measured against the first; of more, the best arm at each budget is named.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from brorl.comparison.arms import Arm, Comparison
-from brorl.comparison.corrected_interval import CorrectedInterval
-from brorl.comparison.equal_cost import EqualCost
+from brorl.comparison.equal import EqualCost
+from brorl.comparison.frontier import Frontier, LeadingRange
 from brorl.comparison.matching import TOLERANCE, Spread
-from brorl.comparison.paired import Conclusion, PairedDifference
+from brorl.comparison.paired import Conclusion, CorrectedInterval, PairedDifference
 from brorl.comparison.results import ComparisonResults, Pair, with_names
-from brorl.cost import UNIT_WORDS, UNITS, Unit, amount
-from brorl.format import listed, p_value, plain, short, short_time, signed
+from brorl.cost import UNIT_WORDS, UNITS, Unit, amount, short_amount
+from brorl.format import exact, interval, listed, p_value, plain, short, short_time, signed
 
 _ROLLOUTS = "rollouts_per_prompt"
 _EXPECTED = {_ROLLOUTS, "adaptive.enabled", "prompts_per_step"}  # settings that a comparison of N changes
@@ -26,6 +29,7 @@ _SLOW = 0.7  # a run with fewer steps than this fraction of its siblings' in the
 _FEWEST_SIBLINGS = 3  # runs of an arm whose median is meaningful
 _GROUPS: dict[Conclusion, str] = {"B leads": "higher", "A leads": "lower", "no difference shown": "no difference shown"}
 _UNCORRECTED = " only without correction"
+_LONGER = 2  # times the budget
 
 
 @dataclass(frozen=True)
@@ -41,38 +45,47 @@ class ComparisonText:
     remarks: tuple[str, ...]
 
 
-def pair_text(results: ComparisonResults) -> ComparisonText:
-    """Return a comparison of two arms in sentences."""
-    assert results.pair is not None
-    return ComparisonText(
-        (
-            pair_answer(results),
-            *key_words(results),
-            *_coverage(results, results.pair),
-            *equal_score_words(results),
-            *_changed_at_equal_budget(results, results.pair),
-        ),
-        (
-            _gained_and_lost(results),
-            *match_words(results),
-            *_other_units(results),
-            *_equal_cost(results),
-            *phase_words(results),
-            *ending_words(results),
-            *unverified_words(results.comparison),
-            *_certainty(results.pair, results.names[1]),
-            seeds_needed_words(results),
-            *_trends(results, results.pair),
-            *differing_settings(results.comparison.arms),
-            limit_words(results),
-        ),
-    )
+@dataclass(frozen=True)
+class NextCommand:
+    """A command that follows.
+
+    Attributes:
+        why: What it is for.
+        command: The command.
+    """
+
+    why: str
+    command: str
 
 
-def pair_answer(results: ComparisonResults) -> str:
-    """Return the answer in one sentence."""
-    assert results.pair is not None
-    difference = results.pair.differences[1]
+def text_of(results: ComparisonResults) -> ComparisonText:
+    """Return a comparison in sentences."""
+    pair, comparison = results.pair, results.comparison
+    if pair is not None:
+        measured = [*_coverage(results, pair), *_equal_score(results), *_changed_at_equal_budget(results, pair)]
+        first = [_gained_and_lost(results), *match_words(results), *_other_units(results), *_equal_cost(results)]
+        certainty = _certainty(pair, results.names[1])
+    else:
+        ranges = [_leading_ranges(frontier, results) for frontier in results.frontiers]
+        measured = [*ranges, *_against_first(results), *_equal_score(results)]
+        first = [*_sigmoids(results), *_saturation(results), *match_words(results), *_left_out(results)]
+        certainty = [_seeds_of_sweep(results)]
+    remarks = (
+        *first, *_phases(results), *(f"{run.words}." for run in results.matches if run.ended_early is not None),
+        *unverified_words(comparison), *certainty, _seeds_needed(results), *_trends(results),
+        *_differing_settings(comparison.arms), _limits(comparison),
+    )  # fmt: skip
+    key = [f"{'; '.join(f'{letter} is {name}' for letter, name in results.key.items())}."] if results.key else []
+    return ComparisonText((answer_of(results), *key, *measured), remarks)
+
+
+def answer_of(results: ComparisonResults) -> str:
+    """Return the answer in one sentence: of two arms whether the second won, of more which is best at the budget."""
+    return _sweep_answer(results) if results.pair is None else _pair_answer(results, results.pair)
+
+
+def _pair_answer(results: ComparisonResults, pair: Pair) -> str:
+    difference = pair.differences[1]
     a, b = results.names
     at_a, at_b = (results.arms[name][-1].pass_at[1].value for name in (a, b))
     evidence = f"difference {signed(difference.difference)}, {_seeds(difference)}"
@@ -95,16 +108,33 @@ def pair_answer(results: ComparisonResults) -> str:
     return f"At {budget} of training each, {scored}: {conclusion} ({evidence})."
 
 
-def key_words(results: ComparisonResults) -> list[str]:
-    """Return the meaning of the letters."""
-    return [f"{'; '.join(f'{letter} is {name}' for letter, name in results.key.items())}."] if results.key else []
+def _sweep_answer(results: ComparisonResults) -> str:
+    frontier, budget = results.frontiers[0], amount(results.budget, results.comparison.unit)
+    at_budget = frontier.at(results.budget)
+    over = [name for name, point in at_budget.items() if point.why_left_out]
+    best = next((b for b in frontier.best if b.eval_point == results.budget), None)
+    if best is None:
+        kept = [name for name in at_budget if name not in over]
+        who = f"only {kept[0]} kept to it" if kept else "every arm overshot it"
+        return f"At {budget} of training nothing can be compared: {who}."
+    where = f"Of the arms that kept to {budget} ({listed(over)} did not)" if over else f"At {budget} of training each"
+    score = interval(at_budget[best.arm].score)
+    start = f"{where}, {best.arm} scored the highest {frontier.measure.name}, {score}"
+    lead = f"{signed(best.lead)}, {results.seeds_text}"
+    if best.lead_shown:
+        one = " with this one seed" if results.seeds_text == "1 seed" else ""
+        return f"{start}: it won{one}, its lead over {best.second} is shown ({lead})."
+    return (
+        f"{start}, but it did not win: its lead over {best.second} is not shown ({lead}; best in "
+        f"{best.best_fraction:.0%} of bootstrap resamples)."
+    )
 
 
 def match_words(results: ComparisonResults) -> list[str]:
     """Return the unit in which the arms are matched, or the arms that are not, with the fix."""
     unit, budget = results.comparison.unit, results.budget
     at_budget = [(name, points[-1]) for name, points in results.arms.items()]
-    unmatched = [(name, at.costs.of(unit).most) for name, at in at_budget if not at.matched]
+    unmatched = [(name, at.costs[unit].most) for name, at in at_budget if not at.matched]
     if not unmatched:
         return [
             f"Compute-matched in {UNIT_WORDS[unit]}: no run spent over {TOLERANCE:.0%} more than "
@@ -146,7 +176,7 @@ def _other_units(results: ComparisonResults) -> list[str]:
     a, b = results.names
     equal, unequal = [], []
     for unit in UNITS:
-        of_a, of_b = (results.arms[name][-1].costs.of(unit).mean for name in (a, b))
+        of_a, of_b = (results.arms[name][-1].costs[unit].mean for name in (a, b))
         if unit == results.comparison.unit or of_a == of_b == 0:
             continue
         ratio = of_b / of_a if of_a else float("inf")
@@ -162,15 +192,12 @@ def _other_units(results: ComparisonResults) -> list[str]:
 
 
 def _changed_at_equal_budget(results: ComparisonResults, pair: Pair) -> list[str]:
-    """Return a sentence if the conclusion is another one where all runs had spent exactly the same of the budget.
-
-    A run ends with the step that reaches the budget: the longer its steps, the more it has spent by then.
-    """
+    """Return a sentence if the conclusion is another one where all runs had spent exactly the same of the budget."""
     unit = results.comparison.unit
     equal = next((e for e in results.equal if e.unit == unit), None)
     if equal is None or equal.difference is None or equal.difference.conclusion == pair.differences[1].conclusion:
         return []
-    spent = [f"{name} {_in_short(points[-1].costs.of(unit).mean, unit)}" for name, points in results.arms.items()]
+    spent = [f"{name} {_in_short(points[-1].costs[unit].mean, unit)}" for name, points in results.arms.items()]
     return [
         "The conclusion changes where all runs had spent exactly the same: at "
         f"{_at_equal_cost(results, equal, equal.difference)}, on straight lines between evaluations. At their ends "
@@ -207,7 +234,7 @@ def _coverage(results: ComparisonResults, pair: Pair) -> list[str]:
     ]
 
 
-def equal_score_words(results: ComparisonResults) -> list[str]:
+def _equal_score(results: ComparisonResults) -> list[str]:
     """Compare the coverage of the arms where their pass@1 was the same: a slow arm has much because it is slow."""
     equal, unit = results.equal_score, results.comparison.unit
     if equal is None:
@@ -232,19 +259,11 @@ def equal_score_words(results: ComparisonResults) -> list[str]:
             ]
         text = f"{one.arm} {one.coverage.value:.3f} ({signed(one.difference)})"
         differences.append((text, one.conclusion, one.corrected))
-    return [f"{where} {first.arm}; {'; '.join(grouped(differences))}."]
+    return [f"{where} {first.arm}; {'; '.join(_grouped(differences))}."]
 
 
-def grouped(differences: Sequence[tuple[str, Conclusion, CorrectedInterval]]) -> list[str]:
-    """Return a phrase for each conclusion that some arms share, after correction: higher: N=64, N=512.
-
-    Args:
-        differences: For each later arm its text, the conclusion from its own interval, and its corrected interval; the
-            first arm is A.
-
-    Returns:
-        The phrases, with the correction last if it could have changed a conclusion.
-    """
+def _grouped(differences: Sequence[tuple[str, Conclusion, CorrectedInterval]]) -> list[str]:
+    """Return a phrase for each conclusion that some arms share, after correction: higher: N=64, N=512."""
     groups: dict[str, list[str]] = {
         name: [] for name in ("higher", "lower", f"higher{_UNCORRECTED}", f"lower{_UNCORRECTED}", "no difference shown")
     }
@@ -274,7 +293,7 @@ def _gained_and_lost(results: ComparisonResults) -> str:
     )
 
 
-def phase_words(results: ComparisonResults) -> list[str]:
+def _phases(results: ComparisonResults) -> list[str]:
     """Return a sentence on each arm whose objective has phases."""
     unit = results.comparison.unit
     return [
@@ -293,11 +312,6 @@ def unverified_words(comparison: Comparison) -> list[str]:
         f"{comparison.num_left_out} of {number} held-out prompts are left out: in an evaluation of a run, responses to "
         "them could not be verified because of the machine."
     ]
-
-
-def ending_words(results: ComparisonResults) -> list[str]:
-    """Name the runs that ended before their budget was spent."""
-    return [f"{run.words}." for run in results.matches if run.ended_early is not None]
 
 
 def _certainty(pair: Pair, b: str) -> list[str]:
@@ -323,7 +337,7 @@ def _certainty(pair: Pair, b: str) -> list[str]:
     return lines
 
 
-def seeds_needed_words(results: ComparisonResults) -> str:
+def _seeds_needed(results: ComparisonResults) -> str:
     """Return the seeds that a difference of 0.02 in pass@1 takes: of several later arms, those of the largest need."""
     known = {arm: needed for arm, needed in results.seeds_needed.items() if needed is not None}
     if not known:
@@ -341,16 +355,17 @@ def seeds_needed_words(results: ComparisonResults) -> str:
     )
 
 
-def _trends(results: ComparisonResults, pair: Pair) -> list[str]:
+def _trends(results: ComparisonResults) -> list[str]:
     """Count the tasks of each trend."""
-    if not results.tasks:
+    if results.pair is None or not results.tasks:
         return []
-    kinds = Counter(trend.kind for trend in pair.trends)
+    trends = results.pair.trends
+    kinds = Counter(trend.kind for trend in trends)
     counts = [f"{with_names(kind, *results.names)} on {number}" for kind, number in kinds.most_common()]
-    return [f"By task, {len(pair.trends)} in all: {'; '.join(counts)}."]
+    return [f"By task, {len(trends)} in all: {'; '.join(counts)}."]
 
 
-def differing_settings(arms: Sequence[Arm]) -> list[str]:
+def _differing_settings(arms: Sequence[Arm]) -> list[str]:
     """Name the settings that differ if the result is not due to one of them, or to N with its prompts per step."""
     names = sorted({name for arm in arms for name in arm.differs})
     others = [name for name in names if name not in _EXPECTED]
@@ -360,9 +375,8 @@ def differing_settings(arms: Sequence[Arm]) -> list[str]:
     return [f"The arms differ in {differing}: the result is due to all of these together."]
 
 
-def limit_words(results: ComparisonResults) -> str:
+def _limits(comparison: Comparison) -> str:
     """Return the limits of the result."""
-    comparison = results.comparison
     machine = f", and for this machine ({comparison.machine})" if comparison.unit == "seconds" else ""
     return (
         f"This holds for this checkpoint ({comparison.checkpoint}), this data and this budget{machine}: a longer run "
@@ -379,3 +393,150 @@ def _seeds(difference: PairedDifference) -> str:
 
 def _in_short(value: float, unit: Unit) -> str:
     return short_time(value) if unit == "seconds" else short(value)
+
+
+def _leading_ranges(frontier: Frontier, results: ComparisonResults) -> str:
+    """Return which arm is best from which budget on."""
+    unit, measure = results.comparison.unit, frontier.measure.name
+    if not frontier.leading_ranges:
+        return f"{measure}: at no budget did two arms keep to it."
+    ranges = [_leading_range(one, frontier, unit, results.budget) for one in frontier.leading_ranges]
+    points = [b.eval_point for b in frontier.best]
+    compared = {p.arm for p in frontier.points if p.why_left_out is None and p.eval_point in points}
+    never_best = compared - {one.arm for one in frontier.leading_ranges}
+    never = [name for name in results.names if name in never_best]
+    at_none = f"; at no budget {listed(never)}" if never else ""
+    return f"Best {measure}{'' if unit == 'seconds' else f' by {UNIT_WORDS[unit]}'}: {', '.join(ranges)}{at_none}."
+
+
+def _leading_range(one: LeadingRange, frontier: Frontier, unit: Unit, last: float) -> str:
+    first, until = short_amount(one.first_point, unit), short_amount(one.last_point, unit)
+    span = f"at {first}" if first == until else f"from {first} to {until}"
+    if one.last_point == last and first != until:
+        span = f"from {first} on"
+    best = [b for b in frontier.best if one.first_point <= b.eval_point <= one.last_point]
+    if all(b.is_tied for b in best):
+        lead = f"tied with {best[-1].second}"
+    elif not one.shown_at:
+        lead = "lead not shown"
+    elif len(one.shown_at) == len(best):
+        lead = f"lead shown{' throughout' if len(best) > 1 else ''}"
+    else:
+        lead = f"lead shown at {listed([short_amount(point, unit) for point in one.shown_at])}"
+    return f"{one.arm} {span} ({lead})"
+
+
+def _sigmoids(results: ComparisonResults) -> list[str]:
+    """Describe the sigmoids, and give each reason for a missing one once for all measures."""
+    if not results.comparison.ordered_by_rollouts:
+        return []
+    lines, unit = [], results.comparison.unit
+    reasons: dict[str, list[str]] = {}
+    for frontier in results.frontiers:
+        if frontier.why_no_sigmoid is not None:
+            reasons.setdefault(frontier.why_no_sigmoid, []).append(frontier.measure.name)
+        if (fit := frontier.sigmoid) is not None:
+            middle, low, high = (
+                short_amount(v, unit) for v in (fit.midpoint.value, fit.midpoint.low, fit.midpoint.high)
+            )
+            lines.append(
+                f"The best N for {frontier.measure.name} rises with the budget from about {2**fit.low:,.0f} to about "
+                f"{2**fit.high:,.0f}, halfway (in log N) at {middle} [{low}, {high}]{_counted(unit)}."
+            )
+    return [*lines, *(f"No sigmoid of the best N for {listed(names)}: {why}." for why, names in reasons.items())]
+
+
+def _against_first(results: ComparisonResults) -> list[str]:
+    """Name the arms that score higher and lower than the first where all spent the same of the budget's unit."""
+    unit, first = results.comparison.unit, results.names[0]
+    lines = []
+    for k in results.end_ks:
+        differences, unknown = [], []
+        for one in results.against_first:
+            difference, corrected = one.equal[k].difference, one.corrected[k]
+            if one.equal[k].unit != unit:
+                continue
+            if difference is None or corrected is None:
+                unknown.append(one.arm)
+            else:
+                text = f"{one.arm} ({signed(difference.difference)})"
+                differences.append((text, difference.conclusion, corrected))
+        phrases = _grouped(differences)
+        if unknown:
+            phrases.append(f"not evaluated close enough to equal {UNIT_WORDS[unit]}: {', '.join(unknown)}")
+        lines.append(f"pass@{k} against {first} at equal {UNIT_WORDS[unit]}, {'; '.join(phrases)}.")
+    return lines
+
+
+def _saturation(results: ComparisonResults) -> list[str]:
+    """Name the arms that still rose between their last two evaluation points."""
+    frontier, unit = results.frontiers[0], results.comparison.unit
+    words = {"improves": "still rising", "no change shown": "no change shown", "degrades": "falling"}
+    lines = []
+    for points in dict.fromkeys(s.eval_points for s in frontier.saturation):
+        first, last = (short_amount(point, unit) for point in points)
+        phrases = []
+        for movement, word in words.items():
+            rows = [s for s in frontier.saturation if (s.movement, s.eval_points) == (movement, points)]
+            arms = [s.arm if movement == "no change shown" else f"{s.arm} ({signed(s.change)})" for s in rows]
+            phrases += [f"{word}: {', '.join(arms)}"] if arms else []
+        lines.append(f"{frontier.measure.name} between {first} and {last}{_counted(unit)}, {'; '.join(phrases)}.")
+    return lines
+
+
+def _left_out(results: ComparisonResults) -> list[str]:
+    """Name the arms that are not compared at an evaluation point before the last."""
+    frontier, unit = results.frontiers[0], results.comparison.unit
+    last = max(point.eval_point for point in frontier.points)
+    left_out: dict[str, list[str]] = {}
+    for point in frontier.points:
+        if point.why_left_out and point.eval_point < last:
+            left_out.setdefault(point.arm, []).append(short_amount(point.eval_point, unit))
+    if not left_out:
+        return []
+    places = "; ".join(f"{arm} at {listed(points)}" for arm, points in left_out.items())
+    return [f"Not compared, because a run overshot by over {TOLERANCE:.0%}: {places}{_counted(unit)}."]
+
+
+def _counted(unit: Unit) -> str:
+    return "" if unit == "seconds" else f" {UNIT_WORDS[unit]}"
+
+
+def _seeds_of_sweep(results: ComparisonResults) -> str:
+    """Return the number of seeds and the variation that the intervals cover."""
+    seeds = f"{results.seeds_text.capitalize()} an arm"
+    if min(len(arm.runs) for arm in results.comparison.arms) == 1:
+        return f"{seeds}: with one, intervals allow for other prompts only, and another seed may reverse every order."
+    return f"{seeds}: intervals (95%) allow for other prompts and other seeds."
+
+
+def next_command(results: ComparisonResults, folder: Path) -> NextCommand:
+    """Return the command that follows a comparison.
+
+    A pair without a shown difference needs more seeds, if its prompts are enough for them. All others need a larger
+    budget: to be matched, or because a longer run may rank the arms differently.
+
+    Args:
+        results: The results.
+        folder: The folder of the comparison.
+    """
+    comparison = results.comparison
+    first_runs = [arm.runs[0].path for arm in comparison.arms]
+    recipes = [f"{path}.yaml" for path in first_runs]
+    if not all(Path(recipe).is_file() for recipe in recipes):  # an arm is a finished run, which gives the budget
+        return NextCommand("to look at the runs", shlex.join(["brorl", "report", *first_runs]))
+    seeds = max(len(arm.runs) for arm in comparison.arms)
+    unshown = results.pair is not None and results.pair.differences[1].conclusion == "no difference shown"
+    needed = next(iter(results.seeds_needed.values()), None)
+    if unshown and not results.unmatched and needed and needed.enough_prompts and needed.seeds > seeds:
+        return NextCommand(
+            f"to show a difference of {needed.half_width:g} in pass@1",
+            shlex.join(["brorl", "compare", str(folder), "--seeds", str(needed.seeds)]),
+        )
+    budget = _LONGER * comparison.budget
+    options = ["--match", comparison.unit, "--budget", exact(budget), "--seeds", str(seeds)]
+    options += ["--marks", str(len(comparison.eval_points))]
+    why = "to match the arms" if results.unmatched else "to see whether this holds for longer"
+    return NextCommand(
+        f"{why} ({amount(budget, comparison.unit)} each)", shlex.join(["brorl", "compare", *recipes, *options])
+    )

@@ -18,11 +18,10 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from brorl.config.other_trainers import SETTING_OF
-from brorl.config.renamed import with_adaptive_switch, with_current_names
 from brorl.config.settings import TrainConfig
-from brorl.config.sources import CountdownConfig, FileConfig, GymConfig
 from brorl.errors import UserError
 from brorl.paths import is_file
+from brorl.prompts.settings import CountdownSource, FileSource, GymSource
 
 QUESTION_FILES = (".jsonl", ".parquet")
 """Suffixes of files that hold questions and never a recipe."""
@@ -115,32 +114,29 @@ def make_config(settings: Mapping[str, Any], overrides: Mapping[str, Any], sourc
     Raises:
         UserError: On the first setting that is wrong.
     """
-    given, replacing = (with_current_names(flat_settings(layer)) for layer in (settings, overrides))
+    given, replacing = flat_settings(settings), flat_settings(overrides)
     if replacing.get("budget.limit") is not None and "steps" not in replacing:
         given.pop("steps", None)
+    if given.get("sampling.scheme") == "iid":  # of earlier versions, which had another scheme too
+        del given["sampling.scheme"]
     if replacing.get("phases"):
         given = {name: value for name, value in given.items() if not name.startswith("advantage.")}
-    merged = with_adaptive_switch({**given, **replacing})
     try:
-        return TrainConfig.model_validate(_nested(merged, source))
+        return TrainConfig.model_validate(_nested({**given, **replacing}, source))
     except ValidationError as error:
         problems = error.errors()  # a mistyped key explains the missing value of the setting that was meant
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
         raise UserError(_explain(first, source, replacing)) from None
 
 
-def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings by dotted name; a setting that is itself a mapping keeps its value."""
-    return dict(_flat(settings, ""))
-
-
-def _flat(settings: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and name in _SECTIONS:
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, value
+        is_section = isinstance(value, Mapping) and name in _SECTIONS
+        flat |= flat_settings(value, f"{name}.") if is_section else {name: value}
+    return flat
 
 
 def _nested(settings: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -192,14 +188,9 @@ def unknown_setting(name: str, command: str = "train") -> str:
     return f"{name} is not a setting{_nearest(name, [*_FIELDS, *_SECTIONS]) or f'; see brorl {command} --help'}"
 
 
-def _nearest(word: str, candidates: list[str]) -> str:
+def _nearest(word: str, candidates: Collection[str]) -> str:
     close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
-
-
-def _nearest_of_source(key: str, section: type[BaseModel]) -> str:
-    close = difflib.get_close_matches(key, list(section.model_fields), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else f"; the settings are: {', '.join(section.model_fields)}"
 
 
 def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
@@ -210,8 +201,11 @@ def _explain(problem: Any, source: str, overrides: Collection[str]) -> str:
     else:
         concerned, text = name, f"{name}: {_expectation(problem)}, not {problem['input']!r}"
     if problem["type"] == "extra_forbidden":
-        nearest = "" if section is None else _nearest_of_source(name.rpartition(".")[2], section)
-        text = unknown_setting(name) if section is None else f"{name} is not a setting{nearest}"
+        text = unknown_setting(name)
+    if problem["type"] == "extra_forbidden" and section is not None:
+        fields = section.model_fields
+        nearest = _nearest(name.rpartition(".")[2], fields) or f"; the settings are: {', '.join(fields)}"
+        text = f"{name} is not a setting{nearest}"
     is_overridden = any(
         re.search(rf"(?<![\w.]){re.escape(option)}\b", concerned) or option.startswith(f"{concerned}.")
         for option in overrides
@@ -240,13 +234,13 @@ def _expectation(problem: Any) -> str:
 
 def _place(location: tuple[int | str, ...]) -> tuple[str, type[BaseModel] | None]:
     """Return the name of the wrong setting, and its section if it belongs to a list of sources."""
-    sections: dict[str, type[BaseModel]] = {"countdown": CountdownConfig, "gym": GymConfig, "file": FileConfig}
+    sections: dict[str, type[BaseModel]] = {"countdown": CountdownSource, "gym": GymSource, "file": FileSource}
     if "sources" not in location:
         return ".".join(str(part) for part in location if not isinstance(part, int)), None
     start = location.index("sources") + 1
     name = ".".join(map(str, location[:start]))
     rest = list(location[start:])
-    section: type[BaseModel] = FileConfig
+    section: type[BaseModel] = FileSource
     if rest and isinstance(rest[0], int):
         name += f"[{rest.pop(0)}]"
     if rest and rest[0] in sections:

@@ -5,11 +5,10 @@ In: the settings when a run began, and the current ones. Out: the first setting 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from brorl.config.reading import flat_settings
-from brorl.config.renamed import with_adaptive_switch, with_current_names
 from brorl.config.settings import TrainConfig
 
 CHANGEABLE_ON_RESUME = (
@@ -48,7 +47,6 @@ CHANGEABLE_ON_RESUME = (
     "tracking.project",
     "tracking.run_name",
 )
-_SOURCES = ("data.sources", "evaluation.sources")
 
 
 class Change(NamedTuple):
@@ -73,24 +71,17 @@ def fixed_settings(config: TrainConfig) -> dict[str, Any]:
     settings = flat_settings(config.model_dump(mode="json"))
     for name in (*CHANGEABLE_ON_RESUME, "output_dir"):
         del settings[name]
-    return settings | {name: _comparable(settings[name]) for name in _SOURCES}
+    for name in ("data.sources", "evaluation.sources"):
+        settings[name] = [{key: item for key, item in source.items() if key != "path"} for source in settings[name]]
+    return settings
 
 
 def first_change(before: Mapping[str, Any], config: TrainConfig) -> Change | None:
     """Return the first setting that must not change and did.
 
     Args:
-        before: The result of `fixed_settings` when the run began; settings that an earlier version did not have had
-            their defaults.
+        before: The result of `fixed_settings` when the run began.
         config: The current settings.
     """
-    if before:
-        before = fixed_settings(TrainConfig()) | with_adaptive_switch(with_current_names(before))
-        before |= {name: _comparable(before[name]) for name in _SOURCES}
     changes = (Change(name, before.get(name, now), now) for name, now in fixed_settings(config).items())
     return next((change for change in changes if change.before != change.now), None)
-
-
-def _comparable(sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return sources without their paths, and without null settings, which an earlier version may not have had."""
-    return [{key: item for key, item in source.items() if key != "path" and item is not None} for source in sources]

@@ -11,109 +11,35 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.metadata import version
+from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Literal
+from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from brorl.distributed.connection import connect, join_cluster, join_command, send_messages_of_ray
-from brorl.distributed.last_words import LastWords
-from brorl.distributed.node_facts import PACKAGES
-from brorl.distributed.session_folder import SessionFolder, new_session_folder
+from brorl.distributed.connection import LastWords, connect, join_cluster, join_command, send_messages_of_ray
+from brorl.distributed.examination import version_faults, version_reader
+from brorl.distributed.settings import ClusterSettings, Kind
 from brorl.errors import UserError
 from brorl.format import counted
+from brorl.storage import TemporaryFolder
 
-Kind = Literal["rollout", "learner", "verifier"]
 _PLACING_S = 120.0
 _POLL_S = 0.2
 
 
-@dataclass(frozen=True)
-class ClusterShape:
-    """The machines and processes that a run needs.
-
-    Attributes:
-        nodes: Machines.
-        address: Cluster to join; None starts one on this machine.
-        rollout_workers: Processes that sample.
-        learner_ranks: Processes that learn; 0 for an evaluation.
-        verifier_workers: Processes that verify.
-        cpus: CPUs of each process.
-        gpus_per_rollout_worker: GPUs of each rollout worker.
-        gpus_per_learner_rank: GPUs of each learner rank.
-        colocated: Whether rollout worker i and learner rank i use the same GPUs.
-        in_turn: Whether sampling, verification and learning wait for each other, and use the same CPUs.
-        join_timeout_s: Longest wait for the machines, in seconds.
-    """
-
-    nodes: int = 1
-    address: str | None = None
-    rollout_workers: int = 1
-    learner_ranks: int = 1
-    verifier_workers: int = 0
-    cpus: int = 1
-    gpus_per_rollout_worker: int = 0
-    gpus_per_learner_rank: int = 0
-    colocated: bool = False
-    in_turn: bool = True
-    join_timeout_s: float = 600.0
-
-    @property
-    def needed_cpus(self) -> int:
-        """CPUs of all processes that work at the same time."""
-        numbers = (self.rollout_workers, self.learner_ranks, self.verifier_workers)
-        return self.cpus * (max(numbers) if self.in_turn else sum(numbers))
-
-    @property
-    def needed_gpus(self) -> int:
-        """GPUs of all processes; colocated ones share theirs."""
-        sampling = self.rollout_workers * self.gpus_per_rollout_worker
-        learning = self.learner_ranks * self.gpus_per_learner_rank
-        return max(sampling, learning) if self.colocated else sampling + learning
-
-    @property
-    def shares_gpus(self) -> bool:
-        """Whether a rollout worker and a learner rank use the same GPU, in turn."""
-        return self.colocated and self.gpus_per_rollout_worker > 0 and self.gpus_per_learner_rank > 0
-
-    def bundles(self, kind: Kind) -> list[dict[str, float]]:
-        """Return the CPUs and GPUs to reserve for each process of a kind; none for those in the place of another."""
-        others = 0 if self.in_turn else self.cpus
-        match kind:
-            case "rollout" if self.colocated:
-                number, gpus = max(self.rollout_workers, self.learner_ranks), int(self.needed_gpus > 0)
-                return _bundles(number, self.cpus, gpus)
-            case "rollout":
-                return _bundles(self.rollout_workers, self.cpus, self.gpus_per_rollout_worker)
-            case "learner" if self.colocated:
-                return []
-            case "learner":
-                return _bundles(self.learner_ranks, others, self.gpus_per_learner_rank)
-            case "verifier":
-                return _bundles(self.verifier_workers, others, 0)
-
-    def request(self, kind: Kind) -> dict[str, float]:
-        """Return the CPUs and GPUs that each process of a kind takes of its place, as the options of an actor."""
-        own_cpus = kind == "rollout" or not self.in_turn
-        gpus: float = {"rollout": self.gpus_per_rollout_worker, "learner": self.gpus_per_learner_rank}.get(kind, 0)
-        if self.shares_gpus:
-            gpus = gpus / 2
-        return {"num_cpus": self.cpus if own_cpus else 0, "num_gpus": gpus}
-
-
-class Cluster:
+class RayCluster:
     """The connection to Ray, and the places of the processes.
 
     Args:
-        shape: The machines and processes.
+        settings: The machines and processes.
         say: Receives lines for the user.
         note: Receives the messages of Ray, for a log.
         advice: How to continue if Ray dies, as a sentence.
@@ -121,16 +47,16 @@ class Cluster:
 
     def __init__(
         self,
-        shape: ClusterShape,
+        settings: ClusterSettings,
         say: Callable[[str], None] = lambda _: None,
         note: Callable[[str], None] = lambda _: None,
         advice: str = "Rerun the command.",
     ) -> None:
-        self.shape = shape
+        self.settings = settings
         self.say = say
         self._note, self._advice = note, advice
         self._last_words: LastWords | None = None
-        self._folder: SessionFolder | None = None
+        self._folder: TemporaryFolder | None = None
         self._connected = False
         self._groups: dict[Kind, PlacementGroup] = {}
         self._parts: list[Callable[[], None]] = []
@@ -155,11 +81,11 @@ class Cluster:
             kind: The kind of process.
             number: Its number among these, from 0.
         """
-        group = self._groups.get("rollout" if kind == "learner" and self.shape.colocated else kind)
+        group = self._groups.get("rollout" if kind == "learner" and self.settings.colocated else kind)
         if group is None:  # nothing is reserved for it
-            return {**self.shape.request(kind), "scheduling_strategy": "SPREAD"}
+            return {**self.settings.request(kind), "scheduling_strategy": "SPREAD"}
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
-        return {**self.shape.request(kind), "scheduling_strategy": place}
+        return {**self.settings.request(kind), "scheduling_strategy": place}
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of a module in another process of the cluster, and return its result."""
@@ -212,10 +138,10 @@ class Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns on machines with GPUs
         with _without_stop_signals():
-            if self.shape.address is None:
+            if self.settings.address is None:
                 self._start_here()
             else:
-                join_cluster(self.shape.address)
+                join_cluster(self.settings.address)
         self._connected = True
         send_messages_of_ray(self._note)
         self._last_words = LastWords(
@@ -227,43 +153,45 @@ class Cluster:
         """Start a cluster of this machine."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_worker_niceness", "0")  # by default workers give way to all other processes
-        self._folder = new_session_folder()
+        short = Path("/tmp")  # the paths of sockets have at most 107 characters
+        parent = short if short.is_dir() else Path(tempfile.gettempdir())
+        self._folder = TemporaryFolder.new(parent, "brorl-ray-")
         try:
-            connect("local", include_dashboard=False, _temp_dir=self._folder.path)
+            connect("local", include_dashboard=False, _temp_dir=str(self._folder.path))
         except Exception as error:  # a start that takes too long raises a plain Exception
             raise UserError(f"Ray does not start: {error}") from error
 
     def _wait_for_machines(self) -> None:
         """Wait until all machines have joined."""
-        deadline, has_said = monotonic() + self.shape.join_timeout_s, False
-        while (missing := self.shape.nodes - len(_machines())) > 0:
+        deadline, has_said = monotonic() + self.settings.join_timeout_s, False
+        while (missing := self.settings.nodes - len(_machines())) > 0:
             join = join_command()
             if not has_said:
                 self.say(f"waiting for {counted(missing, 'machine')}; run this on each of them: {join}")
                 has_said = True
             if monotonic() > deadline:
                 raise UserError(
-                    f"cluster.nodes = {self.shape.nodes}, and {self.shape.nodes - missing} joined within "
-                    f"{self.shape.join_timeout_s:g} s; run `{join}` on the others while the run waits, or lower "
+                    f"cluster.nodes = {self.settings.nodes}, and {self.settings.nodes - missing} joined within "
+                    f"{self.settings.join_timeout_s:g} s; run `{join}` on the others while the run waits, or lower "
                     "cluster.nodes"
                 )
             sleep(_POLL_S)
 
     def _check_resources(self) -> None:
         """Check that the cluster has the CPUs and GPUs of all processes."""
-        shape = self.shape
-        found = {name: int(sum(one["Resources"].get(name, 0) for one in _machines())) for name in ("CPU", "GPU")}
-        numbers, gpus = f"cluster.rollout_workers ({shape.rollout_workers})", "cluster.gpus_per_rollout_worker"
-        if shape.learner_ranks:
-            numbers += f", cluster.learner_ranks ({shape.learner_ranks})"
+        settings = self.settings
+        available = {name: int(sum(node["Resources"].get(name, 0) for node in _machines())) for name in ("CPU", "GPU")}
+        numbers, gpus = f"cluster.rollout_workers ({settings.rollout_workers})", "cluster.gpus_per_rollout_worker"
+        if settings.learner_ranks:
+            numbers += f", cluster.learner_ranks ({settings.learner_ranks})"
             gpus += ", cluster.gpus_per_learner_rank"
         for name, needed, lower in (
-            ("CPU", shape.needed_cpus, f"{numbers}, cluster.verifier_workers, cluster.cpus_per_worker"),
-            ("GPU", shape.needed_gpus, f"{numbers}, {gpus}"),
+            ("CPU", settings.needed_cpus, f"{numbers}, cluster.verifier_workers, cluster.cpus_per_worker"),
+            ("GPU", settings.needed_gpus, f"{numbers}, {gpus}"),
         ):
-            if found[name] < needed:
+            if available[name] < needed:
                 raise UserError(
-                    f"the run needs {counted(needed, name)}, and the cluster has {found[name]} on "
+                    f"the run needs {counted(needed, name)}, and the cluster has {available[name]} on "
                     f"{counted(self.num_machines, 'machine')}; lower {lower}, or add machines"
                 )
 
@@ -271,9 +199,9 @@ class Cluster:
         """Reserve the places of all processes."""
         kinds: tuple[Kind, ...] = ("learner", "rollout", "verifier")
         for kind in kinds:
-            bundles = self.shape.bundles(kind)
+            bundles = self.settings.bundles(kind)
             if bundles:
-                together = kind == "learner" and self.shape.gpus_per_learner_rank > 0
+                together = kind == "learner" and self.settings.gpus_per_learner_rank > 0
                 self._groups[kind] = placement_group(bundles, "PACK" if together else "SPREAD")
         deadline = monotonic() + _PLACING_S
         for kind, group in self._groups.items():
@@ -306,60 +234,22 @@ def _without_stop_signals() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that must be equal on all machines."""
-    return {"python": sys.version.split()[0], **{name: version(name) for name in PACKAGES}}
-
-
-def first_difference(of_machines: dict[str, dict[str, str]], here: dict[str, str]) -> str | None:
-    """Return an error about the first machine whose versions differ.
-
-    Args:
-        of_machines: The versions of each machine.
-        here: The versions of this machine.
-    """
-    for machine, found in of_machines.items():
-        for name, expected in here.items():
-            if found.get(name) != expected:
-                has = f"{name} {found[name]}" if name in found else f"no {name}"
-                fix = f"Python {expected}" if name == "python" else f"{name}=={expected}"
-                return f"machine {machine} has {has}, and this machine has {name} {expected}; install {fix} there"
-    return None
-
-
 def _check_versions() -> None:
     """Check that all other machines have the versions of this one."""
     here = ray.get_runtime_context().get_node_id()
-    machines = [one for one in _machines() if one["NodeID"] != here]
-    packages = PACKAGES
-
-    def found() -> dict[str, str]:  # nested: its code is sent, as brorl may be missing there
-        import sys
-        from importlib.metadata import PackageNotFoundError, version
-
-        versions = {"python": sys.version.split()[0]}
-        for name in packages:
-            try:
-                versions[name] = version(name)
-            except PackageNotFoundError:
-                continue
-        return versions
-
+    read = version_reader()
     asked = {
-        f"{one['NodeManagerHostname']} ({one['NodeManagerAddress']})": ray.remote(found)
-        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(one["NodeID"], soft=False))
+        f"machine {node['NodeManagerHostname']} ({node['NodeManagerAddress']})": ray.remote(read)
+        .options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False))
         .remote()
-        for one in machines
+        for node in _machines()
+        if node["NodeID"] != here
     }
-    if difference := first_difference({name: ray.get(ref) for name, ref in asked.items()}, versions()):
-        raise UserError(difference)
+    for machine, answer in asked.items():
+        versions: dict[str, str] = ray.get(answer)
+        for fault in version_faults(machine, versions, "this machine", read()):
+            raise UserError(str(fault))
 
 
 def _machines() -> list[dict[str, Any]]:
-    return [one for one in ray.nodes() if one["Alive"]]
-
-
-def _bundles(number: int, cpus: float, gpus: float) -> list[dict[str, float]]:
-    """Return equal bundles; none if there is nothing to reserve."""
-    one = {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
-    return [one] * number if one else []
+    return [node for node in ray.nodes() if node["Alive"]]

@@ -1,9 +1,10 @@
-"""The connection to a running Ray cluster, with errors that name the fix."""
+"""The connection to a Ray cluster, with errors that name the fix, and what the user reads when processes of Ray die."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,12 @@ from ray.job_config import JobConfig
 from brorl.errors import UserError, first_line
 
 _TIMEOUT_S = 5.0
+_PROGRAM = """
+import sys
+if not sys.stdin.read(1):
+    restored = "\\r\\x1b[2K\\x1b[?25h" if sys.stderr.isatty() else ""  # the status line is removed, the cursor shown
+    print(restored + sys.argv[1], file=sys.stderr)
+"""
 
 
 def connect(address: str, **options: Any) -> None:
@@ -90,3 +97,21 @@ def _check_answers(address: str) -> None:
     if not host or not port.isdigit():
         raise ValueError(f"expected HOST:PORT, not {address!r}")
     socket.create_connection((host, int(port)), timeout=_TIMEOUT_S).close()
+
+
+class LastWords:
+    """Prints a line to stderr if this process ends before `withdraw`.
+
+    Ray ends it without an exception when one of Ray's own processes dies. A small process prints the line then.
+
+    Args:
+        line: The line.
+    """
+
+    def __init__(self, line: str) -> None:
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM, line]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def withdraw(self) -> None:
+        """Print nothing."""
+        self._process.communicate(b"\n")

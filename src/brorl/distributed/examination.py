@@ -1,34 +1,245 @@
-"""The examination of a Ray cluster: one actor on each machine gathers facts and connects to the others.
+"""The examination of a Ray cluster: the facts of its machines, and its faults, with one line and one fix for each.
 
-In: the address of a running cluster and a folder that its machines should share. Out: `ClusterFacts`. It leaves the
-cluster and the folder as they were.
+In: the address of a running cluster and a folder that its machines should share. Out: `ClusterFacts`, and `Fault`
+values. The first machine, the head, is the standard that the others are compared with. One actor on each machine
+gathers facts and connects to the others. It leaves the cluster and the folder as they were.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from brorl.distributed.cluster_faults import ClusterFacts
-from brorl.distributed.connection import join_cluster
-from brorl.distributed.node_facts import NodeFacts, gather_facts, own_file, refused_connections
 from brorl.errors import UserError
+from brorl.format import counted, memory_size
 
+PACKAGES = ("brorl", "torch", "transformers", "numpy", "ray")  # whose versions must be equal on all machines
+LARGEST_OFFSET_S = 1.0
+LEAST_FREE_FRACTION = 0.9
+_CONNECT_TIMEOUT_S = 3.0
 _CLOCK_READINGS = 5
 _TIMEOUT_S = 120.0
+_FIXES = {
+    "python": "make its environment with Python {}",
+    "CUDA": "install a build of torch for CUDA {} there",
+    "NCCL": "install the build of torch with NCCL {} there",
+}
 
 
-@ray.remote(num_cpus=0, max_restarts=0)
+@dataclass(frozen=True)
+class GPU:
+    """A GPU and its memory in bytes."""
+
+    name: str
+    free_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A machine of a cluster.
+
+    Attributes:
+        address: Its IP address.
+        versions: Version of each installed package, and of `python`, `CUDA` and `NCCL` where there is a GPU.
+        gpus: Its GPUs.
+        folder_problem: Why the shared folder cannot be used; None if it can.
+        offset_s: How far its clock is certainly ahead of the head's (negative: behind), in seconds.
+        refused: The addresses to which it cannot connect, with the reason.
+    """
+
+    address: str
+    versions: Mapping[str, str]
+    gpus: tuple[GPU, ...]
+    folder_problem: str | None
+    offset_s: float = 0.0
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """The machines of a cluster, of which the first one is the head, and the folder that all of them should share."""
+
+    nodes: Sequence[NodeFacts]
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault of a cluster.
+
+    Attributes:
+        problem: What is wrong, and on which machine.
+        fix: What to do.
+    """
+
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.problem}; {self.fix}"
+
+
+def find_faults(facts: ClusterFacts) -> list[Fault]:
+    """Return the faults of a cluster, in the order in which they should be fixed."""
+    head, *others = facts.nodes
+    standard = f"the head {head.address}"
+    return [
+        *(f for node in others for f in version_faults(node.address, node.versions, standard, head.versions)),
+        *(
+            Fault(
+                f"{node.address} cannot connect to {end} ({reason})",
+                "open all TCP ports from 1024 on between the machines of the cluster",
+            )
+            for node in facts.nodes
+            for end, reason in node.refused.items()
+        ),
+        *(
+            Fault(
+                f"{node.address} cannot use the shared folder {facts.folder}: {node.folder_problem}",
+                "mount the same shared storage at the same path on every machine, writable for this user",
+            )
+            for node in facts.nodes
+            if node.folder_problem is not None
+        ),
+        *_gpu_faults(facts.nodes),
+        *(
+            Fault(
+                f"the clock of {node.address} is {abs(node.offset_s):.1f} s "
+                f"{'ahead of' if node.offset_s > 0 else 'behind'} that of the head",
+                "synchronize the clocks with NTP (timedatectl set-ntp true)",
+            )
+            for node in others
+            if abs(node.offset_s) > LARGEST_OFFSET_S
+        ),
+    ]
+
+
+def version_faults(
+    machine: str, versions: Mapping[str, str], standard: str, expected: Mapping[str, str]
+) -> Iterator[Fault]:
+    """Yield a fault for each version of a machine that differs.
+
+    Args:
+        machine: The machine.
+        versions: Its versions.
+        standard: The machine that it is compared with.
+        expected: The versions of that machine.
+    """
+    for name in sorted(expected):
+        if versions.get(name) != expected[name]:
+            has = f"{name} {versions[name]}" if name in versions else f"no {name}"
+            fix = _FIXES.get(name, f"run there: pip install {name}=={{}}").format(expected[name])
+            yield Fault(f"{machine} has {has}, and {standard} has {name} {expected[name]}", fix)
+
+
+def _gpu_faults(nodes: Sequence[NodeFacts]) -> Iterator[Fault]:
+    head, *others = nodes
+    for node in others:
+        if len(node.gpus) != len(head.gpus):
+            yield Fault(
+                f"{node.address} has {counted(len(node.gpus), 'GPU')}, and the head {head.address} has "
+                f"{len(head.gpus)}",
+                "use machines with the same number of GPUs, or start Ray with --num-gpus on each of them",
+            )
+    kinds = {gpu.name for node in nodes for gpu in node.gpus}
+    if len(kinds) > 1:
+        yield Fault(f"the GPUs differ: {', '.join(sorted(kinds))}", "use GPUs of one kind: the slowest sets the pace")
+    for node in nodes:
+        for number, gpu in enumerate(node.gpus):
+            if gpu.free_bytes < LEAST_FREE_FRACTION * gpu.total_bytes:
+                yield Fault(
+                    f"GPU {number} of {node.address} has {memory_size(gpu.free_bytes)} of "
+                    f"{memory_size(gpu.total_bytes)} free",
+                    "end the processes that use it (nvidia-smi lists them)",
+                )
+        if node.gpus and "NCCL" not in node.versions:
+            yield Fault(f"torch on {node.address} has no NCCL", "install a build of torch for CUDA there")
+
+
+def version_reader() -> Callable[[], dict[str, str]]:
+    """Return a function that reads the versions of a machine; Ray sends its code, as brorl may be missing there."""
+    packages = PACKAGES
+
+    def read() -> dict[str, str]:
+        import platform
+        from importlib import metadata
+
+        versions = {"python": platform.python_version()}
+        for package in packages:
+            try:
+                versions[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                continue
+        return versions
+
+    return read
+
+
+def gather_facts(address: str, folder: Path, token: str) -> NodeFacts:
+    """Gather the facts of this machine; it needs neither Ray nor a GPU.
+
+    Args:
+        address: Its address in the cluster.
+        folder: The shared folder, which another machine has written `token` into.
+        token: Name and content of that file.
+    """
+    import torch
+
+    versions = version_reader()()
+    gpus: tuple[GPU, ...] = ()
+    if torch.cuda.is_available():
+        versions["CUDA"] = str(torch.version.cuda)
+        if torch.distributed.is_nccl_available():
+            versions["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
+        devices = range(torch.cuda.device_count())
+        gpus = tuple(GPU(torch.cuda.get_device_name(i), *torch.cuda.mem_get_info(i)) for i in devices)
+    return NodeFacts(address, versions, gpus, _folder_problem(folder, token, address))
+
+
+def _folder_problem(folder: Path, token: str, address: str) -> str | None:
+    try:
+        if (folder / token).read_text() != token:
+            return "its files have another content"
+        own_file(folder, token, address).write_text(address)
+    except FileNotFoundError:
+        return "it is missing, or it is not the same folder"
+    except OSError as error:
+        return f"it is not writable ({error.strerror or error})"
+    return None
+
+
+def own_file(folder: Path, token: str, address: str) -> Path:
+    """Return the file that a machine writes into the shared folder."""
+    return folder / f"{token}.{address}"
+
+
+def refused_connections(ports: Mapping[str, int]) -> dict[str, str]:
+    """Connect to other machines.
+
+    Args:
+        ports: For each address a port that accepts connections.
+
+    Returns:
+        The addresses that cannot be reached, with the reason.
+    """
+    refused: dict[str, str] = {}
+    for address, port in ports.items():
+        try:
+            socket.create_connection((address, port), timeout=_CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            refused[address] = str(error)
+    return refused
+
+
 class _Examiner:
-    """Gathers the facts of its machine."""
+    """Gathers the facts of its machine; Ray makes this class an actor."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -59,33 +270,39 @@ def examine_cluster(address: str, folder: Path) -> ClusterFacts:
     Raises:
         UserError: If there is no cluster at the address, this machine cannot write into the folder, or a machine does
             not answer.
+        ModuleNotFoundError: If Ray is not installed.
     """
-    with _joined(address), _token_file(folder) as token:
-        nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=lambda n: (not _is_head(n), n["NodeManagerAddress"]))
-        addresses = [str(node["NodeManagerAddress"]) for node in nodes]
-        examiners = [_on(node["NodeID"]).remote(address) for node, address in zip(nodes, addresses, strict=True)]
-        facts = _answers([e.facts.remote(folder.resolve(), token) for e in examiners], addresses)
-        offsets = {a: _offset(e) for a, e in zip(addresses[1:], examiners[1:], strict=True)}
-        head_offset = _offset(examiners[0])
-        ports = dict(zip(addresses, _answers([e.listen.remote() for e in examiners], addresses), strict=True))
-        others = [{a: p for a, p in ports.items() if a != own} for own in addresses]
-        refused = _answers([e.refused.remote(o) for e, o in zip(examiners, others, strict=True)], addresses)
-        missing = [a for f, a in zip(facts, addresses, strict=True)
-                   if f.folder_problem is None and not (folder / own_file(token, a)).exists()]  # fmt: skip
-        return ClusterFacts(
-            nodes=facts,
-            folder=folder.resolve(),
-            missing_files=missing,
-            offset_s={a: _difference(offset, head_offset) for a, offset in offsets.items()},
-            refused={(a, b): why for a, r in zip(addresses, refused, strict=True) for b, why in r.items()},
-        )
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    from brorl.distributed.connection import join_cluster
 
-@contextmanager
-def _joined(address: str) -> Iterator[None]:
+    def order(node: Mapping[str, Any]) -> tuple[bool, str]:
+        return "node:__internal_head__" not in node["Resources"], node["NodeManagerAddress"]
+
+    folder = folder.resolve()
     join_cluster(address)
     try:
-        yield
+        with _token_file(folder) as token:
+            nodes = sorted((n for n in ray.nodes() if n["Alive"]), key=order)
+            addresses = [str(node["NodeManagerAddress"]) for node in nodes]
+            actor: Any = ray.remote(num_cpus=0, max_restarts=0)(_Examiner)
+            examiners = [
+                actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(a)
+                for node, a in zip(nodes, addresses, strict=True)
+            ]
+            facts = _answers([e.facts.remote(folder, token) for e in examiners], addresses)
+            ranges = [_offset_range(e) for e in examiners]
+            ports = dict(zip(addresses, _answers([e.listen.remote() for e in examiners], addresses), strict=True))
+            others = [{a: p for a, p in ports.items() if a != own} for own in addresses]
+            refused = _answers([e.refused.remote(o) for e, o in zip(examiners, others, strict=True)], addresses)
+            for i, node in enumerate(facts):
+                problem = node.folder_problem
+                if problem is None and not own_file(folder, token, node.address).exists():
+                    problem = "it is not the same folder"
+                offset_s = _difference(ranges[i], ranges[0]) if i else 0.0
+                facts[i] = replace(node, folder_problem=problem, offset_s=offset_s, refused=refused[i])
+            return ClusterFacts(facts, folder)
     finally:
         ray.shutdown()
 
@@ -108,31 +325,27 @@ def _token_file(folder: Path) -> Iterator[str]:
             file.unlink(missing_ok=True)
 
 
-def _is_head(node: Mapping[str, Any]) -> bool:
-    return "node:__internal_head__" in node["Resources"]
-
-
-def _on(node_id: str) -> Any:
-    return _Examiner.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False))  # type: ignore[attr-defined]
-
-
 def _answers(references: Sequence[Any], addresses: Sequence[str]) -> list[Any]:
     """Return the answers of all machines."""
-    found: list[Any] = []
+    import ray
+
+    answers: list[Any] = []
     for reference, address in zip(references, addresses, strict=True):
         try:
-            found.append(ray.get(reference, timeout=_TIMEOUT_S))
+            answers.append(ray.get(reference, timeout=_TIMEOUT_S))
         except (ray.exceptions.RayError, TimeoutError) as error:
             reason = str(error).strip().splitlines()[-1]
             raise UserError(
                 f"the machine {address} of the cluster does not answer ({reason}); check there that brorl is "
                 "installed in the environment that `ray start` used"
             ) from error
-    return found
+    return answers
 
 
-def _offset(examiner: Any) -> tuple[float, float]:
+def _offset_range(examiner: Any) -> tuple[float, float]:
     """Return the least and the greatest possible difference of a machine's clock from this one's, in seconds."""
+    import ray
+
     low, high = float("-inf"), float("inf")
     for _ in range(_CLOCK_READINGS):
         before = time.time()

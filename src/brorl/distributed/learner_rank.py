@@ -19,7 +19,6 @@ import ray
 import torch
 
 from brorl.activity import Activity, Observe
-from brorl.distributed.shipped_groups import ShippedGroups, TreeExchange
 from brorl.distributed.weights import stored_form
 from brorl.errors import FirstRankError, UserError
 from brorl.training.learner import Learner
@@ -76,15 +75,14 @@ class LearnerRank:
     def __init__(self, rank: int, shares_gpu: bool = False, sent_dtype: torch.dtype | None = None) -> None:
         self._rank = rank
         self._shares_gpu, self._sent_dtype = shares_gpu, sent_dtype
-        self._exchange = TreeExchange()
         self._reports: SimpleQueue[Report] = SimpleQueue()
         self._learner: Any = None
 
     def meeting_point(self) -> tuple[str, int]:
         """Return the address of this machine and a free port."""
-        with socket.socket() as one:
-            one.bind(("", 0))
-            return ray.util.get_node_ip_address(), one.getsockname()[1]
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return ray.util.get_node_ip_address(), listener.getsockname()[1]
 
     def build(self, build: BuildLearner, size: int, meeting_point: tuple[str, int], token: Path | None) -> Built:
         """Make the learner.
@@ -116,31 +114,29 @@ class LearnerRank:
 
         Args:
             method: Its name.
-            arguments: Its arguments; the result of `TreeExchange.pack` in place of groups.
+            arguments: Its arguments.
 
         Returns:
-            The result of rank 0, None of others; groups are packed. And the reports that were not fetched yet.
+            The result of rank 0, None of others; of groups their old log-probs alone. And the reports that were not
+            fetched yet.
         """
-        found = [self._exchange.unpack(one) if isinstance(one, ShippedGroups) else one for one in arguments]
-        result = getattr(self._learner, method)(*found)
+        result = getattr(self._learner, method)(*arguments)
         if self._rank:
             result = None
-        elif method in ("penalized", "with_old_logprobs"):
-            result = self._exchange.pack(result)
-        if method == "step":
-            self._exchange.clear()
+        elif method == "with_old_logprobs":
+            result = [group.old_logprob_M for group in result]
         self._give_way()
         return result, self._fetched()
 
     def weights(self) -> tuple[None, Any]:
         """Return nothing and the stored form of the weights, as two objects; every rank takes part in collecting."""
-        found = self._learner.weights()
+        weights = self._learner.weights()
         if self._rank:
-            for _ in found:
+            for _ in weights:
                 pass
             self._give_way()
             return None, None
-        stored = stored_form(found, self._sent_dtype)
+        stored = stored_form(weights, self._sent_dtype)
         self._give_way()
         return None, stored
 

@@ -8,6 +8,7 @@ stalls is a `LearnerLostError`: the updates since the last checkpoint are lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -19,14 +20,14 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from brorl.activity import Observe
+from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
-from brorl.distributed.cluster import Cluster
+from brorl.distributed.cluster import RayCluster
 from brorl.distributed.learner_rank import BuildLearner, Built, LearnerRank
-from brorl.distributed.shipped_groups import TreeExchange
 from brorl.distributed.weights import RemoteWeights
 from brorl.errors import LearnerLostError
 from brorl.storage import storage_errors
-from brorl.training.learner import FloatArray, Update
+from brorl.training.learner import FloatArray, StepMetrics
 from brorl.tree import RolloutTree
 
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it
@@ -50,7 +51,7 @@ class RemoteLearner:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: RayCluster,
         build: BuildLearner,
         shared: Path | None,
         timeout_s: float,
@@ -59,8 +60,7 @@ class RemoteLearner:
         sent_dtype: torch.dtype | None = None,
     ) -> None:
         self.timeout_s, self._say, self._observe = timeout_s, say, observe
-        self._exchange = TreeExchange()
-        size, shared_gpu = cluster.shape.learner_ranks, cluster.shape.shares_gpus
+        size, shared_gpu = cluster.settings.learner_ranks, cluster.settings.shares_gpus
         remote: Any = ray.remote  # its types do not know concurrency groups
         actor = remote(concurrency_groups={"reports": 1})(LearnerRank)
         self._ranks = [
@@ -72,7 +72,7 @@ class RemoteLearner:
         meeting_point = self._ranks[0].meeting_point.remote()
         self._token = _new_token(shared)
         token = Path(self._token.name) if self._token else None
-        self._builds = [one.build.remote(build, size, meeting_point, token) for one in self._ranks]
+        self._builds = [rank.build.remote(build, size, meeting_point, token) for rank in self._ranks]
 
     @cached_property
     def built(self) -> list[Built]:
@@ -82,9 +82,9 @@ class RemoteLearner:
             UserError: If a machine does not have the model or does not see the shared folder.
             LearnerLostError: If a rank dies or stalls.
         """
-        found = self._wait(self._builds)
+        built = self._wait(self._builds)
         self._remove_token()
-        return found
+        return built
 
     def close(self) -> None:
         """End all ranks."""
@@ -98,19 +98,15 @@ class RemoteLearner:
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
         """Return groups that wait for a later step with their old log-probs; see `Learner`."""
-        return self._exchange.unpack(self._call("with_old_logprobs", self._exchange.pack(groups))) if groups else []
+        old = self._call("with_old_logprobs", list(groups)) if groups else []
+        return [replace(group, old_logprob_M=old_M) for group, old_M in zip(groups, old, strict=True)]
 
-    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
-        """Subtract the KL penalty from the rewards, if the penalty is placed there; see `Learner`."""
-        return self._exchange.unpack(self._call("penalized", self._exchange.pack(groups)))
-
-    def step(
-        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, lr_scale: float = 1.0
-    ) -> Update:
+    def learn(
+        self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
+    ) -> StepMetrics:
         """Make the updates of one step; see `Learner`."""
-        update: Update = self._call("step", self._exchange.pack(groups), list(advantages), seed, lr_scale)
-        self._exchange.clear()
-        return update
+        metrics: StepMetrics = self._call("learn", list(groups), estimate_advantages, seed, lr_scale)
+        return metrics
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node under the current weights; see `Learner`."""
@@ -166,10 +162,10 @@ class RemoteLearner:
         last_sign = monotonic()
         while len(results) < len(calls):
             pending = [call for call in calls if call not in results]
-            ready, _ = ray.wait([*pending, self._reports], num_returns=1, timeout=_POLL_S)
-            if not ready and monotonic() > last_sign + self.timeout_s:
+            answered, _ = ray.wait([*pending, self._reports], num_returns=1, timeout=_POLL_S)
+            if not answered and monotonic() > last_sign + self.timeout_s:
                 raise LearnerLostError(f"the learner did not answer for {self.timeout_s:g} s")
-            for call in ready:
+            for call in answered:
                 value = self._value(call, pending)
                 if call != self._reports:
                     results[call] = value
@@ -186,7 +182,7 @@ class RemoteLearner:
             return ray.get(call)
         except RayTaskError as error:
             if isinstance(error.cause, RuntimeError):  # of the connection, perhaps
-                self._raise_if_lost([one for one in pending if one != call])
+                self._raise_if_lost([other for other in pending if other != call])
             self.close()  # the other ranks would wait for this one
             raise error.cause from error
         except RayError as error:

@@ -14,15 +14,14 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from brorl.distributed.job import Job
-from brorl.distributed.supervisor import Supervisor, WorkerPoolConfig
+from brorl.distributed.supervisor import Supervisor, WorkerCall, WorkerPoolConfig
 from brorl.distributed.weights import RemoteWeights
 from brorl.rollout.engine import Engine
 from brorl.rollout.pool import SampledTask, SampleTask
 from brorl.tree import RolloutTree
 
 
-class RolloutWorker:
+class EngineWorker:
     """The engine of one worker process.
 
     Args:
@@ -65,7 +64,7 @@ class RayRolloutPool:
 
     Args:
         build: Makes the engine in a worker's process; it can be pickled, and gives the same engine in every process.
-        staffing: The workers.
+        pool_config: The workers.
         threads: Threads of torch in each worker.
         say: Receives a line for each lost worker.
         shares_gpus: Whether learner ranks use the GPUs of the workers between two calls.
@@ -83,7 +82,7 @@ class RayRolloutPool:
         say: Callable[[str], None] = lambda _: None,
         shares_gpus: bool = False,
     ) -> None:
-        self._supervisor = Supervisor(partial(RolloutWorker, build, threads, shares_gpus), pool_config, say)
+        self._supervisor = Supervisor(partial(EngineWorker, build, threads, shares_gpus), pool_config, say)
         self.num_workers = pool_config.number
         self.stop_token_ids: tuple[int, ...] = self._supervisor.started[0].receipt
 
@@ -98,7 +97,7 @@ class RayRolloutPool:
         Raises:
             WorkersLostError: If too many workers have been lost.
         """
-        return self._supervisor.submit(Job("sample", (task,), _title(task)))
+        return self._supervisor.submit(WorkerCall("sample", (task,), _title(task)))
 
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
         """Wait for tasks; see `SamplingPool`.
@@ -110,7 +109,7 @@ class RayRolloutPool:
             Exception: The exception of the engine, if a task raised one; the other tasks continue.
             WorkersLostError: If too many workers have been lost.
         """
-        return [SampledTask(one.ticket, one.payload, *one.receipt) for one in self._supervisor.finished(timeout_s)]
+        return [SampledTask(call.ticket, call.payload, *call.receipt) for call in self._supervisor.finished(timeout_s)]
 
     def discard(self, tickets: Iterable[int]) -> None:
         """Forget tasks; see `SamplingPool`."""
@@ -126,7 +125,7 @@ class RayRolloutPool:
             version: Their version.
         """
         remote = weights if isinstance(weights, RemoteWeights) else RemoteWeights.put(weights)
-        self._supervisor.prepare(Job("load", (remote, version), f"loading the weights of version {version}"))
+        self._supervisor.prepare(WorkerCall("load", (remote, version), f"loading the weights of version {version}"))
 
     def close(self) -> None:
         """End all workers."""

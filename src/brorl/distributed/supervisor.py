@@ -2,33 +2,33 @@
 
 In: a function that makes a worker, and jobs. Out: the receipt and the payload of each job. A free worker takes the
 oldest job. A worker that dies, or gives no answer in time, is killed and replaced, and its job is the next one to be
-given out. A thread does this while the caller computes, so no worker waits for the caller.
+given out. Each worker has a thread here that waits for it while the caller computes. Ray restarts actors and repeats
+their tasks on its own, but it knows no time limit, and a restarted actor would lack its weights.
 """
 
 from __future__ import annotations
 
+import os
+import pickle
+import socket
 import threading
-from collections import deque
+import traceback
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
-from brorl.distributed.job import Finished, Job, Result
-from brorl.distributed.worker_host import Raised, Started, WorkerHost
 from brorl.errors import WorkersLostError, first_line
 
-_Host = ray.remote(WorkerHost)
-_LONGEST_WAIT_S = 3600.0
 _POLL_S = 0.2  # Python handles a signal that comes just before a wait only after it: short waits keep Ctrl-C working
+_GRACE_S = 10.0  # in which the threads end after their workers were killed
 
 
 @dataclass(frozen=True)
@@ -51,45 +51,114 @@ class WorkerPoolConfig:
     max_restarts: int
     start_timeout_s: float = 1800.0
 
-    def __post_init__(self) -> None:
-        if self.number < 1:
-            raise ValueError(f"the number of {self.kind}s must be 1 or more, got {self.number}")
-        if not min(self.timeout_s, self.start_timeout_s) > 0:
-            raise ValueError(
-                f"the timeouts of a {self.kind} must be above 0 seconds, got {self.timeout_s} and "
-                f"{self.start_timeout_s} for its start"
-            )
+
+@dataclass(frozen=True)
+class WorkerCall:
+    """A call of a method of any worker.
+
+    Attributes:
+        method: Its name.
+        arguments: Its arguments.
+        title: The work in messages: `sampling prompt 3`.
+        max_losses: Workers that may be lost on the call before it is given up; None for no limit.
+    """
+
+    method: str
+    arguments: tuple[Any, ...]
+    title: str
+    max_losses: int | None = None
+
+
+class Finished(NamedTuple):
+    """A finished call.
+
+    Attributes:
+        ticket: The number that `submit` returned.
+        receipt: The receipt that the method returned.
+        payload: The payload that the method returned; its reference until it is fetched.
+        lost: Why the call was given up; None if it was done.
+    """
+
+    ticket: int
+    receipt: Any
+    payload: Any
+    lost: str | None = None
+
+
+class Started(NamedTuple):
+    """The receipt of a start.
+
+    Attributes:
+        host: Name and address of the machine.
+        pid: The process id there.
+        receipt: The return value of the worker's `start`.
+    """
+
+    host: str
+    pid: int
+    receipt: Any
+
+
+class Raised(NamedTuple):
+    """The receipt of a call that raised an exception; the process is intact."""
+
+    error: Exception
+
+
+class WorkerHost:
+    """The process of a worker: makes it, and then makes calls on it; Ray makes this class an actor.
+
+    The worker's method `start` returns a receipt. Every other method returns a receipt and a payload, as two objects of
+    the object store. The driver reads the receipt at once. The payload stays where it was made until the driver fetches
+    it.
+    """
+
+    def start(self, make: bytes) -> Started | Raised:
+        """Make and start the worker; an exception in an actor's constructor would lose its type."""
+        try:
+            self._worker = pickle.loads(make)()
+            machine = f"{socket.gethostname()} at {ray.util.get_node_ip_address()}"
+            return Started(machine, os.getpid(), self._worker.start())
+        except Exception as error:
+            return _raised(error)
+
+    def call(self, method: str, *arguments: Any) -> tuple[Any, Any]:
+        """Call a method of the worker; return its receipt and payload, or `Raised` and None."""
+        try:
+            receipt, payload = getattr(self._worker, method)(*arguments)
+        except Exception as error:
+            return _raised(error), None
+        return receipt, payload
+
+
+def _raised(error: Exception) -> Raised:
+    """Return the receipt of an exception; pickling drops its traceback, so the text of it becomes a note."""
+    error.add_note(f"In a worker on {socket.gethostname()}:\n{''.join(traceback.format_exception(error))}")
+    return Raised(error)
+
+
+_Host = ray.remote(WorkerHost)
 
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker process.
+    """A worker process: its actor, the receipt of its start, and the ticket that it works on."""
 
-    Attributes:
-        place: Its place, which its replacement takes over.
-        actor: The Ray actor.
-        started: The receipt of its start; None before.
-        prepared: Number of the last preparation that it has made.
-        ticket: The job that it does.
-        answer: The receipt that it owes; None if it is free.
-        deadline: When it must have given the answer.
-    """
-
-    place: int
     actor: Any
     started: Started | None = None
-    prepared: int = 0
     ticket: int | None = None
-    answer: Any = None
-    deadline: float = inf
+
+
+class _LostError(Exception):
+    """A worker has died, or it has given no answer in time."""
 
 
 class Supervisor:
-    """Runs jobs on workers; one thread calls its methods.
+    """Makes calls on workers; one thread calls its methods.
 
     Args:
         make: Makes a worker in its process; it can be pickled. See `WorkerHost`.
-        staffing: The workers.
+        pool_config: The workers.
         say: Receives a line for each lost worker, from the thread that calls `finished`.
 
     Raises:
@@ -101,24 +170,25 @@ class Supervisor:
         self, make: Callable[[], object], pool_config: WorkerPoolConfig, say: Callable[[str], None] = lambda _: None
     ) -> None:
         self._make = cloudpickle.dumps(make)  # workers unpickle it in `start`, where an error keeps its type
-        self._pool_config = pool_config
-        self._say = say
-        self._open: set[int] = set()  # tickets whose results the caller waits for
-        self._next_ticket = 0
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()  # the work of the thread
-        self._outbox: SimpleQueue[Result | str] = SimpleQueue()  # results, and lines for `say`
-        self._found: list[Finished] = []  # fetched results
-        self._all_started = threading.Event()
+        self._config, self._say = pool_config, say
+        self._num_tickets = 0
+        self._outbox: SimpleQueue[Finished | str] = SimpleQueue()  # from the threads, with lines for `say`
+        self._fetched: list[Finished] = []
+        self._all_started = threading.Event()  # or the start has failed
+        self._changed = threading.Condition()  # guards all that follows
         self._failure: BaseException | None = None
-        # The thread alone changes these.
-        self._jobs: dict[int, Job] = {}
-        self._losses: dict[int, int] = {}
+        self._open: dict[int, WorkerCall] = {}  # those whose results the caller waits for
         self._waiting: deque[int] = deque()
-        self._preparation: tuple[int, Job | None] = (0, None)
+        self._losses: Counter[int] = Counter()
+        self._preparation: tuple[int, WorkerCall | None] = (0, None)
         self._restarts = 0
-        self._workers: list[_Worker] = []
-        self._thread = threading.Thread(target=self._run, name=f"{pool_config.kind}s", daemon=True)
-        self._thread.start()
+        self._workers: list[_Worker | None] = [None] * pool_config.number
+        self._threads = [
+            threading.Thread(target=self._keep, args=(place,), name=f"{pool_config.kind} {place + 1}", daemon=True)
+            for place in range(pool_config.number)
+        ]
+        for thread in self._threads:
+            thread.start()
         try:
             while not self._all_started.wait(_POLL_S):
                 self._take_all()
@@ -130,10 +200,10 @@ class Supervisor:
     @property
     def started(self) -> list[Started]:
         """The receipts of the workers that have started, by place."""
-        return [worker.started for worker in self._workers if worker.started is not None]
+        return [worker.started for worker in self._workers if worker is not None and worker.started is not None]
 
-    def submit(self, job: Job) -> int:
-        """Queue a job.
+    def submit(self, call: WorkerCall) -> int:
+        """Queue a call.
 
         Returns:
             Its ticket. Tickets rise from call to call.
@@ -142,62 +212,65 @@ class Supervisor:
             WorkersLostError: If too many workers have been lost.
         """
         self._check()
-        ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-        self._open.add(ticket)
-        self._inbox.put(partial(self._queue, ticket, job))
+        with self._changed:
+            ticket, self._num_tickets = self._num_tickets, self._num_tickets + 1
+            self._open[ticket] = call
+            self._waiting.append(ticket)
+            self._changed.notify()
         return ticket
 
-    def prepare(self, job: Job) -> None:
-        """Make each worker do a job once, before its next job; it replaces the previous preparation.
+    def prepare(self, call: WorkerCall) -> None:
+        """Make a call on each worker once, before its next ticket; it replaces the previous preparation.
 
-        No job starts without it after the return of this method.
+        No ticket starts without it after the return of this method.
 
         Raises:
             WorkersLostError: If too many workers have been lost.
         """
-        accepted = threading.Event()
-        self._inbox.put(partial(self._set_preparation, job, accepted))
-        while not accepted.wait(_POLL_S):
-            self._check()
+        self._check()
+        with self._changed:
+            self._preparation = self._preparation[0] + 1, call
+            self._changed.notify_all()
 
     def finished(self, timeout_s: float | None = None) -> list[Finished]:
-        """Wait until a job is finished, and return all that are; each is returned once.
+        """Wait until a call is finished, and return all that are; each is returned once.
 
         Args:
             timeout_s: Longest wait in seconds; None for no limit.
 
         Returns:
-            The finished jobs; none if there is no job, or after the timeout.
+            The finished calls; none if nothing is open, or after the timeout.
 
         Raises:
-            Exception: The exception that a job raised; the job is then finished.
+            Exception: The exception that a call raised; the call is then finished.
             WorkersLostError: If too many workers have been lost.
         """
         deadline = monotonic() + (inf if timeout_s is None else timeout_s)
-        while self._open and not self._found:
-            wait_s = min(_POLL_S, deadline - monotonic())
-            if not self._take_all(max(wait_s, 0.0)):
+        while self._open and not self._fetched:
+            if not self._take_all(max(0.0, min(_POLL_S, deadline - monotonic()))):
                 self._check()
                 if monotonic() >= deadline:
                     break
-        done = [one for one in self._found if not isinstance(one.receipt, Raised)]
-        self._found = [one for one in self._found if isinstance(one.receipt, Raised)]
-        if self._found and not done:
-            raise self._found.pop(0).receipt.error
+        done = [call for call in self._fetched if not isinstance(call.receipt, Raised)]
+        self._fetched = [call for call in self._fetched if isinstance(call.receipt, Raised)]
+        if self._fetched and not done:
+            raise self._fetched.pop(0).receipt.error
         return done
 
     def discard(self, tickets: Iterable[int]) -> None:
-        """Forget jobs; a worker finishes the job that it does, and its result is dropped."""
+        """Forget calls; a worker finishes the one that it works on, and its result is dropped."""
         tickets = {*tickets}
-        self._open -= tickets
-        self._found = [one for one in self._found if one.ticket not in tickets]
-        self._inbox.put(partial(self._forget, tickets))
+        with self._changed:
+            for ticket in tickets:
+                self._open.pop(ticket, None)
+            self._waiting = deque(ticket for ticket in self._waiting if ticket in self._open)
+        self._fetched = [call for call in self._fetched if call.ticket not in tickets]
 
     def close(self) -> None:
         """Kill all workers."""
-        self._failure = self._failure or RuntimeError("the workers have been closed")
-        self._inbox.put(lambda: None)
-        self._thread.join()
+        self._end(RuntimeError("the workers have been closed"))
+        for thread in self._threads if ray.is_initialized() else ():
+            thread.join(_GRACE_S)
 
     def _check(self) -> None:
         """Raise the failure that ended the work of all workers, if there is one."""
@@ -205,7 +278,7 @@ class Supervisor:
             raise self._failure
 
     def _take_all(self, timeout_s: float = 0.0) -> bool:
-        """Wait for something from the thread, and take all that it has sent; return whether there was something."""
+        """Wait for something from the threads, and take all that they have sent; return whether there was something."""
         try:
             self._take(self._outbox.get(timeout=timeout_s))
             while not self._outbox.empty():
@@ -214,185 +287,143 @@ class Supervisor:
             return False
         return True
 
-    def _take(self, result: Result | str) -> None:
-        """Fetch a result; a payload that was lost with its machine is made again."""
-        if isinstance(result, str):
-            self._say(result)
+    def _take(self, news: Finished | str) -> None:
+        """Fetch a payload; one that was lost with its machine is made again."""
+        if isinstance(news, str):
+            self._say(news)
             return
-        if result.ticket not in self._open:
+        call = self._open.get(news.ticket)
+        if call is None:
             return
         try:
-            finished = result.fetch()
+            if news.lost is None and not isinstance(news.receipt, Raised):
+                news = news._replace(payload=ray.get(news.payload))
         except RayError as error:
-            self._inbox.put(partial(self._repeat, result.ticket, result.job, first_line(error)))
+            reason = first_line(error)
+            with self._changed:
+                if self._count_loss(f"the result of {call.title} was lost: {reason}", "it is made again"):
+                    self._put_back(news.ticket, reason)
             return
-        self._open.remove(result.ticket)
-        self._found.append(finished)
+        with self._changed:
+            del self._open[news.ticket]
+        self._losses.pop(news.ticket, None)
+        self._fetched.append(news)
 
-    # The thread: all methods below run in it.
+    # The threads: all methods below run in them, except that any thread can end the work.
 
-    def _run(self) -> None:
+    def _keep(self, place: int) -> None:
+        """Keep a worker at a place: start one, make calls on it, and replace it whenever it is lost."""
+        options = {**self._config.options(place), "max_restarts": 0, "max_task_retries": 0}
         try:
-            self._workers = [self._start(place) for place in range(self._pool_config.number)]
-            while self._failure is None:
-                self._handle_next()
-                self._replace_stalled()
-                self._give_out()
+            while True:
+                with self._changed:
+                    if self._failure is not None:
+                        return
+                    worker = self._workers[place] = _Worker(_Host.options(**options).remote())
+                try:
+                    self._serve(worker)
+                except _LostError as error:
+                    self._lose(place, worker, str(error))
         except BaseException as error:  # `finished` must not wait for a thread that has ended
-            self._failure = error
-        for worker in self._workers if ray.is_initialized() else ():
-            ray.kill(worker.actor)
-        self._all_started.set()
+            self._end(error)
 
-    def _handle_next(self) -> None:
-        """Wait for a request or an answer, or until a worker is due; handle all that have come."""
-        due = min((worker.deadline for worker in self._workers if worker.answer is not None), default=inf)
-        try:
-            self._inbox.get(timeout=min(max(0.0, due - monotonic()), _LONGEST_WAIT_S))()
-            while not self._inbox.empty():
-                self._inbox.get()()
-        except Empty:
-            pass
-
-    def _queue(self, ticket: int, job: Job) -> None:
-        self._jobs[ticket] = job
-        self._waiting.append(ticket)
-
-    def _repeat(self, ticket: int, job: Job, reason: str) -> None:
-        self._jobs[ticket] = job
-        if self._count_loss(f"the result of {job.title} was lost: {reason}", "it is made again"):
-            self._put_back(ticket, reason)
-
-    def _set_preparation(self, job: Job, accepted: threading.Event) -> None:
-        self._preparation = self._preparation[0] + 1, job
-        accepted.set()
-
-    def _forget(self, tickets: Iterable[int]) -> None:
-        for ticket in tickets:
-            self._jobs.pop(ticket, None)
-            self._losses.pop(ticket, None)
-        self._waiting = deque(ticket for ticket in self._waiting if ticket in self._jobs)
-
-    def _start(self, place: int) -> _Worker:
-        options = {**self._pool_config.options(place), "max_restarts": 0, "max_task_retries": 0}
-        worker = _Worker(place, _Host.options(**options).remote())
-        self._await(
-            worker, worker.actor.start.options(num_returns=2).remote(self._make)[0], partial(self._end_start, worker)
-        )
-        return worker
-
-    def _give_out(self) -> None:
-        """Give each free worker the preparation that it lacks, or the oldest job."""
-        number, preparation = self._preparation
-        for worker in self._workers:
-            if worker.answer is not None or worker.started is None:
-                continue
-            if preparation is not None and worker.prepared < number:
-                receipt, _ = self._call(worker, preparation)
-                self._await(worker, receipt, partial(self._end_preparation, worker, number))
-            elif self._waiting:
-                worker.ticket = self._waiting.popleft()
-                receipt, payload = self._call(worker, self._jobs[worker.ticket])
-                self._await(worker, receipt, partial(self._end_job, worker, payload))
-
-    def _call(self, worker: _Worker, job: Job) -> Any:
-        return worker.actor.call.options(num_returns=2).remote(job.method, *job.arguments)
-
-    def _await(self, worker: _Worker, receipt: Any, then: Callable[[Any], None]) -> None:
-        """Note the answer that a worker owes; `then` gets it in this thread."""
-        worker.answer = receipt
-        worker.deadline = monotonic() + self._timeout_s(worker)
-
-        def hand_over(future: Future[Any]) -> None:
-            self._inbox.put(partial(self._on_answer, worker, receipt, future, then))
-
-        receipt.future().add_done_callback(hand_over)
-
-    def _on_answer(self, worker: _Worker, receipt: Any, future: Future[Any], then: Callable[[Any], None]) -> None:
-        if worker.answer is not receipt:  # it was late, and the worker has been replaced
-            return
-        error = future.exception()
-        if isinstance(error, RayTaskError):  # the receipt could not be pickled
-            answer: Any = Raised(error.cause)
-        else:
-            answer = Raised(error) if isinstance(error, RayError) else future.result()
-        if isinstance(answer, Raised) and isinstance(answer.error, RayError):  # a dead actor, or an object that is lost
-            self._lose(worker, _cause(answer.error))
-            return
-        worker.answer = None
-        then(answer)
-
-    def _end_start(self, worker: _Worker, answer: Started | Raised) -> None:
-        if isinstance(answer, Started):
-            worker.started = answer
-            if all(other.started is not None for other in self._workers):
-                self._all_started.set()
-        elif self._all_started.is_set():  # others could be started, so another attempt may succeed
-            self._lose(worker, f"it could not be started: {first_line(answer.error)}")
-        else:
-            self._failure = answer.error
-
-    def _end_preparation(self, worker: _Worker, number: int, receipt: Any) -> None:
-        if isinstance(receipt, Raised):
-            self._failure = receipt.error
-        worker.prepared = number
-
-    def _end_job(self, worker: _Worker, payload: Any, receipt: Any) -> None:
-        ticket, worker.ticket = worker.ticket, None
-        if ticket in self._jobs:
-            self._losses.pop(ticket, None)
-            self._outbox.put(Result(ticket, self._jobs.pop(ticket), receipt, payload))
-
-    def _replace_stalled(self) -> None:
-        now = monotonic()
-        for worker in self._workers:
-            if worker.answer is not None and worker.deadline <= now:
-                self._lose(worker, f"it gave no answer for {self._timeout_s(worker):g} seconds")
-
-    def _timeout_s(self, worker: _Worker) -> float:
-        return self._pool_config.start_timeout_s if worker.started is None else self._pool_config.timeout_s
-
-    def _lose(self, worker: _Worker, reason: str) -> None:
-        """Kill a worker, start another one in its place, and put back its job."""
-        worker.answer = None
-        ray.kill(worker.actor)
-        process = "" if worker.started is None else f" ({worker.started.host}, process {worker.started.pid})"
-        job = None if worker.ticket is None else self._jobs.get(worker.ticket)
-        work = "" if job is None else f" while {job.title}"
-        lost = f"{self._pool_config.kind} {worker.place + 1}{process} was lost{work}: {reason}"
-        if self._count_loss(lost, "it is replaced" + ("" if job is None else ", and its work is repeated")):
+    def _serve(self, worker: _Worker) -> None:
+        """Start a worker, and make calls on it until the end of all workers."""
+        started = _answer(worker.actor.start.remote(self._make), self._config.start_timeout_s)
+        if isinstance(started, Raised):
+            if not self._all_started.is_set():
+                raise started.error
+            raise _LostError(f"it could not be started: {first_line(started.error)}")  # others could, so try again
+        worker.started = started
+        if len(self.started) == self._config.number:
+            self._all_started.set()
+        prepared = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._failure or self._waiting or prepared < self._preparation[0])  # noqa: B023
+                if self._failure is not None:
+                    return
+                if prepared < self._preparation[0]:
+                    prepared, call = self._preparation
+                    assert call is not None
+                else:
+                    worker.ticket = self._waiting.popleft()
+                    call = self._open[worker.ticket]
+                receipt, payload = worker.actor.call.options(num_returns=2).remote(call.method, *call.arguments)
+            answer = _answer(receipt, self._config.timeout_s)
             if worker.ticket is not None:
+                self._outbox.put(Finished(worker.ticket, answer, payload))
+            elif isinstance(answer, Raised):
+                raise answer.error
+            worker.ticket = None
+
+    def _lose(self, place: int, worker: _Worker, reason: str) -> None:
+        """Kill a worker, and put back its call."""
+        with self._changed:
+            if self._failure is not None:
+                return
+            ray.kill(worker.actor)
+            process = "" if worker.started is None else f" ({worker.started.host}, process {worker.started.pid})"
+            call = None if worker.ticket is None else self._open.get(worker.ticket)
+            work = "" if call is None else f" while {call.title}"
+            lost = f"{self._config.kind} {place + 1}{process} was lost{work}: {reason}"
+            if self._count_loss(lost, "it is replaced" + ("" if call is None else ", and its work is repeated")):
                 self._put_back(worker.ticket, reason)
-            self._workers[worker.place] = self._start(worker.place)
 
     def _count_loss(self, lost: str, remedy: str) -> bool:
         """Report a loss and return True, or end the work of all workers if there have been too many."""
-        limit = self._pool_config.max_restarts
+        limit = self._config.max_restarts
         if self._restarts == limit:
-            self._failure = WorkersLostError(
-                f"{lost}; cluster.max_restarts = {limit} allows no more losses; fix the cause, or raise "
-                "cluster.max_restarts, and resume the run"
+            self._end(
+                WorkersLostError(
+                    f"{lost}; cluster.max_restarts = {limit} allows no more losses; fix the cause, or raise "
+                    "cluster.max_restarts, and resume the run"
+                )
             )
             return False
         self._restarts += 1
         self._outbox.put(f"{lost}; {remedy} (restart {self._restarts:,} of at most {limit:,})")
         return True
 
-    def _put_back(self, ticket: int, reason: str) -> None:
-        """Make a job the next one to be given out, unless it was discarded or has been lost too often."""
-        job = self._jobs.get(ticket)
-        if job is None:
+    def _put_back(self, ticket: int | None, reason: str) -> None:
+        """Make a call the next one to be given out, unless it was discarded or has been lost too often."""
+        call = None if ticket is None else self._open.get(ticket)
+        if ticket is None or call is None:
             return
-        self._losses[ticket] = self._losses.get(ticket, 0) + 1
-        if job.max_losses is not None and self._losses[ticket] > job.max_losses:
-            self._forget([ticket])
-            self._outbox.put(Result(ticket, job, None, None, lost=reason))
+        self._losses[ticket] += 1
+        if call.max_losses is not None and self._losses[ticket] > call.max_losses:
+            self._outbox.put(Finished(ticket, None, None, lost=reason))
         else:
             self._waiting.appendleft(ticket)
+            self._changed.notify()
+
+    def _end(self, failure: BaseException) -> None:
+        """End the work of all workers; the first failure is the one that the caller gets."""
+        with self._changed:
+            self._failure = self._failure or failure
+            for worker in self._workers if ray.is_initialized() else ():
+                if worker is not None:
+                    ray.kill(worker.actor)
+            self._changed.notify_all()
+        self._all_started.set()
 
 
-def _cause(error: BaseException) -> str:
-    """Return why an actor died in one line, from a report of Ray."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    last = lines[-1] if lines else type(error).__name__
-    return last.split(" Some common causes include")[0].rstrip(".")
+def _answer(receipt: Any, timeout_s: float) -> Any:
+    """Wait for the receipt of a call.
+
+    Raises:
+        _LostError: If it does not come, or an object that the call needs is lost.
+    """
+    try:
+        answer = receipt.future().result(timeout_s)
+    except RayTaskError as error:  # the receipt could not be pickled
+        answer = Raised(error.cause)
+    except RayError as error:
+        answer = Raised(error)
+    except TimeoutError:
+        raise _LostError(f"it gave no answer for {timeout_s:g} seconds") from None
+    if isinstance(answer, Raised) and isinstance(answer.error, RayError):
+        lines = [line.strip() for line in str(answer.error).splitlines() if line.strip()]
+        last = lines[-1] if lines else type(answer.error).__name__
+        raise _LostError(last.split(" Some common causes include")[0].rstrip("."))
+    return answer

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from brorl.distributed.job import Job
-from brorl.distributed.supervisor import Supervisor, WorkerPoolConfig
+from brorl.distributed.supervisor import Supervisor, WorkerCall, WorkerPoolConfig
 from brorl.format import counted
 from brorl.prompts.prompt import Prompt
 from brorl.verification.verifier import TrialResponses, Verdict, Verifier, unverified_verdict
@@ -44,12 +43,11 @@ class VerifierWorkers:
 
     Args:
         build: Makes the verifier of each domain in a worker's process; it can be pickled.
-        staffing: The workers.
+        pool_config: The workers.
         batch_size: Most responses of a batch, 1 or more.
         say: Receives a line for each lost worker.
 
     Raises:
-        ValueError: If a batch has no responses.
         Exception: The error of `build`.
         WorkersLostError: If too many workers are lost during the start.
     """
@@ -61,8 +59,6 @@ class VerifierWorkers:
         batch_size: int = 64,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
         self._batch_size = batch_size
         self._supervisor = Supervisor(partial(VerifierWorker, build), pool_config, say)
 
@@ -127,8 +123,8 @@ class RemoteVerifier:
         return self.local.trial_responses(reference, others)
 
 
-def _job(domain: str, batch: Sequence[tuple[Prompt, str]]) -> Job:
+def _job(domain: str, batch: Sequence[tuple[Prompt, str]]) -> WorkerCall:
     ids = sorted({prompt.id for prompt, _ in batch})
     more = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
     title = f"verifying {counted(len(batch), 'response')} to prompt {ids[0]!r}{more}"
-    return Job("verify", (domain, batch), title, max_losses=1)
+    return WorkerCall("verify", (domain, batch), title, max_losses=1)

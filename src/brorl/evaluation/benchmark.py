@@ -99,10 +99,12 @@ class Benchmark:
         lost = [result.num_unverified for result in results]
         sources = sorted({result.data_set for result in results})
         by_source = {s: summarize([r for r in results if r.data_set == s], self.ks, None) for s in sources}
-        by_source = {s: one for s, one in by_source.items() if len(one.pass_at) == len(self.ks)}
+        by_source = {s: summary for s, summary in by_source.items() if len(summary.pass_at) == len(self.ks)}
         names = (*_RECORDED, "num_unverified", "left_out") if any(lost) else _RECORDED
         return {name: overall[name] for name in names} | {
-            "by_source": {s: asdict(one)["pass_at"] for s, one in by_source.items()} if len(sources) > 1 else {},
+            "by_source": {s: asdict(summary)["pass_at"] for s, summary in by_source.items()}
+            if len(sources) > 1
+            else {},
             "prompts": {
                 "num_correct": [result.num_correct for result in results],
                 "sampled_tokens": [result.sampled_tokens for result in results],

@@ -1,7 +1,7 @@
 """Evaluates prompts batch by batch: sample, verify, store.
 
 In: a model with its verifiers, and batches of prompts, some of which may be stored already. Out: the counts of all
-prompts, and a progress report after every batch.
+prompts, and a line of progress after every batch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import perf_counter
 from brorl.activity import Observe, Phase, unobserved
 from brorl.errors import UnverifiedResponsesError
 from brorl.evaluation.responses import PromptBatch, ResponseStore, StoredBatch
-from brorl.evaluation.summary import PromptResult, count
+from brorl.evaluation.summary import count
 from brorl.format import duration
 from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
@@ -28,15 +28,12 @@ class EvaluatedModel:
 
     Attributes:
         engine: Samples responses.
-        sampling: Sampling parameters; the scheme is "iid", because pass@k needs independent responses.
+        sampling: Sampling parameters.
         num_samples: Responses per prompt, n.
         verifiers: Verifier of each domain.
         decode: Token ids of a response to its text.
         accept_truncated: Verify truncated responses too, rather than count them as incorrect.
         observe: Called at the start of each phase.
-
-    Raises:
-        ValueError: If responses are not drawn independently.
     """
 
     engine: Engine
@@ -46,10 +43,6 @@ class EvaluatedModel:
     decode: Callable[[Sequence[int]], str]
     accept_truncated: bool = False
     observe: Observe = unobserved
-
-    def __post_init__(self) -> None:
-        if self.sampling.scheme != "iid":
-            raise ValueError(f"pass@k needs independent responses, not sampling.scheme = {self.sampling.scheme}")
 
     def evaluate(self, batch: PromptBatch, store: ResponseStore) -> StoredBatch:
         """Sample, verify and store a batch.
@@ -77,46 +70,11 @@ class EvaluatedModel:
         return stored
 
 
-@dataclass(frozen=True)
-class EvaluationProgress:
-    """Progress of an evaluation after a batch.
-
-    Attributes:
-        data_set: Data set of the batch.
-        evaluated: Evaluated prompts of this data set.
-        num_prompts: All prompts of this data set.
-        pass_at_1: Mean fraction of correct responses over the evaluated prompts, 0 to 1.
-        tokens_per_second: Sampled tokens of the batch per second.
-        seconds_left: Time left for all data sets, estimated from the prompts that this process evaluated.
-    """
-
-    data_set: str
-    evaluated: int
-    num_prompts: int
-    pass_at_1: float
-    tokens_per_second: float
-    seconds_left: float
-
-    @property
-    def line(self) -> str:
-        """The progress on one line."""
-        return (
-            f"{self.data_set}  {self.evaluated}/{self.num_prompts} prompts  pass@1 so far {self.pass_at_1:.3f}  "
-            f"{self.tokens_per_second:,.0f} tokens/s  ETA {duration(self.seconds_left)}"
-        )
-
-
-def _pass_at_1(results: Sequence[PromptResult]) -> float:
-    """Return the mean fraction of correct responses over the prompts with verified responses; 0 without any."""
-    fractions = [result.num_correct / result.num_verified for result in results if result.num_verified]
-    return sum(fractions) / max(len(fractions), 1)
-
-
 def evaluate_batches(
     batches: Sequence[PromptBatch],
     model: EvaluatedModel,
     store: ResponseStore,
-    report: Callable[[EvaluationProgress], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[StoredBatch]:
     """Evaluate all batches that are not stored yet.
 
@@ -124,29 +82,27 @@ def evaluate_batches(
         batches: All batches, stored ones included.
         model: The model under evaluation.
         store: Where batches are read from and written to.
-        report: Called after each new batch.
+        say: Receives a line of progress after each new batch; its time left is for all data sets.
 
     Returns:
         The stored counts of every batch, in order.
     """
-    found = [store.read(batch) for batch in batches]
-    left = sum(len(batch.prompts) for batch, stored in zip(batches, found, strict=True) if stored is None)
+    stored = [store.read(batch) for batch in batches]
+    left = sum(len(batch.prompts) for batch, read in zip(batches, stored, strict=True) if read is None)
     started, new = perf_counter(), 0
     for i, batch in enumerate(batches):
-        if found[i] is not None:
+        if stored[i] is not None:
             continue
-        found[i] = stored = model.evaluate(batch, store)
+        stored[i] = new_batch = model.evaluate(batch, store)
         new += len(batch.prompts)
         same_set = [j for j, other in enumerate(batches) if other.data_set == batch.data_set]
-        results = [result for j in same_set if (one := found[j]) for result in one.results]
-        report(
-            EvaluationProgress(
-                data_set=batch.data_set,
-                evaluated=len(results),
-                num_prompts=sum(len(batches[j].prompts) for j in same_set),
-                pass_at_1=_pass_at_1(results),
-                tokens_per_second=sum(r.sampled_tokens for r in stored.results) / max(stored.seconds, 1e-9),
-                seconds_left=(perf_counter() - started) / new * (left - new),
-            )
+        results = [result for j in same_set if (read := stored[j]) for result in read.results]
+        fractions = [r.num_correct / r.num_verified for r in results if r.num_verified]
+        tokens_per_second = sum(r.sampled_tokens for r in new_batch.results) / max(new_batch.seconds, 1e-9)
+        seconds_left = (perf_counter() - started) / new * (left - new)
+        say(
+            f"{batch.data_set}  {len(results)}/{sum(len(batches[j].prompts) for j in same_set)} prompts  "
+            f"pass@1 so far {sum(fractions) / max(len(fractions), 1):.3f}  {tokens_per_second:,.0f} tokens/s  "
+            f"ETA {duration(seconds_left)}"
         )
-    return [one for one in found if one is not None]
+    return [batch for batch in stored if batch is not None]

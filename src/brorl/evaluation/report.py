@@ -75,8 +75,8 @@ class EvaluationResult:
         return {
             "settings": dict(self.settings),
             "overall": asdict(summary.overall),
-            "by_data_set": {name: asdict(one) for name, one in summary.by_data_set.items()},
-            "by_domain": {name: asdict(one) for name, one in summary.by_domain.items()},
+            "by_data_set": {name: asdict(part) for name, part in summary.by_data_set.items()},
+            "by_domain": {name: asdict(part) for name, part in summary.by_domain.items()},
             "unreadable_references": {name: list(ids) for name, ids in self.unreadable.items()},
             "prompts": [asdict(result) for result in self.prompts],
             "sittings": [dict(session) for session in self.sessions],
@@ -91,8 +91,8 @@ def pass_table(result: EvaluationResult) -> Table:
         f"pass@k from n = {overall.num_samples:,}: mean over prompts [95% interval]",
         ("data set", *(f"pass@{k}" for k in ks)),
         tuple(
-            (name, *(interval(one.pass_at[k], end_digits=2) if k in one.pass_at else "" for k in ks))
-            for name, one in _rows(result.summary)
+            (name, *(interval(summary.pass_at[k], end_digits=2) if k in summary.pass_at else "" for k in ks))
+            for name, summary in _rows(result.summary)
         ),
     )
 
@@ -105,14 +105,14 @@ def response_table(result: EvaluationResult) -> Table:
         tuple(
             (
                 name,
-                f"{one.solved:,}/{one.num_prompts:,}",
-                f"{one.tokens_per_response:,.1f}",
-                f"{one.truncation_rate:.1%}",
-                f"{one.sampled_tokens:,}",
-                f"{one.unique_tokens / one.sampled_tokens:.1%}",
-                "" if one.seconds is None else f"{one.seconds:,.1f}",
+                f"{summary.solved:,}/{summary.num_prompts:,}",
+                f"{summary.tokens_per_response:,.1f}",
+                f"{summary.truncation_rate:.1%}",
+                f"{summary.sampled_tokens:,}",
+                f"{summary.unique_tokens / summary.sampled_tokens:.1%}",
+                "" if summary.seconds is None else f"{summary.seconds:,.1f}",
             )
-            for name, one in _rows(result.summary)
+            for name, summary in _rows(result.summary)
         ),
     )
 
@@ -155,6 +155,6 @@ def shown_ks(ks: Sequence[int]) -> list[int]:
 def _rows(summary: EvaluationSummary) -> Iterator[tuple[str, Summary]]:
     yield from summary.by_data_set.items()
     if len(summary.by_domain) > 1:
-        yield from ((f"domain {name}", one) for name, one in summary.by_domain.items())
+        yield from ((f"domain {name}", part) for name, part in summary.by_domain.items())
     if len(summary.by_data_set) > 1:
         yield "all prompts", summary.overall

@@ -23,7 +23,7 @@ from pyarrow import parquet
 from brorl.errors import UserError, first_line
 from brorl.evaluation.summary import PromptResult
 from brorl.prompts.prompt import Prompt, stored_reference
-from brorl.storage import dotted, replace_file, storage_errors
+from brorl.storage import dotted, parquet_bytes, replace_file, storage_errors
 from brorl.tree import RolloutTree
 from brorl.verification.verifier import Verdict
 
@@ -229,9 +229,7 @@ class ResponseStore:
         table = table.replace_schema_metadata({_METADATA: json.dumps(metadata).encode()})
         file = self.file_of(batch)
         with storage_errors(file, _RERUN):
-            sink = pa.BufferOutputStream()
-            parquet.write_table(table, sink, compression="zstd")
-            replace_file(file, sink.getvalue().to_pybytes())
+            replace_file(file, parquet_bytes(table))
 
 
 def _table(

@@ -14,38 +14,25 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.model.load import model_without_weights
-from brorl.model.lora import LoraSettings
+from brorl.model.settings import LoraSettings
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model without the values of its parameters.
-
-    Attributes:
-        config: The model's config.
-        lora: Its adapters; None if all weights are trained.
-        gradient_checkpointing: Whether the backward pass computes activations again.
-        parameters: Parameters on the meta device by name; tied parameters are one object under several names.
-        buffers: Buffers by name, with their values. Weight files do not have all of them.
-    """
+    """A model without the values of its parameters."""
 
     config: PreTrainedConfig
-    lora: LoraSettings | None
-    gradient_checkpointing: bool
+    lora: LoraSettings | None  # its adapters; None if all weights are trained
+    gradient_checkpointing: bool  # whether the backward pass computes activations again
+    # parameters on the meta device by name; tied parameters are one object under several names
     parameters: Mapping[str, nn.Parameter]
-    buffers: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]  # buffers by name, with their values. Weight files do not have all of them
 
     @classmethod
     def of(
         cls, model: PreTrainedModel, lora: LoraSettings | None = None, gradient_checkpointing: bool = False
     ) -> Blueprint:
-        """Return the blueprint of a model.
-
-        Args:
-            model: A model of `load_model`.
-            lora: The adapters with which it was loaded.
-            gradient_checkpointing: The setting with which it was loaded.
-        """
+        """Return the blueprint of a model."""
         empty = {
             p: nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), p.requires_grad)  # contiguous for FSDP
             for p in model.parameters()
@@ -63,8 +50,7 @@ class Blueprint:
     def take_weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
         """Return the weights of the model of this blueprint by name, and leave its parameters on the meta device.
 
-        Args:
-            model: The model. Nothing else refers to its weights afterwards.
+        Nothing else refers to the model's weights afterwards.
         """
         weights = {name: p.detach() for name, p in model.named_parameters()}
         self._put_into(model)

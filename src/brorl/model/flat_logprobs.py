@@ -142,11 +142,11 @@ def _chunk(
         return logits
 
     num_rows = len(rows) * (positions if last else input_BS.shape[1])
-    found = row_logits(model, forward, num_rows, whole_logits=outputs.whole_logits)
-    first = input_BS.shape[1] - found.row.shape[1]  # 0 if the model has no such argument
+    logits = row_logits(model, forward, num_rows, whole_logits=outputs.whole_logits)
+    first = input_BS.shape[1] - logits.row.shape[1]  # 0 if the model has no such argument
     row_K = np.repeat(np.arange(len(rows)), sizes)
-    found = replace(found, row=found.row[tensor(row_K), tensor(before_K + depth_K - first)])
-    return outputs.of(found, tensor(depth_K), tensor(np.arange(depth_K.size)), tensor(token_K), tensor(index_K))
+    logits = replace(logits, row=logits.row[tensor(row_K), tensor(before_K + depth_K - first)])
+    return outputs.of(logits, tensor(depth_K), tensor(np.arange(depth_K.size)), tensor(token_K), tensor(index_K))
 
 
 def _tokens(tree: RolloutTree, leaf: int) -> IntArray:

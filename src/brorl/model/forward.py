@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, Protocol, assert_never
+from typing import Literal, assert_never
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from brorl.model.flat_logprobs import flat_chunk_logprobs, flat_logprobs
-from brorl.model.hook_check import check_hooks
+from brorl.model.hook_check import check_hooks, check_own_cache
 from brorl.model.kv_shape import KVShape
 from brorl.model.logprobs import (
     DEFAULT_PASS,
@@ -29,8 +28,7 @@ from brorl.model.logprobs import (
     default_max_nodes,
     tree_logprobs,
 )
-from brorl.model.next_token import NextToken
-from brorl.model.own_cache import CacheError, check_own_cache
+from brorl.model.own_cache import CacheError
 from brorl.model.response_cost import row_costs, tree_costs
 from brorl.model.row_logits import embeds_last
 from brorl.model.tree_attention import HooksError, position_limit
@@ -38,46 +36,6 @@ from brorl.model.tree_batch import AttentionChoice
 from brorl.tree import RolloutTree
 
 ForwardChoice = Literal["auto", "tree", "flat"]
-
-
-class Forward(Protocol):
-    """Computes the log-probs of trees."""
-
-    def default_max_nodes(self, model: PreTrainedModel) -> int:
-        """Return the number of nodes of a chunk if none is set."""
-        ...
-
-    def logprobs(
-        self, model: PreTrainedModel, trees: Sequence[RolloutTree], *, next_token: NextToken, max_nodes: int | None
-    ) -> list[Tensor]:
-        """Return the log-prob (nats) of every node; see `tree_logprobs`."""
-        ...
-
-    def chunk_logprobs(
-        self,
-        model: PreTrainedModel,
-        trees: Sequence[RolloutTree],
-        *,
-        next_token: NextToken,
-        max_nodes: int | None,
-        entropy: bool,
-        recompute_prompts: bool = False,
-    ) -> Iterator[ChunkLogprobs]:
-        """Yield the log-probs of all nodes in chunks; see `brorl.model.logprobs.chunk_logprobs`."""
-        ...
-
-    def response_costs(self, tree: RolloutTree, cost_per_position: float) -> NDArray[np.float64]:
-        """Return the cost of each distinct response of a tree in tokens, shape [L].
-
-        Args:
-            tree: The tree.
-            cost_per_position: Cost of attending to a token, as a fraction of the other work for one.
-        """
-        ...
-
-    def cost_line(self, trees: Sequence[RolloutTree]) -> str | None:
-        """Return a line about the cost of a pass over some trees; None if it is that of their distinct tokens."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -108,7 +66,7 @@ class TreeForward:
         return partial(chunk_logprobs, model_pass=self.model_pass)
 
     def cost_line(self, trees: Sequence[RolloutTree]) -> None:
-        """Return None: a pass computes each distinct token once."""
+        """Return a line about the cost of a pass over some trees: None, as it computes each distinct token once."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +105,9 @@ class FlatForward:
         )
 
 
+Forward = TreeForward | FlatForward
+
+
 def num_flat_tokens(trees: Sequence[RolloutTree]) -> int:
     """Return the tokens of a flat pass over some trees: a row per distinct response, padding excluded."""
     return sum(int((len(tree.prompt_ids) + tree.length - 1).sum()) for tree in trees)
@@ -159,7 +120,7 @@ def num_tree_tokens(trees: Sequence[RolloutTree]) -> int:
 
 def choose_forward(
     model: PreTrainedModel, choice: ForwardChoice = "auto", context: int = 0, attention: AttentionChoice = "auto"
-) -> TreeForward | FlatForward:
+) -> Forward:
     """Return how trees go through a model, after a check on a small example.
 
     Args:

@@ -1,14 +1,15 @@
-"""Checks once, before any sampling, that tree attention reproduces a model.
+"""Checks once, before any sampling, that a path reproduces a model: tree attention, FlexAttention, or its own cache.
 
 In: a causal LM. Out: the shapes of its keys and values. Two small trees with prompts of different lengths and branching
 responses go through the model. The log-probs of their nodes are compared with a plain forward pass over the flattened
 rows. An architecture that raises an error or whose log-probs differ is an error. `check_flex` compares FlexAttention
-with the other attention of the trees, forward and backward.
+with the other attention of the trees, forward and backward. `check_own_cache` decodes with the model's own cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from brorl.errors import UserError
 from brorl.model.kv_shape import KVShape, kv_shapes
 from brorl.model.logprobs import ModelPass, tree_logprobs
+from brorl.model.own_cache import CacheError, OwnCache
 from brorl.model.sharding import local_tensor
 from brorl.model.tree_attention import HooksError
 from brorl.tree import RolloutTree
@@ -40,26 +42,35 @@ def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
         HooksError: If it does not.
     """
     trees = _trees(model.config.get_text_config().vocab_size)
-    was_training = model.training
-    model.eval()
-    try:
+    with _trial(model, HooksError), torch.no_grad():
         shapes = kv_shapes(model)
-        with torch.no_grad():
-            got = torch.cat(tree_logprobs(model, trees)).cpu().double()
-            logits = _plain_logits(model, trees)
-    except HooksError:
-        raise
-    except Exception as error:  # a forward pass can raise anything; the user needs the architecture's name
-        raise HooksError.of(model, f"{type(error).__name__}: {error}") from error
-    finally:
-        model.train(was_training)
+        got = torch.cat(tree_logprobs(model, trees)).cpu().double()
+        logits = _plain_logits(model, trees)
     if not torch.isfinite(logits).all():
         raise HooksError(f"{type(model).__name__} gives logits that are not finite; its weights are damaged")
-    tolerance = _tolerance(model)
-    expected = _plain_logprobs(logits, trees)
-    if not torch.allclose(got, expected, rtol=tolerance, atol=tolerance * float(logits.abs().max())):
+    if not _close(got, _plain_logprobs(logits, trees), _tolerance(model), logits):
         raise HooksError.of(model, "its log-probs change under tree attention")
     return shapes
+
+
+def check_own_cache(model: PreTrainedModel) -> None:
+    """Check that decoding with its own cache reproduces the forward pass of a model.
+
+    Raises:
+        CacheError: If it does not.
+    """
+    vocabulary = model.config.get_text_config().vocab_size
+    row_LT = torch.arange(4 * 9, device=model.device).reshape(4, 9) * 7 % vocabulary
+    row_LT[:2, :5] = row_LT[0, :5]  # two prompts of 5 tokens, and two responses to each
+    row_LT[2:, :5] = row_LT[2, :5]
+    with _trial(model, CacheError), torch.no_grad():
+        expected_LTV = model(input_ids=row_LT, use_cache=False).logits
+        cache = OwnCache(model, row_LT[[0, 2], :5])
+        logits = [cache.logits_RV[[0, 0, 1, 1]]]
+        cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
+        logits += [cache.feed(row_LT[:, place]) for place in range(5, 9)]
+    if not _close(torch.stack(logits, 1), expected_LTV[:, 4:], _tolerance(model), expected_LTV):
+        raise CacheError.of(model, "its logits change when it decodes with its cache")
 
 
 def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
@@ -78,7 +89,7 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
     model.eval()
     try:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=autocast):
-            found, expected = (_logprobs_and_gradients(model, ModelPass(kind)) for kind in ("flex", "auto"))
+            flex, expected = (_logprobs_and_gradients(model, ModelPass(kind)) for kind in ("flex", "auto"))
     except Exception as error:  # a compiler can raise anything, on many lines
         reason = " ".join([type(error).__name__ + ":", *str(error).splitlines()[:2]])
         raise UserError(
@@ -87,12 +98,32 @@ def check_flex(model: PreTrainedModel, autocast: bool = False) -> None:
     finally:
         model.train(was_training)
     tolerance = 0.1 if autocast else _tolerance(model)
-    for name, one, other in zip(("log-probs", "gradients", "gradients"), found, expected, strict=True):
-        if not torch.allclose(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max())):
+    for name, got, other in zip(("log-probs", "gradients", "gradients"), flex, expected, strict=True):
+        if not _close(got, other, tolerance, other):
             raise UserError(
                 f"the {name} of {type(model).__name__} change with FlexAttention on this device; set "
                 "engine.attention: auto"
             )
+
+
+@contextmanager
+def _trial(model: PreTrainedModel, error_type: type[HooksError | CacheError]) -> Iterator[None]:
+    """Run a block in evaluation mode; the user needs the architecture's name, whatever its forward pass raises."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    except error_type:
+        raise
+    except Exception as error:
+        raise error_type.of(model, f"{type(error).__name__}: {error}") from error
+    finally:
+        model.train(was_training)
+
+
+def _close(got: Tensor, expected: Tensor, tolerance: float, scale: Tensor) -> bool:
+    """Return whether numbers differ by no more than a tolerance, relative to the largest entry of `scale`."""
+    return torch.allclose(got, expected, rtol=tolerance, atol=tolerance * float(scale.abs().max()))
 
 
 def _logprobs_and_gradients(model: PreTrainedModel, model_pass: ModelPass) -> list[Tensor]:
@@ -137,12 +168,12 @@ def _plain_logits(model: PreTrainedModel, trees: Sequence[RolloutTree]) -> Tenso
 def _plain_logprobs(logits_LTV: Tensor, trees: Sequence[RolloutTree]) -> Tensor:
     """Return the log-probs of all nodes, tree after tree, from the logits of the rows."""
     logprob_LTV = iter(logits_LTV.log_softmax(-1))
-    found = []
+    logprobs = []
     for tree in trees:
         node_M = torch.empty(tree.num_unique_tokens, dtype=torch.float64)
         for leaf in tree.leaf.tolist():
             path = tree.path(leaf)
             predicting = len(tree.prompt_ids) - 1 + torch.arange(path.size)
             node_M[path] = next(logprob_LTV)[predicting, torch.from_numpy(tree.token[path])]
-        found.append(node_M)
-    return torch.cat(found)
+        logprobs.append(node_M)
+    return torch.cat(logprobs)

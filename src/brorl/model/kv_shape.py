@@ -8,7 +8,7 @@ receives. Models whose layers do not all attend exactly once are errors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,19 +16,16 @@ from transformers import PreTrainedModel
 
 from brorl.model.tree_attention import HooksError, packed_logits, tree_attention
 
+if TYPE_CHECKING:
+    from brorl.model.forward import ForwardChoice
+
 
 class KVShape(NamedTuple):
-    """Keys and values of one token in one layer.
+    """Keys and values of one token in one layer."""
 
-    Attributes:
-        num_heads: Key-value heads.
-        key_dim: Numbers per key.
-        value_dim: Numbers per value; differs from `key_dim` in DeepSeek's latent attention.
-    """
-
-    num_heads: int
-    key_dim: int
-    value_dim: int
+    num_heads: int  # key-value heads
+    key_dim: int  # numbers per key
+    value_dim: int  # numbers per value; differs from `key_dim` in DeepSeek's latent attention
 
     @property
     def size(self) -> int:
@@ -77,3 +74,29 @@ def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
     if recorder.layers != list(range(model.config.get_text_config().num_hidden_layers)):
         raise HooksError.of(model, "not all of its layers are attention layers")
     return recorder.shapes
+
+
+def shapes_or_guess(
+    model: PreTrainedModel, guess: KVShape, forward: ForwardChoice = "auto"
+) -> tuple[Sequence[KVShape], bool]:
+    """Return the shapes of a model on the meta device, and whether it takes the flat path, where they are a guess.
+
+    Args:
+        model: The model; it becomes one of bfloat16 in evaluation mode.
+        guess: The shape of each layer where the model cannot run on the meta device, and on the flat path.
+        forward: How rollouts go through the model.
+
+    Raises:
+        HooksError: If the model's attention cannot be hooked, and `forward` is `tree`.
+    """
+    guessed = [guess] * model.config.get_text_config().num_hidden_layers
+    if forward == "flat":
+        return guessed, True
+    try:
+        return kv_shapes(model.eval().to(torch.bfloat16)), False  # matmuls of experts need bfloat16
+    except HooksError:
+        if forward == "tree":
+            raise
+        return guessed, True
+    except Exception:  # some routers of experts read values, which the meta device does not have
+        return guessed, False

@@ -27,7 +27,8 @@ from transformers.utils import logging as transformers_logging
 
 from brorl.errors import UserError
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.lora import LoraSettings, add_adapter, continue_adapter, merged, require_peft
+from brorl.model.lora import add_adapter, continue_adapter, merged, require_peft
+from brorl.model.settings import LoraSettings
 from brorl.model.source import ModelSource, check_weights, find_model, not_loaded, read_config
 
 _log = logging.getLogger(__name__)
@@ -215,9 +216,9 @@ def _load(source: ModelSource, dtype: torch.dtype) -> PreTrainedModel:
     model: PreTrainedModel
     model, info = loaded
     if info["mismatched_keys"]:
-        weight, found, expected = sorted(info["mismatched_keys"])[0]
+        weight, shape, expected = sorted(info["mismatched_keys"])[0]
         raise UserError(
-            f"the weights of {source.name!r} do not fit its config.json: {weight} has shape {tuple(found)}, and the "
+            f"the weights of {source.name!r} do not fit its config.json: {weight} has shape {tuple(shape)}, and the "
             f"config needs {tuple(expected)}; copy both from the same model"
         )
     if info["missing_keys"]:

@@ -238,16 +238,16 @@ class NodeOutputs:
         size = max(1, LOGITS_PER_BLOCK // rows.vocabulary)
         starts = torch.arange(0, rows.row.shape[0] + size, size, device=row_K.device)
         edges = torch.searchsorted(row_K, starts).tolist()
-        found = []
+        blocks = []
         for number, (hidden_Bh, length_B) in enumerate(zip(rows.row.split(size), length_R.split(size), strict=True)):
             nodes = slice(edges[number], edges[number + 1])
             run = partial(self._of_block, rows.embedding, hidden_Bh, length_B)
             place_K, of_block = row_K[nodes] - number * size, token_K[nodes]
             if torch.is_grad_enabled():
-                found.append(checkpoint(run, place_K, of_block, use_reentrant=False, preserve_rng_state=False))
+                blocks.append(checkpoint(run, place_K, of_block, use_reentrant=False, preserve_rng_state=False))
             else:
-                found.append(run(place_K, of_block))
-        logprobs, entropies = zip(*found, strict=True)
+                blocks.append(run(place_K, of_block))
+        logprobs, entropies = zip(*blocks, strict=True)
         return ChunkLogprobs(index_K, torch.cat(logprobs), torch.cat(entropies) if self.entropy else None)
 
     def _of_block(

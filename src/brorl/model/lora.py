@@ -8,8 +8,7 @@ the extra `peft`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +19,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from brorl.errors import UserError, first_line
+from brorl.model.settings import LoraSettings
 
 ALL_LINEAR = "all-linear"
 _PREFIX = "base_model.model."
 _ADAPTER = "default"
 _UNSUPPORTED = ("use_dora", "use_rslora", "lora_bias", "modules_to_save", "rank_pattern", "alpha_pattern",
                 "layer_replication", "trainable_token_indices", "target_parameters")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """The adapters to train.
-
-    Attributes:
-        rank: Rank of each adapter, 1 or more.
-        alpha: Adapters are scaled by alpha / rank, above 0.
-        target_modules: Names of the layers with adapters (`q_proj`, ...), or "all-linear": all but the output layer.
-
-    Raises:
-        ValueError: If a value is out of range.
-    """
-
-    rank: int
-    alpha: float = 32.0
-    target_modules: tuple[str, ...] | str = ALL_LINEAR
-
-    def __post_init__(self) -> None:
-        if self.rank < 1 or not self.alpha > 0:
-            raise ValueError(f"lora.rank must be >= 1 and lora.alpha > 0, got {self.rank} and {self.alpha}")
-        if not self.target_modules or (isinstance(self.target_modules, str) and self.target_modules != ALL_LINEAR):
-            raise ValueError(f"lora.target_modules must be layer names or {ALL_LINEAR}, got {self.target_modules!r}")
-        if tuple(self.target_modules) == (ALL_LINEAR,):
-            object.__setattr__(self, "target_modules", ALL_LINEAR)
 
 
 def require_peft() -> None:
@@ -66,8 +40,12 @@ def require_peft() -> None:
         raise UserError(f"LoRA needs the package peft ({error}); run: pip install 'brorl[peft]'") from error
 
 
-def target_layers(model: PreTrainedModel, target_modules: Collection[str] | str) -> dict[str, nn.Module]:
+def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict[str, nn.Module]:
     """Return the layers with an adapter by name; the model can be on the meta device.
+
+    Args:
+        model: The model.
+        target_modules: Names of layers (`q_proj`, ...), or "all-linear": all but the output layer.
 
     Raises:
         UserError: If a name matches no layer.
@@ -75,7 +53,7 @@ def target_layers(model: PreTrainedModel, target_modules: Collection[str] | str)
     from transformers.pytorch_utils import Conv1D
 
     linear: dict[str, nn.Module] = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D)}
-    if target_modules == ALL_LINEAR:
+    if tuple(target_modules) == (ALL_LINEAR,):
         return {n: m for n, m in linear.items() if m is not model.get_output_embeddings()}
     chosen = {n: m for n, m in linear.items() if any(n == t or n.endswith(f".{t}") for t in target_modules)}
     unused = [t for t in target_modules if not any(n == t or n.endswith(f".{t}") for n in chosen)]
@@ -204,7 +182,7 @@ def _saved_name(name: str) -> str:
     return _PREFIX + name.replace(f".{_ADAPTER}.", ".")
 
 
-def _describe(rank: int, alpha: float, weights: Collection[str]) -> str:
+def _describe(rank: int, alpha: float, weights: Iterable[str]) -> str:
     modules = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in weights}
     kinds = ", ".join(sorted({module.rpartition(".")[2] for module in modules}))
     return f"rank {rank}, alpha {alpha:g} and {len(modules)} target modules ({kinds})"

@@ -6,15 +6,9 @@ rejects a run whose certain parts do not fit, and names the settings that shrink
 
 Weights, gradients, AdamW's moments, the sampling copy and the reference are exact. The engine's line is its limit, or
 less if its rows cannot fill it. vLLM has its own weights and a file of them, and keeps its whole cache. The learner's
-line is an estimate for responses of the maximum length:
-
-    layer   = b * (6 h + 4 m + 4 H D + 3 H E) per token of nodes and prompts, and attention weights 4 H (T + S) per node
-    total   = layers * layer + 3 * layer (temporary: gradients, intermediate results, memory that the allocator keeps)
-              + 3 * nodes * V * 4 bytes (logits, their softmax, their gradient)
-
-with h the hidden size, m the size inside the MLP, H heads with keys of D and values of E numbers, b bytes per number,
-S the longest prompt, T the longest response. With bfloat16 the 6 h stay float32, and 2 h in bfloat16 are added.
-Gradient checkpointing keeps h numbers per layer and token, and one layer's activations.
+line is an estimate for responses of the maximum length: the activations of `ModelShape.pass_bytes` for nodes and
+prompts, attention weights 4 H (T + S) per node, and 3 * nodes * V * 4 bytes (logits, their softmax, their gradient),
+with H heads, S the longest prompt, T the longest response, V the vocabulary.
 
 Two terms stop growing. More than 2^26 attention weights of a layer are computed in tiles, and only those of one tile
 are in memory: 4 * 2^25 numbers. More than 2^27 logits are computed in blocks: 3 * 2^26 numbers, and twice the gradient
@@ -33,60 +27,48 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, assert_never
+from typing import Literal, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from brorl.errors import UserError
 from brorl.model.forward import ForwardChoice
-from brorl.model.kv_shape import KVShape, kv_shapes
+from brorl.model.kv_shape import KVShape, shapes_or_guess
 from brorl.model.logprobs import default_max_nodes
-from brorl.model.lora import LoraSettings, num_adapter_weights
+from brorl.model.lora import num_adapter_weights
+from brorl.model.model_shape import ModelShape
 from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS, embeds_last
+from brorl.model.settings import LoraSettings
 from brorl.model.tiled_attention import SCORES_PER_TILE
-from brorl.model.tree_attention import HooksError
 from brorl.model.tree_batch import MAX_CHAIN_SCORES, AttentionChoice
 
 _PREFILL_TOKENS = 16384  # the engine's
 _LOGITS_PER_DRAW = 1 << 24  # the engine's
 _BYTES_PER_DRAWN_LOGIT = 24  # scaled, padded, softmax, and a copy in float64
-_TEMPORARY_LAYERS = 3
 _SCORES_IN_TILE = 4  # scores, weights, their gradient, and a cast
+_BYTES = {"float64": (8, 8), "float32": (4, 4), "bfloat16": (4, 2)}  # per number of trained weights, and computed
 _LEAST_NODES = 1024  # the default on a CPU; the learner goes below it
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """The settings of a run that decide its memory.
+    """The settings of a run that decide its memory."""
 
-    Attributes:
-        dtype: The run's `dtype`.
-        engine_bytes: The engine's limit.
-        lora: The adapters; None if all weights are trained.
-        reference: Whether a reference policy is in the device's memory.
-        nodes_per_pass: Nodes per forward pass of the learner, 1 or more; None for the default.
-        gradient_checkpointing: Whether activations are computed again.
-        forward: How rollouts go through the model; `auto` is the flat path if the attention cannot be hooked.
-        attention: How nodes attend on the tree path; `auto` can be FlexAttention on CUDA.
-        device: Type of the model's device, such as `cuda`.
-        separate_engine: Whether the engine is vLLM, which has its own weights, a file of them in shared memory, and a
-            cache that is allocated in advance.
-        engine_apart: Whether vLLM has GPUs of its own; its memory is then not part of the plan.
-    """
-
-    dtype: Literal["float32", "float64", "bfloat16"]
-    engine_bytes: int
-    lora: LoraSettings | None = None
-    reference: bool = False
-    nodes_per_pass: int | None = None
-    gradient_checkpointing: bool = False
+    dtype: Literal["float32", "float64", "bfloat16"]  # the run's `dtype`
+    engine_bytes: int  # the engine's limit
+    lora: LoraSettings | None = None  # the adapters; None if all weights are trained
+    reference: bool = False  # whether a reference policy is in the device's memory
+    nodes_per_pass: int | None = None  # nodes per forward pass of the learner, 1 or more; None for the default
+    gradient_checkpointing: bool = False  # whether activations are computed again
+    # how rollouts go through the model; `auto` is the flat path if the attention cannot be hooked
     forward: ForwardChoice = "auto"
-    attention: AttentionChoice = "auto"
-    device: str = "cpu"
+    attention: AttentionChoice = "auto"  # how nodes attend on the tree path; `auto` can be FlexAttention on CUDA
+    device: str = "cpu"  # type of the model's device, such as `cuda`
+    # whether the engine is vLLM, which has its own weights, a file of them in shared memory, and a cache that is
+    # allocated in advance
     separate_engine: bool = False
-    engine_apart: bool = False
+    engine_apart: bool = False  # whether vLLM has GPUs of its own; its memory is then not part of the plan
 
     @property
     def autocasts(self) -> bool:
@@ -96,52 +78,31 @@ class MemorySettings:
 
 @dataclass(frozen=True)
 class Workload:
-    """Sizes of the batches of a run.
+    """Sizes of the batches of a run."""
 
-    Attributes:
-        prompt_tokens: Tokens of the longest prompt.
-        max_new_tokens: Tokens of the longest response.
-        num_rows: Most rollouts that are sampled together, prompts times N; None if unknown.
-        num_prompts: Prompts of a mini-batch; None if unknown.
-    """
-
-    prompt_tokens: int = 512
-    max_new_tokens: int = 1024
-    num_rows: int | None = None
-    num_prompts: int | None = None
+    prompt_tokens: int = 512  # tokens of the longest prompt
+    max_new_tokens: int = 1024  # tokens of the longest response
+    num_rows: int | None = None  # most rollouts that are sampled together, prompts times N; None if unknown
+    num_prompts: int | None = None  # prompts of a mini-batch; None if unknown
 
 
 class MemoryLine(NamedTuple):
-    """One part of the memory.
-
-    Attributes:
-        name: Its name.
-        num_bytes: Its size.
-        settings: Settings that make it smaller, by dotted name, in the order in which to try them.
-    """
+    """One part of the memory."""
 
     name: str
     num_bytes: int
-    settings: str
+    settings: str  # settings that make it smaller, by dotted name, in the order in which to try them
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Memory of a run, by part.
+    """Memory of a run, by part."""
 
-    Attributes:
-        kept: The parts that are always in memory.
-        sampling: The engine's memory while it samples.
-        learning: The learner's memory while it learns; an upper estimate.
-        available_bytes: The machine's free memory; None if unknown.
-        num_weights: Weights of the model.
-    """
-
-    kept: tuple[MemoryLine, ...]
-    sampling: MemoryLine
-    learning: MemoryLine
-    available_bytes: int | None = None
-    num_weights: int = 0
+    kept: tuple[MemoryLine, ...]  # the parts that are always in memory
+    sampling: MemoryLine  # the engine's memory while it samples
+    learning: MemoryLine  # the learner's memory while it learns; an upper estimate
+    available_bytes: int | None = None  # the machine's free memory; None if unknown
+    num_weights: int = 0  # weights of the model
 
     @cached_property
     def kept_bytes(self) -> int:
@@ -188,15 +149,17 @@ def plan_memory(
     """
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    shape = _Shape.of(model, settings)
-    num_weights = sum(p.numel() for p in model.parameters())
-    kept = _kept_lines(model, num_weights, shape, settings)
-    sampling = 0 if settings.separate_engine else shape.sampling_bytes(settings.engine_bytes, workload)
-    nodes = settings.nodes_per_pass or default_max_nodes(model, whole_logits=shape.whole_logits, device=settings.device)
+    activations = _Activations.of(model, settings)
+    num_weights = activations.shape.parameters
+    kept = _kept_lines(model, activations, settings)
+    sampling = 0 if settings.separate_engine else activations.sampling_bytes(settings.engine_bytes, workload)
+    nodes = settings.nodes_per_pass or default_max_nodes(
+        model, whole_logits=activations.whole_logits, device=settings.device
+    )
     casts = 2 * num_weights if settings.autocasts else 0  # autocast keeps its casts of the weights during a pass
     room = inf if available is None else available - casts - sum(line.num_bytes for line in kept)
     least = settings.nodes_per_pass or _LEAST_NODES
-    while (learning := shape.learning_bytes(settings, workload, nodes)) > room and nodes > least:
+    while (learning := activations.learning_bytes(settings, workload, nodes)) > room and nodes > least:
         nodes //= 2  # as the learner does when memory runs out
     learning += casts
     fewer = "" if settings.gradient_checkpointing else "engine.gradient_checkpointing, "
@@ -209,15 +172,13 @@ def plan_memory(
     )
 
 
-def _kept_lines(
-    model: PreTrainedModel, num_weights: int, shape: _Shape, settings: MemorySettings
-) -> tuple[MemoryLine, ...]:
-    lora = settings.lora
-    trained_bytes = (num_adapter_weights(model, lora) if lora else num_weights) * shape.trained_bytes
-    frozen_bytes = num_weights * shape.computed_bytes if lora else 0
+def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: MemorySettings) -> tuple[MemoryLine, ...]:
+    lora, num_weights = settings.lora, activations.shape.parameters
+    trained_bytes = (num_adapter_weights(model, lora) if lora else num_weights) * activations.trained_bytes
+    frozen_bytes = num_weights * activations.computed_bytes if lora else 0
     has_vllm = settings.separate_engine and not settings.engine_apart
     if settings.separate_engine:
-        copy_bytes = 2 * num_weights * shape.computed_bytes if has_vllm else 0
+        copy_bytes = 2 * num_weights * activations.computed_bytes if has_vllm else 0
     else:
         copy_bytes = 2 * num_weights if settings.autocasts else 0
     smaller = "dtype: bfloat16" if lora else "dtype: bfloat16 with lora.rank"
@@ -305,44 +266,28 @@ def _read(path: Path) -> str:
         return ""
 
 
-class _Shape(NamedTuple):
-    """The sizes that decide a model's activations: counts of numbers, and bytes per number."""
+class _Activations(NamedTuple):
+    """What decides the memory of a model's activations, in addition to its settings."""
 
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
+    shape: ModelShape
     kv: Sequence[KVShape]  # of each layer
     flat: bool  # whether each response goes through the model with its own prompt
     whole_logits: bool  # whether logits cannot be computed in blocks
-    vocabulary: int
-    trained_bytes: int
+    trained_bytes: int  # per number
     computed_bytes: int  # of activations, frozen weights and the sampling copy
 
     @classmethod
-    def of(cls, model: PreTrainedModel, settings: MemorySettings) -> _Shape:
-        """Read the sizes of a model."""
-        kv, flat = _kv_shapes(model, settings.forward)
-        config: Any = model.config.get_text_config()
-        widest = max((max(p.shape) for n, p in model.named_parameters() if p.dim() == 2 and ".layers." in n), default=0)
-        inner = getattr(config, "intermediate_size", None) or widest or 4 * config.hidden_size
-        match settings.dtype:
-            case "float64":
-                trained, computed = 8, 8
-            case "float32":
-                trained, computed = 4, 4
-            case "bfloat16":
-                trained, computed = 4, 2
-            case _:
-                assert_never(settings.dtype)
-        sizes = (config.num_hidden_layers, config.hidden_size, inner, _num_heads(config))
-        return cls(*sizes, kv, flat, not embeds_last(model), config.vocab_size, trained, computed)
+    def of(cls, model: PreTrainedModel, settings: MemorySettings) -> _Activations:
+        shape = ModelShape.of_model(model, "config")
+        dim = shape.hidden // shape.heads
+        kv, flat = shapes_or_guess(model, KVShape(shape.heads, dim, dim), settings.forward)
+        return cls(shape, kv, flat, not embeds_last(model), *_BYTES[settings.dtype])
 
     def sampling_bytes(self, limit: int, workload: Workload) -> int:
         """Return the bytes of the engine's rows within its limit, and of the activations of its forward passes."""
-        token_bytes = sum(shape.size for shape in self.kv) * self.computed_bytes
+        token_bytes = sum(kv.size for kv in self.kv) * self.computed_bytes
         row_tokens = workload.max_new_tokens + (workload.prompt_tokens if self.flat else 0)
-        row_bytes = row_tokens * token_bytes + 3 * self.vocabulary * max(4, self.computed_bytes)
+        row_bytes = row_tokens * token_bytes + 3 * self.shape.vocabulary * max(4, self.computed_bytes)
         rows = max(1, limit // row_bytes)
         cache, prefill = limit, _PREFILL_TOKENS
         if workload.num_rows is not None:
@@ -350,18 +295,12 @@ class _Shape(NamedTuple):
             rows = min(rows, workload.num_rows)
             cache = min(limit, rows * row_bytes + prompt_tokens * token_bytes)
             prefill = min(prefill, prompt_tokens)
-        scores = 3 * rows * self.heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
-        drawn = min(rows * self.vocabulary, _LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
+        scores = 3 * rows * self.shape.heads * (workload.max_new_tokens + workload.prompt_tokens) * 4
+        drawn = min(rows * self.shape.vocabulary, _LOGITS_PER_DRAW) * _BYTES_PER_DRAWN_LOGIT
         return cache + max(scores, drawn, prefill * self._token_bytes() // 2)
 
     def learning_bytes(self, settings: MemorySettings, workload: Workload, nodes: int) -> int:
-        """Return the bytes of the activations and logits of the largest chunk, with the tokens of its prompts.
-
-        Args:
-            settings: The settings that decide the memory.
-            workload: The sizes of the batches.
-            nodes: Nodes per forward pass.
-        """
+        """Return the bytes of the activations and logits of the largest chunk, with the tokens of its prompts."""
         longest, context = workload.max_new_tokens, workload.prompt_tokens + workload.max_new_tokens
         if workload.num_rows is not None:
             nodes = min(nodes, workload.num_rows * longest)
@@ -369,62 +308,33 @@ class _Shape(NamedTuple):
         if workload.num_prompts is not None:
             prompts = min(prompts, workload.num_prompts * workload.prompt_tokens)
         nodes = max(nodes, context if self.flat else longest)  # a response is never split
-        score_bytes = 6 if self.computed_bytes == 2 else self.trained_bytes  # float32, and bfloat16 for the product
-        layer, scores = (nodes + prompts) * self._token_bytes(), nodes * self.heads * context
+        scores, tile, other = nodes * self.shape.heads * context, 0, 0
         attention = "auto" if self.flat else settings.attention
-        tile = 0
         if attention == "tiled" or (attention == "auto" and scores > MAX_CHAIN_SCORES and not self.flat):
             tile = _SCORES_IN_TILE * SCORES_PER_TILE * self.trained_bytes
-        elif attention == "auto":
-            layer += scores * score_bytes
+        elif attention == "auto":  # float32, and bfloat16 for the product
+            other += scores * (6 if self.computed_bytes == 2 else self.trained_bytes)
         if attention == "flex" or (attention == "auto" and settings.device == "cuda" and not self.flat):
-            layer += prompts * max(shape.size for shape in self.kv) * self.computed_bytes
-        inputs = self.layers * (nodes + prompts) * self.hidden * self.trained_bytes
-        kept = inputs + layer if settings.gradient_checkpointing else self.layers * layer
-        return max(self._logit_bytes(nodes, settings), tile) + _TEMPORARY_LAYERS * layer + kept
-
-    def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
-        """Return the bytes of the logits of a chunk, and of the gradient that blocks of them sum up."""
-        if self.whole_logits or rows * self.vocabulary <= MAX_LOGITS:
-            return 3 * rows * self.vocabulary * self.trained_bytes
-        summed = 0 if settings.lora else 2 * self.vocabulary * self.hidden
-        return (3 * LOGITS_PER_BLOCK + summed) * self.trained_bytes
+            other += prompts * max(kv.size for kv in self.kv) * self.computed_bytes
+        tokens = nodes + prompts
+        layer = tokens * self._token_bytes() + other
+        activations = self.shape.pass_bytes(tokens, layer, settings.gradient_checkpointing, self.trained_bytes)
+        return max(self._logit_bytes(nodes, settings), tile) + activations
 
     def _token_bytes(self) -> int:
         """Return the bytes of a token's activations in one layer."""
-        residual = 6 * self.hidden * self.trained_bytes
-        if self.computed_bytes < self.trained_bytes:  # norms are computed in float32 and cast
-            residual += 2 * self.hidden * self.computed_bytes
-        head = max(4 * shape.key_dim + 3 * shape.value_dim for shape in self.kv)
-        return residual + (4 * self.inner + self.heads * head) * self.computed_bytes
+        head_size = max(4 * kv.key_dim + 3 * kv.value_dim for kv in self.kv)
+        return self.shape.activation_bytes(self.trained_bytes, self.computed_bytes, head_size)
 
-
-def _kv_shapes(model: PreTrainedModel, forward: ForwardChoice) -> tuple[Sequence[KVShape], bool]:
-    """Return the shapes of the keys and values of a model on the meta device, and whether it takes the flat path.
-
-    Shapes are guessed from the config where the model cannot run there, and on the flat path.
-    """
-    config = model.config.get_text_config()
-    heads, dim = _num_heads(config), config.hidden_size // _num_heads(config)
-    guessed = [KVShape(heads, dim, dim)] * config.num_hidden_layers
-    if forward == "flat":
-        return guessed, True
-    model.eval()
-    try:
-        return kv_shapes(model.to(torch.bfloat16)), False  # type: ignore[arg-type]  # matmuls of experts need it there
-    except HooksError:
-        if forward == "tree":
-            raise
-        return guessed, True
-    except Exception:  # some routers of experts read values, which the meta device does not have
-        return guessed, False
-
-
-def _num_heads(config: Any) -> int:
-    """Return the number of attention heads; 1 for a model without attention."""
-    return getattr(config, "num_attention_heads", None) or 1
+    def _logit_bytes(self, rows: int, settings: MemorySettings) -> int:
+        """Return the bytes of the logits of a chunk, and of the gradient that blocks of them sum up."""
+        vocabulary = self.shape.vocabulary
+        if self.whole_logits or rows * vocabulary <= MAX_LOGITS:
+            return 3 * rows * vocabulary * self.trained_bytes
+        summed = 0 if settings.lora else 2 * vocabulary * self.shape.hidden
+        return (3 * LOGITS_PER_BLOCK + summed) * self.trained_bytes
 
 
 def _size(num_bytes: int) -> str:
-    gib = num_bytes / _GIB
+    gib = num_bytes / 2**30
     return f"{gib:.1f} GiB" if gib >= 0.95 else f"{num_bytes / 2**20:.0f} MiB"

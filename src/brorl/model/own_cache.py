@@ -9,7 +9,6 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
@@ -85,37 +84,3 @@ def _tensors(part: Any) -> list[Tensor]:
     if isinstance(part, list | tuple):
         return [tensor for value in part for tensor in _tensors(value)]
     return _tensors(vars(part)) if type(part).__module__.startswith("transformers.cache") else []
-
-
-@torch.no_grad()
-def check_own_cache(model: PreTrainedModel) -> None:
-    """Check that decoding with the cache reproduces the forward pass of a model.
-
-    Args:
-        model: A causal LM.
-
-    Raises:
-        CacheError: If it does not.
-    """
-    vocabulary = model.config.get_text_config().vocab_size
-    row_LT = torch.arange(4 * 9, device=model.device).reshape(4, 9) * 7 % vocabulary
-    row_LT[:2, :5] = row_LT[0, :5]  # two prompts of 5 tokens, and two responses to each
-    row_LT[2:, :5] = row_LT[2, :5]
-    was_training = model.training
-    model.eval()
-    try:
-        expected_LTV = model(input_ids=row_LT, use_cache=False).logits
-        cache = OwnCache(model, row_LT[[0, 2], :5])
-        logits = [cache.logits_RV[[0, 0, 1, 1]]]
-        cache.take(torch.tensor([0, 0, 1, 1], device=model.device))
-        logits += [cache.feed(row_LT[:, place]) for place in range(5, 9)]
-    except CacheError:
-        raise
-    except Exception as error:  # a forward pass can raise anything; the user needs the architecture's name
-        raise CacheError.of(model, f"{type(error).__name__}: {error}") from error
-    finally:
-        model.train(was_training)
-    tolerance = 0.1 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
-    scale = float(expected_LTV.abs().max())
-    if not torch.allclose(torch.stack(logits, 1), expected_LTV[:, 4:], rtol=tolerance, atol=tolerance * scale):
-        raise CacheError.of(model, "its logits change when it decodes with its cache")

@@ -43,7 +43,7 @@ def peak_bytes(device: torch.device) -> int | None:
 
 def _of_process(entry: str) -> int | None:
     try:
-        found = re.search(rf"^{entry}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+        entry_line = re.search(rf"^{entry}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(entry_line[1]) * 1024 if entry_line else None

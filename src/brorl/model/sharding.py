@@ -8,6 +8,7 @@ collective: it blocks until every rank makes it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,11 @@ class SyncedForward:
         self._attention: str = model.config._attn_implementation
         self._open: _Kind = _Kind.NONE
         self._within = False
-        self._collectives = _Collectives(model)
+        self._collectives = _Collectives()
+        for module in model.modules():
+            if isinstance(module, FSDPModule) and hasattr(module, "set_custom_all_gather"):
+                module.set_custom_all_gather(_AllGather(self._collectives))
+                module.set_custom_reduce_scatter(_ReduceScatter(self._collectives))
         model.register_forward_pre_hook(self._before, prepend=True)
 
     def finish(self) -> None:
@@ -224,7 +229,7 @@ class SyncedForward:
         """
         root: Any = self._model
         root.reshard()
-        self._collectives.begin()
+        self._collectives.made = self._collectives.left_out = 0
 
     def _reach(self, kind: _Kind) -> None:
         """Agree on the next pass until it is of a kind."""
@@ -246,7 +251,7 @@ class SyncedForward:
                 f"out of memory in a pass of a sharded model, which torch {torch.__version__} cannot repeat; lower "
                 "engine.nodes_per_pass, or install a newer torch"
             )
-        self._collectives.skip_made()
+        self._collectives.made, self._collectives.left_out = 0, self._collectives.made
         root.reset_iter_state()
         self._pass_without_effect(kind)
         self._back_to_shards()
@@ -268,28 +273,12 @@ class SyncedForward:
             self._within = False
 
 
+@dataclass
 class _Collectives:
-    """Counts the collective calls of a pass, and can leave out those that a failed pass has made."""
+    """Counts the collective calls of a pass; the first ones are left out if a failed pass has made them."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._made = self._skip = 0
-        for module in model.modules():
-            if isinstance(module, FSDPModule) and hasattr(module, "set_custom_all_gather"):
-                module.set_custom_all_gather(_AllGather(self))
-                module.set_custom_reduce_scatter(_ReduceScatter(self))
-
-    def begin(self) -> None:
-        """Count from zero."""
-        self._made = self._skip = 0
-
-    def skip_made(self) -> None:
-        """Leave out as many calls as the failed pass has made."""
-        self._made, self._skip = 0, self._made
-
-    def makes_next(self) -> bool:
-        """Return whether the next call is made, and count it."""
-        self._made += 1
-        return self._made > self._skip
+    made: int = 0
+    left_out: int = 0
 
 
 class _Counted:
@@ -299,7 +288,8 @@ class _Counted:
         self._collectives = collectives
 
     def __call__(self, output_tensor: Tensor, *arguments: Any, **named: Any) -> Any:
-        if self._collectives.makes_next():
+        self._collectives.made += 1
+        if self._collectives.made > self._collectives.left_out:
             return super().__call__(output_tensor, *arguments, **named)  # type: ignore[misc]
         output_tensor.zero_()
         return None

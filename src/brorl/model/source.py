@@ -154,12 +154,12 @@ def _find_in(folder: Path, name: str) -> ModelSource:
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / ADAPTER_CONFIG} does not name the adapter's base model ({error!r})") from error
     try:
-        found = find_model(base or "")
+        base_source = find_model(base or "")
     except UserError as error:
         raise UserError(f"the base model of the adapter {name} was not found: {error}") from error
-    if found.adapter is not None:
+    if base_source.adapter is not None:
         raise UserError(f"the base model of the adapter {name} is an adapter too ({base}); merge the base first")
-    return ModelSource(name, found.path, found.local_only, folder)
+    return ModelSource(name, base_source.path, base_source.local_only, folder)
 
 
 def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
@@ -199,16 +199,38 @@ def _is_offline(name: str) -> bool:
         UserError: If there is no such model, it may not be read, or it is neither on the hub nor on disk.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
 
     try:
         if constants.HF_HUB_OFFLINE:
             raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=_PROBE_TIMEOUT_S)
+    except GatedRepoError as error:
+        raise UserError(
+            f"the model {name!r} is gated; ask for access at {constants.ENDPOINT}/{name}, then run: hf auth login"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f"there is no model {name!r}: no such folder here, and no such public model on the hub; correct the name, "
+            "or, if it is private, run: hf auth login"
+        ) from error
+    except EntryNotFoundError as error:
+        raise UserError(
+            f"the model {name!r} on the hub has no config.json; if it is an adapter, run: hf download {name} "
+            "--local-dir FOLDER, and set model to that folder"
+        ) from error
+    except HFValidationError as error:
+        raise UserError(
+            f"{name!r} is neither a folder nor a hub id (like Qwen/Qwen3-0.6B); correct the name"
+        ) from error
     except Exception as error:  # no network, no answer, a proxy: the errors of the HTTP client share no base class
-        answer = _hub_answer(name, error)
-        if answer is not None:
-            raise UserError(answer) from error
         if isinstance(try_to_load_from_cache(name, "config.json"), str):
             return True
         reason = f"HTTP {error.response.status_code}" if isinstance(error, HfHubHTTPError) else first_line(error)
@@ -217,34 +239,3 @@ def _is_offline(name: str) -> bool:
             f"before; set model to a local folder, or quickstart"
         ) from error
     return False
-
-
-def _hub_answer(name: str, error: Exception) -> str | None:
-    """Return the message for an error by which the hub rejects a model; None for any other error."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HFValidationError,
-        RepositoryNotFoundError,
-    )
-
-    match error:
-        case GatedRepoError():
-            return (
-                f"the model {name!r} is gated; ask for access at {constants.ENDPOINT}/{name}, then run: hf auth login"
-            )
-        case RepositoryNotFoundError():
-            return (
-                f"there is no model {name!r}: no such folder here, and no such public model on the hub; correct the "
-                "name, or, if it is private, run: hf auth login"
-            )
-        case EntryNotFoundError():
-            return (
-                f"the model {name!r} on the hub has no config.json; if it is an adapter, run: hf download {name} "
-                "--local-dir FOLDER, and set model to that folder"
-            )
-        case HFValidationError():
-            return f"{name!r} is neither a folder nor a hub id (like Qwen/Qwen3-0.6B); correct the name"
-        case _:
-            return None

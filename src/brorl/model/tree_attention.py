@@ -187,8 +187,8 @@ def packed_row_logits(
         return logits
 
     num_rows = token_T.numel() if rows is None else rows.numel()
-    found = row_logits(model, forward, num_rows, whole_logits=whole_logits)
-    return replace(found, row=found.row[0])
+    logits = row_logits(model, forward, num_rows, whole_logits=whole_logits)
+    return replace(logits, row=logits.row[0])
 
 
 def position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
@@ -349,8 +349,8 @@ class PartialAttention(NamedTuple):
 
     def merged(self, other: PartialAttention) -> Tensor:
         """Return the attention over the union of two disjoint sets of keys."""
-        share = torch.sigmoid(other.lse - self.lse)[..., None]
-        return torch.lerp(self.output, other.output, share.to(self.output.dtype))
+        fraction = torch.sigmoid(other.lse - self.lse)[..., None]
+        return torch.lerp(self.output, other.output, fraction.to(self.output.dtype))
 
 
 def attend_prompt(query_THD: Tensor, cache: PromptCache, layer: int, grouping: Grouping) -> PartialAttention:

@@ -40,66 +40,39 @@ _WEIGHTS: Mapping[str, OutcomeWeight] = {
 
 @dataclass(frozen=True)
 class EstimatorRow:
-    """One estimator at one N.
+    """One estimator at one N."""
 
-    Attributes:
-        estimator: Its name, a value of `advantage.estimator`.
-        num_rollouts: N.
-        shares: Fraction of the gradient in each bin of difficulty, from the hardest; sum 1.
-        rare: Fraction of the gradient that goes to prompts with a pass rate below `RARE`.
-        noise: Relative gradient noise divided by that of RLOO at the same N, >= 1.
-        noise_to_known: The same divided by that of an estimator that knows the pass rates, >= 1.
-        reach: The rare prompts' gradient divided by theirs at N = 2048 with the same estimator; 1 without rare prompts.
-    """
-
-    estimator: str
+    estimator: str  # its name, a value of `advantage.estimator`
     num_rollouts: int
-    fractions: tuple[float, ...]
-    rare: float
-    noise: float
-    noise_to_known: float
+    fractions: tuple[float, ...]  # fraction of the gradient in each bin of difficulty, from the hardest; sum 1
+    rare: float  # fraction of the gradient that goes to prompts with a pass rate below `RARE`
+    noise: float  # relative gradient noise divided by that of RLOO at the same N, >= 1
+    noise_to_known: float  # the same divided by that of an estimator that knows the pass rates, >= 1
+    # the rare prompts' gradient divided by theirs at N = 2048 with the same estimator; 1 without rare prompts
     reach: float
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The recommendation for one aim.
-
-    Attributes:
-        aim: The aim.
-        estimator: A value of `advantage.estimator`.
-        index: Index of the recommended row of the plan; None if no N fits.
-        reason: The rule and its numbers, as a sentence.
-    """
+    """The recommendation for one aim."""
 
     aim: Aim
-    estimator: str
-    index: int | None
-    reason: str
+    estimator: str  # a value of `advantage.estimator`
+    index: int | None  # index of the recommended row of the plan; None if no N fits
+    reason: str  # the rule and its numbers, as a sentence
 
 
 @dataclass(frozen=True)
 class EstimatorGuide:
-    """The estimators at every N of a plan.
+    """The estimators at every N of a plan."""
 
-    Attributes:
-        prompts: Fraction of the prompts in each bin of difficulty, from the hardest; sum 1.
-        rows: One per estimator and N, by N; pass_at_k only where N > 16.
-        choices: The choice for each aim.
-    """
-
-    prompts: tuple[float, ...]
-    rows: list[EstimatorRow]
-    choices: dict[Aim, Choice]
+    prompts: tuple[float, ...]  # fraction of the prompts in each bin of difficulty, from the hardest; sum 1
+    rows: list[EstimatorRow]  # one per estimator and N, by N; pass_at_k only where N > 16
+    choices: dict[Aim, Choice]  # the choice for each aim
 
     @classmethod
     def of(cls, plan: RolloutPlan, own: str = FOR_PASS_1[0]) -> EstimatorGuide:
-        """Compute the guide from the plan's fitted pass rates.
-
-        Args:
-            plan: A plan, with its recommendation for pass@1.
-            own: The recipe's own estimator.
-        """
+        """Compute the guide from the plan's fitted pass rates."""
         rate_G, share_G = rate_cells(plan.pass_rates)
         far_EG = gradient_coefficient(_tabulated(list(_WEIGHTS), _FAR), rate_G)
         far = dict(
@@ -148,16 +121,16 @@ def _choices(plan: RolloutPlan, rows: list[EstimatorRow], own: str) -> Iterator[
     """Yield the choice for each aim. This is the only place with a rule."""
     for_pass_1 = own if own in FOR_PASS_1 else FOR_PASS_1[0]
     yield Choice("pass@1", for_pass_1, plan.chosen, "It has the least noise for the gradient of pass@1.")
-    found = {(row.estimator, row.num_rollouts): row for row in rows}
+    at = {(row.estimator, row.num_rollouts): row for row in rows}
     fitting = [(i, r.num_rollouts) for i, r in enumerate(plan.rows) if r.budget_prompts]
-    above_k = [(i, found["pass_at_k", n]) for i, n in fitting if n > K]
+    above_k = [(i, at["pass_at_k", n]) for i, n in fitting if n > K]
     quiet = [i for i, row in above_k if row.noise_to_known <= _MOST_NOISE]
     reason = (
         f"For pass@{K} the rule is the smallest N above {K} whose gradient noise is at most {_MOST_NOISE} times that "
         "with known pass rates"
     )
     yield _choice("pass@k", "pass_at_k", quiet, [i for i, _ in above_k], reason)
-    reaching = [i for i, n in fitting if found["maxrl", n].reach >= _LEAST_REACH]
+    reaching = [i for i, n in fitting if at["maxrl", n].reach >= _LEAST_REACH]
     reason = (
         f"For coverage the rule is the smallest N that gives prompts with a pass rate below 1/{1 / RARE:.0f} at least "
         f"{_LEAST_REACH:.0%} of their gradient at N = {_FAR}"

@@ -1,4 +1,4 @@
-"""A plan as a figure: shares, tokens, seconds and noise against the number of rollouts.
+"""A plan as a figure: fractions, tokens, seconds and noise against the number of rollouts.
 
 In: a plan with its measurements. Out: a PNG.
 """

@@ -1,8 +1,9 @@
 """The noise of a batch gradient at any number of rollouts and prompts, from one pilot.
 
-In: inner products of per-prompt policy gradients, each estimated twice from independent halves of the pilot's
-rollouts. Out: the squared length of the mean gradient, its variance between prompts and within them, from these the
-relative noise of a batch of N rollouts of each of P prompts, and a p value for a mean gradient of 0.
+In: a copy of the model, and the pilot's groups. Each prompt's policy gradient is estimated twice, from independent
+halves of its rollouts; long gradients are projected at random, which keeps inner products in the mean. Out: the squared
+length of the mean gradient, its variance between prompts and within them, from these the relative noise of a batch of N
+rollouts of each of P prompts, and a p value for a mean gradient of 0.
 
 With g_p the leave-one-out policy gradient of prompt p, E[g_p] = G_p does not depend on N, and
 
@@ -20,41 +21,42 @@ Source: the simple noise scale of arXiv 1812.06162 (its tr(S) / |G|^2), split he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from brorl.algorithms.groups import Group
+from brorl.algorithms.policy_loss import node_weights
+from brorl.planning.pilot import PilotParts
+from brorl.training.learner import LearnerSettings
+from brorl.tree import RolloutTree
+
+IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 _FLIPS = 4000
+_SKETCH = 1 << 18  # gradients longer than this are projected onto this many numbers
+_PIECE = 1 << 22  # numbers of a gradient that are projected in one operation
 
 
 @dataclass(frozen=True)
 class GradientProducts:
-    """Inner products of the gradients of P prompts; g_p = (g_p1 + g_p2) / 2.
+    """Inner products of the gradients of P prompts; g_p = (g_p1 + g_p2) / 2."""
 
-    Attributes:
-        gram_PP: g_p . g_q, shape [P, P].
-        across_P: g_p1 . g_p2, shape [P].
-        apart_P: |g_p1 - g_p2|^2, shape [P].
-        half_rollouts: n / 2, rollouts in each half.
-    """
-
-    gram_PP: FloatArray
-    across_P: FloatArray
-    apart_P: FloatArray
-    half_rollouts: int
+    gram_PP: FloatArray  # g_p . g_q, shape [P, P]
+    across_P: FloatArray  # g_p1 . g_p2, shape [P]
+    apart_P: FloatArray  # |g_p1 - g_p2|^2, shape [P]
+    half_rollouts: int  # n / 2, rollouts in each half
 
     @classmethod
     def of(cls, first_PK: FloatArray, second_PK: FloatArray, half_rollouts: int) -> GradientProducts:
-        """Multiply the gradients, or random projections that keep inner products.
-
-        Args:
-            first_PK: Gradients of the P prompts from the first half of their rollouts, shape [P, K].
-            second_PK: The same from the second half, shape [P, K].
-            half_rollouts: Rollouts in each half, >= 1.
-        """
+        """Multiply the gradients of P prompts from the first and the second half of their rollouts, shape [P, K]."""
         mean_PK, difference_PK = (first_PK + second_PK) / 2, first_PK - second_PK
         return cls(
             gram_PP=mean_PK @ mean_PK.T,
@@ -66,17 +68,11 @@ class GradientProducts:
 
 @dataclass(frozen=True)
 class NoiseMoments:
-    """The moments that determine the noise of any batch; scalars, or one number for each of B replicates.
+    """The moments that determine the noise of any batch; scalars, or one number for each of B replicates."""
 
-    Attributes:
-        mean_squared: |G|^2, unbiased, so it can be negative.
-        prompt_squared: M, the mean of |G_p|^2, unbiased.
-        within: s_w^2, variance within a prompt for one rollout.
-    """
-
-    mean_squared: FloatArray
-    prompt_squared: FloatArray
-    within: FloatArray
+    mean_squared: FloatArray  # |G|^2, unbiased, so it can be negative
+    prompt_squared: FloatArray  # M, the mean of |G_p|^2, unbiased
+    within: FloatArray  # s_w^2, variance within a prompt for one rollout
 
     @property
     def between(self) -> FloatArray:
@@ -84,12 +80,7 @@ class NoiseMoments:
         return np.maximum(self.prompt_squared - self.mean_squared, 0.0)
 
     def excess(self, num_rollouts: FloatArray | float, kept_fraction: FloatArray | float) -> FloatArray:
-        """Return the relative noise of P kept prompts times P |G|^2, which does not depend on P.
-
-        Args:
-            num_rollouts: N >= 1.
-            kept_fraction: Fraction of prompts that dynamic sampling keeps at this N, in (0, 1]; 1 without it.
-        """
+        """Return the relative noise of P kept prompts times P |G|^2, which does not depend on P."""
         signal = np.maximum(self.mean_squared, 0.0)
         second = np.maximum(self.prompt_squared, signal) + self.within / num_rollouts
         return np.maximum(kept_fraction * second - signal, 0.0)
@@ -97,11 +88,6 @@ class NoiseMoments:
 
 def noise_moments(products: GradientProducts, weight_BP: FloatArray | None = None) -> NoiseMoments:
     """Estimate the moments, with equal weights or with many sets of weights.
-
-    Args:
-        products: Inner products of P >= 2 prompts.
-        weight_BP: Weights >= 0 of the prompts in B replicates, shape [B, P]. A prompt is never paired with itself,
-            whatever its weight.
 
     Returns:
         The moments: of shape [B], or scalars without weights.
@@ -131,3 +117,84 @@ def mean_gradient_p_value(products: GradientProducts, generator: np.random.Gener
     sign_FP = generator.choice([-1.0, 1.0], (_FLIPS, products.across_P.size))
     flipped_F = np.einsum("fp,fp->f", sign_FP @ products.gram_PP, sign_FP)  # the diagonal adds the same to each
     return float((1 + np.count_nonzero(flipped_F >= products.gram_PP.sum())) / (1 + _FLIPS))
+
+
+def gradient_products(
+    model: PreTrainedModel, groups: Sequence[Group], parts: PilotParts, generator: np.random.Generator
+) -> GradientProducts:
+    """Estimate the policy gradient of each prompt twice, from halves of its rollouts, and multiply the gradients.
+
+    Args:
+        model: A copy of the model with the weights that sampled the groups; its gradients are overwritten.
+        groups: P groups of n rollouts each, n even and at least 4.
+        parts: The parts of the run.
+        generator: Splits the rollouts into halves.
+
+    Returns:
+        The products. The gradient is 0 for a group that a step would not train on.
+    """
+    half = groups[0].tree.num_rollouts // 2
+    length = min(_SKETCH, sum(p.numel() for p in model.parameters() if p.requires_grad))
+    first, second = np.zeros((2, len(groups), length))
+    model.train()
+    for row, group in enumerate(groups):
+        if parts.dynamic_sampling and not group.is_mixed:
+            continue
+        count_L = generator.multivariate_hypergeometric(group.tree.leaf_count, half, method="marginals")
+        for halves, half_L in ((first, count_L), (second, group.tree.leaf_count - count_L)):
+            halves[row] = prompt_gradient(model, group, half_L, parts.learner_settings)
+    model.zero_grad(set_to_none=True)
+    return GradientProducts.of(first, second, half)
+
+
+def prompt_gradient(model: PreTrainedModel, group: Group, count_L: IntArray, settings: LearnerSettings) -> FloatArray:
+    """Return the leave-one-out policy gradient of one prompt.
+
+    (1/N) sum_i (r_i - mean of the others' r) grad log pi(y_i): its mean over draws does not depend on N. Up to a factor
+    it is the gradient of the learner's loss at ratio 1.
+
+    Returns:
+        The gradient; a long one as a random projection onto fewer numbers. All gradients of a model have the same
+        projection, which keeps inner products in the mean.
+    """
+    model.zero_grad(set_to_none=True)
+    num_rollouts = int(count_L.sum())
+    mean = float(count_L @ group.reward_L) / num_rollouts
+    advantage_L = (group.reward_L - mean) / (num_rollouts - 1)  # times N / (N - 1), over N
+    kept = np.flatnonzero((count_L > 0) & (advantage_L != 0))
+    if kept.size:
+        tree, _ = group.tree.select(kept)
+        weights = node_weights(tree, advantage_L[kept] * count_L[kept] / tree.leaf_count)
+        _accumulate(model, tree, weights.positive_M + weights.negative_M, settings)
+    return _sketch([p for p in model.parameters() if p.requires_grad])
+
+
+def _accumulate(model: PreTrainedModel, tree: RolloutTree, weight_M: FloatArray, settings: LearnerSettings) -> None:
+    """Add the gradient of the weighted sum of the tree's log-probs to the model's gradient."""
+    dtype = torch.float64 if model.dtype == torch.float64 else torch.float32
+    weight = torch.from_numpy(weight_M).to(model.device, dtype)
+    device = model.device.type
+    with torch.autocast(device, torch.bfloat16) if settings.autocast else nullcontext():
+        for chunk in settings.forward.chunk_logprobs(
+            model, [tree], next_token=settings.next_token, max_nodes=settings.max_nodes, entropy=False
+        ):
+            (weight[chunk.index] * chunk.logprob).sum().backward()
+
+
+def _sketch(parameters: Sequence[Tensor]) -> FloatArray:
+    """Return the gradient as one vector; a long one as a count sketch: random signs, summed into `_SKETCH` entries."""
+    total = sum(p.numel() for p in parameters)
+    device = parameters[0].device
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    if total <= _SKETCH:
+        whole: FloatArray = torch.cat([g.flatten().double() for g in gradients]).cpu().numpy()
+        return whole
+    signs = torch.Generator(device).manual_seed(total)
+    sketch = torch.zeros(_SKETCH, dtype=torch.float64, device=device)
+    for gradient in gradients:
+        for piece in gradient.flatten().split(_PIECE):
+            sign = torch.randint(0, 2, piece.shape, generator=signs, device=device, dtype=torch.int8) * 2 - 1
+            signed = torch.nn.functional.pad(piece * sign, (0, -piece.numel() % _SKETCH))
+            sketch += signed.view(-1, _SKETCH).sum(0, dtype=torch.float64)
+    projected: FloatArray = sketch.cpu().numpy()
+    return projected

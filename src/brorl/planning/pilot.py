@@ -34,97 +34,49 @@ _SEED_TAG = 0x9140  # keeps the pilot's draws apart from those of training
 
 @dataclass(frozen=True)
 class PilotParts:
-    """The parts of a run that a pilot measures.
+    """The parts of a run that a pilot measures."""
 
-    Attributes:
-        engine: Samples trees. Only `sample` and `PilotParts.sampling_bytes` use it.
-        model: The model to train; a plan only copies it.
-        stream: Source of the training prompts.
-        grader: Verifies and rewards responses.
-        sampling: How responses are sampled; independently, without top-p or top-k.
-        estimate_advantages: Groups to advantages.
-        diagnose: The diagnostics of a step's sampled groups.
-        learner_settings: Settings of the learner's update.
-        prompts_per_step: Groups that a step of the recipe trains on.
-        dynamic_sampling: Whether only mixed groups are kept.
-        store_every: Steps between two stored sets of rollouts; 0 for none.
-        seed: Seed of the run.
-        now: The clock of the run's seconds.
-    """
-
-    engine: Engine
-    model: PreTrainedModel
-    stream: PromptSupply
-    grader: Grader
-    sampling: SamplingParams
-    estimate_advantages: Callable[[Sequence[Group]], list[FloatArray]]
-    diagnose: Callable[[Sequence[Group]], object]
-    learner_settings: LearnerSettings
-    prompts_per_step: int
-    dynamic_sampling: bool
-    store_every: int
-    seed: int
-    now: Callable[[], float] = perf_counter
+    engine: Engine  # samples trees
+    model: PreTrainedModel  # the model to train; a plan only copies it
+    stream: PromptSupply  # source of the training prompts
+    grader: Grader  # verifies and rewards responses
+    sampling: SamplingParams  # how responses are sampled; independently, without top-p or top-k
+    estimate_advantages: Callable[[Sequence[Group]], list[FloatArray]]  # groups to advantages
+    diagnose: Callable[[Sequence[Group]], object]  # the diagnostics of a step's sampled groups
+    learner_settings: LearnerSettings  # settings of the learner's update
+    prompts_per_step: int  # groups that a step of the recipe trains on
+    dynamic_sampling: bool  # whether only mixed groups are kept
+    store_every: int  # steps between two stored sets of rollouts; 0 for none
+    seed: int  # seed of the run
+    now: Callable[[], float] = perf_counter  # the clock of the run's seconds
 
     def generator(self, purpose: int) -> np.random.Generator:
         """Return a generator for one purpose of the pilot, a function of the run's seed alone."""
         return np.random.default_rng(seed_sequence(self.seed, _SEED_TAG, purpose))
 
-    def sampling_bytes(self, rows_D: FloatArray, num_rollouts: int, num_prompts: int, prompt_tokens: int) -> int:
-        """Return the prediction of an engine with a model of its rows for the memory of one call.
-
-        Args:
-            rows_D: Live rows of a prompt at each depth, shape [D].
-            num_rollouts: N.
-            num_prompts: Prompts of the call.
-            prompt_tokens: Tokens of each prompt.
-        """
-        rows = np.ceil(rows_D * num_prompts).astype(np.int64)
-        costs = self.engine.row_costs(num_rollouts * num_prompts, self.sampling.max_new_tokens)
-        assert costs is not None  # `MemoryModel.fit` needs such an engine
-        return costs.bytes_for(rows[rows > 0], num_prompts * prompt_tokens)
-
 
 @dataclass(frozen=True)
 class Sampled:
-    """Groups of one call of the engine, with their verdicts and the time of each phase.
+    """Groups of one call of the engine, with their verdicts and the time of each phase."""
 
-    Attributes:
-        groups: The groups all of whose rollouts were verified: a plan compares groups of one size.
-        verdicts: For each of them the verdict of each distinct response.
-        num_incomplete: Number of prompts that were left out.
-        clock: The time of each phase.
-    """
-
-    groups: list[Group]
-    verdicts: list[list[Verdict]]
-    num_incomplete: int
-    clock: Stopwatch
+    groups: list[Group]  # the groups all of whose rollouts were verified: a plan compares groups of one size
+    verdicts: list[list[Verdict]]  # for each of them the verdict of each distinct response
+    num_incomplete: int  # number of prompts that were left out
+    clock: Stopwatch  # the time of each phase
 
 
 @dataclass(frozen=True)
 class PilotSummary:
-    """Means over the pilot's rollouts.
-
-    Attributes:
-        num_prompts: Prompts.
-        num_rollouts: Rollouts of each.
-        accuracy: Fraction of correct rollouts.
-        entropy: Minus the mean log-prob of the sampled tokens, nats per token.
-        mean_length: Tokens per rollout.
-        truncation_rate: Fraction of rollouts that reached the length limit.
-        duplicate_rate: Fraction of rollouts that repeat another rollout of their prompt.
-        tokens_per_second: Sampled tokens per second of generation.
-    """
+    """Means over the pilot's rollouts."""
 
     num_prompts: int
-    num_rollouts: int
-    accuracy: float
-    entropy: float
-    mean_length: float
-    truncation_rate: float
-    duplicate_rate: float
-    tokens_per_second: float
+    num_rollouts: int  # rollouts of each
+    accuracy: float  # fraction of correct rollouts
+    entropy: float  # minus the mean log-prob of the sampled tokens, nats per token
+    mean_length: float  # tokens per rollout
+    truncation_rate: float  # fraction of rollouts that reached the length limit
+    duplicate_rate: float  # fraction of rollouts that repeat another rollout of their prompt
+    tokens_per_second: float  # sampled tokens per second of generation
 
     @classmethod
     def of(cls, groups: Sequence[Group], generation_seconds: float) -> PilotSummary:
@@ -145,13 +97,7 @@ class PilotSummary:
 
 
 def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> Sampled:
-    """Sample and grade rollouts as a step does.
-
-    Args:
-        parts: The parts of the run.
-        prompts: P prompts.
-        num_rollouts: N >= 1.
-        seed: Seed of the draws.
+    """Sample and grade N rollouts of each prompt as a step does; the seed is that of the draws.
 
     Raises:
         UnverifiedResponsesError: If no prompt has all of its rollouts verified.
@@ -161,16 +107,14 @@ def sample(parts: PilotParts, prompts: Sequence[Prompt], num_rollouts: int, seed
         trees = parts.engine.sample([p.token_ids for p in prompts], num_rollouts, parts.sampling, seed)
     with clock("verification"):
         verdicts = parts.grader.verdicts(prompts, trees)
-    graded = [
-        (found, parts.grader.group(prompt, tree, found, step=1))
-        for prompt, tree, found in zip(prompts, trees, verdicts, strict=True)
-        if len(verified(found)) == len(found)
-    ]
-    if not graded:
-        reasons = Counter(v.reason for found in verdicts for v in found if v.unverified)
+    complete = [i for i, verdict in enumerate(verdicts) if len(verified(verdict)) == len(verdict)]
+    if not complete:
+        reasons = Counter(v.reason for verdict in verdicts for v in verdict if v.unverified)
         raise UnverifiedResponsesError(
             f"each of the {len(prompts)} prompts of a call has rollouts that could not be verified (most often: "
             f"{reasons.most_common(1)[0][0]}); free memory and processes, then rerun the command"
         )
-    groups = [group for _, group in graded if group is not None]
-    return Sampled(groups, [found for found, _ in graded], len(prompts) - len(groups), clock)
+    groups = [parts.grader.group(prompts[i], trees[i], verdicts[i], step=1) for i in complete]
+    return Sampled(
+        [g for g in groups if g is not None], [verdicts[i] for i in complete], len(prompts) - len(complete), clock
+    )

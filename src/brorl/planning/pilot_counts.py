@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,27 +35,16 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PilotCounts:
-    """The pilot, prompt by prompt (P prompts, J numbers of rollouts to compare).
+    """The pilot, prompt by prompt (P prompts, J numbers of rollouts to compare)."""
 
-    Attributes:
-        num_rollouts: Rollouts of each prompt in the pilot, n.
-        correct_P: Correct ones, shape [P].
-        length_P: Mean length of a rollout in tokens, shape [P].
-        wanted_J: Numbers of rollouts to compare, ascending, shape [J].
-        nodes_PJ: Expected nodes of the prompt's tree, shape [P, J].
-        responses_PJ: Expected distinct responses, shape [P, J].
-        trained_PJ: Nodes in the loss if the group is kept, shape [P, J].
-        products: Inner products of the prompts' gradients.
-    """
-
-    num_rollouts: int
-    correct_P: IntArray
-    length_P: FloatArray
-    wanted_J: IntArray
-    nodes_PJ: FloatArray
-    responses_PJ: FloatArray
-    trained_PJ: FloatArray
-    products: GradientProducts
+    num_rollouts: int  # rollouts of each prompt in the pilot, n
+    correct_P: IntArray  # correct ones, shape [P]
+    length_P: FloatArray  # mean length of a rollout in tokens, shape [P]
+    wanted_J: IntArray  # numbers of rollouts to compare, ascending, shape [J]
+    nodes_PJ: FloatArray  # expected nodes of the prompt's tree, shape [P, J]
+    responses_PJ: FloatArray  # expected distinct responses, shape [P, J]
+    trained_PJ: FloatArray  # nodes in the loss if the group is kept, shape [P, J]
+    products: GradientProducts  # inner products of the prompts' gradients
 
     @classmethod
     def of(
@@ -65,15 +55,7 @@ class PilotCounts:
         wanted_J: IntArray,
         products: GradientProducts,
     ) -> PilotCounts:
-        """Count the groups of a pilot.
-
-        Args:
-            parts: The parts of the run.
-            groups: P groups of n rollouts each.
-            growth: Expected sizes of their trees at the numbers of rollouts to compare.
-            wanted_J: These numbers, ascending, shape [J].
-            products: Inner products of the groups' gradients.
-        """
+        """Count the groups of a pilot."""
         nodes_PJ = np.stack([g.nodes_J for g in growth])
         size, generator = parts.learner_settings.max_responses_per_outcome, parts.generator(2)
         trained = [_trained_nodes(g, n, wanted_J, size, generator) for g, n in zip(groups, nodes_PJ, strict=True)]
@@ -91,27 +73,18 @@ class PilotCounts:
 
 @dataclass(frozen=True)
 class Expected:
-    """Means over prompts at each N, with equal weights (B = 1) or in B replicates; each of shape [B, J].
+    """Means over prompts at each N, with equal weights (B = 1) or in B replicates; each of shape [B, J]."""
 
-    Attributes:
-        mixed: Fraction of mixed groups.
-        solved: Fraction of prompts with a success.
-        nodes: Tree nodes of a sampled group.
-        responses: Distinct responses of a sampled group.
-        tokens: Sampled tokens of a group, duplicates counted.
-        trained: Nodes of a kept group in the loss: each prompt is weighted by its chance to be kept.
-    """
-
-    mixed: FloatArray
-    solved: FloatArray
-    nodes: FloatArray
-    responses: FloatArray
-    tokens: FloatArray
-    trained: FloatArray
+    mixed: FloatArray  # fraction of mixed groups
+    solved: FloatArray  # fraction of prompts with a success
+    nodes: FloatArray  # tree nodes of a sampled group
+    responses: FloatArray  # distinct responses of a sampled group
+    tokens: FloatArray  # sampled tokens of a group, duplicates counted
+    trained: FloatArray  # nodes of a kept group in the loss: each prompt is weighted by its chance to be kept
 
 
 def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = None) -> Expected:
-    """Average over the pilot's prompts; beyond its rollouts, shares continue with the fit, refitted per replicate.
+    """Average over the pilot's prompts; beyond its rollouts, fractions continue with the fit, refitted per replicate.
 
     Args:
         counts: The pilot.
@@ -120,14 +93,14 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
     """
     wanted_J, n, correct_P = counts.wanted_J, counts.num_rollouts, counts.correct_P
     weight = np.ones((1, correct_P.size)) if weight_BP is None else weight_BP
-    share_BP = weight / weight.sum(1, keepdims=True)
+    part_BP = weight / weight.sum(1, keepdims=True)
     kept_PJ, solved_PJ = np.empty((2, correct_P.size, wanted_J.size))
     for j, wanted in enumerate(wanted_J.tolist()):
         within = wanted <= n
         kept_PJ[:, j] = mixed_in_subset(correct_P, n, wanted) if within else fit.mixed_after(correct_P, n, wanted)
         solved_PJ[:, j] = solved_in_subset(correct_P, n, wanted) if within else np.nan
-    kept_BJ = share_BP @ kept_PJ
-    mixed_BJ, solved_BJ = kept_BJ.copy(), share_BP @ solved_PJ
+    kept_BJ = part_BP @ kept_PJ
+    mixed_BJ, solved_BJ = kept_BJ.copy(), part_BP @ solved_PJ
     beyond = wanted_J > n
     if beyond.any():
         from_n = np.array([n, *wanted_J[beyond]])
@@ -135,15 +108,15 @@ def expect(counts: PilotCounts, fit: PassRates, weight_BP: FloatArray | None = N
             mixed, solved = (np.array([[fraction(N) for N in from_n.tolist()]]) for fraction in (fit.mixed, fit.solved))
         else:
             mixed, solved = refit_fractions(correct_P, n, weight, from_n)
-        mixed_BJ[:, beyond] = _continued(share_BP @ mixed_in_subset(correct_P, n, n), mixed)
-        solved_BJ[:, beyond] = _continued(share_BP @ solved_in_subset(correct_P, n, n), solved)
+        mixed_BJ[:, beyond] = _continued(part_BP @ mixed_in_subset(correct_P, n, n), mixed)
+        solved_BJ[:, beyond] = _continued(part_BP @ solved_in_subset(correct_P, n, n), solved)
     return Expected(
         mixed=mixed_BJ,
         solved=solved_BJ,
-        nodes=share_BP @ counts.nodes_PJ,
-        responses=share_BP @ counts.responses_PJ,
-        tokens=(share_BP @ counts.length_P)[:, None] * wanted_J,
-        trained=(share_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(kept_BJ, np.finfo(np.float64).tiny),
+        nodes=part_BP @ counts.nodes_PJ,
+        responses=part_BP @ counts.responses_PJ,
+        tokens=(part_BP @ counts.length_P)[:, None] * wanted_J,
+        trained=(part_BP @ (kept_PJ * counts.trained_PJ)) / np.maximum(kept_BJ, np.finfo(np.float64).tiny),
     )
 
 
@@ -151,7 +124,7 @@ def _continued(measured_B: FloatArray, fitted_BJ: FloatArray) -> FloatArray:
     """Continue a measured fraction by a fit whose first column is at the same N, shape [B, J - 1].
 
     The fit does not pass through the measured fraction, and may lie below it at a larger N. So it only gives the part
-    of the rest, 1 - share, that is left there, which falls with N.
+    of the rest, 1 - fraction, that is left there, which falls with N.
     """
     rest_BJ = np.maximum(1.0 - fitted_BJ, 0.0)
     left_BJ = rest_BJ[:, 1:] / np.maximum(rest_BJ[:, :1], np.finfo(np.float64).tiny)
@@ -171,28 +144,25 @@ def fraction_estimates(counts: PilotCounts, point: Expected, drawn: Expected) ->
     Beyond the pilot the intervals include three readings of the prompts with a single outcome: that outcome is certain,
     so that the fractions stay as they are at n; they are the tail of a plain Beta; they follow the most likely
     distribution of any shape.
-
-    Args:
-        counts: The pilot.
-        point: Means with equal weights.
-        drawn: Means in B replicates.
     """
     n, correct_P = counts.num_rollouts, counts.correct_P
     tail = fit_without_spikes(correct_P, n)
     free = shares_of_any_shape(correct_P, n, counts.wanted_J)
-    found: list[list[Estimate]] = []
-    for expected, replicates, in_subset, in_tail, of_any_shape in (
-        (point.mixed, drawn.mixed, mixed_in_subset, tail.mixed, free[0]),
-        (point.solved, drawn.solved, solved_in_subset, tail.solved, free[1]),
-    ):
-        estimates = []
+
+    def estimates(
+        expected: FloatArray, replicates: FloatArray, in_subset: Any, in_tail: Any, free_J: Any
+    ) -> list[Estimate]:
+        at_pilot = in_subset(correct_P, n, n).mean()
+        rows = []
         for j, wanted in enumerate(counts.wanted_J.tolist()):
-            estimate = with_interval(expected[0, j], replicates[:, j])
-            readings = (in_subset(correct_P, n, n).mean(), in_tail(wanted), of_any_shape[j]) if wanted > n else ()
-            low, high = min(estimate.low, *readings, 1.0), max(estimate.high, *readings, 0.0)
-            estimates.append(Estimate(estimate.value, float(low), float(high)))
-        found.append(estimates)
-    return found[0], found[1]
+            row = with_interval(expected[0, j], replicates[:, j])
+            readings = (at_pilot, in_tail(wanted), free_J[j]) if wanted > n else ()
+            low, high = min(row.low, *readings, 1.0), max(row.high, *readings, 0.0)
+            rows.append(Estimate(row.value, float(low), float(high)))
+        return rows
+
+    mixed = estimates(point.mixed, drawn.mixed, mixed_in_subset, tail.mixed, free[0])
+    return mixed, estimates(point.solved, drawn.solved, solved_in_subset, tail.solved, free[1])
 
 
 def _trained_nodes(

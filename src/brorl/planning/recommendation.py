@@ -10,9 +10,11 @@ The plan holds for the current policy. It does not predict the final performance
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,23 +38,14 @@ _MISSING = Estimate(np.nan, np.nan, np.nan)
 
 @dataclass(frozen=True)
 class StepSettings:
-    """The recipe's settings of a step.
+    """The recipe's settings of a step."""
 
-    Attributes:
-        num_rollouts: The recipe's own N; one of the numbers to compare.
-        prompts_per_step: The recipe's own number of groups.
-        mini_batches: Updates per step, and the least number of groups in a step.
-        dynamic_sampling: Whether only mixed groups are kept, and the batch is refilled.
-        most_prompts: Largest number of groups in a step.
-        estimator: The recipe's own `advantage.estimator`, or `phases` if it has several.
-    """
-
-    num_rollouts: int
-    prompts_per_step: int
-    mini_batches: int
-    dynamic_sampling: bool
-    most_prompts: int
-    estimator: str = "reinforce_pp_baseline"
+    num_rollouts: int  # the recipe's own N; one of the numbers to compare
+    prompts_per_step: int  # the recipe's own number of groups
+    mini_batches: int  # updates per step, and the least number of groups in a step
+    dynamic_sampling: bool  # whether only mixed groups are kept, and the batch is refilled
+    most_prompts: int  # largest number of groups in a step
+    estimator: str = "reinforce_pp_baseline"  # the recipe's own `advantage.estimator`, or `phases` if it has several
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ class PlanRow:
 
     Attributes:
         num_rollouts: N.
-        extrapolated: Whether N is beyond the pilot's rollouts, where shares follow from the fit.
+        extrapolated: Whether N is beyond the pilot's rollouts, where fractions follow from the fit.
         mixed: Fraction of mixed groups.
         solved: Fraction of prompts with at least one success.
         unique_tokens: Tree nodes of a sampled group.
@@ -92,32 +85,20 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """The table and the recommendation.
+    """The table and the recommendation."""
 
-    Attributes:
-        rows: One per N, ascending.
-        budget: Seconds per step.
-        recipe: Index of the recipe's own N.
-        best: Index of the N with the least noise at the budget; None if no N fits.
-        tied: Indices that the pilot cannot distinguish from the best, including the best.
-        chosen: The largest of them with at most `NEARLY_BEST` times the least noise, since coverage of rare successes
-            grows with N; None if no N fits.
-        pass_rates: The fit of the fractions beyond the pilot.
-        moments: Squared length and variances of the gradient.
-        p_value: Chance of a |G|^2 like this if the mean gradient were 0.
-        time_error: Relative error of the seconds, for comparisons of noise at equal time.
-    """
-
-    rows: list[PlanRow]
-    budget: float
-    recipe: int
-    best: int | None
-    tied: list[int]
+    rows: list[PlanRow]  # one per N, ascending
+    budget: float  # seconds per step
+    recipe: int  # index of the recipe's own N
+    best: int | None  # index of the N with the least noise at the budget; None if no N fits
+    tied: list[int]  # indices that the pilot cannot distinguish from the best, including the best
+    # the largest of them with at most `NEARLY_BEST` times the least noise, since coverage of rare successes grows with
+    # N; None if no N fits
     chosen: int | None
-    pass_rates: PassRates
-    moments: NoiseMoments
-    p_value: float
-    time_error: float
+    pass_rates: PassRates  # the fit of the fractions beyond the pilot
+    moments: NoiseMoments  # squared length and variances of the gradient
+    p_value: float  # chance of a |G|^2 like this if the mean gradient were 0
+    time_error: float  # relative error of the seconds, for comparisons of noise at equal time
 
     @property
     def recommended(self) -> PlanRow | None:
@@ -145,20 +126,15 @@ class _Steps:
         fraction = float(self.point.mixed[0, column])
         return mean_rounds(round(fraction, 3) or fraction, num_prompts)
 
-    def work(self, expected: Expected, row: int, column: int, num_prompts: float, rounds: float) -> Work:
-        """Return the work of a step that trains on `num_prompts` groups."""
+    def work(self, expected: Expected, row: Any, column: int, num_prompts: float, rounds: float) -> Work:
+        """Return the work of a step that trains on `num_prompts` groups; in arrays for a slice of rows."""
         fraction = expected.mixed[row, column] if self.settings.dynamic_sampling else 1.0
-        groups = num_prompts / max(fraction, _LEAST_FRACTION)
-        return Work(
-            groups=groups,
-            unique_tokens=groups * expected.nodes[row, column],
-            sampled_tokens=groups * expected.tokens[row, column],
-            responses=groups * expected.responses[row, column],
-            trained_groups=num_prompts,
-            trained_nodes=num_prompts * expected.trained[row, column],
-            updates=self.settings.mini_batches,
+        at = (row, column)
+        return Work.of_step(
+            num_prompts, np.maximum(fraction, _LEAST_FRACTION), nodes=expected.nodes[at], tokens=expected.tokens[at],
+            responses=expected.responses[at], trained=expected.trained[at], updates=self.settings.mini_batches,
             rounds=rounds,
-        )
+        )  # fmt: skip
 
     def seconds(self, column: int, num_prompts: int) -> dict[str, float]:
         """Return the seconds of a step by phase, and their total."""
@@ -174,13 +150,12 @@ class _Steps:
 
         At a given number of rounds the cost is affine in the number of prompts. Where no prompts fit, return ones.
         """
-        replicates = range(drawn.nodes.shape[0])
         if not num_prompts:
-            return np.ones(len(replicates))
+            return np.ones(drawn.nodes.shape[0])
         rounds, total = self.rounds(column, num_prompts), self.total(column, num_prompts)
         fixed = self.cost.seconds(Work(0, 0, 0, 0, 0, 0, self.settings.mini_batches, rounds))["total"]
-        works = [self.work(drawn, b, column, num_prompts, rounds) for b in replicates]
-        variable_B = np.array([self.cost.seconds(work)["total"] - fixed for work in works])
+        work_B = self.work(drawn, slice(None), column, num_prompts, rounds)
+        variable_B = np.asarray(self.cost.seconds(work_B)["total"]) - fixed
         rises_B = variable_B > 1e-9 * total  # without a cost per prompt, nothing limits their number
         factor_B: FloatArray = np.where(rises_B, (total - fixed) / np.where(rises_B, variable_B, 1.0), 1.0)
         return num_prompts * factor_B
@@ -265,25 +240,9 @@ def make_plan(
 
 
 def prompts_that_fit(seconds_of: Callable[[int], float], budget: float, least: int, most: int) -> int:
-    """Return the largest number of prompts that takes at most `budget` seconds; 0 if none does.
-
-    Args:
-        seconds_of: Seconds of a step, increasing with its number of prompts.
-        budget: Seconds, > 0.
-        least: Least number of prompts, >= 1.
-        most: Largest number of prompts.
-    """
-    if most < least or seconds_of(least) > budget:
-        return 0
-    fits, step = least, 1
-    while fits < most and seconds_of(min(fits + step, most)) <= budget:
-        fits = min(fits + step, most)
-        step *= 2
-    fails = min(fits + step, most)
-    while fails - fits > 1:
-        middle = (fits + fails) // 2
-        fits, fails = (middle, fails) if seconds_of(middle) <= budget else (fits, middle)
-    return fits
+    """Return the largest number of prompts that takes at most `budget` seconds; 0 if none does."""
+    number = bisect_right(range(least, most + 1), budget, key=seconds_of)
+    return least + number - 1 if number else 0
 
 
 def compare(

@@ -1,6 +1,6 @@
 """A plan as tables, sentences and JSON.
 
-In: a plan, its measurements, and the predicted memory. Out: rich tables, lines of text, a dictionary. Nothing is
+In: a plan, its measurements, and the predicted memory. Out: tables, lines of text, a dictionary. Nothing is
 computed here except ratios of numbers in the plan.
 """
 
@@ -11,9 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from math import isfinite, isinf, isnan
 from typing import Any
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from brorl.evaluation.pass_at_k import Estimate
@@ -22,33 +20,23 @@ from brorl.planning.estimators import RARE, Aim, Choice, EstimatorGuide, K
 from brorl.planning.recommendation import NEARLY_BEST, PlanRow, RolloutPlan, StepSettings
 from brorl.planning.step_timing import Measured
 from brorl.storage import json_ready
+from brorl.table import Table
 
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A plan with its measurements and the memory that it predicts.
-
-    Attributes:
-        plan: The plan.
-        measured: Its measurements.
-        settings: The recipe's settings of a step.
-        model: Name of the model.
-        device: Device of the measurements.
-        memory_bytes: Memory of a step above the loaded model with the recipe's prompts, per row; None if unknown.
-        budget_memory_bytes: The same with the prompts that fit in the budget.
-        guide: The estimators at every N, and the choice for each aim.
-        aim: The aim that the plan recommends an N for.
-    """
+    """A plan with its measurements and the memory that it predicts."""
 
     plan: RolloutPlan
-    measured: Measured
-    settings: StepSettings
-    model: str
-    device: str
+    measured: Measured  # its measurements
+    settings: StepSettings  # the recipe's settings of a step
+    model: str  # name of the model
+    device: str  # device of the measurements
+    # memory of a step above the loaded model with the recipe's prompts, per row; None if unknown
     memory_bytes: Sequence[int | None]
-    budget_memory_bytes: Sequence[int | None]
-    guide: EstimatorGuide
-    aim: Aim = "pass@1"
+    budget_memory_bytes: Sequence[int | None]  # the same with the prompts that fit in the budget
+    guide: EstimatorGuide  # the estimators at every N, and the choice for each aim
+    aim: Aim = "pass@1"  # the aim that the plan recommends an N for
 
     @classmethod
     def of(
@@ -59,15 +47,7 @@ class PlanReport:
         names: tuple[str, str],
         aim: Aim = "pass@1",
     ) -> PlanReport:
-        """Choose the N for the aim, predict the memory of each row's step, and put everything together.
-
-        Args:
-            plan: The plan.
-            measured: Its measurements.
-            settings: The recipe's settings of a step.
-            names: Names of the model and of the device of the measurements.
-            aim: Which choice of the guide to recommend.
-        """
+        """Choose the N for the aim, predict the memory of each row's step, and put everything together."""
 
         def memory(index: int, num_prompts: int) -> int | None:
             if measured.memory is None or not num_prompts:
@@ -89,10 +69,9 @@ class PlanReport:
 
     def __rich__(self) -> Group:
         """Return the recommendation, the pilot, the tables and the reasons."""
-        tables = (table(self) for table in _TABLES)
         recommendation, *reasons = advice(self)
         head = Text(f"\n{recommendation}\n", style="bold"), Text(pilot_line(self))
-        parts = (part for table in tables for part in (Text(), table))
+        parts = (part for table in _TABLES for part in (Text(), table(self)))
         return Group(*head, *parts, *(Text(f"- {line}") for line in reasons))
 
 
@@ -108,84 +87,80 @@ def pilot_line(report: PlanReport) -> str:
 
 def fraction_table(report: PlanReport) -> Table:
     """Return the table of fractions and tokens of N rollouts of a prompt."""
-    table = _table("N rollouts of a prompt", "N", "mixed groups", "solved prompts", "unique tokens", "of sampled")
-    for row in report.plan.rows:
-        tokens = f"{row.unique_tokens.value:,.0f}", f"{row.unique_fraction:.3f}"
-        table.add_row(_number(row), interval(row.mixed), interval(row.solved), *tokens)
-    if any(row.extrapolated for row in report.plan.rows):
-        table.caption = f"* beyond the pilot's {report.measured.summary.num_rollouts} rollouts: shares from a fit"
-        table.caption_justify = "left"
-    return table
+    columns = ("N", "mixed groups", "solved prompts", "unique tokens", "of sampled")
+    rows = [
+        (_number(r), interval(r.mixed), interval(r.solved), f"{r.unique_tokens.value:,.0f}", f"{r.unique_fraction:.3f}")
+        for r in report.plan.rows
+    ]
+    pilot = report.measured.summary.num_rollouts
+    note = f"* beyond the pilot's {pilot} rollouts: fractions from a fit"
+    extrapolated = any(row.extrapolated for row in report.plan.rows)
+    return Table("N rollouts of a prompt", columns, tuple(rows), (note,) if extrapolated else (), words=frozenset())
 
 
 def step_table(report: PlanReport) -> Table:
     """Return the table of the costs of a step with the recipe's number of prompts, and the noise of its gradient."""
-    title = f"A step with {report.settings.prompts_per_step} prompts"
-    table = _table(title, "N", "seconds", "sample/verify/train/rest", "memory", "gradient noise")
+    rows = []
     for row, memory in zip(report.plan.rows, report.memory_bytes, strict=True):
         total = row.seconds["total"]
         main = [row.seconds[p] for p in ("generation", "verification", "training")]
         phases = "/".join(f"{s:.2f}" for s in (*main, total - sum(main))) if isfinite(total) else "never full"
-        table.add_row(_number(row), seconds_text(total), phases, _memory(memory), noise(row.noise))
-    return table
+        rows.append((_number(row), seconds_text(total), phases, _memory(memory), noise(row.noise)))
+    columns = ("N", "seconds", "sample/verify/train/rest", "memory", "gradient noise")
+    return Table(f"A step with {report.settings.prompts_per_step} prompts", columns, tuple(rows), words=frozenset())
 
 
 def budget_table(report: PlanReport) -> Table:
     """Return the table of the steps that fit in the time budget."""
-    plan = report.plan
-    title = f"Steps of {seconds_text(plan.budget)} s"
-    table = _table(title, "N", "prompts", "gradient noise", "times the least", "")
+    plan, rows = report.plan, []
     for index, row in enumerate(plan.rows):
         if not row.budget_prompts:
-            table.add_row(_number(row), f"< {report.settings.mini_batches}", "", "", "does not fit")
+            rows.append((_number(row), f"< {report.settings.mini_batches}", "", "", "does not fit"))
             continue
         remarks = {
             "recommended": index == plan.chosen,
             "tied": index in plan.tied and len(plan.tied) > 1,
             "the recipe's N": index == plan.recipe,
         }
-        table.add_row(
-            _number(row),
-            f"{row.budget_prompts:,}",
-            noise(row.budget_noise),
-            interval(row.to_best),
-            ", ".join(remark for remark, holds in remarks.items() if holds),
-            style="bold green" if index == plan.chosen else None,
-        )
-    return table
+        remark = ", ".join(remark for remark, holds in remarks.items() if holds)
+        rows.append((_number(row), f"{row.budget_prompts:,}", noise(row.budget_noise), interval(row.to_best), remark))
+    columns = ("N", "prompts", "gradient noise", "times the least", "")
+    strong = frozenset(() if plan.chosen is None else {plan.chosen})
+    return Table(f"Steps of {seconds_text(plan.budget)} s", columns, tuple(rows), words=frozenset({4}), strong=strong)
 
 
 def rare_table(report: PlanReport) -> Table:
     """Return the fraction of the gradient that goes to rare successes, and the noise, of each estimator at each N."""
-    title = f"Gradient fraction of prompts with pass rate below 1/{1 / RARE:.0f}, and noise (RLOO: 1)"
-    table = _table(title, "N", "reinforce_pp_baseline", "grpo", "maxrl", f"pass_at_k {K}")
+    names, rows = ("reinforce_pp_baseline", "grpo", "maxrl", "pass_at_k"), []
     for row in report.plan.rows:
-        found = report.guide.at(row.num_rollouts)
-        names = ("reinforce_pp_baseline", "grpo", "maxrl", "pass_at_k")
-        cells = (f"{found[n].rare:.0%}, {found[n].noise:.2f}" if n in found else f"needs N > {K}" for n in names)
-        table.add_row(f"{row.num_rollouts:,}", *cells)
-    return table
+        at = report.guide.at(row.num_rollouts)
+        cells = (f"{at[n].rare:.0%}, {at[n].noise:.2f}" if n in at else f"needs N > {K}" for n in names)
+        rows.append((f"{row.num_rollouts:,}", *cells))
+    title = f"Gradient fraction of prompts with pass rate below 1/{1 / RARE:.0f}, and noise (RLOO: 1)"
+    return Table(title, ("N", *names[:-1], f"pass_at_k {K}"), tuple(rows), words=frozenset())
 
 
 def difficulty_table(report: PlanReport) -> Table:
     """Return the fraction of the gradient by difficulty, for each estimator at the recommended N, or the recipe's."""
     row = report.plan.recommended or report.plan.rows[report.plan.recipe]
+    lines = {"fraction of the prompts": report.guide.prompts}
+    for name, at in report.guide.at(row.num_rollouts).items():
+        lines[f"{name} {K}" if name == "pass_at_k" else name] = at.fractions
     title = f"Gradient fraction by pass rate at N = {row.num_rollouts:,}"
-    table = _table(title, "", "<1/512", "<1/64", "<1/16", "<1/4", "<3/4", ">3/4")
-    found = {name: at.fractions for name, at in report.guide.at(row.num_rollouts).items()}
-    for name, fractions in {"fraction of the prompts": report.guide.prompts, **found}.items():
-        table.add_row(f"{name} {K}" if name == "pass_at_k" else name, *(f"{fraction:.0%}" for fraction in fractions))
-    return table
+    rows = tuple((name, *(f"{fraction:.0%}" for fraction in fractions)) for name, fractions in lines.items())
+    return Table(title, ("", "<1/512", "<1/64", "<1/16", "<1/4", "<3/4", ">3/4"), rows)
 
 
 def aim_table(report: PlanReport) -> Table:
     """Return the recommendation for each aim."""
-    table = _table("Recommendation by --aim", "aim", "advantage.estimator", "N", "prompts")
+    rows = []
     for aim, choice in report.guide.choices.items():
         row = None if choice.index is None else report.plan.rows[choice.index]
         cells = ("does not fit", "") if row is None else (f"{row.num_rollouts:,}", f"{row.budget_prompts:,}")
-        table.add_row(aim, choice.estimator, *cells, style="bold green" if aim == report.aim else None)
-    return table
+        rows.append((aim, choice.estimator, *cells))
+    strong = frozenset({list(report.guide.choices).index(report.aim)})
+    columns = ("aim", "advantage.estimator", "N", "prompts")
+    return Table("Recommendation by --aim", columns, tuple(rows), words=frozenset({0, 1}), strong=strong)
 
 
 _TABLES = (fraction_table, step_table, budget_table, rare_table, difficulty_table, aim_table)
@@ -299,7 +274,7 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
         for row, memory, at_budget in zip(plan.rows, report.memory_bytes, report.budget_memory_bytes, strict=True)
     ]
     numbers = [row.num_rollouts for row in plan.rows]
-    record = {
+    record: dict[str, Any] = json_ready({
         "recommendation": {
             "seconds_per_step": plan.budget,
             "rollouts_per_prompt": plan.recommended and plan.recommended.num_rollouts,
@@ -339,9 +314,8 @@ def plan_record(report: PlanReport) -> dict[str, Any]:
         "probes": [asdict(timing) for timing in report.measured.timings],
         "cost": asdict(report.measured.cost),
         "time_error": plan.time_error,
-    }
-    found: dict[str, Any] = json_ready(record)
-    return found
+    })  # fmt: skip
+    return record
 
 
 def interval(estimate: Estimate, digits: int = 2) -> str:
@@ -360,13 +334,6 @@ def noise(estimate: Estimate) -> str:
         return f"above {plain(estimate.low, 2)}"
     high = "no end" if isinf(estimate.high) else plain(estimate.high, 2)
     return f"{plain(estimate.value, 2)} [{plain(estimate.low, 2)}, {high}]"
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    return table
 
 
 def _number(row: PlanRow) -> str:

@@ -1,8 +1,9 @@
-"""Seconds of a training step at any number of rollouts and prompts, from a few timings of the real phases.
+"""Seconds and memory of a training step at any number of rollouts and prompts, from a few measured steps.
 
-In: timings, each with its amounts of work and the seconds of each phase; the fraction of groups that dynamic sampling
-keeps. Out: the expected seconds by phase of a step. The models are affine with nonnegative coefficients: a fixed cost
-per call, and a cost per unit of work. They interpolate; far beyond the timed sizes they are a guess.
+In: timings and peaks of memory, each with its amounts of work; the fraction of groups that dynamic sampling keeps. Out:
+the expected seconds by phase of a step, and the bytes at its peak. Both are affine with nonnegative coefficients: a
+fixed cost, and a cost per unit of work. The engine's own prediction for its rows is the known part of sampling. The
+models interpolate; far beyond the measured sizes they are a guess.
 """
 
 from __future__ import annotations
@@ -15,77 +16,61 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
+from brorl.planning.pilot import PilotParts
+from brorl.training.collect import prompts_of_round
+
 FloatArray = NDArray[np.float64]
 
-PHASES = ("generation", "verification", "training", "storing", "diagnostics")
+_FEATURES = {  # what the seconds of each phase are affine in; None is a constant
+    "generation": ("rounds", "unique_tokens", "sampled_tokens"),
+    "verification": ("rounds", "responses"),
+    "training": ("updates", "trained_nodes", "trained_groups"),
+    "storing": (None, "responses"),
+    "diagnostics": (None, "unique_tokens"),
+}
 _CHAINS, _STEPS, _WARM_UP, _MOST_ROUNDS = 64, 24, 4, 2000
 
 
 @dataclass(frozen=True)
 class Work:
-    """Amounts of work in one call of every phase.
+    """Amounts of work in one call of every phase."""
 
-    Attributes:
-        groups: Groups to sample, verify and store.
-        unique_tokens: Their tree nodes.
-        sampled_tokens: Their tokens, duplicates counted.
-        responses: Their distinct responses.
-        trained_groups: Groups to train on.
-        trained_nodes: Tree nodes in the loss.
-        updates: Mini-batches.
-        rounds: Calls of the engine.
-    """
+    groups: float  # groups to sample, verify and store
+    unique_tokens: float  # their tree nodes
+    sampled_tokens: float  # their tokens, duplicates counted
+    responses: float  # their distinct responses
+    trained_groups: float  # groups to train on
+    trained_nodes: float  # tree nodes in the loss
+    updates: float  # mini-batches
+    rounds: float = 1.0  # calls of the engine
 
-    groups: float
-    unique_tokens: float
-    sampled_tokens: float
-    responses: float
-    trained_groups: float
-    trained_nodes: float
-    updates: float
-    rounds: float = 1.0
+    @classmethod
+    def of_step(cls, num_prompts: float, kept_fraction: float, *, nodes: float, tokens: float, responses: float,
+                trained: float, updates: float, rounds: float) -> Work:  # fmt: skip
+        """Return the work of a step that trains on `num_prompts` groups, from the means of a group."""
+        groups = num_prompts / kept_fraction
+        counts = (groups, groups * nodes, groups * tokens, groups * responses)
+        return cls(*counts, num_prompts, num_prompts * trained, updates, rounds)
 
     def features(self, phase: str) -> tuple[float, ...]:
         """Return the F numbers that a phase's seconds are affine in."""
-        match phase:
-            case "generation":
-                return self.rounds, self.unique_tokens, self.sampled_tokens
-            case "verification":
-                return self.rounds, self.responses
-            case "training":
-                return self.updates, self.trained_nodes, self.trained_groups
-            case "storing":
-                return 1.0, self.responses
-            case "diagnostics":
-                return 1.0, self.unique_tokens
-            case _:
-                raise ValueError(f"{phase!r} is not a phase of a step; the phases are {', '.join(PHASES)}")
+        return tuple(getattr(self, name) if name else 1.0 for name in _FEATURES[phase])
 
 
 @dataclass(frozen=True)
 class AffineCost:
-    """A cost that is a sum of features, each times a coefficient >= 0.
+    """A cost that is a sum of features, each times a coefficient >= 0."""
 
-    Attributes:
-        coefficients: One per feature.
-        worst_error: Largest error of the fit, relative to the measured cost.
-    """
-
-    coefficients: tuple[float, ...]
-    worst_error: float
+    coefficients: tuple[float, ...]  # one per feature
+    worst_error: float  # largest error of the fit, relative to the measured cost
 
     def __call__(self, features: Sequence[float]) -> float:
         """Return the cost."""
-        return float(sum(c * f for c, f in zip(self.coefficients, features, strict=True)))
+        return sum(c * f for c, f in zip(self.coefficients, features, strict=True))
 
 
 def fit_affine(feature_KF: FloatArray, cost_K: FloatArray, known_K: FloatArray | float = 0.0) -> AffineCost:
-    """Fit non-negative coefficients with the least sum of squared relative errors.
-
-    Args:
-        feature_KF: Features of K measurements, >= 0, shape [K, F].
-        cost_K: Cost of each, > 0, shape [K].
-        known_K: The known part of each cost; the coefficients explain the rest.
+    """Fit non-negative coefficients with the least sum of squared relative errors to the unknown part of K costs.
 
     Raises:
         ValueError: If a cost is not positive.
@@ -111,17 +96,11 @@ class StepTiming:
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step by phase.
+    """Seconds of a step by phase."""
 
-    Attributes:
-        costs: Affine cost of each timed phase.
-        per_step: How often a step runs each phase: 1 / k for a phase of every k-th step.
-        worst_error: Largest relative error of a timing's total.
-    """
-
-    costs: dict[str, AffineCost]
-    per_step: dict[str, float]
-    worst_error: float
+    costs: dict[str, AffineCost]  # affine cost of each timed phase
+    per_step: dict[str, float]  # how often a step runs each phase: 1 / k for a phase of every k-th step
+    worst_error: float  # largest relative error of a timing's total
 
     @classmethod
     def fit(cls, timings: Sequence[StepTiming], per_step: dict[str, float]) -> StepCost:
@@ -136,21 +115,15 @@ class StepCost:
 
     def seconds(self, work: Work) -> dict[str, float]:
         """Return the seconds of each phase of a step, and their total."""
-        found = {phase: cost(work.features(phase)) * self.per_step[phase] for phase, cost in self.costs.items()}
-        return {**found, "total": sum(found.values())}
+        seconds = {phase: cost(work.features(phase)) * self.per_step[phase] for phase, cost in self.costs.items()}
+        return {**seconds, "total": sum(seconds.values())}
 
 
 @lru_cache(maxsize=4096)
 def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
     """Return the mean number of engine calls per step, by a simulation of dynamic sampling with refill.
 
-    A round samples the number of prompts that should fill the batch at the kept fraction of this step so far, at most
-    P. Surplus groups are carried to the next step. `Collector` uses the same rule. A step samples P / share groups on
-    average.
-
-    Args:
-        kept_fraction: Chance that a group is kept, in (0, 1].
-        num_prompts: Groups that a step trains on, P >= 1.
+    Surplus groups are carried to the next step. A step samples P / fraction groups on average.
 
     Raises:
         ValueError: If the fraction is outside (0, 1].
@@ -159,18 +132,85 @@ def mean_rounds(kept_fraction: float, num_prompts: int) -> float:
         raise ValueError(f"the fraction of kept groups must lie in (0, 1], not {kept_fraction}")
     generator = np.random.default_rng(0)
     carried_C = np.zeros(_CHAINS, np.int64)
-    counted = 0
+    rounds = 0
     for step in range(_WARM_UP + _STEPS):
-        kept_C, sampled_C, found_C = carried_C, np.zeros(_CHAINS, np.int64), np.zeros(_CHAINS, np.int64)
+        kept_C, sampled_C, mixed_C = carried_C, np.zeros(_CHAINS, np.int64), np.zeros(_CHAINS, np.int64)
         for _ in range(_MOST_ROUNDS):
             missing_C = np.maximum(num_prompts - kept_C, 0)
             if not missing_C.any():
                 break
-            # Without the guard a quotient that should be whole, such as 3 / (3 / 4), could be rounded up past it.
-            wanted_C = np.ceil(missing_C / ((found_C + 1) / (sampled_C + 1)) - 1e-9).astype(np.int64)
-            size_C = np.minimum(num_prompts, wanted_C)
+            size_C = prompts_of_round(num_prompts, missing_C, mixed_C, sampled_C)
             new_C = generator.binomial(size_C, kept_fraction)
-            kept_C, sampled_C, found_C = kept_C + new_C, sampled_C + size_C, found_C + new_C
-            counted += int(np.count_nonzero(missing_C)) if step >= _WARM_UP else 0
+            kept_C, sampled_C, mixed_C = kept_C + new_C, sampled_C + size_C, mixed_C + new_C
+            rounds += int(np.count_nonzero(missing_C)) if step >= _WARM_UP else 0
         carried_C = np.maximum(kept_C - num_prompts, 0)
-    return counted / (_CHAINS * _STEPS)
+    return rounds / (_CHAINS * _STEPS)
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """Bytes above the loaded model at the peaks of one step."""
+
+    num_rollouts: int
+    num_prompts: int  # prompts of the step
+    rows_D: FloatArray  # expected live rows of a prompt at each depth, shape [D]
+    nodes_per_update: float  # tree nodes of a mini-batch
+    sampling: int  # peak while sampling
+    training: int  # peak while training
+
+
+@dataclass(frozen=True)
+class MemoryModel:
+    """Predicts the memory of a step above the loaded model."""
+
+    parts: PilotParts  # the parts of the run; the engine predicts the bytes of its rows
+    longest_prompt: int  # tokens of the longest prompt
+    # further bytes while sampling (activations, draws), affine in that prediction and in the rollouts
+    sampling: AffineCost
+    training: AffineCost  # bytes of gradients, optimizer and activations, affine in the nodes of a forward pass
+    resident_bytes: int  # gradients and optimizer state, which stay while sampling
+    nodes_per_pass: int  # largest number of nodes in a forward pass of the learner
+
+    @classmethod
+    def fit(cls, parts: PilotParts, peaks: Sequence[PeakMemory | None], longest_prompt: int) -> MemoryModel | None:
+        """Fit the model to some peaks; None if one is missing, or if the engine has no model of its rows."""
+        known = [p for p in peaks if p is not None and p.training > 0]
+        if len(known) < len(peaks) or parts.engine.row_costs(1, 1) is None:
+            return None
+        settings = parts.learner_settings
+        nodes_per_pass = settings.max_nodes or settings.forward.default_max_nodes(parts.model)
+        trainable = sum(p.numel() * p.element_size() for p in parts.model.parameters() if p.requires_grad)
+        offloaded = settings.offload_reference and parts.model.device.type == "cuda"
+        has_reference = settings.kl is not None and not offloaded
+        resident = (3 + has_reference) * trainable  # gradients, two moments, the reference
+        rows_K = [_row_bytes(parts, p.rows_D, p.num_rollouts, p.num_prompts, longest_prompt) for p in known]
+        known_K = np.array(rows_K, np.float64) + resident
+        sampling = fit_affine(
+            np.array([(1.0, r, p.num_rollouts * p.num_prompts) for r, p in zip(rows_K, known, strict=True)]),
+            np.maximum([p.sampling for p in known], known_K),
+            known_K,
+        )
+        training = fit_affine(
+            np.array([(1.0, min(p.nodes_per_update, nodes_per_pass)) for p in known]),
+            np.array([p.training for p in known], np.float64),
+        )
+        return cls(parts, longest_prompt, sampling, training, resident, nodes_per_pass)
+
+    def rows(self, rows_D: FloatArray, num_rollouts: int, num_prompts: int) -> int:
+        """Return the engine's own prediction for the rows of a call."""
+        return _row_bytes(self.parts, rows_D, num_rollouts, num_prompts, self.longest_prompt)
+
+    def predict(self, rows_D: FloatArray, num_rollouts: int, num_prompts: int, nodes_per_update: float) -> int:
+        """Return the bytes at the peak of a step: of sampling or of training, whichever is larger."""
+        rows = self.rows(rows_D, num_rollouts, num_prompts)
+        sampling = rows + round(self.sampling((1.0, rows, num_rollouts * num_prompts)))
+        training = self.training((1.0, min(nodes_per_update, self.nodes_per_pass)))
+        return max(self.resident_bytes + sampling, round(training))
+
+
+def _row_bytes(parts: PilotParts, rows_D: FloatArray, num_rollouts: int, num_prompts: int, prompt_tokens: int) -> int:
+    """Return an engine's prediction for a call, from the live rows of a prompt at each depth, shape [D]."""
+    rows = np.ceil(rows_D * num_prompts).astype(np.int64)
+    costs = parts.engine.row_costs(num_rollouts * num_prompts, parts.sampling.max_new_tokens)
+    assert costs is not None  # `MemoryModel.fit` needs such an engine
+    return costs.bytes_for(rows[rows > 0], num_prompts * prompt_tokens)

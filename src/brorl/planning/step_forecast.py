@@ -30,53 +30,40 @@ _REPEATS = 3  # of a step with each number of threads
 
 @dataclass(frozen=True)
 class StepForecast:
-    """The expected seconds of a step.
+    """The expected seconds of a step."""
 
-    Attributes:
-        seconds: Seconds by phase and their total, for responses of the measured lengths.
-        most_seconds: Total if every cut response is as long as the length limit allows; equal to the total if no
-            response was cut before it.
-        kept_fraction: Expected fraction of mixed groups; None if every group is trained on, or if no measured group was
-            mixed and the seconds are for a step that keeps all groups.
-        num_rollouts: Measured rollouts.
-        num_prompts: Largest number of prompts in a measured step.
-        measured_seconds: Duration of the measurement.
-        seconds_of_threads: Seconds of the same small step by the number of CPU threads.
-    """
-
-    seconds: dict[str, float]
+    seconds: dict[str, float]  # seconds by phase and their total, for responses of the measured lengths
+    # total if every cut response is as long as the length limit allows; equal to the total if no response was cut
+    # before it
     most_seconds: float
+    # expected fraction of mixed groups; None if every group is trained on, or if no measured group was mixed and the
+    # seconds are for a step that keeps all groups
     kept_fraction: float | None
-    num_rollouts: int
-    num_prompts: int
-    measured_seconds: float
-    seconds_of_threads: Mapping[int, float]
+    num_rollouts: int  # measured rollouts
+    num_prompts: int  # largest number of prompts in a measured step
+    measured_seconds: float  # duration of the measurement
+    seconds_of_threads: Mapping[int, float]  # seconds of the same small step by the number of CPU threads
 
 
 def forecast_step(
     parts: PilotParts, rollouts_per_prompt: int, scratch: Path, threads: Sequence[int] = ()
 ) -> StepForecast:
-    """Run small steps and extrapolate to a whole one.
-
-    Args:
-        parts: The parts of the run; the model is trained.
-        rollouts_per_prompt: N of the step, >= 1.
-        scratch: An empty folder for stored rollouts.
-        threads: Numbers of CPU threads to compare; none by default.
-    """
+    """Run small steps and extrapolate to a whole one."""
     limit = parts.sampling.max_new_tokens
     parts = replace(parts, sampling=replace(parts.sampling, max_new_tokens=min(limit, MOST_TOKENS)))
     timer = StepTimer(parts, parts.model, scratch)
     sizes = sorted({(min(n, rollouts_per_prompt), min(p, parts.prompts_per_step)) for n, p in _SIZES})
-    _time_step(parts, timer, *sizes[0], seed=0)  # imports and one-time setup are not part of a step
+    num_rollouts, num_prompts = sizes[0]  # a step to warm up: imports and one-time setup are not part of a step
+    timer.finish(sample(parts, parts.stream.take(num_prompts), num_rollouts, 0))
     started = perf_counter()
     timings: list[StepTiming] = []
     groups: list[Group] = []
     for seed, (num_rollouts, num_prompts) in enumerate(sizes, 1):
         if len(timings) > 1 and perf_counter() - started > _SECONDS:
             break
-        timing, groups = _time_step(parts, timer, num_rollouts, num_prompts, seed)
-        timings.append(timing)
+        sampled = sample(parts, parts.stream.take(num_prompts), num_rollouts, seed)
+        groups = sampled.groups
+        timings.append(timer.finish(sampled))
     measured_seconds = perf_counter() - started
     size = sizes[-1 if measured_seconds < _SECONDS else 0]
     seconds_of_threads = _time_threads(parts, timer, *size, threads) if threads else {}
@@ -93,14 +80,6 @@ def forecast_step(
         measured_seconds=measured_seconds,
         seconds_of_threads=seconds_of_threads,
     )
-
-
-def _time_step(
-    parts: PilotParts, timer: StepTimer, num_rollouts: int, num_prompts: int, seed: int
-) -> tuple[StepTiming, list[Group]]:
-    """Run a step and return its timing and its groups."""
-    sampled = sample(parts, parts.stream.take(num_prompts), num_rollouts, seed)
-    return StepTiming(num_rollouts, *timer.finish(sampled)), sampled.groups
 
 
 def _time_threads(
@@ -146,18 +125,16 @@ def _whole_step(
     nodes = float(np.mean([g.nodes_J[0] for g in grown]))
     responses = float(np.mean([g.responses_J[0] for g in grown]))
     length = float(np.mean([g.tree.num_sampled_tokens / g.tree.num_rollouts for g in groups]))
-    num_prompts = parts.prompts_per_step
-    sampled = num_prompts / (fraction or 1.0)
     limited = parts.learner_settings.max_responses_per_outcome  # then the trained nodes do not grow with N
-    return Work(
-        groups=sampled,
-        unique_tokens=sampled * nodes,
-        sampled_tokens=sampled * rollouts_per_prompt * length,
-        responses=sampled * responses,
-        trained_groups=num_prompts,
-        trained_nodes=num_prompts * (measured.trained_nodes / measured.trained_groups if limited else nodes),
+    return Work.of_step(
+        parts.prompts_per_step,
+        fraction or 1.0,
+        nodes=nodes,
+        tokens=rollouts_per_prompt * length,
+        responses=responses,
+        trained=measured.trained_nodes / measured.trained_groups if limited else nodes,
         updates=parts.learner_settings.mini_batches,
-        rounds=1.0 if fraction is None else mean_rounds(fraction, num_prompts),
+        rounds=1.0 if fraction is None else mean_rounds(fraction, parts.prompts_per_step),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import ceil
 from pathlib import Path
 
@@ -20,11 +20,10 @@ from transformers import PreTrainedModel
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+from brorl.planning.gradient_noise import gradient_products
 from brorl.planning.pilot import PilotParts, PilotSummary, Sampled, sample
 from brorl.planning.pilot_counts import PilotCounts
-from brorl.planning.pilot_gradients import gradient_products
-from brorl.planning.step_cost import StepCost, StepTiming, Work
-from brorl.planning.step_memory import MemoryModel, PeakMemory
+from brorl.planning.step_cost import MemoryModel, PeakMemory, StepCost, StepTiming, Work
 from brorl.planning.tree_growth import tree_growth
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
@@ -40,23 +39,14 @@ _QUICK_SECONDS = 10.0  # after a slower pilot, the timed steps have a quarter of
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements that a plan is made from.
+    """The measurements that a plan is made from."""
 
-    Attributes:
-        counts: The pilot, prompt by prompt.
-        summary: Means over its rollouts.
-        cost: Seconds of a step.
-        timings: The timed steps that the cost was fitted to.
-        memory: Predicts memory; None where the machine does not report its own.
-        rows_JD: Expected live rows of a prompt at each depth, shape [J, D].
-    """
-
-    counts: PilotCounts
-    summary: PilotSummary
-    cost: StepCost
-    timings: list[StepTiming]
-    memory: MemoryModel | None
-    rows_JD: FloatArray
+    counts: PilotCounts  # the pilot, prompt by prompt
+    summary: PilotSummary  # means over its rollouts
+    cost: StepCost  # seconds of a step
+    timings: list[StepTiming]  # the timed steps that the cost was fitted to
+    memory: MemoryModel | None  # predicts memory; None where the machine does not report its own
+    rows_JD: FloatArray  # expected live rows of a prompt at each depth, shape [J, D]
 
 
 class NoMixedGroupError(UserError):
@@ -71,13 +61,6 @@ def timing_sizes(
     """Choose (rollouts per prompt, prompts) of the timed steps, in addition to the pilot.
 
     No timed step has more rollouts than the pilot; after a slow pilot, at most a quarter of them.
-
-    Args:
-        num_prompts: Prompts of the pilot.
-        num_rollouts: Rollouts of each.
-        prompts_per_step: Groups that a step of the recipe trains on.
-        most_rollouts: Largest N to compare.
-        quick: Whether the pilot was quick.
     """
     most = num_prompts * num_rollouts // (1 if quick else 4)
     low = min(16, num_rollouts)
@@ -171,28 +154,21 @@ class StepTimer:
         if parts.store_every:
             self.per_step["storing"] = 1 / parts.store_every
 
-    def time(self, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> tuple[Work, dict[str, float]]:
-        """Run a step and return its work and the seconds of each phase.
-
-        Args:
-            prompts: Prompts of the step.
-            num_rollouts: N >= 1.
-            seed: Seed of the draws.
-        """
+    def time(self, prompts: Sequence[Prompt], num_rollouts: int, seed: int) -> StepTiming:
+        """Run a step."""
         return self.finish(sample(self._parts, prompts, num_rollouts, seed))
 
-    def finish(self, sampled: Sampled) -> tuple[Work, dict[str, float]]:
-        """Run the phases after sampling and verification; return the work and the seconds of each phase."""
+    def finish(self, sampled: Sampled) -> StepTiming:
+        """Run the phases after sampling and verification."""
         groups, clock = sampled.groups, sampled.clock
         updates = self._parts.learner_settings.mini_batches
         repeated = [groups[i % len(groups)] for i in range(max(updates, len(groups)))]  # a group for every mini-batch
         with clock("training"):
-            batch = self.learner.apply_kl_penalty(repeated)
-            update = self.learner.step(batch, self._parts.estimate_advantages(batch), seed=0)
+            metrics = self.learner.learn(repeated, self._parts.estimate_advantages, seed=0)
         if self._parts.store_every:
             with clock("storing"):
                 texts = [self._parts.grader.texts(g.tree) for g in groups]
-                self._directory.write_rollouts(0, groups, sampled.verdicts, texts)
+                self._directory.write_responses("rollouts", 0, groups, sampled.verdicts, texts)
         with clock("diagnostics"):
             self._parts.diagnose(groups)
         work = Work(
@@ -200,21 +176,15 @@ class StepTimer:
             unique_tokens=sum(g.tree.num_unique_tokens for g in groups),
             sampled_tokens=sum(g.tree.num_sampled_tokens for g in groups),
             responses=sum(g.tree.num_responses for g in groups),
-            trained_groups=len(batch),
-            trained_nodes=update.trained_nodes,
+            trained_groups=len(repeated),
+            trained_nodes=metrics.trained_nodes,
             updates=updates,
         )
-        seconds = clock.seconds()
-        return work, {phase: seconds[phase] for phase in seconds if phase != "total"}
+        seconds = {phase: value for phase, value in clock.seconds().items() if phase != "total"}
+        return StepTiming(groups[0].tree.num_rollouts, work, seconds)
 
     def observe(self, prompts: Sequence[Prompt], num_rollouts: int, quick: bool) -> PeakMemory | None:
-        """Return the memory at the peaks of a step; None where the machine does not report it.
-
-        Args:
-            prompts: Prompts of the step.
-            num_rollouts: N >= 1.
-            quick: Run a step before: the allocator of a CPU keeps much of the memory that a phase has freed.
-        """
+        """Return the memory at the peaks of a step; None where the machine does not report it."""
         bytes_in_use(self._device)  # gives back the memory of steps of other sizes
         if quick:
             self.time(prompts, num_rollouts, seed=1)
@@ -222,7 +192,7 @@ class StepTimer:
         sampled = sample(self._parts, prompts, num_rollouts, seed=2)
         sampling = peak_bytes(self._device)
         reset_peak(self._device)
-        work, _ = self.finish(sampled)
+        work = self.finish(sampled).work
         training = peak_bytes(self._device)
         if sampling is None or training is None or self._loaded_bytes is None:
             return None
@@ -243,18 +213,18 @@ def _time_steps(
 ) -> list[StepTiming]:
     """Time a step of each size a few times, alternating, and finish calls of the pilot in between."""
     pilot_size = (pilot[0].groups[0].tree.num_rollouts, len(pilot[0].groups))
-    timed: dict[tuple[int, int], list[tuple[Work, dict[str, float]]]] = {}
+    timed: dict[tuple[int, int], list[StepTiming]] = {}
     for repeat in range(_REPEATS):
         for n, p in sizes:
             start = repeat * p % max(len(prompts) - p, 1)
             timed.setdefault((n, p), []).append(timer.time(prompts[start : start + p], n, seed=repeat))
         if repeat < len(pilot):
             timed.setdefault(pilot_size, []).append(timer.finish(pilot[repeat]))
-    return [_median(n, observed) for (n, _), observed in sorted(timed.items())]
+    return [_median(timings) for _, timings in sorted(timed.items())]
 
 
-def _median(num_rollouts: int, observed: Sequence[tuple[Work, dict[str, float]]]) -> StepTiming:
+def _median(timings: Sequence[StepTiming]) -> StepTiming:
     """Return the mean work and the median seconds of repeats."""
-    works = [vars(work) for work, _ in observed]
-    work = Work(**{name: float(np.mean([w[name] for w in works])) for name in works[0]})
-    return StepTiming(num_rollouts, work, {p: float(np.median([s[p] for _, s in observed])) for p in observed[0][1]})
+    work = Work(*np.mean([astuple(t.work) for t in timings], axis=0).tolist())
+    seconds = {phase: float(np.median([t.seconds[phase] for t in timings])) for phase in timings[0].seconds}
+    return StepTiming(timings[0].num_rollouts, work, seconds)

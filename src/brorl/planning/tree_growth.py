@@ -28,17 +28,11 @@ _SMALLEST = -690.0  # exp() of it is a normal number; below it a chance is propo
 
 @dataclass(frozen=True)
 class TreeGrowth:
-    """Expected size of one prompt's tree at J numbers of rollouts.
+    """Expected size of one prompt's tree at J numbers of rollouts."""
 
-    Attributes:
-        nodes_J: Nodes, which are the computed tokens, shape [J].
-        responses_J: Distinct responses, shape [J].
-        rows_JD: Distinct live prefixes of d + 1 tokens, which are the rows of one decoding step, shape [J, D].
-    """
-
-    nodes_J: FloatArray
-    responses_J: FloatArray
-    rows_JD: FloatArray
+    nodes_J: FloatArray  # nodes, which are the computed tokens, shape [J]
+    responses_J: FloatArray  # distinct responses, shape [J]
+    rows_JD: FloatArray  # distinct live prefixes of d + 1 tokens, which are the rows of one decoding step, shape [J, D]
 
 
 def tree_growth(tree: RolloutTree, wanted: IntArray, max_depth: int) -> TreeGrowth:
@@ -68,11 +62,6 @@ def tree_growth(tree: RolloutTree, wanted: IntArray, max_depth: int) -> TreeGrow
 
 def growth_ratios(path_logprob_K: FloatArray, pilot_rollouts: int, wanted: IntArray) -> FloatArray:
     """Return the chance of each prefix to appear among N' rollouts, divided by its chance among n.
-
-    Args:
-        path_logprob_K: Log-probabilities (nats) of K prefixes.
-        pilot_rollouts: n >= 1.
-        wanted: Numbers of rollouts N', each >= 1, shape [J].
 
     Returns:
         Ratios, shape [J, K]: N' / n for a prefix of probability near 0, 1 for a certain one.

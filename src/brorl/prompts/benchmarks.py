@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 from brorl.errors import UserError
 from brorl.prompts.boxed import last_box
-from brorl.prompts.files import FileSource, SourceReading, read_source
+from brorl.prompts.files import SourceReading, read_source
 from brorl.prompts.question import Question
 from brorl.prompts.rows import Row, read_rows
+from brorl.prompts.settings import FileSource
 
 BENCHMARK_DOMAIN = "math"
 
@@ -136,8 +137,8 @@ def read_benchmark(source: BenchmarkSource, seed: int = 0) -> SourceReading:
     """
     benchmark, hub = BENCHMARKS[source.benchmark], source.hub
     if benchmark.layout:
-        file = FileSource(hub.id, source.label, subset=hub.subset, split=hub.split, layout=benchmark.layout, seed=seed)
-        return read_source(file)
+        file = FileSource(path=hub.id, name=source.label, subset=hub.subset, split=hub.split, layout=benchmark.layout)
+        return read_source(file, seed)
     names = [*_QUESTIONS, *_ANSWERS, *_SOLUTIONS, *_CONTEXT.values()]
     wanted = {spelling for name in names for spelling in (name, name.capitalize(), name.title(), name.upper())}
     questions = []

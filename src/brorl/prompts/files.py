@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import blake2b
 from itertools import islice
@@ -24,6 +24,7 @@ from brorl.prompts.layouts.layout import Dropped
 from brorl.prompts.layouts.table import all_dropped, find_layout, layouts_of, read_fields
 from brorl.prompts.question import Message, Question
 from brorl.prompts.rows import JSON_NAMES, MISSING, Row, is_local, read_rows
+from brorl.prompts.settings import FileSource
 
 # Names of these columns in other data sets, the most specific first.
 USUAL_NAMES = {
@@ -33,78 +34,8 @@ USUAL_NAMES = {
         "reward_model", "output", "response",
     ),
 }  # fmt: skip
-# Settings that a layout decides.
-_OF_A_LAYOUT = ("prompt_column", "answer_column", "answer_after", "domain", "domain_column")
 _JSON_DOMAINS = ("code", "gym", "ifeval", "science")  # their references can be JSON text
 CONTRADICTION = "the same question with different answers"
-
-
-@dataclass(frozen=True)
-class FileSource:
-    """The path of questions, and the meaning of their columns.
-
-    A column name can have a key: `reward_model.ground_truth` is the key `ground_truth` of the column `reward_model`,
-    unless there is a column of the whole name.
-
-    Args:
-        path: A file (`.jsonl`, `.json`, `.parquet`), a folder or pattern of such files, a folder that `datasets` saved,
-            or the id of a Hugging Face data set.
-        name: Name of the source, without a colon; the ids of its questions start with it.
-        prompt_column: Column of the question: text, or a list of messages.
-        answer_column: Column of the reference answer: text or a number.
-        id_column: Column of a distinct id; None takes the number of the line or row.
-        domain: Domain of the questions.
-        domain_column: Column of the domain, in place of `domain`.
-        answer_after: Text before the reference in the answer, at its last occurrence; None takes the whole answer.
-        subset: Configuration of a hub data set.
-        split: Split of a data set; files have none.
-        limit: Maximum number of rows to read, 1 or more; None for all.
-        layout: Name of the layout of a public data set, in place of columns and domain; None for none.
-        seed: Seed of the options that a layout shuffles, 0 or more.
-
-    Raises:
-        ValueError: If a text is empty, the name has a colon, the limit is out of its range, the layout is unknown, or
-            columns are given with a layout.
-    """
-
-    path: str
-    name: str
-    prompt_column: str = "prompt"
-    answer_column: str = "answer"
-    id_column: str | None = None
-    domain: str = "math"
-    domain_column: str | None = None
-    answer_after: str | None = None
-    subset: str | None = None
-    split: str = "train"
-    limit: int | None = None
-    layout: str | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("path", "name", "prompt_column", "answer_column", "domain", "split"):
-            if not getattr(self, name).strip():
-                raise ValueError(
-                    f"data.sources[].{name} is empty; give it a value, or leave it out if it has a default"
-                )
-        for name in ("id_column", "domain_column", "answer_after", "subset"):
-            if getattr(self, name) == "":
-                raise ValueError(f"data.sources[].{name} is empty; give it a value, or null")
-        if ":" in self.name:
-            raise ValueError(
-                f"data.sources[].name: {self.name!r} has a colon, which ends it in ids; choose another name"
-            )
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"data.sources[].limit must be 1 or more, or null for all rows, got {self.limit}")
-        if self.layout is not None:
-            find_layout(self.layout)
-            usual = {field.name: field.default for field in fields(self)}
-            given = next((name for name in _OF_A_LAYOUT if getattr(self, name) != usual[name]), None)
-            if given:
-                raise ValueError(
-                    f"data.sources[].{given}: the layout {self.layout} decides it; drop {given}, or drop layout and "
-                    "name the columns"
-                )
 
 
 @dataclass(frozen=True)
@@ -129,14 +60,17 @@ def read_questions(source: FileSource) -> list[Question]:
     return list(read_source(source).questions)
 
 
-def read_source(source: FileSource) -> SourceReading:
+def read_source(source: FileSource, seed: int = 0) -> SourceReading:
     """Read a source's questions, in the order of its files (by name) and rows.
 
     A question that repeats with the same answer is kept once. With a layout, all rows of a question that repeats with
     another answer are dropped.
 
     Args:
-        source: The path of the rows, and the meaning of their columns or their layout.
+        source: The path of the rows, and the meaning of their columns or their layout. A column name can have a key:
+            `reward_model.ground_truth` is the key `ground_truth` of the column `reward_model`, unless there is a column
+            of the whole name.
+        seed: Seed of the options that a layout shuffles.
 
     Returns:
         Distinct questions, at least one; ids are `name:number`, `name:file:number` if there are several files, or
@@ -156,7 +90,7 @@ def read_source(source: FileSource) -> SourceReading:
     for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), most):
         number += 1
         try:
-            question = _question(row, source)
+            question = _question(row, source, seed)
         except Dropped as reason:
             dropped[str(reason)] += 1
             continue
@@ -192,7 +126,7 @@ def check_first_row(source: FileSource) -> None:
     if is_local(source.path):
         for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
             with suppress(Dropped):
-                _question(row, source)
+                _question(row, source, seed=0)
 
 
 def _wanted(source: FileSource) -> set[str]:
@@ -211,14 +145,14 @@ def _contradiction(first: Question, question: Question) -> str:
     )
 
 
-def _question(row: Row, source: FileSource) -> Question:
+def _question(row: Row, source: FileSource, seed: int) -> Question:
     key = row.key
     if source.id_column:
         value = _cell(row, source.id_column, "id_column", source)
         key = _text(value, row.place, source.id_column, "an id is text or a number")
     if source.layout:
-        fields = read_fields(row, find_layout(source.layout), source.seed)
-        return Question(f"{source.name}:{key}", *fields, source.name, place=row.place)
+        fields = read_fields(row, find_layout(source.layout), seed)
+        return Question(f"{source.label}:{key}", *fields, source.label, place=row.place)
     prompt = _cell(row, source.prompt_column, "prompt_column", source)
     text, messages = "", tuple[Message, ...]()
     if isinstance(prompt, list):
@@ -235,7 +169,7 @@ def _question(row: Row, source: FileSource) -> Question:
     if source.domain_column:
         value = _cell(row, source.domain_column, "domain_column", source)
         domain = _text(value, row.place, source.domain_column, "a domain is the name of a verifier")
-    return Question(f"{source.name}:{key}", text, reference, domain, source.name, messages, row.place)
+    return Question(f"{source.label}:{key}", text, reference, domain, source.label, messages, row.place)
 
 
 def _cell(row: Row, column: str, setting: str, source: FileSource) -> Any:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, assert_never
+from typing import Any, Protocol, assert_never
 
 from brorl.errors import UserError, first_line
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Message, Question, contents
+from brorl.prompts.settings import PromptFormat
 
 TEMPLATES: Mapping[str, str] = {
     "math": "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
@@ -27,14 +27,6 @@ TEMPLATES: Mapping[str, str] = {
 }
 """The usual text around a question of each domain: it requests an answer in the form that the verifier reads."""
 
-_PLACEHOLDER = "{prompt}"
-_OWN_OPTIONS = frozenset(
-    (
-        "conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
-        "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
-        "tokenizer_kwargs", "strftime_now",
-    )
-)  # fmt: skip
 _DATE = {
     "%Y": "2026", "%y": "26", "%m": "01", "%d": "01", "%e": " 1", "%j": "001", "%b": "Jan", "%B": "January",
     "%a": "Thu", "%A": "Thursday", "%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM",
@@ -65,68 +57,6 @@ class Tokenizer(Protocol):
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
         """Return the text of a conversation."""
         ...
-
-
-@dataclass(frozen=True)
-class PromptFormat:
-    """The text around a question.
-
-    Args:
-        template: Text with `{prompt}` exactly once, in the place of the question. Other braces have no meaning.
-        system_prompt: System message before every question; None for no message.
-        chat: Use the tokenizer's chat template: if it has one (`auto`), always (an error without one), or never.
-        chat_template_options: Variables for the chat template, such as `enable_thinking`.
-        domain_templates: Templates of some domains, in place of `template`.
-
-    Raises:
-        ValueError: If a template does not have `{prompt}` once, the system prompt is blank, or an option has no
-            effect or is reserved.
-    """
-
-    template: str = _PLACEHOLDER
-    system_prompt: str | None = None
-    chat: Literal["auto", "always", "never"] = "auto"
-    chat_template_options: Mapping[str, Any] = field(default_factory=dict)
-    domain_templates: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        of_domains = {f"prompt.domain_templates.{domain}": text for domain, text in self.domain_templates.items()}
-        for name, text in {"prompt.template": self.template, **of_domains}.items():
-            count = text.count(_PLACEHOLDER)
-            if count != 1:
-                raise ValueError(
-                    f"{name} must have {_PLACEHOLDER} once, in the place of the question, not {count} times ({text!r})"
-                )
-        if self.system_prompt is not None and not self.system_prompt.strip():
-            raise ValueError("prompt.system_prompt is blank; give it a text, or null for none")
-        if self.chat not in ("auto", "always", "never"):
-            raise ValueError(f"prompt.chat must be auto, always or never, got {self.chat!r}")
-        if self.chat == "never" and self.chat_template_options:
-            raise ValueError("prompt.chat_template_options has no effect with prompt.chat: never; drop one of them")
-        own = sorted(_OWN_OPTIONS.intersection(self.chat_template_options))
-        if own:
-            raise ValueError(f"prompt.chat_template_options: {own[0]} is not a variable of a chat template; drop it")
-
-    def fill(self, text: str, domain: str) -> str:
-        """Return the text of a question with the template of its domain around it."""
-        before, _, after = self.domain_templates.get(domain, self.template).partition(_PLACEHOLDER)
-        return before + text + after
-
-    def messages_of(self, question: Question) -> tuple[Message, ...]:
-        """Return the system prompt and the messages of a question, the last one with the template around it.
-
-        Raises:
-            UserError: If both the question and the format have a system prompt.
-        """
-        *before, last = question.messages or (Message("user", question.text),)
-        if self.system_prompt is not None:
-            if any(message.role == "system" for message in before):
-                raise UserError(
-                    f"question {question.id} has a system message too; set prompt.system_prompt: null, or remove the "
-                    "system messages from the data"
-                )
-            before = [Message("system", self.system_prompt), *before]
-        return (*before, replace(last, content=self.fill(last.content, question.domain)))
 
 
 def render(questions: Sequence[Question], format: PromptFormat, tokenizer: Tokenizer) -> list[Prompt]:  # noqa: A002

@@ -66,8 +66,6 @@ def why_no_smaller_n(run: RunRecord) -> str:
         return why_no_coverage(run)
     if _is_adaptive(run):
         return _ADAPTIVE
-    if run.settings.get("sampling.scheme") == "systematic":
-        return "Not estimated: some of the systematic rollouts are not a sample with a smaller N (sampling.scheme)."
     return "The metrics hold no such estimate."
 
 

@@ -34,7 +34,7 @@ class Sampler(Protocol):
         Args:
             prompts: Token ids of P prompts.
             num_rollouts: Rollouts of each prompt, N; one number for all, or P numbers.
-            sampling: Temperature, truncation, length limits, scheme.
+            sampling: Temperature, truncation, length limits.
             seed: Seed of the draws.
             first: Number of the first prompt. The draws of a prompt depend on the seed and its number, so parts of a
                 batch can be sampled in separate calls.

@@ -1,8 +1,9 @@
-"""The protocol of a pool of rollout workers: tasks in, trees out, in the order in which they are done.
+"""A pool of rollout workers: tasks in, trees out, in the order in which they are done; and an engine over a pool.
 
 A pool places engines elsewhere: in other processes, on other machines. A task is sampled as one call of an engine, so
 its trees do not depend on the number of workers, on the worker, or on the other tasks. A task whose worker is lost is
-sampled again, with the same seed.
+sampled again, with the same seed. The engine cuts each call into tasks, and waits for all of them. The cut does not
+depend on the number of workers either.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from brorl.activity import Decoding, Observe, unobserved
+from brorl.rollout.engine import rollouts_of_prompts
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
+
+_POLL_S = 0.2  # between two reports to the observer, which ends the call on Ctrl-C
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class SampleTask:
     Attributes:
         prompts: Token ids of P prompts.
         num_rollouts: Rollouts of each prompt.
-        sampling: Temperature, truncation, length limits, scheme.
+        sampling: Temperature, truncation, length limits.
         seed: Seed of the draws.
         first: Number of the first prompt.
     """
@@ -97,3 +102,74 @@ class SamplingPool(Protocol):
     def close(self) -> None:
         """End all workers."""
         ...
+
+
+class PooledEngine:
+    """Samples on the workers of a pool; no other code takes results from the pool during a call.
+
+    Args:
+        pool: The workers.
+        prompts_per_task: Prompts that a worker samples together, 1 or more.
+        observe: Receives a `Decoding` whenever tasks are done, and several times a second in between.
+    """
+
+    def __init__(self, pool: SamplingPool, prompts_per_task: int = 1, observe: Observe = unobserved) -> None:
+        self.version = 0
+        self._pool = pool
+        self._prompts_per_task = prompts_per_task
+        self._observe = observe
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a response."""
+        return self._pool.stop_token_ids
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Publish weights to the workers; see `Engine`."""
+        self._pool.publish(weights, version)
+        self.version = version
+
+    def row_costs(self, max_rows: int, max_tokens: int) -> None:  # noqa: ARG002 (of the protocol)
+        """Return None: the rows are in the memory of the workers."""
+        return
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        num_rollouts: int | Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
+        first: int = 0,
+    ) -> list[RolloutTree]:
+        """Sample N rollouts of each prompt; see `Sampler`.
+
+        If the observer or a worker raises, all tasks of the call are discarded.
+        """
+        rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
+        size = self._prompts_per_task
+        tasks = [
+            SampleTask(prompts[i : i + size], rollouts_P[i : i + size], sampling, seed, first + i)
+            for i in range(0, len(prompts), size)
+        ]
+        trees_of: dict[int, list[RolloutTree]] = {}
+        tickets = [self._pool.submit(task) for task in tasks]
+        progress = Decoding(finished=0, rollouts=sum(rollouts_P), tokens=0, depth=0)
+        try:
+            while len(trees_of) < len(tickets):
+                for done in self._pool.done(_POLL_S):
+                    trees_of[done.ticket] = done.trees
+                    progress = _advanced(progress, done.trees)
+                self._observe(progress)
+        finally:
+            self._pool.discard([ticket for ticket in tickets if ticket not in trees_of])
+        return [tree for ticket in tickets for tree in trees_of[ticket]]
+
+
+def _advanced(progress: Decoding, trees: Sequence[RolloutTree]) -> Decoding:
+    """Return the progress of a call after one more task."""
+    return Decoding(
+        finished=progress.finished + sum(tree.num_rollouts for tree in trees),
+        rollouts=progress.rollouts,
+        tokens=progress.tokens + sum(tree.num_unique_tokens for tree in trees),
+        depth=max(progress.depth, *(int(tree.length.max()) for tree in trees)),
+    )

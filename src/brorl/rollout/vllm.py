@@ -23,7 +23,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
@@ -33,44 +33,18 @@ from brorl.activity import Decoding, Observe, unobserved
 from brorl.errors import UserError
 from brorl.model.to_device import to_host
 from brorl.rollout.engine import rollouts_of_prompts
-from brorl.rollout.vllm_process import Completion, EngineDiedError, Request, VllmProcess, VllmSettings
+from brorl.rollout.vllm_process import EngineDiedError, Request, VllmProcess, VllmSettings
 from brorl.rollout.vllm_transfer import Weights
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
+from brorl.storage import TemporaryFolder
 from brorl.tree import RolloutTree
 
 _Result = TypeVar("_Result")
 _MAX_RESTARTS = 3
 _MAX_SEED = 2**62
 _LOWEST_TEMPERATURE = 0.01  # vLLM raises lower ones to it
-_PREFIX = "brorl-weights-"
 _SHARED_MEMORY = Path("/dev/shm")
-
-
-class Process(Protocol):
-    """The methods of `VllmProcess`."""
-
-    def complete(
-        self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
-    ) -> list[list[Completion]]:
-        """Return the responses to each request, in order."""
-        ...
-
-    def load(self, weights: Weights) -> None:
-        """Replace the weights, and clear the prefix cache."""
-        ...
-
-    def sleep(self) -> None:
-        """Free the GPU memory."""
-        ...
-
-    def wake(self) -> None:
-        """Undo `sleep`."""
-        ...
-
-    def close(self) -> None:
-        """End the engine."""
-        ...
 
 
 class EngineLostError(UserError):
@@ -94,14 +68,14 @@ class VllmEngine:
         settings: VllmSettings,
         stop_token_ids: Sequence[int],
         observe: Observe = unobserved,
-        start: Callable[[VllmSettings], Process] = VllmProcess,
+        start: Callable[[VllmSettings], VllmProcess] = VllmProcess,
     ) -> None:
         self.stop_token_ids = tuple(stop_token_ids)
         self.version = 0
         self._settings = settings
         self._observe = observe
         self._start = start
-        self._published: PublishedWeights | None = None
+        self._published: Callable[[], object] | None = None  # removes the folder of the weights
         self._kept: Weights | None = None
         self._process = self._started()
         self._asleep = self._replaced = False
@@ -121,8 +95,10 @@ class VllmEngine:
         """
         sent: Weights = weights
         if self._settings.reads_file:
-            self._published = PublishedWeights(weights, getattr(torch, self._settings.dtype))
-            sent = self._kept = self._published.folder
+            folder = publish(weights, getattr(torch, self._settings.dtype))
+            self._remove_published()
+            self._published = weakref.finalize(self, folder.remove)
+            sent = self._kept = folder.path
         elif self._settings.separate:
             sent = self._kept = list(weights)
         self._repeat(lambda process: process.load(sent))
@@ -141,7 +117,7 @@ class VllmEngine:
         Args:
             prompts: Token ids of P prompts, none empty.
             num_rollouts: N, of all prompts or of each.
-            sampling: Temperature, top-p, top-k, length limits, stop tokens; the scheme must be iid.
+            sampling: Temperature, top-p, top-k, length limits, stop tokens.
             seed: Seed of the draws.
             first: Number of the first prompt; the others follow.
 
@@ -168,11 +144,20 @@ class VllmEngine:
         stop_token_ids = [*self.stop_token_ids, *sampling.stop_token_ids]
         requests = [request for requests in requests_P for request in requests]
         answers = iter(self._repeat(lambda process: process.complete(requests, sampling, stop_token_ids)))
-        known = sampling.top_p == 1 and not sampling.top_k
+        known = sampling.top_p == 1 and not sampling.top_k  # the log-probs are those of the whole vocabulary
         trees = []
         for prompt, count, parts in zip(prompts, rollouts_P, requests_P, strict=True):
             completions = [completion for _ in parts for completion in next(answers)]
-            trees.append(tree_of(prompt, completions * count if greedy else completions, known))
+            if greedy:
+                completions *= count
+            trees.append(
+                RolloutTree.from_responses(
+                    prompt,
+                    [completion.token_ids for completion in completions],
+                    [completion.logprobs for completion in completions] if known else None,
+                    [completion.finished for completion in completions],
+                )
+            )
         if self._settings.sleeps:
             self._repeat(lambda process: process.sleep())
             self._asleep = True
@@ -183,9 +168,14 @@ class VllmEngine:
     def close(self) -> None:
         """End the engine and its process."""
         self._process.close()
-        self._published = self._kept = None
+        self._remove_published()
+        self._kept = None
 
-    def _repeat(self, work: Callable[[Process], _Result]) -> _Result:
+    def _remove_published(self) -> None:
+        if self._published is not None:
+            self._published()
+
+    def _repeat(self, work: Callable[[VllmProcess], _Result]) -> _Result:
         """Do work; if the engine dies, replace it and repeat the work, with the same seeds."""
         for _ in range(_MAX_RESTARTS):
             try:
@@ -203,7 +193,7 @@ class VllmEngine:
                 f"{self._other_transfer()}"
             ) from error
 
-    def _once(self, work: Callable[[Process], _Result]) -> _Result:
+    def _once(self, work: Callable[[VllmProcess], _Result]) -> _Result:
         self._give_way()
         if self._asleep:
             self._process.wake()
@@ -214,7 +204,7 @@ class VllmEngine:
             self._replaced = False
         return work(self._process)
 
-    def _started(self) -> Process:
+    def _started(self) -> VllmProcess:
         self._give_way()
         return self._start(self._settings)
 
@@ -233,49 +223,20 @@ class VllmEngine:
         self._asleep, self._replaced = False, True
 
 
-class PublishedWeights:
-    """Weights in a file that other processes read; the folder is removed with this object.
+def publish(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> TemporaryFolder:
+    """Return a folder with `model.safetensors`, in shared memory where it has room, for other processes to read.
 
     Args:
         weights: The weights by name, on any device.
         dtype: Number format in the file.
-
-    Attributes:
-        folder: The folder of `model.safetensors`: in shared memory where it has room, or with temporary files.
     """
-
-    def __init__(self, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-        tensors = {name: to_host(tensor, dtype) for name, tensor in weights}
-        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-        fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
-        parent = _SHARED_MEMORY if fits else Path(tempfile.gettempdir())
-        remove_abandoned(parent)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
-        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        save_file(tensors, self.folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def remove_abandoned(parent: Path) -> None:
-    """Remove the weights of processes that were killed: nothing else would free the memory that they take.
-
-    Args:
-        parent: The folder that holds the folders of weights.
-    """
-    for folder in parent.glob(f"{_PREFIX}*-*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not _is_alive(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # of another user
-        pass
-    return True
+    tensors = {name: to_host(tensor, dtype) for name, tensor in weights}
+    num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
+    fits = shared and shutil.disk_usage(_SHARED_MEMORY).free > 2 * num_bytes
+    folder = TemporaryFolder.new(_SHARED_MEMORY if fits else Path(tempfile.gettempdir()), "brorl-weights-")
+    save_file(tensors, folder.path / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def check_sampling(sampling: SamplingParams) -> None:
@@ -284,11 +245,6 @@ def check_sampling(sampling: SamplingParams) -> None:
     Raises:
         ValueError: If it does not.
     """
-    if sampling.scheme != "iid":
-        raise ValueError(
-            f"vLLM draws rollouts independently, and sampling.scheme = {sampling.scheme} is only in the native engine; "
-            "set sampling.scheme: iid, or engine.kind: native"
-        )
     if 0 < sampling.temperature < _LOWEST_TEMPERATURE:
         raise ValueError(
             f"vLLM has no temperature between 0 and {_LOWEST_TEMPERATURE}, and sampling.temperature = "
@@ -310,19 +266,3 @@ def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest:
         Request(tuple(prompt), min(largest, num_responses - start), base + start)
         for start in range(0, num_responses, largest)
     ]
-
-
-def tree_of(prompt: Sequence[int], completions: Sequence[Completion], known: bool) -> RolloutTree:
-    """Merge the responses of a prompt into their tree.
-
-    Args:
-        prompt: Token ids.
-        completions: N responses.
-        known: Whether their log-probs are those of the whole vocabulary; the tree's are NaN otherwise.
-    """
-    return RolloutTree.from_responses(
-        prompt,
-        [one.token_ids for one in completions],
-        [one.logprobs for one in completions] if known else None,
-        [one.finished for one in completions],
-    )

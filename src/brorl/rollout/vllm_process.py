@@ -113,12 +113,12 @@ def check_installed() -> None:
     """
     for name in _DISTRIBUTIONS:
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             continue
-        if not found.startswith(f"{TESTED_SERIES}."):
+        if not installed.startswith(f"{TESTED_SERIES}."):
             raise UserError(
-                f"engine.kind = vllm is tested with {name} {TESTED_SERIES}, and {found} is installed; run: "
+                f"engine.kind = vllm is tested with {name} {TESTED_SERIES}, and {installed} is installed; run: "
                 f"pip install '{name}=={TESTED_SERIES}.*', or set engine.kind: native"
             )
         return

@@ -22,7 +22,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -144,14 +144,6 @@ class WeightStream:
         return self._dtype if tensor.is_floating_point() else tensor.dtype
 
 
-class Sender(Protocol):
-    """The sending side of a backend; vLLM's trainer engines have this method."""
-
-    def send_weights(self) -> None:
-        """Start an update, send the weights of the stream, and finish the update."""
-        ...
-
-
 class WeightTransfer:
     """Sends weights to one engine. The first update connects the two sides.
 
@@ -170,7 +162,7 @@ class WeightTransfer:
         self._backend, self._num_workers, self._died = backend, num_workers, died
         self._stream = WeightStream(dtype)
         self._connected = False
-        self._sender: Sender | None = None
+        self._sender: Any = None  # vLLM's trainer engine
 
     def send(self, weights: Weights) -> None:
         """Replace the weights of the engine, and clear its prefix cache.
@@ -236,7 +228,7 @@ class WeightTransfer:
         self._calls.update_weights({"weights": str(weights) if isinstance(weights, Path) else weights})
         self._calls.finish_weight_update()
 
-    def _connect(self, backend: Literal["ipc", "nccl"]) -> Sender:
+    def _connect(self, backend: Literal["ipc", "nccl"]) -> Any:
         """Make vLLM's sender; it makes the call init."""
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
@@ -257,8 +249,7 @@ class WeightTransfer:
                     packed=True,
                     packed_buffer_size_bytes=packed_bytes,
                 )
-        sender: Sender = WeightTransferTrainerFactory.trainer_init(info, client=self._calls, source=self._stream)
-        return sender
+        return WeightTransferTrainerFactory.trainer_init(info, client=self._calls, source=self._stream)
 
 
 def _on_device_of(weights: Sequence[tuple[str, Tensor]]) -> AbstractContextManager[Any]:
@@ -268,7 +259,7 @@ def _on_device_of(weights: Sequence[tuple[str, Tensor]]) -> AbstractContextManag
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind((_THIS_MACHINE, 0))
-        port: int = one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind((_THIS_MACHINE, 0))
+        port: int = listener.getsockname()[1]
         return port

@@ -191,8 +191,8 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    found = [path.parent for path in folder.glob(f"step-*/{_COMMIT}") if _step_of(path.parent) is not None]
-    return sorted(found, key=lambda path: _step_of(path) or 0)
+    folders = [path.parent for path in folder.glob(f"step-*/{_COMMIT}") if _step_of(path.parent) is not None]
+    return sorted(folders, key=lambda path: _step_of(path) or 0)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -343,7 +343,6 @@ def _group_to(group: Group) -> dict[str, Any]:
         "reward_L": _tensor(group.reward_L),
         "old_logprob_M": None if group.old_logprob_M is None else _tensor(group.old_logprob_M),
         "version": group.version,
-        "class_L": None if group.class_L is None else _tensor(group.class_L),
     }
 
 
@@ -352,7 +351,7 @@ def _group_from(plain: dict[str, Any]) -> Group:
     arrays = {name: tensor.numpy() for name, tensor in plain["tree"].items()}
     tree = RolloutTree(prompt_ids=prompt.token_ids, **arrays)
     # Checkpoints of earlier releases hold neither these nor the version.
-    old, classes = plain.get("old_logprob_M"), plain.get("class_L")
+    old = plain.get("old_logprob_M")
     return Group(
         prompt,
         tree,
@@ -360,7 +359,6 @@ def _group_from(plain: dict[str, Any]) -> Group:
         plain["reward_L"].numpy(),
         None if old is None else old.numpy(),
         plain.get("version", 0),
-        None if classes is None else classes.numpy(),
     )
 
 

@@ -91,38 +91,34 @@ def read_responses(path: str, columns: ResponseColumns) -> Iterator[StoredRespon
 
 
 def _response(row: Row, columns: ResponseColumns) -> StoredResponse:
-    text = row.cell(columns.response)
-    listed = ", ".join(row.columns) or "none"
-    if text is MISSING:
-        raise UserError(f"{row.place} has no column {columns.response!r} (columns: {listed}); give --response-column")
+    text = _named(row, columns.response, "give --response-column")
     if not isinstance(text, str):
         raise UserError(f"{row.place}: {columns.response} must be text, not {_kind(text)}; write one response per row")
     name = _id(row, columns)
     question = _question(_first(row, _QUESTIONS))
     if name is None and question is None:
+        listed = ", ".join(row.columns) or "none"
         raise UserError(
             f"{row.place} has neither the id nor the text of its question (columns: {listed}; expected "
             f"{', '.join((*_IDS, *_QUESTIONS))}); add one, or give --id-column"
         )
-    correct = _verdict(row, columns)
     reason = _first(row, (_REASON,))
-    return StoredResponse(
-        str(row.place),
-        name,
-        question,
-        text,
-        correct,
-        None if reason is None else str(reason),
-    )
+    correct = _verdict(row, columns)
+    return StoredResponse(str(row.place), name, question, text, correct, None if reason is None else str(reason))
+
+
+def _named(row: Row, column: str, fix: str) -> Any:
+    """Return the value of a column that the user named."""
+    value = row.cell(column)
+    if value is MISSING:
+        raise UserError(f"{row.place} has no column {column!r} (columns: {', '.join(row.columns) or 'none'}); {fix}")
+    return value
 
 
 def _id(row: Row, columns: ResponseColumns) -> str | None:
     """Return the id of the question, None if there is none; a whole number that was stored as 3.0 is 3."""
-    if columns.question_id and row.cell(columns.question_id) is MISSING:
-        raise UserError(
-            f"{row.place} has no column {columns.question_id!r} (columns: {', '.join(row.columns)}); fix --id-column"
-        )
-    value = _first(row, (columns.question_id,) if columns.question_id else _IDS)
+    own = columns.question_id
+    value = _named(row, own, "fix --id-column") if own else _first(row, _IDS)
     if isinstance(value, bool | list | Mapping):
         raise UserError(
             f"{row.place}: the id of the question is {_kind(value)}; write text or a number, or fix --id-column"
@@ -134,11 +130,8 @@ def _id(row: Row, columns: ResponseColumns) -> str | None:
 
 def _verdict(row: Row, columns: ResponseColumns) -> bool | None:
     """Return the stored verdict, None if there is none."""
-    if columns.correct and row.cell(columns.correct) is MISSING:
-        raise UserError(
-            f"{row.place} has no column {columns.correct!r} (columns: {', '.join(row.columns)}); fix --correct-column"
-        )
-    value = _first(row, (columns.correct,) if columns.correct else _VERDICTS)
+    own = columns.correct
+    value = _named(row, own, "fix --correct-column") if own else _first(row, _VERDICTS)
     if value is None:
         return None
     if value not in (0, 1):  # True == 1

@@ -23,7 +23,9 @@ import torch
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt, stored_reference
-from brorl.storage import replace_file, storage_errors
+from brorl.runs.run_record import read_metrics
+from brorl.runs.stored_rollouts import Folder
+from brorl.storage import parquet_bytes, replace_file, storage_errors
 from brorl.verification.verifier import Verdict
 
 Record = dict[str, Any]
@@ -100,15 +102,7 @@ class RunDirectory:
 
     def read_metrics(self) -> list[Record]:
         """Return all complete lines of the metrics."""
-        if not self.metrics_file.exists():
-            return []
-        records = []
-        for number, line in enumerate(self.metrics_file.read_text("utf-8").split("\n")[:-1], 1):
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise UserError(f"{self.metrics_file} line {number} is not JSON; remove it, then resume") from error
-        return records
+        return read_metrics(self.metrics_file)
 
     def rewind(self, step: int, attempts: int = 0) -> None:
         """Remove metrics and responses of steps after `step`, and unfinished files of a killed process.
@@ -133,43 +127,24 @@ class RunDirectory:
                     if name and (name[1] is None or int(name[1]) > step):
                         file.unlink()
 
-    def write_rollouts(
+    def write_responses(
         self,
+        folder: Folder,
         step: int,
         groups: Sequence[Group],
         verdicts: Sequence[Sequence[Verdict]],
         texts: Sequence[Sequence[str]],
     ) -> None:
-        """Store every distinct response that a step sampled.
+        """Store every distinct response that a step sampled, or those of an evaluation to some held-out prompts.
 
         Args:
+            folder: "rollouts" of training, or responses of "evaluations".
             step: The step.
             groups: The groups sampled, kept or not, with unverified rollouts; the reward of these is not stored.
             verdicts: For each group the verdict of each distinct response.
             texts: For each group the text of each distinct response.
         """
-        self._write_groups(self.rollouts, step, groups, verdicts, texts)
-
-    def write_evaluation(
-        self,
-        step: int,
-        groups: Sequence[Group],
-        verdicts: Sequence[Sequence[Verdict]],
-        texts: Sequence[Sequence[str]],
-    ) -> None:
-        """Store the responses of an evaluation to some held-out prompts; see `write_rollouts` for the arguments."""
-        self._write_groups(self.evaluations, step, groups, verdicts, texts)
-
-    def _write_groups(
-        self,
-        folder: Path,
-        step: int,
-        groups: Sequence[Group],
-        verdicts: Sequence[Sequence[Verdict]],
-        texts: Sequence[Sequence[str]],
-    ) -> None:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         rows: list[Record] = []
         for group, group_verdicts, group_texts in zip(groups, verdicts, texts, strict=True):
@@ -192,12 +167,10 @@ class RunDirectory:
             ("count", pa.int32()), ("num_rollouts", pa.int32()), ("finished", pa.bool_()), ("correct", pa.bool_()),
             ("score", pa.float64()), ("extracted", pa.string()), ("reason", pa.string()), ("reward", pa.float64()),
         ])  # fmt: skip
-        target = folder / f"step-{step:06d}.parquet"
+        target = self.path / folder / f"step-{step:06d}.parquet"
         with storage_errors(target):
-            folder.mkdir(exist_ok=True)
-            sink = pa.BufferOutputStream()
-            pq.write_table(pa.Table.from_pylist(rows, schema=schema), sink, compression="zstd")
-            replace_file(target, sink.getvalue().to_pybytes())
+            target.parent.mkdir(exist_ok=True)
+            replace_file(target, parquet_bytes(pa.Table.from_pylist(rows, schema=schema)))
 
     def write_held_out(self, prompts: Sequence[Prompt]) -> None:
         """Write `held_out.json`: the prompts that evaluations are made on, in their order."""

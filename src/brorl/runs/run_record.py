@@ -109,7 +109,7 @@ def differing_settings(runs: Sequence[RunRecord]) -> list[str]:
 
 def _read_run(path: Path, name: str) -> RunRecord:
     check_run(path)
-    records = _read_metrics(path / "metrics.jsonl")
+    records = read_metrics(path / "metrics.jsonl")
     if not records:
         raise UserError(f"{path} holds no metrics yet (metrics.jsonl); wait for the run's first line")
     environment = _read_json(path / "env.json")
@@ -124,7 +124,12 @@ def _read_run(path: Path, name: str) -> RunRecord:
     )
 
 
-def _read_metrics(file: Path) -> list[Record]:
+def read_metrics(file: Path) -> list[Record]:
+    """Return all complete lines of a file of metrics; none if it is missing.
+
+    Raises:
+        UserError: If a line is damaged.
+    """
     if not file.is_file():
         return []
     records = []
@@ -133,9 +138,9 @@ def _read_metrics(file: Path) -> list[Record]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{file} line {number} is not JSON; remove the line and try again") from error
+            raise UserError(f"{file} line {number} is not JSON; remove the line, then rerun the command") from error
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-            raise UserError(f"{file} line {number} is not a line of a run's metrics; remove the line and try again")
+            raise UserError(f"{file} line {number} is not a line of metrics; remove the line, then rerun the command")
         records.append(record)
     return records
 

@@ -95,8 +95,8 @@ class StoredGroup:
 
 def stored_steps(run: Path, folder: Folder = "rollouts") -> list[int]:
     """Return the steps with responses in a folder of a run directory, ascending."""
-    found = (re.fullmatch(r"step-(\d+)\.parquet", file.name) for file in (run / folder).glob("step-*.parquet"))
-    return sorted(int(name[1]) for name in found if name)
+    names = (re.fullmatch(r"step-(\d+)\.parquet", file.name) for file in (run / folder).glob("step-*.parquet"))
+    return sorted(int(name[1]) for name in names if name)
 
 
 def read_groups(run: Path, step: int, folder: Folder = "rollouts") -> Iterator[StoredGroup]:

@@ -3,8 +3,8 @@
 In: the tree of a prompt, whose log-probs are those of the policy that sampled it, and the verdicts of its distinct
 responses. Out: probabilities of sets of responses. The outcome space is the set of whole responses (finished, or cut
 at the length limit), so sampled masses are exact. The unsampled mass is estimated from the probability pi that a
-response is among the N: 1 - (1-p)^N for independent rollouts, min(1, N p) for systematic ones, both without top-p or
-top-k. Where every response is unique (`Coverage.all_unique`) these numbers carry no information about missed responses.
+response is among the N, 1 - (1-p)^N without top-p or top-k. Where every response is unique (`Coverage.all_unique`)
+these numbers carry no information about missed responses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.sampling import Scheme
 from brorl.tree import RolloutTree
 
 FloatArray = NDArray[np.float64]
@@ -78,35 +77,27 @@ def response_masses(tree: RolloutTree) -> FloatArray:
     return np.clip(np.exp(tree.prefix_logprob[tree.leaf]), np.finfo(np.float64).tiny, 1.0)
 
 
-def unseen_and_seen_mass(
-    p_L: FloatArray, num_rollouts: int | NDArray[np.int64], scheme: Scheme = "iid"
-) -> tuple[FloatArray, FloatArray]:
+def unseen_and_seen_mass(p_L: FloatArray, num_rollouts: int | NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
     """Return the probabilities 1 - pi and pi that an outcome is missing from, and among, N rollouts.
 
     Args:
         p_L: Probability of each outcome (a response, or any prefix), in (0, 1], shape [L].
         num_rollouts: N, or several, shape [K, 1].
-        scheme: Sampling scheme. Independent rollouts miss the outcome with (1-p)^N. Systematic ones give every prefix
-            N p rollouts, rounded up or down, so they include it with min(1, N p).
 
     Returns:
         1 - pi and pi, each without loss of precision where it is small, shape [L] or [K, L].
     """
-    if scheme == "systematic":
-        expected = num_rollouts * p_L
-        return np.maximum(1.0 - expected, 0.0), np.minimum(expected, 1.0)
     with np.errstate(divide="ignore"):
         log_missed = num_rollouts * np.log1p(-p_L)
     return np.exp(log_missed), -np.expm1(log_missed)
 
 
-def measure_coverage(tree: RolloutTree, correct_L: BoolArray, scheme: Scheme = "iid") -> Coverage:
+def measure_coverage(tree: RolloutTree, correct_L: BoolArray) -> Coverage:
     """Measure the sampled masses of a prompt, and estimate the unsampled ones.
 
     Args:
         tree: N rollouts with known log-probs (nats).
         correct_L: Verdict of each distinct response, shape [L].
-        scheme: Sampling scheme of the N.
 
     Returns:
         The masses. The estimates are unbiased over draws of the N rollouts.
@@ -114,7 +105,7 @@ def measure_coverage(tree: RolloutTree, correct_L: BoolArray, scheme: Scheme = "
     Source: BroRL (arXiv 2510.01180), section 3; Horvitz and Thompson, JASA 47 (1952), for 1 / pi.
     """
     p_L = response_masses(tree)
-    missed_L, seen_L = unseen_and_seen_mass(p_L, tree.num_rollouts, scheme)
+    missed_L, seen_L = unseen_and_seen_mass(p_L, tree.num_rollouts)
     right, wrong = correct_L, ~correct_L
     num_correct = int(tree.leaf_count[right].sum())
     accuracy = num_correct / tree.num_rollouts
@@ -137,16 +128,13 @@ def measure_coverage(tree: RolloutTree, correct_L: BoolArray, scheme: Scheme = "
     )
 
 
-def unsampled_correct_at(
-    tree: RolloutTree, correct_L: BoolArray, num_rollouts: Sequence[int], scheme: Scheme = "iid"
-) -> FloatArray:
+def unsampled_correct_at(tree: RolloutTree, correct_L: BoolArray, num_rollouts: Sequence[int]) -> FloatArray:
     """Estimate the correct mass that other numbers of rollouts would leave unsampled: sum over A of p (1 - pi') / pi.
 
     Args:
         tree: N rollouts with known log-probs (nats).
         correct_L: Verdict of each distinct response, shape [L].
         num_rollouts: K other numbers N', each >= 1, below or above N.
-        scheme: Sampling scheme of the N and of the N'.
 
     Returns:
         Unbiased estimates of the expected unsampled correct mass, shape [K].
@@ -154,8 +142,8 @@ def unsampled_correct_at(
     Source: the coverage curve follows from Lemma 2 of BroRL (arXiv 2510.01180) with p in place of p^2.
     """
     p_A = response_masses(tree)[correct_L]
-    _, seen_A = unseen_and_seen_mass(p_A, tree.num_rollouts, scheme)
-    missed_KA, _ = unseen_and_seen_mass(p_A, np.asarray(num_rollouts)[:, None], scheme)
+    _, seen_A = unseen_and_seen_mass(p_A, tree.num_rollouts)
+    missed_KA, _ = unseen_and_seen_mass(p_A, np.asarray(num_rollouts)[:, None])
     total_K: FloatArray = (missed_KA * (p_A / seen_A)).sum(1)
     return total_K
 

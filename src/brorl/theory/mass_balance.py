@@ -1,7 +1,7 @@
 """Mass balance: the change of the total probability of the correct outcomes in one policy-gradient step.
 
 In: a softmax policy over V outcomes (tokens, or whole responses) as probabilities, the correct outcomes, and the
-sampled ones, as numpy arrays or torch tensors. Out: the change of the correct mass Q_pos to first order in the learning
+sampled ones, as arrays. Out: the change of the correct mass Q_pos to first order in the learning
 rate, split into its sources, with a bound on the higher orders. Probabilities that do not add up to 1 are rejected, and
 so are indices in place of masks.
 
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, e, inf, isfinite, sqrt
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,9 +29,6 @@ from scipy.special import xlog1py
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
-
-# Distance from 1 to the next number, for the types that hold probabilities.
-_EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,25 +48,25 @@ class Outcomes:
         """Check and convert.
 
         Args:
-            p: Probabilities, shape [V]; a numpy array or a torch tensor on any device, in float64, float32, float16 or
-                bfloat16. Their sum may differ from 1 by the square root of their type's precision.
+            p: Probabilities, shape [V], of any float type; their sum may differ from 1 by the square root of its
+                precision.
             correct: Boolean mask, shape [V].
 
         Raises:
             ValueError: If p is not a probability vector, or the mask is not boolean or has another shape.
         """
-        p_V, dtype = as_numpy(p)
-        if dtype not in _EPSILON:
-            raise ValueError(f"p must hold floats ({', '.join(_EPSILON)}), got {dtype}; convert it to float64")
-        p_V = p_V.astype(np.float64)
+        p_V = np.asarray(p)
+        if p_V.dtype.kind != "f":
+            raise ValueError(f"p must hold floats, got {p_V.dtype}; convert it to float64")
+        precision, p_V = p_V.dtype, p_V.astype(np.float64)
         if p_V.ndim != 1 or not p_V.size:
             raise ValueError(f"p must be one row of probabilities, shape [V], got shape {p_V.shape}; pass one prompt")
         if not np.isfinite(p_V).all() or (p_V < 0).any():
             raise ValueError("p must hold finite probabilities >= 0; apply softmax to logits, exp to log-probs")
-        total, tolerance = float(p_V.sum()), sqrt(_EPSILON[dtype])
+        total, tolerance = float(p_V.sum()), sqrt(np.finfo(precision).eps)
         if abs(total - 1) > tolerance:
             raise ValueError(
-                f"p must add up to 1 within {tolerance:.1g} ({dtype}), got {total:.9g}; divide it by its sum"
+                f"p must add up to 1 within {tolerance:.1g} ({precision}), got {total:.9g}; divide it by its sum"
             )
         return cls(p_V / total, boolean_mask(correct, "correct", p_V.size))
 
@@ -183,37 +179,6 @@ class MassBalance:
         return self.u_pos_2 <= self.q_neg * p_2 and self.u_neg_2 <= self.q_pos * n_2
 
 
-@dataclass(frozen=True)
-class PooledChange:
-    """Change of the correct mass under a step of the logits.
-
-    Attributes:
-        first_order: The change to first order.
-        remainder_bound: Largest distance between the real change and `first_order`.
-    """
-
-    first_order: float
-    remainder_bound: float
-
-
-@dataclass(frozen=True)
-class UnsampledSquare:
-    """Expected second moment of the outcomes that N independent draws miss.
-
-    Attributes:
-        correct: Part of the correct outcomes, E[U_pos,2].
-        wrong: Part of the incorrect outcomes, E[U_neg,2].
-    """
-
-    correct: float
-    wrong: float
-
-    @property
-    def total(self) -> float:
-        """Sum over all outcomes, E[U_2]."""
-        return self.correct + self.wrong
-
-
 def mass_balance(
     outcomes: Outcomes, sampled: ArrayLike, num_rollouts: int, step: GradientStep = UNIT_STEP
 ) -> MassBalance:
@@ -269,7 +234,7 @@ def mass_balance(
     )
 
 
-def pooled_change(outcomes: Outcomes, logit_step: ArrayLike) -> PooledChange:
+def pooled_change(outcomes: Outcomes, logit_step: ArrayLike) -> tuple[float, float]:
     """Return the change of the correct mass under any step of the logits, to first order and with its error.
 
         dQ_pos = Q_neg sum_{i in P} p_i dz_i - Q_pos sum_{j not in P} p_j dz_j + r,   |r| <= (max dz - min dz)^2 / 8
@@ -278,13 +243,16 @@ def pooled_change(outcomes: Outcomes, logit_step: ArrayLike) -> PooledChange:
         outcomes: The policy before the step.
         logit_step: dz, finite, shape [V]; adding a constant to it changes nothing.
 
+    Returns:
+        The change to first order, and the largest distance of the real change from it.
+
     Raises:
         ValueError: If the step is not V finite numbers.
 
     Source: BroRL (arXiv 2510.01180), appendix C. The bound is not in the paper: along the step, the second derivative
         of Q_pos is the mean of (1[in P] - Q_pos)(dz - mean dz)^2, at most the variance of dz, at most its range^2 / 4.
     """
-    step_V = as_numpy(logit_step)[0]
+    step_V = np.asarray(logit_step)
     if step_V.shape != outcomes.p_V.shape or step_V.dtype.kind not in "fiu" or not np.isfinite(step_V).all():
         raise ValueError(
             f"logit_step must hold {outcomes.p_V.size} finite numbers, one per outcome, got shape {step_V.shape} of "
@@ -294,11 +262,13 @@ def pooled_change(outcomes: Outcomes, logit_step: ArrayLike) -> PooledChange:
     pull_V = outcomes.p_V * step_V
     lifted, pressed = _mass(pull_V, outcomes.correct_V), _mass(pull_V, ~outcomes.correct_V)
     first_order = outcomes.q_neg * lifted - outcomes.q_pos * pressed
-    return PooledChange(first_order, float(step_V.max()) ** 2 / 8)
+    return first_order, float(step_V.max()) ** 2 / 8
 
 
-def expected_unsampled_square(outcomes: Outcomes, num_rollouts: int) -> UnsampledSquare:
-    """Return the expected second moment of the outcomes that N independent draws miss, sum_i p_i^2 (1 - p_i)^N.
+def expected_unsampled_square(outcomes: Outcomes, num_rollouts: int) -> tuple[float, float]:
+    """Return the expected second moments of the correct and of the incorrect outcomes that N independent draws miss.
+
+    E[U_pos,2] = sum over P of p_i^2 (1 - p_i)^N, and E[U_neg,2] the same over the others.
 
     Raises:
         ValueError: If the number of rollouts is not a whole number >= 1.
@@ -308,7 +278,7 @@ def expected_unsampled_square(outcomes: Outcomes, num_rollouts: int) -> Unsample
     check_num_rollouts(num_rollouts)
     missed_V = np.exp(xlog1py(num_rollouts, -outcomes.p_V))  # (1 - p)^N; a plain power loses small p times large N
     value_V = outcomes.p_V**2 * missed_V
-    return UnsampledSquare(_mass(value_V, outcomes.correct_V), _mass(value_V, ~outcomes.correct_V))
+    return _mass(value_V, outcomes.correct_V), _mass(value_V, ~outcomes.correct_V)
 
 
 def sufficient_num_rollouts(outcomes: Outcomes) -> int | float:
@@ -333,20 +303,11 @@ def sufficient_num_rollouts(outcomes: Outcomes) -> int | float:
 
 
 def boolean_mask(mask: ArrayLike, name: str, num_outcomes: int) -> BoolArray:
-    """Return a mask as a numpy array.
-
-    Args:
-        mask: Boolean array or tensor, shape [V].
-        name: Its name in the error.
-        num_outcomes: V.
-
-    Raises:
-        ValueError: If it is not boolean or has another shape.
-    """
-    mask_V, dtype = as_numpy(mask)
-    if dtype != "bool" or mask_V.shape != (num_outcomes,):
+    """Return a boolean mask of shape [V], or raise a ValueError that calls it by its name."""
+    mask_V = np.asarray(mask)
+    if mask_V.dtype.kind != "b" or mask_V.shape != (num_outcomes,):
         raise ValueError(
-            f"{name} must be a boolean mask of shape ({num_outcomes},), got {dtype} of shape {mask_V.shape}; "
+            f"{name} must be a boolean mask of shape ({num_outcomes},), got {mask_V.dtype} of shape {mask_V.shape}; "
             "indices are not accepted: set those entries of an all-False mask to True"
         )
     return mask_V
@@ -361,14 +322,3 @@ def check_num_rollouts(num_rollouts: object) -> None:
 def _mass(value_V: FloatArray, mask_V: BoolArray) -> float:
     """Return the sum over the outcomes of a mask."""
     return float(value_V[mask_V].sum())
-
-
-def as_numpy(values: Any) -> tuple[NDArray[Any], str]:
-    """Return an array or a torch tensor (recognized by its `detach`) as numpy, with the name of its original type."""
-    if not hasattr(values, "detach"):
-        array = np.asarray(values)
-        return array, array.dtype.name
-    name = str(values.dtype).removeprefix("torch.")
-    tensor = values.detach().cpu()
-    # numpy has no bfloat16; every other type fits into float64 as well.
-    return (tensor if name == "bool" else tensor.double()).numpy(), name

@@ -28,7 +28,6 @@ outcomes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -41,26 +40,12 @@ from brorl.theory.mass_balance import (
     FloatArray,
     GradientStep,
     Outcomes,
-    as_numpy,
     boolean_mask,
     check_num_rollouts,
 )
 
 Estimator = Literal["reinforce", "group_mean", "grpo"]
 WithBaseline = Literal["group_mean", "grpo"]
-
-
-@dataclass(frozen=True)
-class MassChange:
-    """First-order change of the correct mass in one step, over the draws of N rollouts.
-
-    Attributes:
-        expectation: Mean.
-        variance: Variance.
-    """
-
-    expectation: float
-    variance: float
 
 
 def mass_change_of_draw(
@@ -97,7 +82,7 @@ def mass_change_of_draw(
 
 def mass_change(
     outcomes: Outcomes, num_rollouts: int, estimator: Estimator, step: GradientStep = UNIT_STEP
-) -> MassChange:
+) -> tuple[float, float]:
     """Return the exact mean and variance of `mass_change_of_draw` over independent draws of N rollouts.
 
         reinforce     mean eta (R_c - R_w) |h|^2
@@ -110,6 +95,9 @@ def mass_change(
         estimator: The advantage estimator.
         step: Rewards and learning rate.
 
+    Returns:
+        The mean and the variance.
+
     Raises:
         ValueError: If the number of rollouts or the estimator is invalid.
 
@@ -121,11 +109,25 @@ def mass_change(
     if estimator == "reinforce":
         mean = step.learning_rate * step.reward_range * outcomes.squared_gradient
         change_V = _reinforce_change(outcomes, step)
-        return MassChange(mean, float(outcomes.p_V @ (change_V - mean) ** 2) / num_rollouts)
+        return mean, float(outcomes.p_V @ (change_V - mean) ** 2) / num_rollouts
     if not (outcomes.q_pos and outcomes.q_neg):
-        return MassChange(0.0, 0.0)
-    chance_K, x_K = _binomial(outcomes, num_rollouts)
-    return _over_draws(outcomes, chance_K, x_K, step.learning_rate * _spread(x_K, estimator, step))
+        return 0.0, 0.0
+    k_K = np.arange(num_rollouts + 1)
+    if outcomes.q_pos <= outcomes.q_neg:
+        chance_K = binom.pmf(k_K, num_rollouts, outcomes.q_pos)
+    else:  # from the smaller mass, whose distance from 0 survives rounding
+        chance_K = binom.pmf(num_rollouts - k_K, num_rollouts, outcomes.q_neg)
+    # Given k, a and b are independent means of k and N - k draws of p, restricted to correct and incorrect outcomes.
+    spread_K = step.learning_rate * _spread(k_K / num_rollouts, estimator, step)
+    mean_a, variance_a = _restricted_moments(outcomes.p_V[outcomes.correct_V])
+    mean_b, variance_b = _restricted_moments(outcomes.p_V[~outcomes.correct_V])
+    pull = outcomes.q_neg * mean_a + outcomes.q_pos * mean_b
+    pull_variance_K = outcomes.q_neg**2 * variance_a / np.maximum(k_K, 1)
+    pull_variance_K += outcomes.q_pos**2 * variance_b / np.maximum(num_rollouts - k_K, 1)
+    mean_spread = chance_K @ spread_K
+    between = pull**2 * (chance_K @ (spread_K - mean_spread) ** 2)
+    within = chance_K @ (spread_K**2 * pull_variance_K)  # the spread is 0 where all rollouts are of one kind
+    return float(mean_spread * pull), float(between + within)
 
 
 def lowered_by_exact_gradient(outcomes: Outcomes) -> BoolArray:
@@ -175,7 +177,7 @@ def shrinkage_of_unsampled(
     Source: derived here.
     """
     _check_estimator(estimator, get_args(WithBaseline))  # without a baseline the change differs between the outcomes
-    p_L = as_numpy(p)[0].astype(np.float64)
+    p_L = np.asarray(p, np.float64)
     if p_L.ndim != 1 or not ((p_L >= 0) & (p_L <= 1)).all():
         raise ValueError("p must be one row of probabilities between 0 and 1, shape [L]; apply exp to log-probs")
     x, a, b = _means(p_L, boolean_mask(correct, "correct", p_L.size), _checked(count, p_L.size))
@@ -184,11 +186,11 @@ def shrinkage_of_unsampled(
 
 def _checked(count: ArrayLike, size: int) -> FloatArray:
     """Return the count of each outcome as float64, shape [V]."""
-    count_V, dtype = as_numpy(count)
+    count_V = np.asarray(count)
     if count_V.shape != (size,) or count_V.dtype.kind not in "fiu":
         raise ValueError(
-            f"count must hold {size} whole numbers, one per outcome, got {dtype} of shape {count_V.shape}; count the "
-            "rollouts that gave each outcome"
+            f"count must hold {size} whole numbers, one per outcome, got {count_V.dtype} of shape {count_V.shape}; "
+            "count the rollouts that gave each outcome"
         )
     count_V = count_V.astype(np.float64)
     if not (np.isfinite(count_V) & (count_V >= 0) & (count_V == np.floor(count_V))).all() or not count_V.any():
@@ -219,34 +221,6 @@ def _spread(x_K: FloatArray, estimator: WithBaseline, step: GradientStep) -> Flo
     if estimator == "group_mean":
         return step.reward_range * variance_K
     return np.sqrt(variance_K) if step.reward_range else np.zeros_like(variance_K)
-
-
-def _binomial(outcomes: Outcomes, num_rollouts: int) -> tuple[FloatArray, FloatArray]:
-    """Return the chance of k = 0 .. N correct rollouts, and k / N, each of shape [N + 1]."""
-    k_K = np.arange(num_rollouts + 1)
-    if outcomes.q_pos <= outcomes.q_neg:
-        chance_K = binom.pmf(k_K, num_rollouts, outcomes.q_pos)
-    else:  # from the smaller mass, whose distance from 0 survives rounding
-        chance_K = binom.pmf(num_rollouts - k_K, num_rollouts, outcomes.q_neg)
-    return chance_K, k_K / num_rollouts
-
-
-def _over_draws(outcomes: Outcomes, chance_K: FloatArray, x_K: FloatArray, spread_K: FloatArray) -> MassChange:
-    """Return mean and variance of spread * (Q_neg a + Q_pos b), from its moments at k = 0 .. N correct rollouts.
-
-    Given k, a and b are independent means of k and N - k draws of p, from p restricted to the correct and to the
-    incorrect outcomes.
-    """
-    mean_a, variance_a = _restricted_moments(outcomes.p_V[outcomes.correct_V])
-    mean_b, variance_b = _restricted_moments(outcomes.p_V[~outcomes.correct_V])
-    num_rollouts = x_K.size - 1
-    num_correct_K, num_wrong_K = np.maximum(num_rollouts * x_K, 1), np.maximum(num_rollouts * (1 - x_K), 1)
-    pull = outcomes.q_neg * mean_a + outcomes.q_pos * mean_b
-    pull_variance_K = outcomes.q_neg**2 * variance_a / num_correct_K + outcomes.q_pos**2 * variance_b / num_wrong_K
-    mean_spread = chance_K @ spread_K
-    between = pull**2 * (chance_K @ (spread_K - mean_spread) ** 2)
-    within = chance_K @ (spread_K**2 * pull_variance_K)  # the spread is 0 where all rollouts are of one kind
-    return MassChange(float(mean_spread * pull), float(between + within))
 
 
 def _restricted_moments(p_R: FloatArray) -> tuple[float, float]:

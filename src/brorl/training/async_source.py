@@ -13,81 +13,59 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from brorl.activity import Decoding, Observe, unobserved
-from brorl.prompts.stream import PromptSupply
+from brorl.activity import Decoding
 from brorl.rollout.engine import Sampler, rollouts_of_prompts
 from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.training.backlog import Backlog, Stragglers
-from brorl.training.drawn import GradedPrompt, RetryPolicy
 from brorl.training.flight import Flight
-from brorl.training.source import Batch, Collected, SourceState
-from brorl.training.stopwatch import Stopwatch
+from brorl.training.retry_policy import RetryPolicy
+from brorl.training.source import Batch, GradedPrompt, GroupSource, SourceState
 from brorl.tree import RolloutTree
-from brorl.verification.grade import Grader
 
 _POLL_S = 0.01  # the thread looks for results this often
 _OBSERVE_S = 0.1  # a caller that waits reports this often
 
 
-@dataclass
-class AsyncSource:
+@dataclass(kw_only=True)
+class AsyncSource(GroupSource):
     """A source that samples ahead of the learner.
+
+    It gives up after `max_tries` times P prompts in a row without a mixed group. In the background, verifiers are
+    called from a thread, so they must allow calls from several threads.
 
     Attributes:
         pool: Samples tasks. Only this source may use it, under its lock. The caller closes it, after this source.
-        stream: The training prompts.
-        grader: Verifies and rewards responses. In the background it is called from a thread, so its verifiers must
-            allow calls from several threads.
-        sampling: How responses are sampled.
-        rollouts_per_prompt: N.
-        prompts_per_step: Number of groups that a step trains on, P.
-        dynamic_sampling: False keeps every group.
-        max_tries: Give up after this many times P prompts in a row without a mixed group.
-        seed: Seed of the run.
         max_staleness: A group trains at most this many updates after the weights that sampled its first token, unless
             its prompt is a straggler.
         stragglers: What happens to prompts that take longer; see `Backlog`.
         segment_tokens: Tokens of a segment; None samples rollouts in one piece.
         prompts_per_task: Prompts of a task of the `sampler`; a task of training has one prompt.
         background: Whether a thread works while the learner learns.
-        clock: Adds up the seconds that the loop waits for groups, and in the foreground those of verification.
-        observe: Receives the progress while the loop waits.
     """
 
     pool: SamplingPool
-    stream: PromptSupply
-    grader: Grader
-    sampling: SamplingParams
-    rollouts_per_prompt: int
-    prompts_per_step: int
-    dynamic_sampling: bool
-    max_tries: int
-    seed: int
     max_staleness: int
     stragglers: Stragglers
     segment_tokens: int | None = None
     prompts_per_task: int = 1
     background: bool = True
-    clock: Stopwatch = field(default_factory=Stopwatch)
-    observe: Observe = unobserved
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._changed = threading.Condition()  # guards everything below, and the pool
         self._backlog = Backlog(self.stream, self.prompts_per_step, self.max_staleness, self.stragglers)
-        self._tries = RetryPolicy(self.max_tries, self.dynamic_sampling, adaptive=False)
+        self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling, adaptive=False)
         self._round: list[GradedPrompt] = []
         self._flights: dict[int, Flight] = {}  # by ticket
         self._in_verification: list[Flight] = []
         self._asked: dict[int, SampledTask | None] = {}  # tasks of the sampler, by ticket
-        self._attempts = 0
-        self._collected = self._new_collected()
-        self._before: SourceState | None = None
+        self._batch = self._new_batch()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._closed = False
@@ -96,11 +74,6 @@ class AsyncSource:
     def sampler(self) -> Sampler:
         """Samples other prompts over the same pool, with the newest weights only."""
         return _PoolSampler(self)
-
-    @property
-    def num_prompts(self) -> int:
-        """Number of training prompts."""
-        return self.stream.num_prompts
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights all tasks that start from now on; see `GroupSource`.
@@ -120,7 +93,7 @@ class AsyncSource:
             self._fill()
             self._start_thread()
 
-    def next_groups(self, step: int) -> Batch:
+    def next_batch(self, step: int) -> Batch:
         """Return the groups of a step as soon as there are enough; see `GroupSource`.
 
         Args:
@@ -137,24 +110,18 @@ class AsyncSource:
             self._before = self._state()
             self._fill()
             with self.clock("generation") if self.background else nullcontext():
-                while (found := self._backlog.take(step)) is None:
-                    if self._tries.are_over:
+                while (taken := self._backlog.take(step)) is None:
+                    if self._retries.is_over:
                         self._backlog.report()
                         self._attempts += 1
-                        collected, self._collected = self._collected, self._new_collected()
-                        raise self._tries.error(collected)
+                        raise self._retries.error(self._take_batch())
                     self._wait()
-            groups, lead = found
             self._attempts = 0
-            collected, self._collected = self._collected, self._new_collected()
-            collected.lead, collected.trained = lead, groups
+            batch = self._take_batch()
+            batch.groups, batch.staleness = taken
+            batch.num_carried = batch.staleness.num_ready
             self._fill()
-            return Batch(groups, collected, lead.num_ready)
-
-    def rewind(self) -> None:
-        """Undo the last `next_groups`, unless weights were published since; its prompts are sampled again."""
-        if self._before is not None:
-            self.load_state(self._before)
+            return batch
 
     def state(self) -> SourceState:
         """Return the state for a checkpoint.
@@ -176,11 +143,11 @@ class AsyncSource:
             if state.stream is not None:
                 self.stream.load_state_dict(state.stream)
             self._discard(list(self._flights))
-            self._backlog.load_state(state.waiting, state.ahead)
-            self._tries = RetryPolicy(self.max_tries, self.dynamic_sampling, adaptive=False)
+            self._backlog.load_state(state.carried, state.ahead)
+            self._retries = RetryPolicy(self.max_tries, self.dynamic_sampling, adaptive=False)
             self._round.clear()
             self._attempts, self._before = state.attempts, None
-            self._collected = self._new_collected()
+            self._batch = self._new_batch()
 
     def close(self) -> None:
         """End the thread; the pool stays open."""
@@ -191,11 +158,15 @@ class AsyncSource:
             self._thread.join()
 
     def _state(self) -> SourceState:
-        waiting, ahead = self._backlog.state()
-        return SourceState(self.stream.state_dict(), waiting, self._attempts, ahead)
+        carried, ahead = self._backlog.state()
+        return SourceState(self.stream.state_dict(), carried, self._attempts, ahead)
 
-    def _new_collected(self) -> Collected:
-        return Collected(attempt=self._attempts, keeps_all=not self.dynamic_sampling)
+    def _new_batch(self) -> Batch:
+        return Batch(attempt=self._attempts, keeps_all=not self.dynamic_sampling)
+
+    def _take_batch(self) -> Batch:
+        batch, self._batch = self._batch, self._new_batch()
+        return batch
 
     def _check(self) -> None:
         if self._error is not None:
@@ -215,7 +186,7 @@ class AsyncSource:
 
     def _fill(self) -> None:
         """Begin as many prompts as the backlog allows, unless too many in a row gave no group."""
-        if self._tries.are_over:
+        if self._retries.is_over:
             return
         for start in self._backlog.start():
             seed = derived_seed(self.seed, start.version + 1, start.wave)
@@ -242,32 +213,31 @@ class AsyncSource:
                     ended.append(flight)
         return bool(results), ended
 
-    def _graded(self, flights: Sequence[Flight]) -> list[GradedPrompt]:
+    def _verify(self, flights: Sequence[Flight]) -> list[GradedPrompt]:
         """Verify the rollouts of prompts; needs no lock."""
         prompts = [flight.start.prompt for flight in flights]
         trees = [flight.tree for flight in flights if flight.tree is not None]
         verdicts = self.grader.verdicts(prompts, trees)
-        drawn = []
-        for flight, tree, found in zip(flights, trees, verdicts, strict=True):
-            version = flight.start.version
-            group = self.grader.group(flight.start.prompt, tree, found, version + 1)
-            drawn.append(GradedPrompt(flight.start.prompt, tree, found, group and replace(group, version=version)))
-        return drawn
+        versions = [flight.start.version for flight in flights]
+        return [
+            self._graded(p, t, vs, version=version, step=version + 1)
+            for p, t, vs, version in zip(prompts, trees, verdicts, versions, strict=True)
+        ]
 
-    def _add(self, flights: Sequence[Flight], drawn: Sequence[GradedPrompt]) -> None:
+    def _add(self, flights: Sequence[Flight], graded: Sequence[GradedPrompt]) -> None:
         """Add verified prompts, and begin others in place of those without a group to train on."""
         any_added = False
-        for flight, one in zip(flights, drawn, strict=True):
-            kept = one.group if one.group is not None and self._tries.keeps(one.group) else None
+        for flight, prompt in zip(flights, graded, strict=True):
+            kept = prompt.group if prompt.group and self._retries.keeps(prompt.group) else None
             if not self._backlog.finish(flight.start.serial, kept):
                 continue  # it was dropped while it was verified
             any_added = True
-            self._collected.add(one.group, one.whole(self.grader, flight.start.version + 1), one.verdicts)
-            self._collected.rounds += flight.num_tasks
-            self._collected.worker_seconds += flight.worker_seconds
-            self._round.append(one)
+            self._batch.sampled.append(prompt)
+            self._batch.rounds += flight.num_tasks
+            self._batch.worker_seconds += flight.worker_seconds
+            self._round.append(prompt)
             if len(self._round) == self.prompts_per_step:
-                self._tries.add(self._round)
+                self._retries.add(self._round)
                 self._round = []
         if any_added:
             self._fill()
@@ -279,8 +249,8 @@ class AsyncSource:
             any_done, ended = self._receive(timeout_s)
         if ended:
             with self.clock("verification"):
-                drawn = self._graded(ended)
-            self._add(ended, drawn)
+                graded = self._verify(ended)
+            self._add(ended, graded)
         return any_done
 
     def _work(self) -> None:
@@ -297,10 +267,10 @@ class AsyncSource:
                         continue
                     self._changed.notify_all()
                 if ended:
-                    drawn = self._graded(ended)
+                    graded = self._verify(ended)
                     with self._changed:
                         self._in_verification = []
-                        self._add(ended, drawn)
+                        self._add(ended, graded)
         except BaseException as error:
             with self._changed:
                 self._error = error
@@ -309,7 +279,7 @@ class AsyncSource:
     def _wait(self) -> None:
         """Wait for progress, with the lock held, and report it. The observer may raise."""
         self._check()
-        trees = [group.tree for group in self._collected.groups]
+        trees = [group.tree for group in self._batch.sampled_groups]
         wanted = self.prompts_per_step * self.rollouts_per_prompt
         ready = min(self._backlog.num_ready * self.rollouts_per_prompt, wanted)
         longest = max((int(tree.length.max()) for tree in trees), default=0)

@@ -16,13 +16,13 @@ from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptSupply
 from brorl.training.flight import Start
-from brorl.training.source import Lead
+from brorl.training.source import Staleness
 
 Stragglers = Literal["train", "wait", "drop"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Ready:
+class _Finished:
     """A finished group that waits for its step."""
 
     start: Start
@@ -56,7 +56,7 @@ class Backlog:
     _serials: int = 0
     _pending: deque[Prompt] = field(default_factory=deque)  # they start before those of the stream
     _under_way: dict[int, Start] = field(default_factory=dict)
-    _ready: list[_Ready] = field(default_factory=list)
+    _ready: list[_Finished] = field(default_factory=list)
     _open: dict[int, Prompt] = field(default_factory=dict)  # all starts that no step has reported yet
     _late: set[int] = field(default_factory=set)  # starts that are too stale for the bound
     _times_late: dict[str, int] = field(default_factory=dict)  # in a row, of each prompt
@@ -140,10 +140,10 @@ class Backlog:
         if serial not in self._late and start.prompt.id not in late:
             self._times_late.pop(start.prompt.id, None)
         if group is not None:
-            self._ready.append(_Ready(start, group))
+            self._ready.append(_Finished(start, group))
         return True
 
-    def take(self, step: int) -> tuple[list[Group], Lead] | None:
+    def take(self, step: int) -> tuple[list[Group], Staleness] | None:
         """Return the groups of a step; None if there are too few, or if the step has to wait for stragglers.
 
         The groups of the oldest weights come first, and among these the group that was done first.
@@ -161,25 +161,25 @@ class Backlog:
             )
         if len(self._ready) < self.prompts_per_step:
             return None
-        by_age = sorted(self._ready, key=lambda one: one.start.version)  # stable: the order of completion
-        chosen = sorted(by_age[: self.prompts_per_step], key=lambda one: one.start.serial)
-        taken = {one.start.serial for one in chosen}
-        rest = [one for one in self._ready if one.start.serial not in taken]
+        by_age = sorted(self._ready, key=lambda done: done.start.version)  # stable: the order of completion
+        chosen = sorted(by_age[: self.prompts_per_step], key=lambda done: done.start.serial)
+        taken = {done.start.serial for done in chosen}
+        rest = [done for done in self._ready if done.start.serial not in taken]
         if self.stragglers == "wait" and self._under_way and not self._in_time(step, rest):
             return None
         self._ready = rest
         self._steps_taken = step
-        groups = [one.group for one in chosen]
-        staleness = tuple(self._version - one.start.version for one in chosen)
-        num_late = sum(updates > self.max_staleness for updates in staleness)
+        groups = [done.group for done in chosen]
+        updates = tuple(self._version - done.start.version for done in chosen)
+        num_late = sum(number > self.max_staleness for number in updates)
         most = max(self._times_late.values(), default=0)
-        lead = Lead(staleness, num_late, len(self._ready), len(self._under_way), dict(self._late_at), most)
+        staleness = Staleness(updates, num_late, len(self._ready), len(self._under_way), dict(self._late_at), most)
         self.report()
-        return groups, lead
+        return groups, staleness
 
-    def _in_time(self, step: int, rest: list[_Ready]) -> bool:
+    def _in_time(self, step: int, rest: list[_Finished]) -> bool:
         """Whether the steps after one can train all other groups and prompts under way within the bound."""
-        versions = sorted(start.version for start in [*(one.start for one in rest), *self._under_way.values()])
+        versions = sorted(start.version for start in [*(done.start for done in rest), *self._under_way.values()])
         places = self.prompts_per_step
         return all(
             number <= places * (version + 1 + self.max_staleness - step) for number, version in enumerate(versions, 1)
@@ -203,8 +203,8 @@ class Backlog:
         if version != self._version:
             self._waves = 0
         self._version = self._steps_taken = version
-        starts = self._under_way | {one.start.serial: one.start for one in self._ready}
-        lengths = {one.start.serial: int(one.group.tree.length.max()) for one in self._ready} | length_of
+        starts = self._under_way | {done.start.serial: done.start for done in self._ready}
+        lengths = {done.start.serial: int(done.group.tree.length.max()) for done in self._ready} | length_of
         late = {serial for serial, start in starts.items() if start.version < version - self.max_staleness}
         for serial in late - self._late:
             prompt, length = starts[serial].prompt, lengths.get(serial, 0)
@@ -215,22 +215,22 @@ class Backlog:
 
     def _drop(self) -> set[int]:
         """Drop the late prompts; return those of them that were under way."""
-        ready = {one.start.serial: one.start for one in self._ready}
+        ready = {done.start.serial: done.start for done in self._ready}
         for serial in sorted(self._late, reverse=True):
             self._pending.appendleft((self._under_way.get(serial) or ready[serial]).prompt)
             self._open.pop(serial, None)
         under_way = self._late & self._under_way.keys()
         for serial in under_way:
             del self._under_way[serial]
-        self._ready = [one for one in self._ready if one.start.serial not in self._late]
+        self._ready = [done for done in self._ready if done.start.serial not in self._late]
         self._late = set()
         return under_way
 
     def state(self) -> tuple[tuple[Group, ...], dict[str, Any]]:
         """Return the reported groups that wait, and the rest as plain values; all other prompts are sampled again."""
-        waiting = tuple(one.group for one in self._ready if one.start.serial not in self._open)
+        carried = tuple(done.group for done in self._ready if done.start.serial not in self._open)
         prompts = [*self._pending, *(self._open[serial] for serial in sorted(self._open))]
-        return waiting, {
+        return carried, {
             "version": self._version,
             "waves": self._waves,
             "pending": [prompt.id for prompt in prompts],
@@ -238,11 +238,11 @@ class Backlog:
             "late_at": [list(item) for item in sorted(self._late_at.items())],
         }
 
-    def load_state(self, waiting: tuple[Group, ...], plain: dict[str, Any] | None) -> None:
+    def load_state(self, carried: tuple[Group, ...], plain: dict[str, Any] | None) -> None:
         """Restore a state, with nothing under way; the stream is restored separately.
 
         Args:
-            waiting: Groups that wait.
+            carried: Groups that wait for a later step.
             plain: The rest of the state; None at the start of a run, or after synchronous training.
         """
         plain = plain or {"version": 0, "waves": 0, "pending": [], "times_late": {}, "late_at": []}
@@ -250,9 +250,9 @@ class Backlog:
         self._version = self._steps_taken = plain["version"]
         self._waves = plain["waves"]
         self._pending = deque(prompt_of[name] for name in plain["pending"])
-        starts = [Start(i, group.prompt, group.version, 0, 0) for i, group in enumerate(waiting, self._serials)]
+        starts = [Start(i, group.prompt, group.version, 0, 0) for i, group in enumerate(carried, self._serials)]
         self._serials += len(starts)  # numbers are never used twice: late results of earlier starts match none
-        self._ready = [_Ready(start, group) for start, group in zip(starts, waiting, strict=True)]
+        self._ready = [_Finished(start, group) for start, group in zip(starts, carried, strict=True)]
         self._under_way, self._open = {}, {}
         oldest = self._version - self.max_staleness
         self._late = {start.serial for start in starts if start.version < oldest}  # they have been counted

@@ -15,15 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brorl.algorithms.kl import KLPenalty, kl_estimates
-from brorl.algorithms.policy_loss import (
-    PolicyLoss,
-    PolicyLossSettings,
-    SequenceLoss,
-    cispo_loss,
-    clipped_policy_loss,
-    gspo_loss,
-)
+from brorl.algorithms.kl import kl_estimates
+from brorl.algorithms.policy_loss import PolicyLoss, SequenceLoss, cispo_loss, clipped_policy_loss, gspo_loss
+from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
 from brorl.model.logprobs import ChunkLogprobs
 from brorl.training.mini_batch import MiniBatch
 
@@ -63,6 +57,20 @@ class LossSums:
     def vector(self) -> Tensor:
         """Return the sums in the order of the attributes, shape [S]."""
         return torch.stack([getattr(self, field.name) for field in fields(self)])
+
+    def means(self, totals_3: Tensor) -> dict[str, float]:
+        """Divide by the weights and tokens of the mini-batch; see `MiniBatch.totals` and `StepMetrics`."""
+        weight, sampled, count = totals_3[0].clamp(min=1e-30), totals_3[1].clamp(min=1), totals_3[2].clamp(min=1)
+        means = {
+            "loss": self.policy_loss,
+            "clip_fraction": self.clipped / weight,
+            "clip_low_fraction": self.clipped_low / weight,
+            "clip_high_fraction": self.clipped_high / weight,
+            "old_policy_kl": self.old_policy_kl / count,
+            "reference_kl": self.reference_kl / sampled,
+            "bonus_entropy": self.entropy / sampled,
+        }
+        return dict(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
 
     def __add__(self, other: Self) -> Self:
         """Return the sums over the nodes of both."""
@@ -128,7 +136,7 @@ def _policy_loss(chunk: ChunkLogprobs, batch: MiniBatch, settings: PolicyLossSet
     """Return the policy term of nodes."""
     weights = batch.positive_K[chunk.index], batch.negative_K[chunk.index]
     logprobs = chunk.logprob, batch.old_logprob_K[chunk.index]
-    low, high, denominator = settings.clip_low, settings.clip_high, batch.denominator
+    (low, high), denominator = settings.clip, batch.denominator
     match settings.kind:
         case "ppo":
             return clipped_policy_loss(
@@ -166,8 +174,8 @@ def response_losses(
             advantage_L,
             new_M,
             old_M,
-            clip_low=settings.clip_low,
-            clip_high=settings.clip_high,
+            clip_low=settings.clip.low,
+            clip_high=settings.clip.high,
             denominator=batch.denominator,
         )
         for tree, advantage_L, new_M, old_M in zip(

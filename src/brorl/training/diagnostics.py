@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Sampler
-from brorl.sampling import SamplingParams, Scheme
+from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
 from brorl.theory.coverage import Coverage, leaving_mass, measure_coverage, unsampled_correct_at
 from brorl.theory.held_out_check import HeldOut, check_on_held_out
@@ -79,8 +79,7 @@ class Diagnostics:
 
     def _draw(self, step: int, prompts: Sequence[Prompt]) -> list[Group | None]:
         seed = derived_seed(self.seed, step, _SEED_TAG)
-        sampling = replace(self.sampling, scheme="iid")
-        trees = self.sampler.sample([p.token_ids for p in prompts], self.held_out_rollouts, sampling, seed)
+        trees = self.sampler.sample([p.token_ids for p in prompts], self.held_out_rollouts, self.sampling, seed)
         groups = self.grader.groups(prompts, trees, step)
         if not self.recompute_old_logprobs:
             return groups
@@ -101,7 +100,7 @@ class Diagnostics:
         """
         record: dict[str, Any] = {}
         if sampled and not self._truncated():
-            record["coverage"] = coverage_record(sampled, self.sampling.scheme, self.fixed_size)
+            record["coverage"] = coverage_record(sampled, self.fixed_size)
         both = zip(held_out, trained, strict=True) if held_out else ()
         if pairs := [(own, seen) for own, seen in both if own is not None]:
             record["held_out_check"] = asdict(check_on_held_out(self._compare(pairs)))
@@ -127,25 +126,23 @@ class Diagnostics:
         ]
 
 
-def coverage_record(groups: Sequence[Group], scheme: Scheme, fixed_size: bool) -> dict[str, Any]:
+def coverage_record(groups: Sequence[Group], fixed_size: bool) -> dict[str, Any]:
     """Return the mass that the rollouts of some groups sampled and missed, per prompt and pooled, for the metrics.
 
     Args:
         groups: Groups whose log-probs are those of the policy that sampled them.
-        scheme: How they were drawn.
         fixed_size: Whether N was fixed beforehand; if not, only exact numbers are reported.
 
     Returns:
         A dictionary of numbers, those per prompt rounded to 4 digits. Estimates of the unsampled mass are None if every
-        response of every prompt is unique, or if N depended on outcomes. The fraction of
-        mixed groups at smaller N is None for systematic rollouts too: part of them is not a systematic sample.
+        response of every prompt is unique, or if N depended on outcomes.
     """
-    measured = [measure_coverage(g.tree, g.correct_L, scheme) for g in groups]
+    measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
     unique = sum(m.all_unique for m in measured)
     estimable = fixed_size and unique < len(groups)
     names = (*_EXACT, *(_ESTIMATED if fixed_size else ()))
     value_GK = np.array([[getattr(m, name) for name in names] for m in measured])
-    curve = _curve(groups, scheme) if fixed_size else {}
+    curve = _curve(groups) if fixed_size else {}
     leaving = _leaving(groups)
 
     pooled: dict[str, Any] = dict(zip(names, value_GK.mean(0).tolist(), strict=True))
@@ -156,7 +153,7 @@ def coverage_record(groups: Sequence[Group], scheme: Scheme, fixed_size: bool) -
     pooled["leaves_tree_at"] = {last: float(value_G.mean()) for last, value_G in leaving.items()}
     if not estimable:
         pooled |= dict.fromkeys((*_ESTIMATED, "coupling", "unsampled_correct_at"))
-    pooled["informative_fraction_at"] = _informative_fraction_at(measured) if fixed_size and scheme == "iid" else None
+    pooled["informative_fraction_at"] = _informative_fraction_at(measured) if fixed_size else None
 
     prompts: dict[str, Any] = {"id": [g.prompt.id for g in groups]}
     prompts |= {name: [getattr(m, name) for m in measured] for name in _COUNTS}
@@ -177,10 +174,10 @@ def _coupling(measured: Sequence[Coverage]) -> float | None:
     return coupling / guaranteed if guaranteed > 0 else None
 
 
-def _curve(groups: Sequence[Group], scheme: Scheme) -> dict[int, FloatArray]:
+def _curve(groups: Sequence[Group]) -> dict[int, FloatArray]:
     """Expected unsampled correct mass of each group at this and other N, each of shape [G]."""
     numbers = sorted({*OTHER_N, *(g.tree.num_rollouts for g in groups)})
-    value_GK = np.stack([unsampled_correct_at(g.tree, g.correct_L, numbers, scheme) for g in groups])
+    value_GK = np.stack([unsampled_correct_at(g.tree, g.correct_L, numbers) for g in groups])
     return dict(zip(numbers, value_GK.T, strict=True))
 
 

@@ -18,10 +18,10 @@ from brorl.cost import cost_of_step, total_cost
 from brorl.evaluation.benchmark import Answers, Benchmark
 from brorl.runs.checkpoint import TrainerState, mark_best, save_checkpoint
 from brorl.runs.run_directory import Record
-from brorl.training.learner import Update
+from brorl.training.learner import StepMetrics
 from brorl.training.run import TrainingRun
 from brorl.training.schedule import is_due
-from brorl.training.source import Batch, Collected, NoGroupsError, UnverifiedError
+from brorl.training.source import Batch, NoGroupsError, UnverifiedError
 from brorl.training.stop_request import StopNow, StopRequest
 
 STORED_PROMPTS = 8  # held-out prompts whose responses every evaluation stores
@@ -75,27 +75,27 @@ class Journal:
             self._run.clock.restart()
             yield self._step + 1
 
-    def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], update: Update) -> Record:
+    def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], metrics: StepMetrics) -> Record:
         """Return the line of the metrics of a step, and store the step's rollouts when due.
 
         Args:
             step: The step.
             batch: Its groups.
             held_out: Rollouts that were kept out of the update, for the held-out check.
-            update: The measurements of the update.
+            metrics: The measurements of the learner.
         """
         clock = self._run.clock
         with clock("storing"):
             if is_due(step, self._run.schedule.store_rollouts_every):
-                self._store_rollouts(step, batch.sampled)
+                self._store_rollouts(step, batch)
         with clock("diagnostics"):
-            measured = self._run.measurements.diagnostics.record(batch.sampled.complete, batch.groups, held_out)
+            measured = self._run.measurements.diagnostics.record(batch.complete, batch.groups, held_out)
         samples = sum(g.tree.num_rollouts for g in batch.groups)
         record = {
             "step": step,
-            "sampling": batch.sampled.summary(),
-            "kept": {"groups": len(batch.groups), "carried": batch.num_waiting, "samples": samples},
-            "update": asdict(update),
+            "sampling": batch.summary(),
+            "kept": {"groups": len(batch.groups), "carried": batch.num_carried, "samples": samples},
+            "update": asdict(metrics),
             **self._run.algorithm.objective.record(),
             **measured,
             "seconds": clock.seconds(),
@@ -147,7 +147,7 @@ class Journal:
     def end_early(self, reason: NoGroupsError | StopNow) -> tuple[Ending, str]:
         """Save the state before a step that has no update; return why the run ended, and one line about it."""
         if isinstance(reason, NoGroupsError):
-            self._store_rollouts(self._step + 1, reason.collected)
+            self._store_rollouts(self._step + 1, reason.batch)
             self.write(self._record_without_update(reason))
             self._save()
             lost = isinstance(reason, UnverifiedError)
@@ -160,14 +160,14 @@ class Journal:
 
     def _record_without_update(self, error: NoGroupsError) -> Record:
         """Return the line of a step that did not get its groups: the reason, its cost, and how good the model is."""
-        waiting = len(self._run.algorithm.source.state().waiting)
+        carried = len(self._run.algorithm.source.state().carried)
         return {
             "step": self._step + 1,
-            "attempt": error.collected.attempt,
+            "attempt": error.batch.attempt,
             # A run that the machine ended has not come to its end: a comparison continues it.
             "stopped" if isinstance(error, UnverifiedError) else "ended": str(error),
-            "sampling": error.collected.summary(),
-            "kept": {"groups": 0, "carried": waiting, "samples": 0},
+            "sampling": error.batch.summary(),
+            "kept": {"groups": 0, "carried": carried, "samples": 0},
             "seconds": self._run.clock.seconds(),
             **self._evaluate(self._step + 1),
         }
@@ -183,13 +183,13 @@ class Journal:
         found = benchmark.record(answers)
         return {"evaluation_unverified": benchmark.num_unverified(answers)} if found is None else {"evaluation": found}
 
-    def _store_rollouts(self, step: int, collected: Collected) -> None:
+    def _store_rollouts(self, step: int, batch: Batch) -> None:
         """Store the rollouts of a step, unless the run stores none."""
         outputs = self._run.outputs
         if self._run.schedule.store_rollouts_every:
-            groups, verdicts = collected.with_unverified()
+            groups, verdicts = batch.with_unverified()
             texts = [outputs.grader.texts(g.tree) for g in groups]
-            outputs.directory.write_rollouts(step, groups, verdicts, texts)
+            outputs.directory.write_responses("rollouts", step, groups, verdicts, texts)
 
     def _store_answers(self, benchmark: Benchmark, step: int, answers: Answers) -> None:
         """Store the responses to the same few prompts at every evaluation, chosen by position, not by success."""
@@ -201,7 +201,7 @@ class Journal:
             for i, found in zip(chosen, verdicts, strict=True)
         ]
         texts = [grader.texts(g.tree) for g in groups]
-        self._run.outputs.directory.write_evaluation(step, groups, verdicts, texts)
+        self._run.outputs.directory.write_responses("evaluations", step, groups, verdicts, texts)
 
     def _save(self, regular: bool = True) -> None:
         """Write a checkpoint after the last step, and mark the best one.
@@ -217,7 +217,7 @@ class Journal:
             step=self._step,
             learner=algorithm.learner.state_dict(),
             stream=source.stream,
-            carried=source.waiting,
+            carried=source.carried,
             schedule=self._run.schedule.reference.state_dict(),
             held_out=None if benchmark is None else benchmark.fingerprint,
             attempts=source.attempts,

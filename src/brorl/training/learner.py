@@ -1,4 +1,4 @@
-"""The learner protocol: groups and advantages in, an updated model out."""
+"""The learner protocol: groups in, an updated model out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection
-from brorl.algorithms.kl import KLPenalty
-from brorl.algorithms.policy_loss import PolicyLossSettings
+from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.forward import Forward, TreeForward
 from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
@@ -42,6 +41,7 @@ class LearnerSettings:
         loss: Kind, bounds and aggregation of the policy loss.
         kl: Penalty against a reference policy; None has no reference.
         importance: Correction for the policy that sampled; needs `recompute_old_logprobs`.
+        max_new_tokens: Length limit of a response, which the constant aggregation of the loss needs.
         offload_reference: Keep the reference in the memory of the CPU between its uses.
         forward: How trees go through the model.
     """
@@ -60,21 +60,26 @@ class LearnerSettings:
     loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
     kl: KLPenalty | None = None
     importance: ImportanceCorrection = field(default_factory=ImportanceCorrection)
+    max_new_tokens: int | None = None
     offload_reference: bool = False
     forward: Forward = field(default_factory=TreeForward)
 
     def __post_init__(self) -> None:
-        if self.importance.mode != "none" and not self.recompute_old_logprobs:
+        if self.importance.correction != "none" and not self.recompute_old_logprobs:
             raise ValueError(
-                f"the importance correction '{self.importance.mode}' compares the engine's log-probs with the "
+                f"the importance correction '{self.importance.correction}' compares the engine's log-probs with the "
                 "learner's, and old log-probs are the engine's; set optimizer.old_logprobs: recompute, or "
                 "importance.correction: none"
+            )
+        if self.loss.aggregation == "constant" and not self.max_new_tokens:
+            raise ValueError(
+                "the constant aggregation divides by rollouts times max_new_tokens; give max_new_tokens, at least 1"
             )
 
 
 @dataclass(frozen=True)
-class Update:
-    """The measurements of a step; means over its mini-batches unless noted.
+class StepMetrics:
+    """The measurements of a step of the learner; means over its mini-batches unless noted.
 
     Attributes:
         loss: Policy loss, without the KL penalty.
@@ -126,21 +131,18 @@ class Learner(Protocol):
     """
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that wait for a later step, with the old log-probs that the later step needs."""
+        """Return groups that are carried to a later step, with the old log-probs that the later step needs."""
         ...
 
-    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
-        """Subtract the KL penalty from the rewards, if the penalty is placed there."""
-        ...
-
-    def step(
-        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, lr_scale: float = 1.0
-    ) -> Update:
+    def learn(
+        self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
+    ) -> StepMetrics:
         """Make the updates of one step.
 
         Args:
             groups: The batch.
-            advantages: For each group the advantage of each distinct response, shape [L].
+            estimate_advantages: From the groups, after a KL penalty on their rewards, to the advantage of each distinct
+                response of each group, shape [L].
             seed: Seed of all random choices of the step.
             lr_scale: Factor of the learning rate in this step.
         """

@@ -36,17 +36,15 @@ def train(run: TrainingRun, state: TrainerState, stop: StopRequest | None = None
             journal.begin()
             for step in journal.steps():
                 with stop.discarding():
-                    batch = source.next_groups(step)
+                    batch = source.next_batch(step)
                     held_out = diagnostics.hold_out(step, batch.groups)
 
                 with run.clock("training"):
-                    groups = learner.apply_kl_penalty(batch.groups)
-                    advantages = objective.estimate_advantages(groups)
                     seed = derived_seed(algorithm.seed, step)
-                    update = learner.step(groups, advantages, seed, objective.lr_scale)
+                    metrics = learner.learn(batch.groups, objective.estimate_advantages, seed, objective.lr_scale)
                 source.publish(learner.weights(), version=step)
 
-                record = journal.record(step, batch, held_out, update)
+                record = journal.record(step, batch, held_out, metrics)
                 journal.evaluate_if_due(record)
                 journal.reset_reference_if_due(record)
                 journal.write(record)

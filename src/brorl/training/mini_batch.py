@@ -8,8 +8,8 @@ model only look up numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,21 @@ from transformers import PreTrainedModel
 
 from brorl.algorithms.aggregation import loss_denominator, response_weights
 from brorl.algorithms.groups import Group
-from brorl.algorithms.importance import ImportanceCorrection, importance_factors
-from brorl.algorithms.policy_loss import PolicyLossSettings, node_weights
+from brorl.algorithms.importance import importance_factors
+from brorl.algorithms.policy_loss import node_weights
 from brorl.algorithms.response_subset import choose_responses
 from brorl.model.to_device import to_device
+from brorl.training.learner import LearnerSettings
 from brorl.tree import IntArray, RolloutTree
 
 FloatArray = NDArray[np.float64]
+
+
+class Scores(NamedTuple):
+    """Log-probs (nats) of a tree at the weights before the step: old and reference policy, each of shape [M]."""
+
+    old_logprob_M: FloatArray
+    reference_logprob_M: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,35 +41,38 @@ class TrainedResponses:
     """The responses of one group that are back-propagated (L of them, with M nodes).
 
     Attributes:
-        whole: The tree of all rollouts of the group.
-        tree: The tree of the chosen ones; `whole` itself if all are.
-        node_M: For each node of `tree` its index in `whole`, shape [M]; None if they are the same.
+        tree: Their tree.
         advantage_L: Advantages, shape [L].
         factor_L: One over the probability that the response was chosen, shape [L].
-        old_logprob_M: Log-probs of the old policy that an earlier step computed, shape [M]; None for fresh rollouts.
+        is_fresh: Whether this step sampled them: no earlier step computed log-probs of the old policy.
+        old_logprob_M: Log-probs of the old policy, shape [M]; None if they are not known yet.
+        reference_logprob_M: Log-probs of the reference, shape [M]; None if they are not known yet.
     """
 
-    whole: RolloutTree
     tree: RolloutTree
-    node_M: IntArray | None
     advantage_L: FloatArray
     factor_L: FloatArray
+    is_fresh: bool
     old_logprob_M: FloatArray | None
-
-    def of_whole(self, value_W: FloatArray) -> FloatArray:
-        """Return the entries of this tree's nodes of an array over the nodes of the whole tree, shape [M]."""
-        return value_W if self.node_M is None else value_W[self.node_M]
+    reference_logprob_M: FloatArray | None
 
     def part(self, start: int, stop: int) -> TrainedResponses:
         """Return the responses [start, stop) of `tree`."""
         if (start, stop) == (0, self.tree.num_responses):
             return self
         tree, node_M = self.tree.select(np.arange(start, stop))
-        old_logprob_M = None if self.old_logprob_M is None else self.old_logprob_M[node_M]
-        of_whole = node_M if self.node_M is None else self.node_M[node_M]
-        return TrainedResponses(
-            self.whole, tree, of_whole, self.advantage_L[start:stop], self.factor_L[start:stop], old_logprob_M
+        return replace(
+            self,
+            tree=tree,
+            advantage_L=self.advantage_L[start:stop],
+            factor_L=self.factor_L[start:stop],
+            old_logprob_M=_selected(self.old_logprob_M, node_M),
+            reference_logprob_M=_selected(self.reference_logprob_M, node_M),
         )
+
+
+def _selected(value_M: FloatArray | None, node_K: IntArray) -> FloatArray | None:
+    return None if value_M is None else value_M[node_K]
 
 
 def to_tensor(model: PreTrainedModel, arrays: Sequence[NDArray[Any]]) -> Tensor:
@@ -81,6 +92,7 @@ def choose_trained(
     max_responses_per_outcome: int,
     mask_truncated: bool,
     generator: np.random.Generator,
+    scores: Scores | None = None,
 ) -> TrainedResponses | None:
     """Choose the responses of a group that are back-propagated.
 
@@ -90,15 +102,17 @@ def choose_trained(
         max_responses_per_outcome: At most this many correct and this many incorrect distinct responses; 0 for all.
         mask_truncated: Never choose a truncated response.
         generator: Decides the choice.
+        scores: The log-probs of the group's tree; None if they are not known yet.
 
     Returns:
         The responses; None if there is nothing to choose. With `max_responses_per_outcome`, responses without an
         advantage are never chosen: neither a KL penalty in the loss nor an entropy bonus sees them.
     """
-    tree = group.tree
+    tree, is_fresh = group.tree, group.old_logprob_M is None
+    old_M, reference_M = scores or (group.old_logprob_M, None)
     allowed_L = tree.finished if mask_truncated else np.ones(tree.num_responses, np.bool_)
     if not max_responses_per_outcome and allowed_L.all():
-        return TrainedResponses(tree, tree, None, advantage_L, np.ones(tree.num_responses), group.old_logprob_M)
+        return TrainedResponses(tree, advantage_L, np.ones(tree.num_responses), is_fresh, old_M, reference_M)
     if max_responses_per_outcome:
         total_L = tree.leaf_count * advantage_L * allowed_L
         chosen, factor_K = choose_responses(total_L, group.correct_L, max_responses_per_outcome, generator)
@@ -108,8 +122,8 @@ def choose_trained(
     if not chosen.size:
         return None
     part, node_M = tree.select(chosen)
-    old_logprob_M = None if group.old_logprob_M is None else group.old_logprob_M[node_M]
-    return TrainedResponses(tree, part, node_M, advantage_L[chosen], factor_K, old_logprob_M)
+    logprobs = _selected(old_M, node_M), _selected(reference_M, node_M)
+    return TrainedResponses(part, advantage_L[chosen], factor_K, is_fresh, *logprobs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +167,7 @@ def assemble(
     trained: Sequence[TrainedResponses],
     old_logprobs: Sequence[FloatArray],
     reference_logprobs: Sequence[FloatArray] | None,
-    loss: PolicyLossSettings,
-    importance: ImportanceCorrection,
+    settings: LearnerSettings,
     fraction: float,
     tensor: Callable[[Sequence[NDArray[Any]]], Tensor],
 ) -> MiniBatch:
@@ -165,18 +178,18 @@ def assemble(
         trained: Their responses that are back-propagated.
         old_logprobs: For each tree the log-probs of the old policy, shape [M].
         reference_logprobs: For each tree those of the reference.
-        loss: Kind and aggregation of the loss.
-        importance: Correction of the weights for the policy that sampled.
+        settings: The loss, and the correction of the weights for the policy that sampled.
         fraction: Number of its groups over the mean number of a mini-batch of the step.
         tensor: Concatenates arrays on the device of the model.
 
     Returns:
         The mini-batch.
     """
+    loss = settings.loss
     advantages, positive, negative, sampled, token_weight = [], [], [], [], []
     for responses, old_logprob_M in zip(trained, old_logprobs, strict=True):
         tree = responses.tree
-        factors = importance_factors(tree, old_logprob_M, importance)
+        factors = importance_factors(tree, old_logprob_M, settings.importance)
         aggregation_L = response_weights(tree, loss.aggregation)
         advantage_L = responses.advantage_L * responses.factor_L * aggregation_L * factors.response_L
         weights = node_weights(tree, advantage_L)
@@ -197,5 +210,5 @@ def assemble(
         reference_logprob_K=None if reference_logprobs is None else tensor(reference_logprobs),
         sampled_K=tensor(sampled),
         token_weight_K=tensor(token_weight),
-        denominator=loss_denominator(whole, loss.aggregation, loss.max_new_tokens, loss.mask_truncated) / fraction,
+        denominator=loss_denominator(whole, loss.aggregation, settings.max_new_tokens, loss.mask_truncated) / fraction,
     )

@@ -1,46 +1,54 @@
-"""The source protocol: where the groups of a step come from.
+"""The source of a run: it gives each step its batch of groups.
 
-The training loop calls `next_groups(step)`. A source may sample when it is called, as `Collector` does, or
-return groups that it sampled earlier: each group carries the version of the weights that sampled it.
+A source may sample when it is called, as `Collector` does, or return groups that it sampled earlier, as `AsyncSource`
+does: each group carries the version of the weights that sampled it.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from brorl.activity import Observe, unobserved
 from brorl.algorithms.groups import Group
+from brorl.prompts.prompt import Prompt
+from brorl.prompts.stream import PromptSupply
 from brorl.rollout.engine import Sampler
-from brorl.verification.grade import verified
+from brorl.sampling import SamplingParams
+from brorl.training.stopwatch import Stopwatch
+from brorl.tree import RolloutTree
+from brorl.verification.grade import Grader
 from brorl.verification.verifier import CUT_OFF, TRUNCATED, Verdict, is_failure, is_timeout
 
 
-class Incomplete(NamedTuple):
-    """A sampled prompt with rollouts that could not be verified because of the machine.
+@dataclass(frozen=True, eq=False)
+class GradedPrompt:
+    """A sampled prompt with its verdicts.
 
     Attributes:
-        place: Place of the group of its verified rollouts; None if there is no such group.
-        whole: All of its rollouts; the reward of unverified responses is NaN.
+        whole: All of its rollouts; the reward of an unverified response is NaN.
         verdicts: The verdict of each distinct response of `whole`.
+        group: Its verified rollouts, which is `whole` if all were verified; None if there are too few.
     """
 
-    place: int | None
     whole: Group
     verdicts: list[Verdict]
+    group: Group | None
 
 
-class Lead(NamedTuple):
+class Staleness(NamedTuple):
     """How far sampling runs ahead of the learner, at one step of asynchronous training.
 
     Attributes:
-        staleness: Of each trained group, the updates between the weights that sampled its first token and those that
-            it trains.
+        updates: Of each trained group, the updates between the weights that sampled its first token and those that it
+            trains.
         num_late: Trained groups whose staleness is above the bound.
-        num_ready: Finished groups that wait for a later step.
+        num_ready: Finished groups that are carried to a later step.
         num_under_way: Prompts that are being sampled.
         late_at: Prompts that became too stale for the bound since the last step, by the tokens of their longest
             response so far: 0, 1, 2 to 3, 4 to 7, ...; the key is the first number. It is 0 where no task of the
@@ -48,7 +56,7 @@ class Lead(NamedTuple):
         most_late: Largest number of times in a row that a prompt became too stale.
     """
 
-    staleness: tuple[int, ...]
+    updates: tuple[int, ...]
     num_late: int
     num_ready: int
     num_under_way: int
@@ -57,89 +65,75 @@ class Lead(NamedTuple):
 
 
 @dataclass
-class Collected:
-    """Everything that was sampled for one step.
+class Batch:
+    """The groups of a step, and everything that was sampled for them.
 
     Attributes:
-        groups: Every sampled group, kept or not, without unverified rollouts.
-        verdicts: For each of them the verdict of each distinct response.
-        incomplete: The sampled prompts with unverified rollouts.
+        groups: The groups that the step trains on.
+        sampled: Every sampled prompt, trained on, carried, or dropped.
+        num_carried: Groups that are carried to a later step.
         rounds: Number of calls of the engine.
         attempt: How often the step had found no mixed group before.
         pilot_rollouts: First rollouts of every prompt under adaptive allocation; None where N is fixed.
         pilots: Number of verified ones among them and of correct ones among these, for each group.
         keeps_all: Whether groups that are not mixed are trained on too; dynamic sampling drops them.
         worker_seconds: Seconds that the workers of an asynchronous source spent on the prompts.
-        lead: How far sampling was ahead; None in synchronous training.
-        trained: The groups of the step. If nothing was sampled for it, their outcomes are those of the step.
+        staleness: How far sampling was ahead; None in synchronous training.
     """
 
     groups: list[Group] = field(default_factory=list)
-    verdicts: list[list[Verdict]] = field(default_factory=list)
-    incomplete: list[Incomplete] = field(default_factory=list)
+    sampled: list[GradedPrompt] = field(default_factory=list)
+    num_carried: int = 0
     rounds: int = 0
     attempt: int = 0
     pilot_rollouts: int | None = None
     pilots: list[tuple[int, int]] = field(default_factory=list)
     keeps_all: bool = False
     worker_seconds: float = 0.0
-    lead: Lead | None = None
-    trained: Sequence[Group] = ()
+    staleness: Staleness | None = None
+
+    @property
+    def sampled_groups(self) -> list[Group]:
+        """The verified rollouts of each sampled prompt that has enough of them."""
+        return [p.group for p in self.sampled if p.group is not None]
+
+    @property
+    def complete(self) -> list[Group]:
+        """The sampled groups all of whose rollouts were verified."""
+        return [p.group for p in self.sampled if p.group is p.whole]
+
+    @property
+    def incomplete(self) -> list[GradedPrompt]:
+        """The sampled prompts with unverified rollouts."""
+        return [p for p in self.sampled if p.group is not p.whole]
 
     @property
     def num_mixed(self) -> int:
         """Number of mixed groups."""
-        return sum(g.is_mixed for g in self.groups)
-
-    @property
-    def complete(self) -> list[Group]:
-        """The groups all of whose rollouts were verified."""
-        smaller = {place for place, _, _ in self.incomplete}
-        return [g for place, g in enumerate(self.groups) if place not in smaller]
-
-    def add(self, group: Group | None, whole: Group, verdicts: list[Verdict]) -> None:
-        """Add a sampled prompt.
-
-        Args:
-            group: Its verified rollouts; None if there are too few.
-            whole: All of its rollouts.
-            verdicts: The verdict of each distinct response of `whole`.
-        """
-        kept = verified(verdicts)
-        if len(kept) < len(verdicts):
-            self.incomplete.append(Incomplete(None if group is None else len(self.groups), whole, verdicts))
-        if group is not None:
-            self.groups.append(group)
-            self.verdicts.append(kept)
+        return sum(g.is_mixed for g in self.sampled_groups)
 
     def with_unverified(self) -> tuple[list[Group], list[list[Verdict]]]:
         """Return all sampled prompts with all of their rollouts and verdicts; those without a group come last."""
-        groups, verdicts = list(self.groups), list(self.verdicts)
-        for place, whole, found in self.incomplete:
-            if place is None:
-                groups.append(whole)
-                verdicts.append(found)
-            else:
-                groups[place], verdicts[place] = whole, found
-        return groups, verdicts
+        prompts = sorted(self.sampled, key=lambda p: p.group is None)
+        return [p.whole for p in prompts], [p.verdicts for p in prompts]
 
     def summary(self) -> dict[str, Any]:
         """Return the sums over the sampled groups, for the metrics.
 
         Costs and lengths are those of all rollouts. Outcomes are those of the verified ones; if there are none, because
-        groups that had waited filled the step, those of the step's groups.
+        carried groups filled the step, those of the step's groups.
         """
-        whole, verdicts = self.with_unverified()
-        trees = [g.tree for g in whole]
+        trees = [p.whole.tree for p in self.sampled]
+        groups = self.sampled_groups
         rollouts = sum(t.num_rollouts for t in trees)
-        of_outcomes = self.groups or self.trained
+        of_outcomes = groups or self.groups
         scored = max(sum(g.tree.num_rollouts for g in of_outcomes), 1)
-        reasons = [v.reason for vs in verdicts for v in vs]
+        reasons = [v.reason for p in self.sampled for v in p.verdicts]
         return {
             "rounds": self.rounds,
-            "groups": len(self.groups),
+            "groups": len(groups),
             "groups_mixed": self.num_mixed,
-            "groups_all_correct": sum(g.num_correct == g.tree.num_rollouts for g in self.groups),
+            "groups_all_correct": sum(g.num_correct == g.tree.num_rollouts for g in groups),
             "samples": rollouts,
             "sampled_tokens": sum(t.num_sampled_tokens for t in trees),
             "unique_tokens": sum(t.num_unique_tokens for t in trees),
@@ -161,22 +155,23 @@ class Collected:
 
     def _unverified(self) -> dict[str, Any]:
         """Return the rollouts without a verdict and their reasons; nothing if all rollouts were verified."""
-        if not self.incomplete:
+        incomplete = self.incomplete
+        if not incomplete:
             return {}
         counts: Counter[str] = Counter()
-        for _, whole, verdicts in self.incomplete:
-            for verdict, count in zip(verdicts, whole.tree.leaf_count.tolist(), strict=True):
+        for prompt in incomplete:
+            for verdict, count in zip(prompt.verdicts, prompt.whole.tree.leaf_count.tolist(), strict=True):
                 if verdict.unverified:
                     counts[verdict.reason] += count
         return {
             "samples_unverified": counts.total(),
-            "groups_unverified": sum(place is None for place, _, _ in self.incomplete),
+            "groups_unverified": sum(prompt.group is None for prompt in incomplete),
             "unverified_reasons": dict(counts.most_common()),
         }
 
     def _dropped(self) -> dict[str, int]:
-        """Return the rollouts and tokens that dynamic sampling dropped; surplus groups wait and do not count."""
-        trees = [g.tree for g in self.groups if not (self.keeps_all or g.is_mixed)]
+        """Return the rollouts and tokens that dynamic sampling dropped; carried groups do not count."""
+        trees = [g.tree for g in self.sampled_groups if not (self.keeps_all or g.is_mixed)]
         return {
             "samples_dropped": sum(t.num_rollouts for t in trees),
             "sampled_tokens_dropped": sum(t.num_sampled_tokens for t in trees),
@@ -185,25 +180,25 @@ class Collected:
 
     def _by_source(self) -> dict[str, Any]:
         """Return the outcomes by source of the prompts; nothing where there is one source."""
-        sources = sorted({g.prompt.source for g in self.groups})
+        groups = self.sampled_groups
+        sources = sorted({g.prompt.source for g in groups})
         if len(sources) < 2:
             return {}
-        return {"by_source": {name: _outcomes([g for g in self.groups if g.prompt.source == name]) for name in sources}}
+        return {"by_source": {name: _outcomes([g for g in groups if g.prompt.source == name]) for name in sources}}
 
     def _allocation(self) -> dict[str, float]:
         """Return how adaptive allocation spread the rollouts over prompts; nothing where N is fixed."""
         if self.pilot_rollouts is None:
             return {}
-        whole, _ = self.with_unverified()
-        rollouts_G = [g.tree.num_rollouts for g in whole]
-        extended = [g for g, n in zip(self.groups, rollouts_G, strict=False) if n > self.pilot_rollouts]
-        pilots = self.pilot_rollouts * len(whole)
+        rollouts_G = [p.whole.tree.num_rollouts for p in self.sampled]
+        widened = [p.group for p in self.sampled if p.group and p.whole.tree.num_rollouts > self.pilot_rollouts]
+        pilots = self.pilot_rollouts * len(self.sampled)
         return {
             "adaptive": True,
             "pilot_rollouts": self.pilot_rollouts,
             "groups_pilot_mixed": sum(0 < k < n for n, k in self.pilots),
-            "groups_widened": len(extended),
-            "groups_widened_mixed": sum(g.is_mixed for g in extended),
+            "groups_widened": len(widened),
+            "groups_widened_mixed": sum(g.is_mixed for g in widened),
             "samples_pilot": pilots,
             "samples_widening": sum(rollouts_G) - pilots,
             "mean_rollouts": sum(rollouts_G) / max(len(rollouts_G), 1),
@@ -212,35 +207,20 @@ class Collected:
 
     def _ahead(self) -> dict[str, Any]:
         """Return how far asynchronous sampling was ahead; nothing in synchronous training."""
-        if self.lead is None:
+        if self.staleness is None:
             return {}
-        staleness = self.lead.staleness
+        updates = self.staleness.updates
         return {
-            "staleness_mean": sum(staleness) / len(staleness),
-            "staleness_max": max(staleness),
-            "groups_late": self.lead.num_late,
-            "groups_ready": self.lead.num_ready,
-            "prompts_under_way": self.lead.num_under_way,
-            "prompts_late": sum(self.lead.late_at.values()),
-            "prompts_late_at": dict(sorted(self.lead.late_at.items())),
-            "most_late": self.lead.most_late,
+            "staleness_mean": sum(updates) / len(updates),
+            "staleness_max": max(updates),
+            "groups_late": self.staleness.num_late,
+            "groups_ready": self.staleness.num_ready,
+            "prompts_under_way": self.staleness.num_under_way,
+            "prompts_late": sum(self.staleness.late_at.values()),
+            "prompts_late_at": dict(sorted(self.staleness.late_at.items())),
+            "most_late": self.staleness.most_late,
             "worker_seconds": self.worker_seconds,
         }
-
-
-@dataclass(frozen=True)
-class Batch:
-    """The groups of one step.
-
-    Attributes:
-        groups: The groups that the step trains on.
-        sampled: Everything that was sampled for the step, dropped and surplus groups included.
-        num_waiting: Surplus groups that wait for a later step.
-    """
-
-    groups: list[Group]
-    sampled: Collected
-    num_waiting: int
 
 
 class SourceState(NamedTuple):
@@ -248,13 +228,13 @@ class SourceState(NamedTuple):
 
     Attributes:
         stream: Position of the prompt stream; None at the start of a run.
-        waiting: Groups that were sampled but not trained on.
+        carried: Groups that were sampled but not trained on.
         attempts: How often the next step has found no mixed group.
         ahead: State of an asynchronous source, plain values; None for others.
     """
 
     stream: dict[str, Any] | None = None
-    waiting: tuple[Group, ...] = ()
+    carried: tuple[Group, ...] = ()
     attempts: int = 0
     ahead: dict[str, Any] | None = None
 
@@ -262,15 +242,15 @@ class SourceState(NamedTuple):
 class NoGroupsError(RuntimeError):
     """A step cannot get its groups.
 
-    Mixed groups that were found before wait in the source for the next attempt.
+    Mixed groups that were found before are carried to the next attempt.
 
     Attributes:
-        collected: Everything that was sampled for the step.
+        batch: Everything that was sampled for the step.
     """
 
-    def __init__(self, message: str, collected: Collected) -> None:
+    def __init__(self, message: str, batch: Batch) -> None:
         super().__init__(message)
-        self.collected = collected
+        self.batch = batch
 
 
 class NoMixedGroupsError(NoGroupsError):
@@ -278,21 +258,51 @@ class NoMixedGroupsError(NoGroupsError):
 
 
 class UnverifiedError(NoGroupsError):
-    """Most rollouts could not be verified because of the machine, in several rounds in a row."""
+    """Most rollouts could not be verified, in several rounds in a row: the infrastructure failed."""
 
 
-class GroupSource(Protocol):
-    """Gives each step its groups."""
+@dataclass(kw_only=True)
+class GroupSource(ABC):
+    """Gives each step its groups.
 
-    def next_groups(self, step: int) -> Batch:
+    Attributes:
+        stream: The training prompts.
+        grader: Verifies and rewards responses.
+        sampling: How responses are sampled.
+        rollouts_per_prompt: N.
+        prompts_per_step: Number of groups that a step trains on, P.
+        dynamic_sampling: False keeps every group.
+        max_tries: Give up after this many rounds in a row without a mixed group.
+        seed: Seed of the run.
+        clock: Adds up the seconds of generation, verification and training.
+        observe: Receives the progress of sampling.
+    """
+
+    stream: PromptSupply
+    grader: Grader
+    sampling: SamplingParams
+    rollouts_per_prompt: int
+    prompts_per_step: int
+    dynamic_sampling: bool
+    max_tries: int
+    seed: int
+    clock: Stopwatch = field(default_factory=Stopwatch)
+    observe: Observe = unobserved
+
+    def __post_init__(self) -> None:
+        self._attempts = 0
+        self._before: SourceState | None = None
+
+    @abstractmethod
+    def next_batch(self, step: int) -> Batch:
         """Return the groups of a step.
 
         Raises:
             NoMixedGroupsError: If the source finds no mixed group.
             UnverifiedError: If most rollouts cannot be verified.
         """
-        ...
 
+    @abstractmethod
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Sample with these weights from now on.
 
@@ -300,33 +310,44 @@ class GroupSource(Protocol):
             weights: The weights by name.
             version: Number of the step whose update made them.
         """
-        ...
 
     @property
+    @abstractmethod
     def sampler(self) -> Sampler:
         """Samples other prompts with the published weights, for evaluation and diagnostics."""
-        ...
 
-    @property
-    def num_prompts(self) -> int:
-        """Number of training prompts."""
-        ...
-
-    def rewind(self) -> None:
-        """Undo the last `next_groups` if its weights have not been replaced since; its groups are sampled again."""
-        ...
-
+    @abstractmethod
     def state(self) -> SourceState:
         """Return the state for a checkpoint."""
-        ...
 
+    @abstractmethod
     def load_state(self, state: SourceState) -> None:
         """Restore a state.
 
         Raises:
             ValueError: If the prompts are others than those of the state.
         """
-        ...
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of training prompts."""
+        return self.stream.num_prompts
+
+    def rewind(self) -> None:
+        """Undo the last `next_batch` if its weights have not been replaced since; its prompts are sampled again."""
+        if self._before is not None:
+            self.load_state(self._before)
+
+    def _graded(
+        self, prompt: Prompt, tree: RolloutTree, verdicts: list[Verdict], *, version: int, step: int
+    ) -> GradedPrompt:
+        """Reward the rollouts of a prompt that the weights of a version sampled."""
+        group = self.grader.group(prompt, tree, verdicts, step)
+        if group is None:
+            return GradedPrompt(self.grader.stored_group(prompt, tree, verdicts, step), verdicts, None)
+        group = replace(group, version=version)
+        whole = group if group.tree is tree else self.grader.stored_group(prompt, tree, verdicts, step)
+        return GradedPrompt(whole, verdicts, group)
 
 
 def _outcomes(groups: Sequence[Group]) -> dict[str, float]:

@@ -22,22 +22,22 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.activity import Observe, Updating, unobserved
+from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
+from brorl.algorithms.kl import penalized_group
 from brorl.algorithms.learning_rate import warmed_up
 from brorl.errors import DivergedError
 from brorl.model.passes import OwnPasses
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
 from brorl.training.chunk_size import ChunkSize
-from brorl.training.learner import FloatArray, LearnerSettings, Update
-from brorl.training.learner_state import in_memory, sharded_header, write_sharded
+from brorl.training.learner import FloatArray, LearnerSettings, StepMetrics
+from brorl.training.learner_state import in_memory, sharded_header, with_moments_of, write_sharded
 from brorl.training.mini_batch import MiniBatch, to_tensor
-from brorl.training.optimizer_state import with_moments_of
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
 from brorl.training.step_inputs import StepPreparation
 from brorl.training.tree_scores import TreeScores
-from brorl.training.update_means import UpdateMeans
 from brorl.tree import RolloutTree
 
 
@@ -84,14 +84,15 @@ class TreeLearner:
         self._scores = TreeScores(model, settings, self._nodes, self._passes, ranks)
         self._preparation = StepPreparation(self._scores, settings, self._reference, ranks, self._tensor)
 
-    def step(
-        self, groups: Sequence[Group], advantages: Sequence[FloatArray], seed: int, lr_scale: float = 1.0
-    ) -> Update:
+    def learn(
+        self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
+    ) -> StepMetrics:
         """Make the M mini-batch updates of one step.
 
         Args:
             groups: The batch, at least M groups.
-            advantages: For each group the advantage of each distinct response, shape [L].
+            estimate_advantages: From the groups, after a KL penalty on their rewards, to the advantage of each distinct
+                response of each group, shape [L]. Of several ranks rank 0 calls it.
             seed: Decides which groups go to which mini-batch, and which responses are back-propagated if not all are.
             lr_scale: Factor of the learning rate in this step.
 
@@ -110,36 +111,40 @@ class TreeLearner:
             self._cost_line_said = True
             if line := settings.forward.cost_line([group.tree for group in groups]):
                 self._say(line)
-        inputs = self._preparation.prepare(groups, advantages, np.random.default_rng(seed))
-        done: list[UpdateMeans] = []
+
+        scores = None
+        if settings.kl and settings.kl.placement == "reward":
+            scores = self._preparation.scores(groups)
+            groups = [penalized_group(g, *score, settings.kl) for g, score in zip(groups, scores, strict=True)]
+        advantages = self._ranks.of_first(lambda: estimate_advantages(groups))
+        inputs = self._preparation.prepare(groups, advantages, scores, np.random.default_rng(seed))
+
+        updates: list[dict[str, float]] = []
         for batch in inputs.batches:
-            self._observe(Updating(len(done), len(inputs.batches)))
-            done.append(self._update(batch, lr_scale))
-        means, apart = UpdateMeans.mean(done), inputs.mismatch
-        self._preparation.forget()
+            self._observe(Updating(len(updates), len(inputs.batches)))
+            updates.append(self._update(batch, lr_scale))
+        means: dict[str, Any] = {name: sum(u[name] for u in updates) / len(updates) for name in updates[0]}
+        if not self.has_reference:
+            means["reference_kl"] = None
+        if not settings.loss.entropy_coefficient:
+            means["bonus_entropy"] = None
+        mismatch = inputs.mismatch
         retries, self._nodes.retries = self._nodes.retries, 0
-        return Update(
-            loss=means.loss,
-            grad_norm=means.grad_norm,
-            clip_fraction=means.clip_fraction,
-            old_policy_kl=means.old_policy_kl,
+        return StepMetrics(
+            **means,
             entropy=-_token_mean([g.tree for g in groups]),
             learning_rate=self._learning_rate(lr_scale),
             trained_nodes=sum(x.tree.num_unique_tokens for x in inputs.trained),
-            clip_low_fraction=means.clip_low_fraction,
-            clip_high_fraction=means.clip_high_fraction,
-            reference_kl=means.reference_kl if self.has_reference else None,
-            bonus_entropy=means.entropy if settings.loss.entropy_coefficient else None,
-            mismatch_mean=apart.mean if apart else None,
-            mismatch_max=apart.max if apart else None,
-            mismatch_kl=apart.kl if apart else None,
+            mismatch_mean=mismatch.mean if mismatch else None,
+            mismatch_max=mismatch.max if mismatch else None,
+            mismatch_kl=mismatch.kl if mismatch else None,
             masked_fraction=inputs.masked_fraction,
             nodes_per_pass=self._nodes.value,
             out_of_memory_retries=retries,
         )
 
     def with_old_logprobs(self, groups: Sequence[Group]) -> list[Group]:
-        """Return groups that wait for a later step, with the old log-probs that the later step needs.
+        """Return groups that are carried to a later step, with the old log-probs that the later step needs.
 
         The updates of this step move the weights away from those that sampled the groups. The clip of a later step
         measures the distance from these log-probs.
@@ -153,18 +158,6 @@ class TreeLearner:
         """
         return self._preparation.with_old_logprobs(groups)
 
-    def apply_kl_penalty(self, groups: Sequence[Group]) -> list[Group]:
-        """Subtract the KL penalty from the rewards, if the penalty is placed there.
-
-        Args:
-            groups: The groups of the next step, before their advantages are estimated. The step reuses the log-probs
-                that are computed here.
-
-        Returns:
-            The groups, in order.
-        """
-        return self._preparation.apply_kl_penalty(groups)
-
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node under the current weights, at the sampling temperature.
 
@@ -174,7 +167,7 @@ class TreeLearner:
         Returns:
             For each tree the log-probs, shape [M], on every rank.
         """
-        return self._scores.of_all(trees)
+        return self._scores.gathered(trees)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Return the current weights by name; several ranks gather them one by one, and all of them must iterate."""
@@ -221,7 +214,6 @@ class TreeLearner:
         if self._reference is None:
             raise ValueError("there is no reference policy to reset; set kl.coefficient above 0")
         self._reference.reset()
-        self._preparation.forget()
         if clear_optimizer:
             self._optimizer.state.clear()
 
@@ -256,7 +248,6 @@ class TreeLearner:
         self._optimizer.load_state_dict(state["optimizer"])
         self._updates = state["updates"]
         self._nodes.restrict(state.get("max_nodes", self._nodes.value))  # earlier versions did not keep it
-        self._preparation.forget()
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load the moments of another run's optimizer; learning rate, warm-up and updates stay those of this run.
@@ -274,10 +265,10 @@ class TreeLearner:
     def _learning_rate(self, factor: float) -> float:
         return factor * warmed_up(self._settings.learning_rate, self._updates, self._settings.warmup_updates)
 
-    def _update(self, batch: MiniBatch, lr_scale: float) -> UpdateMeans:
-        """Accumulate the gradient of one mini-batch and apply it."""
-        own = self._nodes.run(lambda: self._accumulate(batch))
-        sums = LossSums.from_vector(self._ranks.sum(own.vector()))
+    def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
+        """Accumulate the gradient of one mini-batch and apply it; return its entries of `StepMetrics`."""
+        local = self._nodes.run(lambda: self._accumulate(batch))
+        sums = LossSums.from_vector(self._ranks.sum(local.vector()))
         grad_norm = full_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm))
         if not (torch.isfinite(grad_norm) and torch.isfinite(sums.vector()).all()):
             raise DivergedError(
@@ -287,7 +278,7 @@ class TreeLearner:
         for parameters in self._optimizer.param_groups:
             parameters["lr"] = self._learning_rate(lr_scale)
         self._nodes.once(self._optimizer.step)  # its first call allocates the moments
-        return UpdateMeans.of(sums, grad_norm, self._ranks.sum(batch.totals()))
+        return sums.means(self._ranks.sum(batch.totals())) | {"grad_norm": float(grad_norm)}
 
     def _accumulate(self, batch: MiniBatch) -> LossSums:
         """Compute the gradient of a mini-batch from zero; return the sums over its nodes."""
@@ -296,7 +287,7 @@ class TreeLearner:
         sums = LossSums.zero(self.model.device)
         coefficient_K = None
         if settings.loss.is_of_responses:
-            coefficients, of_responses = response_losses(batch, self._scores.of_own(batch.trees), settings.loss)
+            coefficients, of_responses = response_losses(batch, self._scores.local(batch.trees), settings.loss)
             coefficient_K = self._tensor(coefficients)
             sums = sums + of_responses
         nodes, next_token, entropy = self._nodes.value, settings.next_token, settings.loss.entropy_coefficient > 0

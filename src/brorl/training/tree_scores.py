@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,13 +18,20 @@ from transformers import PreTrainedModel
 from brorl.model.logprobs import prompt_groups
 from brorl.model.passes import Passes
 from brorl.training.chunk_size import ChunkSize
-from brorl.training.dealing import Piece, deal
 from brorl.training.learner import FloatArray, LearnerSettings
 from brorl.training.ranks import Ranks
 from brorl.training.reference import ReferencePolicy
 from brorl.tree import RolloutTree
 
 T = TypeVar("T")
+
+
+class Piece(NamedTuple):
+    """The distinct responses [start, stop) of tree number `tree`."""
+
+    tree: int
+    start: int
+    stop: int
 
 
 class TreeScores:
@@ -44,7 +51,7 @@ class TreeScores:
         self._model, self._settings = model, settings
         self._nodes, self._passes, self._ranks = nodes, passes, ranks
 
-    def of_all(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+    def gathered(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-prob (nats) of every node.
 
         Args:
@@ -54,9 +61,9 @@ class TreeScores:
             For each tree the log-probs, shape [M], on every rank.
         """
         if self._ranks.size == 1:
-            return self.of_own(trees)
-        parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.share(trees)]
-        own = self.of_own([tree for _, tree, _ in parts])
+            return self.local(trees)
+        parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.local_pieces(trees)]
+        own = self.local([tree for _, tree, _ in parts])
         mine = [(number, node_M, lp) for (number, _, node_M), lp in zip(parts, own, strict=True)]
         found = [np.empty(tree.num_unique_tokens) for tree in trees]
         for number, node_M, logprob_M in chain(*reversed(self._ranks.gather(mine))):  # the lowest rank's are kept
@@ -64,7 +71,7 @@ class TreeScores:
         return found
 
     @torch.no_grad()
-    def of_own(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
+    def local(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
         """Return the log-probs of the nodes of this rank's trees; every rank calls it."""
 
         def work() -> list[FloatArray]:
@@ -101,7 +108,7 @@ class TreeScores:
 
         return self._nodes.run(work)
 
-    def share(self, trees: Sequence[RolloutTree]) -> list[Piece]:
+    def local_pieces(self, trees: Sequence[RolloutTree]) -> list[Piece]:
         """Return the responses that this rank works on."""
         if self._ranks.size == 1:
             return [Piece(number, 0, tree.num_responses) for number, tree in enumerate(trees)]
@@ -113,3 +120,32 @@ class TreeScores:
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a block in which passes compute in bfloat16, if the settings demand it."""
         return torch.autocast(self._model.device.type, torch.bfloat16) if self._settings.autocast else nullcontext()
+
+
+def deal(costs: Sequence[FloatArray], num_ranks: int) -> list[list[Piece]]:
+    """Cut the responses of all trees, in order, into one run per rank, of nearly equal cost.
+
+    At most R - 1 trees are split. A loss is a sum over responses, hence the parts of a tree have the gradient of the
+    tree. A rank computes the prompt, and the ancestors of the first response of its part, again.
+
+    Args:
+        costs: For each tree the cost of each distinct response, above 0, shape [L].
+        num_ranks: Number of ranks, R.
+
+    Returns:
+        For each rank its pieces. The cost of a rank differs from the mean by less than the most expensive response.
+        A rank has no piece where there are fewer responses than ranks.
+    """
+    if not costs:
+        return [[] for _ in range(num_ranks)]
+    cost = np.concatenate(costs)
+    middle = np.cumsum(cost) - cost / 2
+    rank = np.minimum((middle * num_ranks / cost.sum()).astype(np.int64), num_ranks - 1)
+    ends = np.cumsum([tree_L.size for tree_L in costs])
+    pieces_R: list[list[Piece]] = [[] for _ in range(num_ranks)]
+    for number, (tree_L, end) in enumerate(zip(costs, ends.tolist(), strict=True)):
+        rank_L = rank[end - tree_L.size : end]
+        starts = np.flatnonzero(np.diff(rank_L, prepend=-1))
+        for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), tree_L.size], strict=True):
+            pieces_R[rank_L[start]].append(Piece(number, start, stop))
+    return pieces_R

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from brorl.algorithms.groups import Group
-from brorl.algorithms.rewards import RewardShaping, shaped_rewards
+from brorl.algorithms.rewards import shaped_rewards
+from brorl.algorithms.settings import RewardShaping
 from brorl.prompts.prompt import Prompt
 from brorl.tree import RolloutTree
-from brorl.verification.response_format import ResponseFormat
+from brorl.verification.response_format import has_format
 from brorl.verification.verifier import TRUNCATED, Verdict, Verifier
 
 
@@ -29,15 +29,13 @@ class Grader:
         verifiers: Verifier of each domain.
         decode: Token ids of a response to its text.
         shaping: From verdicts to rewards.
-        response_format: The format that `shaping.format_reward` pays for; None without such a reward.
-        by_answer: Puts correct responses with the same canonical answer into one class.
+        max_new_tokens: Length limit of a response, for rewards that depend on the length.
     """
 
     verifiers: Mapping[str, Verifier]
     decode: Callable[[Sequence[int]], str]
     shaping: RewardShaping
-    response_format: ResponseFormat | None = None
-    by_answer: bool = False
+    max_new_tokens: int | None = None
 
     def verdicts(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[list[Verdict]]:
         """Return the verdicts of all distinct responses; truncated ones are verified only if they can earn a reward."""
@@ -79,11 +77,11 @@ class Grader:
         """
         group = self._rewarded(prompt, tree, verdicts, step)
         reward_L = np.where([v.unverified for v in verdicts], np.nan, group.reward_L)
-        return replace(group, reward_L=reward_L, class_L=None)
+        return replace(group, reward_L=reward_L)
 
     def _rewarded(self, prompt: Prompt, tree: RolloutTree, verdicts: Sequence[Verdict], step: int) -> Group:
         correct_L = np.array([v.correct for v in verdicts])
-        form = self.response_format
+        pattern = self.shaping.format_pattern
         reward_L = shaped_rewards(
             correct_L=correct_L,
             score_L=np.array([v.score for v in verdicts]),
@@ -92,9 +90,10 @@ class Grader:
             domain=prompt.domain,
             step=step,
             shaping=self.shaping,
-            formatted_L=None if form is None else np.array([form.matches(text) for text in self.texts(tree)]),
+            formatted_L=None if pattern is None else np.array([has_format(text, pattern) for text in self.texts(tree)]),
+            max_new_tokens=self.max_new_tokens,
         )
-        return Group(prompt, tree, correct_L, reward_L, class_L=_answer_classes(verdicts) if self.by_answer else None)
+        return Group(prompt, tree, correct_L, reward_L)
 
     def groups(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree], step: int) -> list[Group | None]:
         """Verify and reward all rollouts.
@@ -181,19 +180,6 @@ def _verify(
         if items:
             verdict_of.update(zip(items, verifiers[domain].verify_all(list(items.values())), strict=True))
     return verdict_of
-
-
-def _answer_classes(verdicts: Sequence[Verdict]) -> NDArray[np.int64]:
-    """Return the class of each correct response, shape [L]; -1 for incorrect ones.
-
-    Correct responses with the same answer have the number of the first of them. One without an answer is a class.
-    """
-    first_of: dict[str, int] = {}
-    classes = [
-        (place if v.answer is None else first_of.setdefault(v.answer, place)) if v.correct else -1
-        for place, v in enumerate(verdicts)
-    ]
-    return np.array(classes, np.int64)
 
 
 def _check(prompts: Sequence[Prompt], trees: Sequence[RolloutTree], verifiers: Mapping[str, Verifier]) -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from brorl.planning.cluster.decoding_worker import DecodingWorker
-from brorl.planning.cluster.queue_simulation import Queue, simulate
+from brorl.planning.cluster.queue_simulation import DecodingWorker, Queue, simulate
 
 FloatArray = NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from scipy.stats import kstest
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from brorl.rollout.native import draw
-from brorl.rollout.native.draw import Uniforms, draw_tokens, systematic_points, truncate
+from brorl.rollout.native.draw import Uniforms, draw_tokens, truncate
 from brorl.sampling import SamplingParams
 
 INF = float("inf")
@@ -79,7 +79,7 @@ def test_tokens_equal_numpy_searchsorted(rng: np.random.Generator, vocabulary: i
     logits = random_logits(rng, rows, vocabulary, forbidden)
     row, uniform = rng.integers(0, rows, draws), rng.random(draws)
     before = logits.clone()
-    token, logprob, _ = draw_tokens(logits, torch.from_numpy(row), torch.from_numpy(uniform), SamplingParams())
+    token, logprob = draw_tokens(logits, torch.from_numpy(row), torch.from_numpy(uniform), SamplingParams())
     for r, u, t, lp in zip(row, uniform, token.tolist(), logprob.tolist(), strict=True):
         probability = softmax(before[r].numpy())
         cumulative = np.cumsum(probability)
@@ -103,14 +103,14 @@ def test_no_uniform_selects_a_token_of_probability_zero(
     logits = logits.to(dtype)
     edges = np.array([0.0, 5e-324, 1e-300, 1e-17, 0.5, 1 - 1e-15, LAST])
     row, uniform = np.repeat(np.arange(rows), edges.size), np.tile(edges, rows)
-    token, logprob, _ = draw_tokens(logits, torch.from_numpy(row), torch.from_numpy(uniform), SamplingParams())
+    token, logprob = draw_tokens(logits, torch.from_numpy(row), torch.from_numpy(uniform), SamplingParams())
     assert (logits[torch.from_numpy(row), token] > -INF).all()
     assert torch.isfinite(logprob).all()
     if dtype == torch.float64:  # here nothing underflows, so the two ends of [0, 1) are the first and the last token
         allowed = (logits > -INF).numpy()
         np.testing.assert_array_equal(token.numpy()[uniform == 0.0], allowed.argmax(1))
         likely = torch.zeros(1, vocabulary, dtype=dtype).masked_fill(logits[:1] == -INF, -INF)
-        final, _, _ = draw_tokens(likely, torch.tensor([0]), torch.tensor([LAST], dtype=dtype), SamplingParams())
+        final, _ = draw_tokens(likely, torch.tensor([0]), torch.tensor([LAST], dtype=dtype), SamplingParams())
         assert final.item() == np.flatnonzero(allowed[0])[-1]
 
 
@@ -127,10 +127,9 @@ def test_draws_in_blocks_of_rows_are_the_same_tokens(
     expected = draw_tokens(logits, row, uniform, sampling)
     for limit in (1, 5 * vocabulary, 36 * vocabulary):
         monkeypatch.setattr(draw, "LOGITS_PER_DRAW", limit)
-        token, *numbers = draw_tokens(logits, row, uniform, sampling)
+        token, logprob = draw_tokens(logits, row, uniform, sampling)
         assert torch.equal(token, expected[0])  # each row's masses are computed alone
-        for got, number in zip(numbers, expected[1:], strict=True):  # logarithms of R rows can round by their place
-            torch.testing.assert_close(got, number)
+        torch.testing.assert_close(logprob, expected[1])  # logarithms of R rows can round by their place
 
 
 def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Generator) -> None:
@@ -139,7 +138,7 @@ def test_temperature_divides_the_logits_and_zero_is_greedy(rng: np.random.Genera
     warm = draw_tokens(logits, row, uniform, SamplingParams(temperature=0.7))
     by_hand = draw_tokens(logits / 0.7, row, uniform, SamplingParams())
     assert torch.equal(warm[0], by_hand[0])
-    token, logprob, _ = draw_tokens(logits, row, uniform, SamplingParams(temperature=0))
+    token, logprob = draw_tokens(logits, row, uniform, SamplingParams(temperature=0))
     for r, t, lp in zip(row.tolist(), token.tolist(), logprob.tolist(), strict=True):
         assert t == int(np.argmax(logits[r].numpy()))
         assert lp == pytest.approx(np.log(softmax(logits[r].numpy())[t]), rel=1e-12, abs=1e-12)
@@ -151,7 +150,7 @@ def test_truncation_changes_the_draw_but_not_the_log_prob(rng: np.random.Generat
     logits = random_logits(rng, 5, 30)
     row, uniform = torch.arange(5).repeat(200), torch.from_numpy(rng.random(1000))
     sampling = SamplingParams(temperature=1.3, top_p=0.8, top_k=9)
-    token, logprob, _ = draw_tokens(logits, row, uniform, sampling)
+    token, logprob = draw_tokens(logits, row, uniform, sampling)
     for r in range(5):
         scaled = logits[r].numpy() / 1.3
         kept = plain_truncation(scaled, 0.8, 9)
@@ -160,68 +159,6 @@ def test_truncation_changes_the_draw_but_not_the_log_prob(rng: np.random.Generat
         expected = np.searchsorted(cumulative, uniform.numpy()[mine] * cumulative[-1], side="right")
         np.testing.assert_array_equal(token.numpy()[mine], expected)
         np.testing.assert_allclose(logprob.numpy()[mine], np.log(softmax(scaled)[expected]), rtol=1e-11, atol=1e-12)
-
-
-def test_probability_of_the_draw_is_that_after_truncation(rng: np.random.Generator) -> None:
-    logits = random_logits(rng, 5, 30, forbidden=0.3)
-    row, uniform = torch.arange(5).repeat(200), torch.from_numpy(rng.random(1000))
-    for sampling in (SamplingParams(), SamplingParams(temperature=1.3, top_p=0.8, top_k=9)):
-        token, _, probability = draw_tokens(logits, row, uniform, sampling)
-        for r, t, p in zip(row.tolist(), token.tolist(), probability.tolist(), strict=True):
-            scaled = logits[r].numpy() / sampling.temperature
-            mass = softmax(scaled) * plain_truncation(scaled, sampling.top_p, sampling.top_k)
-            assert p == pytest.approx(mass[t] / mass.sum(), rel=1e-12)
-    assert probability.dtype == torch.float64
-    mild = torch.from_numpy(rng.normal(size=(1, 30))).float()  # in float32 a softmax adds up to 1 only within 1e-7
-    token, _, probability = draw_tokens(
-        mild, torch.zeros(5000, dtype=torch.long), torch.linspace(0, LAST, 5000, dtype=torch.float64), SamplingParams()
-    )
-    found = dict(zip(token.tolist(), probability.tolist(), strict=True))
-    assert len(found) == 30
-    assert sum(found.values()) == pytest.approx(1, abs=1e-14)
-    assert (draw_tokens(logits, row, uniform, SamplingParams(temperature=0))[2] == 1).all()
-
-
-# -- systematic points -----------------------------------------------------------------------------------------------
-
-
-def test_points_are_evenly_spaced_and_as_many_as_were_expected(rng: np.random.Generator) -> None:
-    """Offsets of a row that has one rollout more than the floor fill [0, frac); those of the others [frac, 1)."""
-    rows = 400
-    expected = np.where(rng.random(rows) < 0.2, rng.integers(1, 9, rows), 1 + rng.gamma(1.0, 5.0, rows))
-    more = rng.random(rows) < 0.5
-    count = np.floor(expected).astype(int) + (more & (expected > np.floor(expected)))
-    row = np.repeat(np.arange(rows), count)
-    uniform = rng.random(row.size)
-    point = systematic_points(uniform, row, expected)
-    start = 0
-    for e, c in zip(expected, count, strict=True):
-        u, got = uniform[start], point[start : start + c]
-        fraction = e - np.floor(e)
-        offset = fraction * u if c > e else fraction + (1 - fraction) * u
-        for j in range(c):
-            assert got[j] == pytest.approx((offset + j) / e, abs=1e-12)
-        assert (offset + c) / e >= 1 - 1e-12  # no room for another
-        start += c
-
-
-def test_a_single_rollout_keeps_its_own_uniform_number(rng: np.random.Generator) -> None:
-    uniform = rng.random(50)
-    np.testing.assert_array_equal(systematic_points(uniform, np.arange(50), np.ones(50)), uniform)
-
-
-def test_points_stay_below_one_whatever_is_rounded(rng: np.random.Generator) -> None:
-    """Expected counts a hair beside whole numbers, with either count, and the largest uniform number."""
-    whole = rng.integers(1, 3000, 500).astype(np.float64)
-    for expected in (whole, np.nextafter(whole, 0), np.nextafter(whole, INF), whole + 1e-9, whole + rng.random(500)):
-        for more in (0, 1):
-            row = np.repeat(np.arange(500), whole.astype(int) + more)
-            for u in (0.0, 5e-324, 0.5, LAST):
-                point = systematic_points(np.full(row.size, u), row, np.maximum(expected, 1))
-                assert point.min() >= 0
-                assert point.max() < 1
-                ascending = np.diff(point)[np.diff(row) == 0]
-                assert (ascending >= 0).all()
 
 
 # -- truncation ------------------------------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """The distribution of sampled responses against enumeration of every response that a small model can give."""
 
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
+from test_native import ragged_prompts
 from transformers import PreTrainedModel
 
 from brorl.rollout.native.engine import NativeEngine
@@ -113,3 +116,31 @@ def test_marginal_of_the_first_token_and_its_log_prob() -> None:
         error = np.sqrt(probability * (1 - probability) / 40_000)
         assert abs(tree.count[node] / 40_000 - probability) < 5 * error
         assert np.exp(tree.logprob[node]) == pytest.approx(probability, rel=1e-12)
+
+
+def next_token_of(model: PreTrainedModel, prompt: list[int]) -> Callable[[tuple[int, ...]], np.ndarray]:
+    @cache
+    def next_token(prefix: tuple[int, ...]) -> np.ndarray:
+        with torch.no_grad():
+            return model(input_ids=torch.tensor([[*prompt, *prefix]])).logits[0, -1].softmax(0).numpy()
+
+    return next_token
+
+
+def test_independent_rollouts_each_invert_their_own_uniform_numbers(rng: np.random.Generator) -> None:
+    """Rollout by rollout: Philox numbers, a plain forward pass, numpy's searchsorted."""
+    model, seed, num_rollouts = small_model(seed=int(rng.integers(1 << 30))), int(rng.integers(1 << 60)), 12
+    prompts = ragged_prompts(rng, 2)
+    trees = NativeEngine(model, EOS).sample(prompts, num_rollouts, SamplingParams(max_new_tokens=18), seed)
+    for place, (prompt, tree) in enumerate(zip(prompts, trees, strict=True)):
+        blocks = [np.random.Generator(np.random.Philox(key=seed << 64 | place << 32 | b)) for b in (0, 1)]
+        uniform_TN = np.concatenate([b.random((16, num_rollouts)) for b in blocks])
+        next_token, responses = next_token_of(model, prompt), []
+        for n in range(num_rollouts):
+            response: tuple[int, ...] = ()
+            while len(response) < 18 and response[-1:] != (EOS,):
+                cumulative = np.cumsum(next_token(response))
+                target = uniform_TN[len(response), n] * cumulative[-1]
+                response += (int(np.searchsorted(cumulative, target, side="right")),)
+            responses.append(response)
+        assert sorted(tree.responses()) == sorted((r, responses.count(r)) for r in set(responses))

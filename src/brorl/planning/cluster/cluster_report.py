@@ -1,25 +1,31 @@
-"""A cluster plan as tables, sentences and JSON.
+"""A cluster plan as tables, sentences, JSON and a figure.
 
-In: a plan. Out: tables, lines of text, a dictionary. Nothing is computed here except ratios and units.
+In: a plan. Out: tables, lines of text, a dictionary, a PNG. Nothing is computed here except ratios and units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from brorl.format import counted, memory_size, plain, short
-from brorl.planning.cluster.capacity import Capacity
-from brorl.planning.cluster.cluster_plan import MODES, ClusterPlan
-from brorl.planning.cluster.scaling import PAYING, SimulatedStep
-from brorl.planning.cluster.unit_costs import CASES, UnitCost
+from brorl.planning.cluster.cluster_plan import MODES, PAYING, ClusterPlan, Mode, SimulatedStep, Way
+from brorl.planning.cluster.hardware import CASES, UnitCost
 from brorl.storage import json_ready
 from brorl.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NOT_MEASURED = (
     "No figure of a GPU was measured by this project. Fractions of the hardware's figures are assumed ranges."
 )
+_PHASES = ("generation", "verification", "training", "transfer")
+_SHOWN = ("prompt_tokens", "mean_length", "distinct_fraction", "response_fraction", "kept_fraction")
+_COLORS: dict[Mode, str] = {"sync": "#1f5fa8", "async": "#d9822b"}
+_GREY = "#8a8f98"
 
 
 def tables(plan: ClusterPlan) -> list[Table]:
@@ -42,7 +48,8 @@ def phase_table(plan: ClusterPlan) -> Table:
     """Return the seconds of a step by phase, for every way to use the GPUs."""
     rows = []
     for way in plan.ways:
-        phases = [_range(*(getattr(way.cases[c], p) for c in ("best", "worst"))) for p in _PHASES]
+        best, worst = way.cases["best"], way.cases["worst"]
+        phases = (_range(getattr(best, phase), getattr(worst, phase)) for phase in _PHASES)
         rows.append((_way(way), *phases, _range(way.total("best"), way.total("worst"))))
     return Table(
         f"Seconds of a step on {plan.cluster.name}, without waiting",
@@ -55,31 +62,25 @@ def phase_table(plan: ClusterPlan) -> Table:
 
 def scaling_table(plan: ClusterPlan) -> Table:
     """Return the simulated seconds per step, the useful fraction and the gain of each doubling, by number of GPUs."""
-    by_size: dict[int, dict[str, SimulatedStep]] = {}
-    for mode, rows in plan.scaling.items():
-        for row in rows:
-            by_size.setdefault(row.num_gpus, {})[mode] = row
-    cells = []
-    for size in sorted(by_size):
-        line = [f"{size:,}"]
-        for mode in MODES:
-            found = by_size[size].get(mode)
-            line += ["-", "", ""] if found is None else [
-                _rounded(found.result.seconds),
-                f"{found.useful_fraction:.0%}",
-                "" if found.gain is None else f"{found.gain:.2f}",
-            ]  # fmt: skip
-        cells.append(tuple(line))
+    by_size = {mode: {row.num_gpus: row for row in plan.scaling[mode]} for mode in MODES}
+    sizes = sorted({size for rows in by_size.values() for size in rows})
+    cells = tuple((f"{size:,}", *(cell for mode in MODES for cell in _step(by_size[mode].get(size)))) for size in sizes)
     return Table(
         f"Simulated steps on {plan.cluster.gpu.name}s, with waiting",
         ("GPUs", "sync: s", "useful", "gain", "async: s", "useful", "gain"),
-        tuple(cells) or (("none fits", *[""] * 6),),
+        cells or (("none fits", *[""] * 6),),
         notes=(
             "In the middle of the assumed ranges. Useful: fraction of the GPUs' time in operations of the learner "
             "and in decoding with full batches. Gain: times faster than half as many GPUs.",
         ),
-        strong=frozenset(i for i, size in enumerate(sorted(by_size)) if size == plan.cluster.num_gpus),
+        strong=frozenset(i for i, size in enumerate(sizes) if size == plan.cluster.num_gpus),
     )
+
+
+def _step(row: SimulatedStep | None) -> tuple[str, str, str]:
+    if row is None:
+        return "-", "", ""
+    return _rounded(row.result.seconds), f"{row.useful_fraction:.0%}", "" if row.gain is None else f"{row.gain:.2f}"
 
 
 def saving_table(plan: ClusterPlan) -> Table:
@@ -101,35 +102,32 @@ def saving_table(plan: ClusterPlan) -> Table:
 
 def memory_table(plan: ClusterPlan) -> Table:
     """Return the memory of a learner rank and of a rollout worker, for the fastest way of each placement."""
-    rows = []
-    seen = set()
-    for way in plan.ways:
-        if way.placement in seen:
-            continue
-        seen.add(way.placement)
-        worker = way.worker
-        rows.append(
-            (
-                way.placement,
-                f"{memory_size(way.learner.state_bytes)} + {memory_size(way.learner.pass_bytes)}",
-                memory_size(plan.job.model.weight_bytes / worker.gpus),
-                memory_size(worker.free_bytes / worker.gpus),
-                f"{worker.slots:,}",
-            )
+    fastest = {way.placement: way for way in reversed(plan.ways)}
+    rows = tuple(
+        (
+            way.placement,
+            f"{memory_size(way.learner.state_bytes)} + {memory_size(way.learner.pass_bytes)}",
+            memory_size(plan.job.model.weight_bytes / way.worker.gpus),
+            memory_size(way.worker.free_bytes / way.worker.gpus),
+            f"{way.worker.slots:,}",
         )
-    usable = plan.job.costs.memory.best * plan.job.costs.memory_fraction.best
+        for way in plan.ways
+        if way is fastest[way.placement]
+    )
     return Table(
-        f"Memory of each GPU ({memory_size(usable)} usable)",
+        f"Memory of each GPU ({memory_size(plan.job.costs.usable_bytes)} usable)",
         ("", "learner: state + pass", "engine: weights", "K/V", "rows of a worker"),
-        tuple(rows) or (("does not fit", *[""] * 4),),
+        rows or (("does not fit", *[""] * 4),),
     )
 
 
 def cost_table(plan: ClusterPlan) -> Table:
     """Return the unit costs with their origins."""
-    rows = tuple((cost.name, cost_text(cost), cost.origin) for cost in plan.job.costs.all)
-    given = tuple((name.replace("_", " "), _quantity(plan, name), origin) for name, origin in _origins(plan))
-    return Table("Unit costs", ("", "best to worst", "origin"), rows + given, words=frozenset({0, 2}))
+    rows = [(cost.name, cost_text(cost), cost.origin) for cost in plan.job.costs.all]
+    values = {**vars(plan.job.work), "mean_length": plan.job.work.lengths.mean}
+    origins = plan.job.work.origins
+    rows += [(name.replace("_", " "), plain(values[name]), origins[name]) for name in _SHOWN if name in origins]
+    return Table("Unit costs", ("", "best to worst", "origin"), tuple(rows), words=frozenset({0, 2}))
 
 
 def advice(plan: ClusterPlan) -> list[str]:
@@ -144,7 +142,7 @@ def _recommendation(plan: ClusterPlan) -> Iterator[str]:
     if not simulated:
         return
     best = min(simulated.values(), key=lambda row: row.result.seconds)
-    way = best.capacity
+    way = best.way
     waiting = best.result.seconds / way.seconds
     yield (
         f"On {plan.cluster.name} a step takes about {_rounded(best.result.seconds)} s "
@@ -154,7 +152,7 @@ def _recommendation(plan: ClusterPlan) -> Iterator[str]:
     )
     for mode, row in simulated.items():
         if row is not best:
-            yield f"{mode.capitalize()}, it takes about {_rounded(row.result.seconds)} s: {_way(row.capacity)}."
+            yield f"{mode.capitalize()}, it takes about {_rounded(row.result.seconds)} s: {_way(row.way)}."
 
 
 def _limit_of_scaling(plan: ClusterPlan) -> Iterator[str]:
@@ -176,35 +174,36 @@ def cluster_record(plan: ClusterPlan) -> dict[str, Any]:
     """Return the content of `plan.json`."""
     work, job = plan.job.work, plan.job
     quantities = {name: value for name, value in vars(work).items() if name not in ("lengths", "origins")}
-    record = {
-        "model": plan.name,
-        "shape": {**asdict(job.model), "kv_bytes": job.model.kv_bytes},
-        "cluster": {"num_gpus": plan.cluster.num_gpus, "gpu": asdict(plan.cluster.gpu)},
-        "engine": job.engine,
-        "work": {
-            **quantities,
-            "mean_length": work.lengths.mean,
-            "max_length": work.lengths.limit,
-            "length_spread": work.lengths.spread,
-            "truncation_rate": work.lengths.truncation_rate,
-            "sampled_groups": work.sampled_groups,
-            "sampled_tokens": work.sampled_tokens,
-            "trained_tokens": work.trained_tokens,
-            "origins": work.origins,
-        },
-        "unit_costs": [asdict(cost) for cost in job.costs.all],
-        "ways": [_way_record(way) for way in plan.ways],
-        "scaling": {mode: [_step_record(row) for row in rows] for mode, rows in plan.scaling.items()},
-        "last_paying": dict(plan.last_paying),
-        "simulation": asdict(plan.settings),
-        "savings": [asdict(saving) for saving in plan.savings],
-        "lines": advice(plan),
-    }
-    found: dict[str, Any] = json_ready(record)
-    return found
+    record: dict[str, Any] = json_ready(
+        {
+            "model": plan.name,
+            "shape": {**asdict(job.model), "kv_bytes": job.model.kv_bytes},
+            "cluster": asdict(plan.cluster),
+            "engine": job.engine,
+            "work": {
+                **quantities,
+                "mean_length": work.lengths.mean,
+                "max_length": work.lengths.limit,
+                "length_spread": work.lengths.spread,
+                "truncation_rate": work.lengths.truncation_rate,
+                "sampled_groups": work.sampled_groups,
+                "sampled_tokens": work.sampled_tokens,
+                "trained_tokens": work.trained_tokens,
+                "origins": work.origins,
+            },
+            "unit_costs": [asdict(cost) for cost in job.costs.all],
+            "ways": [_way_record(way) for way in plan.ways],
+            "scaling": {mode: [_step_record(row) for row in rows] for mode, rows in plan.scaling.items()},
+            "last_paying": plan.last_paying,
+            "simulation": asdict(plan.settings),
+            "savings": [asdict(saving) for saving in plan.savings],
+            "lines": advice(plan),
+        }
+    )
+    return record
 
 
-def _way_record(way: Capacity) -> dict[str, Any]:
+def _way_record(way: Way) -> dict[str, Any]:
     return {
         "placement": way.placement,
         "mode": way.mode,
@@ -221,36 +220,82 @@ def _way_record(way: Capacity) -> dict[str, Any]:
 def _step_record(row: SimulatedStep) -> dict[str, Any]:
     return {
         "num_gpus": row.num_gpus,
-        "placement": row.capacity.placement,
-        "rollout_workers": row.capacity.num_workers,
-        "learner_ranks": row.capacity.learner.ranks,
-        "seconds_without_waiting": row.capacity.seconds,
+        "placement": row.way.placement,
+        "rollout_workers": row.way.num_workers,
+        "learner_ranks": row.way.learner.ranks,
+        "seconds_without_waiting": row.way.seconds,
         "useful_fraction": row.useful_fraction,
         "gain": row.gain,
         **asdict(row.result),
     }
 
 
-_PHASES = ("generation", "verification", "training", "transfer")
-_SHOWN = ("prompt_tokens", "mean_length", "distinct_fraction", "response_fraction", "kept_fraction")
+def draw_cluster_plan(plan: ClusterPlan, path: Path) -> None:
+    """Draw the plan as a PNG: seconds, useful fraction and gain of a step against the number of GPUs."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator, PercentFormatter
 
-
-def _origins(plan: ClusterPlan) -> Iterator[tuple[str, str]]:
-    return ((name, plan.job.work.origins[name]) for name in _SHOWN if name in plan.job.work.origins)
-
-
-def _quantity(plan: ClusterPlan, name: str) -> str:
+    figure = Figure(figsize=(13, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    seconds, useful, gain = figure.subplots(1, 3)
+    numbers = sorted({row.num_gpus for rows in plan.scaling.values() for row in rows})
+    for axis in (seconds, useful, gain):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.set_xlabel(f"number of {plan.cluster.gpu.name}s")
+        if numbers:
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(numbers, [str(n) for n in numbers], fontsize=8)
+            axis.set_xlim(numbers[0] / 1.3, numbers[-1] * 1.3)
+        axis.xaxis.set_minor_locator(NullLocator())
+    _draw(
+        seconds,
+        plan,
+        lambda row: row.result.seconds,
+        "Seconds of a step\n(simulated; bands: assumed ranges, without waiting)",
+    )
+    if numbers:
+        seconds.set_yscale("log")
+        rows = plan.scaling["sync"] or plan.scaling["async"]
+        ideal = [rows[0].result.seconds * rows[0].num_gpus / row.num_gpus for row in rows]
+        seconds.plot([row.num_gpus for row in rows], ideal, "--", color=_GREY, linewidth=1, label="ideal")
+        for mode in MODES:
+            best, worst = ([row.way.total(case) for row in plan.scaling[mode]] for case in (CASES[0], CASES[-1]))
+            sizes = [row.num_gpus for row in plan.scaling[mode]]
+            seconds.fill_between(sizes, best, worst, color=_COLORS[mode], alpha=0.15)
+    seconds.legend(frameon=False)
+    _draw(useful, plan, lambda row: row.useful_fraction, "Useful fraction of the GPUs")
+    useful.set_ylim(0, 1.05)
+    useful.yaxis.set_major_formatter(PercentFormatter(1.0))
+    title = f"Times faster than half as many GPUs\n(dashed: a doubling pays above {PAYING})"
+    _draw(gain, plan, lambda row: row.gain, title)
+    gain.axhline(PAYING, color=_GREY, linewidth=1, linestyle="--")
+    gain.set_ylim(0.9, 2.4)
     work = plan.job.work
-    return plain(work.lengths.mean if name == "mean_length" else getattr(work, name))
+    figure.suptitle(
+        f"{plan.name}, {plan.job.engine} engine: {work.prompts} prompts x {work.rollouts} rollouts x "
+        f"{work.lengths.mean:,.0f} tokens (computed from published and assumed unit costs; no GPU was measured)",
+        fontsize=10,
+    )
+    figure.savefig(path, dpi=130)
 
 
-def _way(way: Capacity) -> str:
+def _draw(axis: Axes, plan: ClusterPlan, value: Callable[[SimulatedStep], float | None], title: str) -> None:
+    """Draw a line of values for each mode; those that are None are left out."""
+    for mode in MODES:
+        points = {row.num_gpus: number for row in plan.scaling[mode] if (number := value(row)) is not None}
+        axis.plot(list(points), list(points.values()), "-o", color=_COLORS[mode], label=mode, markersize=4)
+    axis.set_title(title, fontsize=10)
+    axis.legend(frameon=False)
+
+
+def _way(way: Way) -> str:
     split = "" if way.placement == "colocated" else f" {way.num_workers * way.worker.gpus}+{way.learner.ranks}"
     return f"{way.placement}{split}, {way.mode}"
 
 
 def _range(best: float, worst: float) -> str:
-    """Return a range with two significant digits, which is all that assumed shares allow."""
+    """Return a range with two significant digits, which is all that assumed fractions allow."""
     low, high = plain(best, 2), plain(worst, 2)
     return low if low == high else f"{_rounded(best)}-{_rounded(worst)}"
 

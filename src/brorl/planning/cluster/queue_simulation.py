@@ -1,7 +1,7 @@
 """A simulation of the queue of a run: rollout workers, verifiers and a learner, event by event.
 
 In: a `Queue`, a source of lengths, a seed. Out: seconds per step, and what was sampled and waited for. A synchronous
-step samples calls until enough groups are kept, verifies, learns and publishes. An asynchronous run samples while the
+step samples rounds as the collector does, verifies, learns and publishes. An asynchronous run samples while the
 learner learns. A group starts only if the next `max_staleness` + 1 steps can train it; the oldest groups train first,
 stragglers late. The results are a function of the seed.
 """
@@ -13,51 +13,113 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from math import ceil, inf
-from typing import Literal
+from math import inf
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from brorl.planning.cluster.decoding_worker import DecodingWorker
+from brorl.training.collect import prompts_of_round
 
 FloatArray = NDArray[np.float64]
 Lengths = Callable[[int, np.random.Generator], FloatArray]
+Owner = TypeVar("Owner")
 
 _MOST_EVENTS = 20_000_000
+_ROUNDING = 1e-6  # tokens; rows that end within it end together
+
+
+class DecodingWorker(Generic[Owner]):
+    """A rollout worker with continuous batching: rows that decode together, and rows that wait for a slot.
+
+    All running rows gain a token in each decoding step, so that a row is finished when the worker has made as many
+    steps as the row is long. Between two events the number of rows is constant, and time is steps times the seconds of
+    a step.
+
+    Args:
+        step_seconds_B: Seconds of a decoding step with b rows, shape [slots + 1].
+    """
+
+    def __init__(self, step_seconds_B: FloatArray) -> None:
+        self._seconds: list[float] = step_seconds_B.tolist()
+        self._slots = len(self._seconds) - 1
+        self._running: list[tuple[float, int, Owner]] = []  # by the step at which a row ends
+        self._waiting: deque[tuple[float, Owner]] = deque()
+        self._order = count()
+        self._steps = 0.0
+        self._time = 0.0
+        self.stamp = 0
+        """Changes with every change of the rows, which makes an earlier `next_end` void."""
+
+    @property
+    def load(self) -> int:
+        """Rows that run or wait."""
+        return len(self._running) + len(self._waiting)
+
+    @property
+    def accepts(self) -> bool:
+        """Whether a slot is free and no row waits for it."""
+        return not self._waiting and len(self._running) < self._slots
+
+    def add(self, time: float, lengths: FloatArray, owner: Owner) -> None:
+        """Add rows at a time, which start as slots get free."""
+        self._advance(time)
+        self._waiting.extend((length, owner) for length in lengths.tolist())
+        self._fill()
+
+    def stall(self, time: float, seconds: float) -> None:
+        """Decode nothing for some seconds, in addition to a stall that has not ended."""
+        self._advance(time)
+        self._time = max(self._time, time) + seconds
+        self.stamp += 1
+
+    def next_end(self) -> float:
+        """Return the time at which the next row ends; infinite without rows."""
+        if not self._running:
+            return inf
+        left = max(self._running[0][0] - self._steps, 0.0)
+        return self._time + left * self._seconds[len(self._running)]
+
+    def finish(self, time: float) -> list[Owner]:
+        """Remove the rows that have ended by a time, fill their slots, and return their owners."""
+        self._advance(time)
+        limit = self._steps + _ROUNDING + 1e-9 * self._steps
+        owners = []
+        while self._running and self._running[0][0] <= limit:
+            owners.append(heapq.heappop(self._running)[2])
+        self._fill()
+        return owners
+
+    def _advance(self, time: float) -> None:
+        """Decode until a time, which is at most that of the next end."""
+        if time > self._time:
+            if self._running:
+                self._steps += (time - self._time) / self._seconds[len(self._running)]
+            self._time = time
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._running) < self._slots:
+            length, owner = self._waiting.popleft()
+            heapq.heappush(self._running, (self._steps + length, next(self._order), owner))
+        self.stamp += 1
 
 
 @dataclass(frozen=True)
 class Queue:
-    """The stations of a run.
+    """The stations of a run."""
 
-    Attributes:
-        workers: Rollout workers, >= 1.
-        step_seconds_B: Seconds of a worker's decoding step with b rows, shape [slots + 1].
-        group_rows: Rows of a group.
-        parts: Tasks of a group, which may run on different workers; at most `group_rows`.
-        prefill_seconds: Seconds of a worker at the start of a task.
-        groups: Groups of a step, P.
-        kept_fraction: Chance that a group is kept.
-        verify_seconds: Seconds of all verifiers for one group.
-        learn_seconds: Seconds of the learner's step.
-        publish_seconds: Seconds in which new weights reach the workers, which stand still.
-        mode: Whether sampling waits for learning.
-        max_staleness: Most steps between the weights of a group's first token and its training, except for stragglers;
-            `async` only.
-    """
-
-    workers: int
-    step_seconds_B: FloatArray
-    group_rows: int
-    groups: int
-    learn_seconds: float
-    publish_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    parts: int = 1
-    kept_fraction: float = 1.0
-    mode: Literal["sync", "async"] = "sync"
+    workers: int  # rollout workers, >= 1
+    step_seconds_B: FloatArray  # seconds of a worker's decoding step with b rows, shape [slots + 1]
+    group_rows: int  # rows of a group
+    groups: int  # groups of a step, P
+    learn_seconds: float  # seconds of the learner's step
+    publish_seconds: float = 0.0  # seconds in which new weights reach the workers, which stand still
+    verify_seconds: float = 0.0  # seconds of all verifiers for one group
+    prefill_seconds: float = 0.0  # seconds of a worker at the start of a task
+    parts: int = 1  # tasks of a group, which may run on different workers; at most `group_rows`
+    kept_fraction: float = 1.0  # chance that a group is kept
+    mode: Literal["sync", "async"] = "sync"  # whether sampling waits for learning
+    # most steps between the weights of a group's first token and its training, except for stragglers; `async` only
     max_staleness: int = 1
 
     def __post_init__(self) -> None:
@@ -69,23 +131,14 @@ class Queue:
 
 @dataclass(frozen=True)
 class QueueResult:
-    """Means over the simulated steps after the warm-up.
+    """Means over the simulated steps after the warm-up."""
 
-    Attributes:
-        seconds: Seconds per step.
-        sampled_groups: Groups that finished sampling, per step.
-        sampled_tokens: Tokens of all rows that finished, per step.
-        staleness: Mean steps between the weights of a group's first token and its training.
-        verify_wait: Mean seconds between the end of a group's sampling and the start of its verification.
-        learner_busy: Fraction of the time in which the learner learns.
-    """
-
-    seconds: float
-    sampled_groups: float
-    sampled_tokens: float
-    staleness: float
-    verify_wait: float
-    learner_busy: float
+    seconds: float  # seconds per step
+    sampled_groups: float  # groups that finished sampling, per step
+    sampled_tokens: float  # tokens of all rows that finished, per step
+    staleness: float  # mean steps between the weights of a group's first token and its training
+    verify_wait: float  # mean seconds between the end of a group's sampling and the start of its verification
+    learner_busy: float  # fraction of the time in which the learner learns
 
 
 def simulate(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, warm_up: int = 2) -> QueueResult:
@@ -105,9 +158,7 @@ def simulate(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, warm_up:
     simulation.run_until(warm_up)
     before = simulation.totals()
     simulation.run_until(warm_up + steps)
-    seconds, groups, tokens, staleness, waited, verified = (
-        after - earlier for after, earlier in zip(simulation.totals(), before, strict=True)
-    )
+    seconds, groups, tokens, staleness, waited, verified = (simulation.totals() - before).tolist()
     return QueueResult(
         seconds=seconds / steps,
         sampled_groups=groups / steps,
@@ -145,7 +196,7 @@ class _Simulation:
     verifying: int = 0  # groups that are sampled and not verified
     verifier_free: float = 0.0
     drawn: int = 0  # groups of this step, for the sizes of synchronous calls
-    found: int = 0
+    mixed: int = 0
     sampled_groups: int = 0
     sampled_tokens: float = 0.0
     staleness: int = 0
@@ -160,10 +211,10 @@ class _Simulation:
         ]
         self._sample()
 
-    def totals(self) -> tuple[float, ...]:
-        """Return the totals since the start."""
-        counted = (self.sampled_groups, self.sampled_tokens, self.staleness, self.waited, self.verified)
-        return (self.time, *counted)
+    def totals(self) -> FloatArray:
+        """Return the totals since the start: seconds, groups, tokens, staleness, waiting, verified groups."""
+        counts = (self.sampled_groups, self.sampled_tokens, self.staleness, self.waited, self.verified)
+        return np.array([self.time, *counts])
 
     def run_until(self, steps: int) -> None:
         """Run until some steps are done."""
@@ -179,17 +230,10 @@ class _Simulation:
 
     def _sample(self) -> None:
         """Submit the groups that may start now, and give tasks to workers with free slots."""
-        if self.queue.mode == "sync":
-            self._submit_call()
+        groups = self.queue.groups
+        if self.queue.mode == "sync" and not (self.sampling or self.verifying or self.learning):
+            self._submit(int(prompts_of_round(groups, groups - len(self.kept), self.mixed, self.drawn)))
         self._feed(self._workers)
-
-    def _submit_call(self) -> None:
-        """Submit the groups of a synchronous call: as many as should fill the step, at most P."""
-        if self.sampling or self.verifying or self.learning:
-            return
-        missing = self.queue.groups - len(self.kept)
-        expected = (self.found + 1) / (self.drawn + 1)
-        self._submit(min(self.queue.groups, ceil(missing / expected - 1e-9)))
 
     def _submit(self, number: int) -> None:
         for _ in range(number):
@@ -249,19 +293,22 @@ class _Simulation:
         self.sampled_groups += 1
         self.sampled_tokens += float(group.lengths.sum())
         group.sampled_at = self.time
-        if self.queue.mode == "async":
-            self._verify(group)
+        if self.queue.mode == "sync":
+            self.kept.append(group)
+            if not self.sampling:
+                self._at(self.time + self.verifying * self.queue.verify_seconds, self._verified_call)
             return
-        self.kept.append(group)
-        if not self.sampling:
-            self._at(self.time + self.verifying * self.queue.verify_seconds, self._verified_call)
+        start = max(self.time, self.verifier_free)
+        self.waited += start - self.time
+        self.verifier_free = start + self.queue.verify_seconds
+        self._at(self.verifier_free, lambda: self._verified(group))
 
     def _verified_call(self) -> None:
         """Keep some groups of a synchronous call; learn, or sample the rest."""
         call = [self.kept.pop() for _ in range(self.verifying)]
         kept = [group for group in call if self.generator.random() < self.queue.kept_fraction]
         self.drawn += len(call)
-        self.found += len(kept)
+        self.mixed += len(kept)
         self.verified += len(call)
         self.verifying = 0
         self.kept.extend(kept)
@@ -269,12 +316,6 @@ class _Simulation:
             self._learn()
         else:
             self._sample()
-
-    def _verify(self, group: _Group) -> None:
-        start = max(self.time, self.verifier_free)
-        self.waited += start - self.time
-        self.verifier_free = start + self.queue.verify_seconds
-        self._at(self.verifier_free, lambda: self._verified(group))
 
     def _verified(self, group: _Group) -> None:
         """Keep an asynchronous group or not, and learn if there are enough."""
@@ -300,7 +341,7 @@ class _Simulation:
     def _learned(self) -> None:
         """Publish the weights; workers stand still until they have them."""
         self.steps += 1
-        self.drawn = self.found = 0
+        self.drawn = self.mixed = 0
         if self.queue.mode == "async":
             for worker in self._workers:
                 worker.stall(self.time, self.queue.publish_seconds)

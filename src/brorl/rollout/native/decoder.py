@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,54 +21,48 @@ from brorl.model.own_cache import OwnCache
 from brorl.model.to_device import to_device
 from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
 from brorl.rollout.native.cache import DecodeContext, RowCache
-from brorl.rollout.native.rows import IntArray, Rows
 
+IntArray = NDArray[np.int64]
 _PREFILL_TOKENS = 16384  # bounds the activations of a prefill
 
 
-class Decoder(Protocol):
-    """Feeds the rows of one wave after another."""
+@dataclass(frozen=True)
+class Rows:
+    """Live prefixes, all of one length, and their rollouts.
 
-    def attention(self) -> AbstractContextManager[None]:
-        """Return the context in which all other methods are called."""
-        ...
+    Attributes:
+        depth: Number of tokens after the prompt; with 0 each prompt is one row.
+        prompt_R: Prompt of each row, shape [R].
+        node_R: Forest node of each row's last token, shape [R]; -1 at depth 0.
+        token_R: Each row's last token, shape [R]; -1 at depth 0.
+        row_K: Row of each rollout, ascending, shape [K].
+        rollout_K: Index of each rollout within its prompt, shape [K].
+    """
 
-    def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs that can be prefilled and decoded together; each is an ascending array of indices."""
-        ...
+    depth: int
+    prompt_R: IntArray
+    node_R: IntArray
+    token_R: IntArray
+    row_K: IntArray
+    rollout_K: IntArray
 
-    def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Begin a wave: compute its prompts, and return the logits after each, shape [P, V]."""
-        ...
-
-    def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of so many tokens fit into memory.
-
-        Raises:
-            OutOfMemoryError: If not even one does.
-        """
-        ...
-
-    def place(self, rows: Rows, source_R: IntArray) -> Rows:
-        """Let each row continue the row that was fed at its source; return the rows in the order of the next feed."""
-        ...
-
-    def restart(self, prompt_R: IntArray, num_tokens: int) -> None:
-        """Begin with the rows of an earlier wave, which are fed again.
-
-        Args:
-            prompt_R: Prompt of each row among those of the wave, shape [R].
-            num_tokens: Tokens of each row.
-        """
-        ...
-
-    def keep_prompts(self, prompts: IntArray) -> None:
-        """Drop the prompts of the wave that have no rows any more."""
-        ...
-
-    def feed(self, token_R: IntArray, position: int, prompt_R: IntArray) -> Tensor:
-        """Feed one token per row, at a position after its prompt; return logits, shape [R, V]."""
-        ...
+    def take(self, rows: IntArray) -> Rows:
+        """Return some rows, renumbered in the given order, with their rollouts."""
+        if np.array_equal(rows, np.arange(self.node_R.size)):
+            return self
+        renumber = np.full(self.node_R.size, -1)
+        renumber[rows] = np.arange(rows.size)
+        row_K = renumber[self.row_K]
+        order = np.flatnonzero(row_K >= 0)
+        order = order[np.argsort(row_K[order], kind="stable")]
+        return Rows(
+            self.depth,
+            self.prompt_R[rows],
+            self.node_R[rows],
+            self.token_R[rows],
+            row_K[order],
+            self.rollout_K[order],
+        )
 
 
 class TreeDecoder:
@@ -84,11 +79,11 @@ class TreeDecoder:
         self._prompts: PromptCache
 
     def attention(self) -> AbstractContextManager[None]:
-        """Return the context in which the model's attention is hooked."""
+        """Return the context in which all other methods are called: the model's attention is hooked."""
         return tree_attention(self._model)
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs that fit, in order; see `Decoder.split`."""
+        """Split prompts into runs that can be prefilled and decoded together; each is an ascending array of indices."""
         limit = min(_PREFILL_TOKENS, self._cache.prompt_tokens_that_fit())
         starts, longest = [0], 0
         for index, prompt in enumerate(prompts):
@@ -99,16 +94,23 @@ class TreeDecoder:
         return [np.arange(a, b) for a, b in pairwise([*starts, len(prompts)])]
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Compute the prompts of a wave; see `Decoder.start`."""
+        """Begin a wave: compute its prompts, and return the logits after each, shape [P, V]."""
         self._prompts, logits_PV = prefill(self._model, list(prompts))
         return logits_PV
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows fit beside the prompts; see `Decoder.rows_that_fit`."""
+        """Return how many rows of so many tokens fit beside the prompts.
+
+        Raises:
+            OutOfMemoryError: If not even one does.
+        """
         return self._cache.rows_that_fit(num_tokens, self._prompts.num_bytes)
 
     def place(self, rows: Rows, source_R: IntArray) -> Rows:
-        """Give every row a slot: the first child of a row keeps its parent's, the others are copied into free ones."""
+        """Let each row continue the row that was fed at its source; return the rows in the order of the next feed.
+
+        The first child of a row keeps the slot of its parent, and the others are copied into free ones.
+        """
         num_rows, stored_tokens = rows.node_R.size, rows.depth - 1
         slot_R = np.arange(num_rows)
         if stored_tokens:
@@ -122,15 +124,20 @@ class TreeDecoder:
         return rows.take(order)
 
     def restart(self, prompt_R: IntArray, num_tokens: int) -> None:
-        """Make room for rows that are fed again; see `Decoder.restart`."""
+        """Begin with the rows of an earlier wave, which are fed again.
+
+        Args:
+            prompt_R: Prompt of each row among those of the wave, shape [R].
+            num_tokens: Tokens of each row.
+        """
         self._cache.place(np.arange(prompt_R.size), 0, num_tokens, self._prompts.num_bytes)
 
     def keep_prompts(self, prompts: IntArray) -> None:
-        """Drop the keys and values of the other prompts."""
+        """Drop the prompts of the wave that have no rows any more."""
         self._prompts = self._prompts.select(prompts)
 
     def feed(self, token_R: IntArray, position: int, prompt_R: IntArray) -> Tensor:
-        """Feed one token per row; see `Decoder.feed`."""
+        """Feed one token per row, at a position after its prompt; return logits, shape [R, V]."""
         context = DecodeContext(self._cache, position, self._prompts, prompt_R)
         position_R = to_device(self._prompts.length[prompt_R] + position, self._model.device)
         return packed_logits(self._model, to_device(token_R, self._model.device), position_R, context, None)
@@ -157,7 +164,7 @@ class OwnCacheDecoder:
         return nullcontext()
 
     def split(self, prompts: Sequence[tuple[int, ...]]) -> list[IntArray]:
-        """Split prompts into runs of one length, because a state cannot skip padding; see `Decoder.split`."""
+        """Split prompts into runs of one length, because a state cannot skip padding; see `TreeDecoder.split`."""
         length_P = np.array([len(prompt) for prompt in prompts])
         runs: list[IntArray] = []
         for length in np.unique(length_P).tolist():
@@ -167,13 +174,13 @@ class OwnCacheDecoder:
         return runs
 
     def start(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
-        """Compute the prompts of a wave, all of one length; see `Decoder.start`."""
+        """Compute the prompts of a wave, all of one length; see `TreeDecoder.start`."""
         self._cache = OwnCache(self._model, self._tensor(np.array(prompts)))
         self._num_rows, self._num_tokens = len(prompts), len(prompts[0])
         return self._cache.logits_RV
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows fit after one more token; see `Decoder.rows_that_fit`."""
+        """Return how many rows fit after one more token; see `TreeDecoder.rows_that_fit`."""
         row_bytes = self._cache.num_bytes * (self._num_tokens + 1) // (self._num_rows * self._num_tokens)
         needed = row_bytes + self._logit_bytes
         if needed > self._memory_bytes:
@@ -184,14 +191,14 @@ class OwnCacheDecoder:
         return self._memory_bytes // needed
 
     def place(self, rows: Rows, source_R: IntArray) -> Rows:
-        """Choose and repeat the rows of the cache; see `Decoder.place`."""
+        """Choose and repeat the rows of the cache; see `TreeDecoder.place`."""
         if not np.array_equal(source_R, np.arange(self._num_rows)):
             self._cache.take(self._tensor(source_R))
             self._num_rows = source_R.size
         return rows
 
     def restart(self, prompt_R: IntArray, num_tokens: int) -> None:  # noqa: ARG002
-        """Repeat the prompts for rows that are fed again; see `Decoder.restart`."""
+        """Repeat the prompts for rows that are fed again; see `TreeDecoder.restart`."""
         self._cache.take(self._tensor(prompt_R))
         self._num_rows = prompt_R.size
 
@@ -199,9 +206,12 @@ class OwnCacheDecoder:
         """Do nothing: the prompts are in the rows."""
 
     def feed(self, token_R: IntArray, position: int, prompt_R: IntArray) -> Tensor:  # noqa: ARG002
-        """Feed one token per row; see `Decoder.feed`."""
+        """Feed one token per row; see `TreeDecoder.feed`."""
         self._num_tokens += 1
         return self._cache.feed(self._tensor(token_R))
 
     def _tensor(self, array: IntArray) -> Tensor:
         return to_device(array, self._model.device)
+
+
+Decoder = TreeDecoder | OwnCacheDecoder

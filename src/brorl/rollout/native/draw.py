@@ -2,8 +2,7 @@
 
 Each rollout brings one uniform number per position, addressed by (seed, prompt, rollout, position). The token is the
 inverse of the cumulative distribution at that number, so it depends neither on which rows share a batch nor on how the
-batch was split, and the rollouts of a node draw the same tokens as in a row each. Systematic sampling puts
-`systematic_points` in place of these numbers: the rollouts of a node then share one number, that of its first rollout.
+batch was split, and the rollouts of a node draw the same tokens as in a row each.
 """
 
 from __future__ import annotations
@@ -81,42 +80,7 @@ def truncate(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
     return logits_RV
 
 
-def systematic_points(
-    uniform_K: NDArray[np.float64], row_K: NDArray[np.int64], expected_R: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Spread the rollouts of each row evenly over [0, 1), at one random offset per row.
-
-    A row that e rollouts were expected to reach, and that c did (e rounded up or down), gets the points (x + j) / e for
-    j = 0 .. c - 1. The offset x is uniform over those in [0, 1) for which exactly c points are below 1. Over the two
-    possible c it is uniform over [0, 1), so a child of probability p gets e p rollouts in the mean, and always e p
-    rounded up or down: the same situation again, one level down.
-
-    Args:
-        uniform_K: A number in [0, 1) for each rollout, shape [K]; only that of each row's first rollout is used.
-        row_K: Row of each rollout, ascending, every row present, shape [K].
-        expected_R: Rollouts that were expected to reach each row, shape [R], >= 1. (A row that was reached although
-            fewer than one was expected has one rollout, and one expected rollout describes it as well as e.)
-
-    Returns:
-        Points in [0, 1), ascending within each row, shape [K].
-
-    Source: systematic sampling with unequal probabilities, Madow, Annals of Mathematical Statistics 20 (1949).
-        Arithmetic sampling (arXiv 2210.15458) has one offset for the whole tree, and the errors of similar subtrees
-        add up; here every node has an offset.
-    """
-    first_R = np.searchsorted(row_K, np.arange(expected_R.size))
-    count_R = np.diff(first_R, append=row_K.size)
-    low_R = np.clip(expected_R - count_R, 0.0, 1.0)
-    high_R = np.clip(expected_R - count_R + 1, 0.0, 1.0)
-    offset_R = low_R + (high_R - low_R) * uniform_K[first_R]
-    rank_K = np.arange(row_K.size) - first_R[row_K]
-    point_K = (offset_R[row_K] + rank_K) / expected_R[row_K]
-    return np.minimum(point_K, np.nextafter(1.0, 0.0))  # rounding must not push the last point over the edge
-
-
-def draw_tokens(
-    logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
-) -> tuple[Tensor, Tensor, Tensor]:
+def draw_tokens(logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
     """Draw one token for each of K rollouts on R rows.
 
     Args:
@@ -126,9 +90,8 @@ def draw_tokens(
         sampling: Temperature, top-p and top-k.
 
     Returns:
-        Token ids [K], their log-probs [K] in nats at the sampling temperature (at 1 if it is 0), before truncation, and
-        the float64 probabilities [K] that they were drawn with: after truncation, and 1 at temperature 0. Rows are
-        computed in blocks, which bounds the memory and changes no token.
+        Token ids [K], and their log-probs [K] in nats at the sampling temperature (at 1 if it is 0), before truncation.
+        Rows are computed in blocks, which bounds the memory and changes no token.
     """
     num_rows, vocabulary = logits_RV.shape
     size = max(1, LOGITS_PER_DRAW // vocabulary)
@@ -143,13 +106,13 @@ def draw_tokens(
         for start, (a, b) in zip(starts, pairwise(edges), strict=True)
     ]
     back_K = torch.argsort(order_K)
-    token_K, logprob_K, probability_K = (torch.cat(parts)[back_K] for parts in zip(*blocks, strict=True))
-    return token_K, logprob_K, probability_K
+    token_K, logprob_K = (torch.cat(parts)[back_K] for parts in zip(*blocks, strict=True))
+    return token_K, logprob_K
 
 
 def _draw_tokens(
     logits_RV: Tensor, row_K: Tensor, uniform_K: Tensor, sampling: SamplingParams
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Draw as `draw_tokens` does, for all rows at once."""
     if logits_RV.dtype in (torch.bfloat16, torch.float16):
         logits_RV = logits_RV.float()
@@ -158,20 +121,15 @@ def _draw_tokens(
     mass_RV, lse_R = softmax_lse(logits_RV)
     if sampling.temperature == 0:
         token_K = logits_RV.argmax(1)[row_K]
-        probability_K = torch.ones_like(uniform_K)
     else:
         if sampling.top_p < 1 or sampling.top_k:
             mass_RV = truncate(logits_RV, sampling.top_p, sampling.top_k).softmax(1)
-        token_K, probability_K = _inverse_cdf(mass_RV, row_K, uniform_K)
-    return token_K, logits_RV[row_K, token_K] - lse_R[row_K], probability_K
+        token_K = _inverse_cdf(mass_RV, row_K, uniform_K)
+    return token_K, logits_RV[row_K, token_K] - lse_R[row_K]
 
 
-def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> tuple[Tensor, Tensor]:
-    """Invert a cumulative distribution in two levels: first among blocks of tokens, then inside one block.
-
-    Returns:
-        Token ids [K], and the fraction of the row's mass of each, in float64, [K].
-    """
+def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> Tensor:
+    """Invert a cumulative distribution in two levels: first among blocks of tokens, then inside one block."""
     vocabulary = mass_RV.shape[1]
     block_size = 1 << (vocabulary.bit_length() + 1) // 2
     if vocabulary % block_size:
@@ -186,7 +144,7 @@ def _inverse_cdf(mass_RV: Tensor, row_K: Tensor, uniform_K: Tensor) -> tuple[Ten
     inner_KC = mass_RBC[row_K, block_K].to(torch.float64).cumsum(1)
     inside_K = _strictly_below(target_K - before_K, inner_KC[:, -1])
     token_K: Tensor = block_K * block_size + torch.searchsorted(inner_KC, inside_K[:, None], right=True)[:, 0]
-    return token_K, mass_RV[row_K, token_K].to(torch.float64) / edge_KB[:, -1]
+    return token_K
 
 
 def _strictly_below(value: Tensor, limit: Tensor) -> Tensor:

@@ -1,16 +1,15 @@
 """The native engine: samples N rollouts of each prompt as a tree, on any Hugging Face decoder, on CPU or GPU.
 
 In: prompts as token ids, N, sampling parameters, a seed. Out: one `RolloutTree` per prompt. The decoding batch has
-one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at once, independently or
-systematically. A model whose attention cannot be hooked decodes with its own cache. Memory stays within the limit: rows
-that do not fit wait, and are decoded afterwards from their prefix, with the same draws.
+one row per distinct live prefix, whatever N is; a row with count c draws for its c rollouts at once. A model
+whose attention cannot be hooked decodes with its own cache. Memory stays within the limit: rows that do not fit wait,
+and are decoded afterwards from their prefix, with the same draws.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import assert_never
 
 import numpy as np
 import torch
@@ -23,10 +22,9 @@ from brorl.model.forward import FlatForward, TreeForward, choose_forward
 from brorl.model.to_device import to_device
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.native.cache import RowCache
-from brorl.rollout.native.decoder import Decoder, OwnCacheDecoder, TreeDecoder
-from brorl.rollout.native.draw import Uniforms, draw_tokens, systematic_points
+from brorl.rollout.native.decoder import Decoder, IntArray, OwnCacheDecoder, Rows, TreeDecoder
+from brorl.rollout.native.draw import Uniforms, draw_tokens
 from brorl.rollout.native.forest import Forest
-from brorl.rollout.native.rows import IntArray, Rows
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree
 
@@ -110,7 +108,7 @@ class NativeEngine:
         Args:
             prompts: Token ids of P prompts, none empty.
             num_rollouts: N, of all prompts or of each.
-            sampling: Temperature, top-p, top-k, length limit, stop tokens, scheme.
+            sampling: Temperature, top-p, top-k, length limit, stop tokens.
             seed: For the same seed and N, rollout n of a prompt with the same number draws the same uniform numbers,
                 whatever the other prompts are.
             first: Number of the first prompt; the others follow.
@@ -119,17 +117,12 @@ class NativeEngine:
             P trees with N rollouts each, in the order of the prompts.
 
         Raises:
-            ValueError: If a prompt is empty, N < 1, or sampling is systematic without shared prefixes.
+            ValueError: If a prompt is empty or N < 1.
             OutOfMemoryError: If the memory limit does not hold a single row.
         """
         rollouts_P = rollouts_of_prompts(num_rollouts, len(prompts))
         if min(rollouts_P, default=1) < 1 or not all(len(p) for p in prompts):
             raise ValueError("every prompt needs at least one token and num_rollouts must be >= 1")
-        if sampling.scheme == "systematic" and not self._share_prefixes:
-            raise ValueError(
-                "systematic sampling needs the rollouts of a prefix in one row, and this engine has "
-                "share_prefixes=False; make it with share_prefixes=True, or set sampling.scheme: iid"
-            )
         if not prompts:
             return []
         uniforms = Uniforms(seed, rollouts_P, first)
@@ -160,7 +153,7 @@ class _Growth:
         uniforms: Uniforms,
     ) -> None:
         self._device = engine.model.device
-        self._fraction = engine._share_prefixes
+        self._shares_prefixes = engine._share_prefixes
         self._observe = engine._observe
         self._rollouts_P = np.array(rollouts_P)
         self._num_rollouts, self._num_finished = sum(rollouts_P), 0
@@ -179,7 +172,6 @@ class _Growth:
                 prompt_R=run,
                 node_R=np.full(run.size, -1),
                 token_R=np.full(run.size, -1),
-                expected_R=self._rollouts_P[run].astype(np.float64),
                 row_K=np.repeat(np.arange(run.size), self._rollouts_P[run]),
                 rollout_K=np.concatenate([np.arange(n) for n in self._rollouts_P[run]]),
             )
@@ -187,7 +179,8 @@ class _Growth:
         ]
 
     def trees(self) -> list[RolloutTree]:
-        return self._forest.trees() if self._fraction else [_merged(t) for t in self._forest.trees()]
+        trees = self._forest.trees()
+        return trees if self._shares_prefixes else [RolloutTree.merge([tree]) for tree in trees]
 
     def decode(self, rows: Rows) -> list[Rows]:
         """Decode rows to their ends; return the rows that must wait for memory."""
@@ -223,19 +216,12 @@ class _Growth:
         if rows.depth < self._sampling.min_new_tokens:
             logits_RV = logits_RV.index_fill(1, self._tensor(self._stop_ids), float("-inf"))
         uniform_K = self._uniforms.at(rows.depth, rows.prompt_R[rows.row_K], rows.rollout_K)
-        match self._sampling.scheme:
-            case "iid":
-                pass
-            case "systematic":
-                uniform_K = systematic_points(uniform_K, rows.row_K, rows.expected_R)
-            case _:
-                assert_never(self._sampling.scheme)
         drawn = draw_tokens(logits_RV, self._tensor(rows.row_K), self._tensor(uniform_K), self._sampling)
         # One copy, for which the host waits once. Token ids are exact in float64.
-        token_K, logprob_K, probability_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
+        token_K, logprob_K = torch.stack([x_K.double() for x_K in drawn]).cpu().numpy()
         token_K = token_K.astype(np.int64)
 
-        key_K = rows.row_K * logits_RV.shape[1] + token_K if self._fraction else np.arange(token_K.size)
+        key_K = rows.row_K * logits_RV.shape[1] + token_K if self._shares_prefixes else np.arange(token_K.size)
         order = np.argsort(key_K, kind="stable")
         first = np.append(True, key_K[order][1:] != key_K[order][:-1])
         one_of_C = order[first]  # a rollout of each child
@@ -249,10 +235,7 @@ class _Growth:
         done_C = stopped_C | (rows.depth + 1 == self._sampling.max_new_tokens)
         self._forest.finish(node_C[done_C], count_C[done_C], stopped_C[done_C])
 
-        expected_C = np.maximum(rows.expected_R[source_C] * probability_K[one_of_C], 1.0)
-        children = Rows(
-            rows.depth + 1, rows.prompt_R[source_C], node_C, token_C, expected_C, child_K, rows.rollout_K[order]
-        )
+        children = Rows(rows.depth + 1, rows.prompt_R[source_C], node_C, token_C, child_K, rows.rollout_K[order])
         live = np.flatnonzero(~done_C)
         return children.take(live), source_C[live]
 
@@ -266,14 +249,3 @@ class _Growth:
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.float64]) -> Tensor:
         return to_device(array, self._device)
-
-
-def _merged(tree: RolloutTree) -> RolloutTree:
-    """Merge a tree whose rollouts were decoded as separate branches."""
-    paths = [tree.path(int(leaf)) for leaf in tree.leaf]
-    return RolloutTree.from_responses(
-        tree.prompt_ids,
-        [tree.token[path].tolist() for path in paths],
-        [tree.logprob[path].tolist() for path in paths],
-        tree.finished.tolist(),
-    )

@@ -1,0 +1,63 @@
+"""The measured device: its memory, and waiting for its work."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+import torch
+
+from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+
+
+@dataclass(frozen=True)
+class Device:
+    """The measured device."""
+
+    name: str  # in PyTorch, such as `cuda` or `cpu`
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is the CPU."""
+        return self.name == "cpu"
+
+    @property
+    def torch(self) -> torch.device:
+        """The device of PyTorch."""
+        return torch.device(self.name)
+
+    def describe(self) -> str:
+        """Return the name of the hardware."""
+        return "cpu" if self.is_cpu else torch.cuda.get_device_name()
+
+    def synchronize(self) -> None:
+        """Wait for all work on the device."""
+        if not self.is_cpu:
+            torch.cuda.synchronize()
+
+    def is_lost(self) -> bool:
+        """Return whether the device cannot be used any more, as after an illegal access."""
+        try:
+            self.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+    def free_bytes(self) -> int | None:
+        """Return the free memory of a GPU; None for a CPU."""
+        return None if self.is_cpu else torch.cuda.mem_get_info()[0]
+
+    def bytes_in_use(self) -> int:
+        """Return the memory in use, after unused objects and the allocator's reserve were freed."""
+        gc.collect()
+        if not self.is_cpu:
+            torch.cuda.empty_cache()
+        return bytes_in_use(self.torch) or 0
+
+    def reset_peak(self) -> None:
+        """Set the peak to the memory in use now."""
+        reset_peak(self.torch)
+
+    def peak_bytes(self) -> int:
+        """Return the maximum memory in use since the last reset."""
+        return peak_bytes(self.torch) or 0

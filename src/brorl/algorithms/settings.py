@@ -1,0 +1,261 @@
+"""Settings of the algorithms: rewards, advantages, policy loss, importance weights, KL penalty."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Self, TypeAlias
+
+from pydantic import Field, field_validator, model_validator
+
+from brorl.section import Section
+
+Aggregation: TypeAlias = Literal["token_mean", "sequence_mean", "constant"]
+ImportanceMode: TypeAlias = Literal["none", "truncate", "mask", "sequence_mask"]
+KLEstimator: TypeAlias = Literal["k1", "k2", "k3"]
+LossKind: TypeAlias = Literal["ppo", "cispo", "gspo"]
+
+
+class CosineLength(Section):
+    """The scheduled cosine length reward; off while `every_steps` is 0.
+
+    The defaults pay short correct answers more and long ones no less than half, and leave incorrect ones at 0: the
+    length penalty of ProRL v2, which names no numbers.
+    """
+
+    every_steps: int = Field(0, ge=0, description="period of the schedule, in steps; 0 switches it off")
+    on_steps: int = Field(
+        100, ge=1, description="the length reward applies in this many steps at the start of each period"
+    )
+    correct_short: float = Field(1.0, description="reward of a correct response of length 0")
+    correct_long: float = Field(0.5, description="reward of a correct response of maximum length")
+    wrong_short: float = Field(0.0, description="reward of an incorrect response of length 0")
+    wrong_long: float = Field(0.0, description="reward of an incorrect response of maximum length")
+
+    def in_force(self, step: int) -> bool:
+        """Whether a step uses the cosine reward; steps count from 1.
+
+        It applies in the first `on_steps` of every `every_steps` steps: a run that ends with a period, or in the rest
+        of one, ends on the plain reward.
+
+        Source: ProRL v2 applies its penalty at intervals ("scheduled"); which part of a period is not stated.
+        """
+        return self.every_steps > 0 and (step - 1) % self.every_steps < self.on_steps
+
+    @model_validator(mode="after")
+    def _fits_its_period(self) -> Self:
+        at = "rewards.cosine_length"
+        if 0 < self.every_steps < self.on_steps:
+            raise ValueError(
+                f"{at}.on_steps = {self.on_steps} is more than {at}.every_steps = {self.every_steps}; lower it"
+            )
+        for end in ("short", "long") if self.every_steps else ():
+            correct, wrong = getattr(self, f"correct_{end}"), getattr(self, f"wrong_{end}")
+            if correct < wrong:
+                raise ValueError(
+                    f"{at}.correct_{end} is {correct} and {at}.wrong_{end} is {wrong}: a correct response would earn "
+                    "less than an incorrect one; raise the first or lower the second"
+                )
+        return self
+
+
+class RewardShaping(Section):
+    """From verdicts to rewards; dynamic sampling always uses the verdict."""
+
+    partial_credit: bool = Field(False, description="use the verifier's score as the reward, not only 0 or 1")
+    stop_properly: float = Field(
+        0.0, ge=0, le=1, description="factor on the reward of truncated responses; above 0 they are verified too"
+    )
+    cosine_length: CosineLength = CosineLength()
+    overlong_tokens: int = Field(
+        0, ge=0, description="number of tokens before the length limit in which a penalty grows to 1; 0 switches it off"
+    )
+    format_pattern: str | None = Field(
+        None, description="regular expression that the whole response must match for format_reward, such as "
+        "'<think>.*</think>.*'; null switches the format reward off",
+    )  # fmt: skip
+    format_reward: float = Field(0.1, gt=0, lt=1, description="reward added to a response that matches format_pattern")
+    domain_weights: dict[str, float] = Field({}, description="reward factors by domain, such as {math: 1.0}")
+
+    @field_validator("format_pattern")
+    @classmethod
+    def _is_pattern(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            import regex
+
+            try:
+                regex.compile(pattern)
+            except regex.error as error:
+                raise ValueError(f"rewards.format_pattern = {pattern!r} is not a regular expression: {error}") from None
+        return pattern
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.partial_credit and self.cosine_length.every_steps:
+            raise ValueError(
+                "rewards.partial_credit and rewards.cosine_length both set the base reward, and the cosine reward has "
+                "no partial credit; switch one of them off"
+            )
+        for domain, weight in self.domain_weights.items():
+            if not weight > 0:
+                raise ValueError(
+                    f"rewards.domain_weights.{domain} must be a finite number above 0, got {weight}; to leave a "
+                    "domain out, leave its prompts out of the data"
+                )
+        return self
+
+
+class AdvantageSettings(Section):
+    """How advantages are estimated from verdicts and rewards."""
+
+    estimator: Literal["reinforce_pp_baseline", "grpo", "rloo", "maxrl", "pass_at_k", "power"] = Field(
+        "reinforce_pp_baseline",
+        description="reward minus group mean, normalized over the batch (as in the paper) | GRPO | RLOO | MaxRL, times "
+        "1/mean | for pass@k | times about 1/mean^alpha",
+    )
+    normalize_over: Literal["trajectories", "tokens"] = Field(
+        "trajectories", description="unit of the batch statistics of reinforce_pp_baseline and of batch_scale"
+    )
+    order: int | None = Field(
+        None, ge=1, description="maxrl: order T of the objective, the sum of pass@k / k for k up to T; null uses N - 1"
+    )
+    final_order: int | None = Field(
+        None, ge=1, description="maxrl: the order goes from `order` to this, geometrically, until the run or its phase "
+        "ends; null keeps it",
+    )  # fmt: skip
+    k: int = Field(16, ge=1, description="pass_at_k: k, below N")
+    alpha: float = Field(0.5, ge=0, le=2, description="power: exponent; 0 is RLOO, 1 is MaxRL")
+    batch_scale: bool = Field(
+        False,
+        description="normalize the advantages over the batch to mean 0 and standard deviation 1, as "
+        "reinforce_pp_baseline does",
+    )
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        changed = {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
+        for name, estimator in (("order", "maxrl"), ("final_order", "maxrl"), ("k", "pass_at_k"), ("alpha", "power")):
+            if name in changed and self.estimator != estimator:
+                raise ValueError(
+                    f"advantage.{name} = {changed[name]} works only with advantage.estimator = {estimator}, not with "
+                    f"{self.estimator}; remove it"
+                )
+        has_statistics = self.estimator == "reinforce_pp_baseline" or self.batch_scale
+        if self.normalize_over == "tokens" and not has_statistics:
+            raise ValueError(
+                "advantage.normalize_over = tokens works only with batch statistics, not with "
+                f"advantage.estimator = {self.estimator}; remove it, or set advantage.batch_scale: true"
+            )
+        return self
+
+
+class Clip(NamedTuple):
+    """Bounds of a ratio.
+
+    Attributes:
+        low: How far it may fall below 1.
+        high: How far it may rise above 1.
+    """
+
+    low: float
+    high: float
+
+
+DEFAULT_CLIP: dict[LossKind, Clip] = {
+    "ppo": Clip(0.2, 0.28),  # DAPO (arXiv 2503.14476)
+    "cispo": Clip(1.0, 4.0),  # no lower bound: MiniMax-M1 (arXiv 2506.13585); a weight of 5: ScaleRL (arXiv 2510.13786)
+    "gspo": Clip(3e-4, 4e-4),  # GSPO (arXiv 2507.18071): its ratio is a geometric mean over a response
+}
+
+
+class PolicyLossSettings(Section):
+    """The policy loss."""
+
+    kind: LossKind = Field(
+        "ppo", description="clip per token | clip the weight only | clip per sequence (one more forward pass)"
+    )
+    clip_low: float | None = Field(
+        None, gt=0, le=1, description="clip the ratio below 1 - clip_low; null uses 0.2 for ppo, 1 for cispo (no "
+        "bound), 3e-4 for gspo",
+    )  # fmt: skip
+    clip_high: float | None = Field(
+        None, gt=0, description="clip the ratio above 1 + clip_high; null uses 0.28 for ppo, 4 for cispo, 4e-4 for gspo"
+    )
+    dual_clip: float | None = Field(
+        None, gt=1, description="ppo: largest ratio of tokens with a negative advantage, usually 3; null for no bound"
+    )
+    entropy_coefficient: float = Field(
+        0.0, ge=0, description="weight of the entropy bonus, the mean next-token entropy; 0 switches it off"
+    )
+    mask_truncated: bool = Field(
+        False,
+        description="remove truncated responses from the loss (overlong filtering); the group mean still counts them",
+    )
+    aggregation: Aggregation = Field(
+        "token_mean", description="mean over all tokens | mean over responses of their token means | fixed denominator"
+    )
+
+    @property
+    def clip(self) -> Clip:
+        """Bounds of the ratio, those of the kind where none are set."""
+        low, high = DEFAULT_CLIP[self.kind]
+        return Clip(low if self.clip_low is None else self.clip_low, high if self.clip_high is None else self.clip_high)
+
+    @property
+    def is_of_responses(self) -> bool:
+        """Whether the policy term is a function of whole responses, which needs the log-probs of all nodes first."""
+        return self.kind == "gspo"
+
+    @model_validator(mode="after")
+    def _clips_fit_the_kind(self) -> Self:
+        if self.dual_clip is not None and self.kind != "ppo":
+            raise ValueError(
+                f"loss.dual_clip is a part of the ppo loss, and loss.kind = {self.kind}; leave loss.dual_clip out"
+            )
+        if self.dual_clip is not None and self.dual_clip <= 1 + self.clip.high:
+            raise ValueError(
+                f"loss.dual_clip must be above 1 + loss.clip_high = {1 + self.clip.high:g}, got {self.dual_clip:g}; "
+                "3 is usual"
+            )
+        return self
+
+
+class ImportanceCorrection(Section):
+    """Correction for the difference between the sampling engine and the learner.
+
+    The ratio of a token is w = exp(old - sampler). "truncate" weights it with min(w, high). "mask" weights it with w if
+    low <= w <= high, else with 0. "sequence_mask" drops a response whose geometric mean of w is outside [low, high],
+    and weights the tokens of the others with min(w, high).
+
+    Source: truncated importance sampling (TIS) as in BroRL (arXiv 2510.01180), section 4; the mask is IcePop, with
+        [0.5, 5] in the public recipes of ProRL v2; "sequence_mask" follows OpenRLHF's `seq-mask-tis`. Two deviations
+        from OpenRLHF: its `tis` also raises weights below `low` to `low`, and its `seq-mask-tis` does not bound the
+        weights of the tokens that it keeps. Here "truncate" has no lower bound, as TIS is defined, and
+        "sequence_mask" bounds each token by `high`: no single token can dominate a step.
+    """
+
+    correction: ImportanceMode = Field(
+        "none", description="weight tokens by learner over engine probability: no | cut at `high` | 0 outside `low` to "
+        "`high` | 0 for whole responses whose geometric mean is outside",
+    )  # fmt: skip
+    low: float = Field(0.5, ge=0, lt=1, description="smallest weight that a mask keeps")
+    high: float = Field(5.0, ge=1, description="largest weight")
+
+
+class KLPenalty(Section):
+    """Penalty on the KL divergence from the reference policy.
+
+    "loss" adds coefficient * sum_k (weighted count_k) kl_k / denominator to the loss, with the policy of the moment.
+    "reward" takes coefficient * sum of the estimates of a response's tokens, at the time of sampling, off its reward.
+
+    Source: Schulman, "Approximating KL divergence" (2020); ProRL v2 (k2 in the loss, coefficient 1e-4). Public code
+        clamps the estimates of k2 and k3 to +-10; the log-ratio is clamped here, before exp can overflow.
+    """
+
+    coefficient: float = Field(
+        0.0, ge=0, description="weight of the penalty; 0 switches the penalty and the reference off"
+    )
+    estimator: KLEstimator = Field("k2", description="estimator of the divergence, per token")
+    placement: Literal["loss", "reward"] = Field(
+        "loss", description="add the penalty to the loss | subtract it from the reward"
+    )
+    clamp: float = Field(10.0, gt=0, le=50, description="largest absolute log-ratio, in nats; larger ones are clamped")

@@ -1,0 +1,170 @@
+"""The settings of different sections that do not fit together, each as a line that names the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from brorl.algorithms.settings import AdvantageSettings
+
+if TYPE_CHECKING:
+    from brorl.config.settings import TrainConfig
+
+
+def conflicts(config: TrainConfig) -> Iterator[str]:
+    """Yield the conflicts between sections, the most basic ones first."""
+    if config.steps is None and config.budget.limit is None:
+        yield "steps = null needs a budget to end the run; set budget.limit, or a number of steps"
+    yield from _of_phases(config)
+    yield from _of_groups(config)
+    yield from _of_engine(config)
+    if config.cluster.enabled:
+        yield from _of_cluster(config)
+    yield from _of_learner(config)
+    evaluation, patience = config.evaluation, config.reference.reset_patience
+    if not evaluation.num_prompts and (patience or evaluation.sources):
+        setting = "reference.reset_patience" if patience else "evaluation.sources"
+        yield f"{setting} needs evaluations, but evaluation.num_prompts = 0 switches them off; raise it"
+    if patience and not evaluation.every:
+        yield (
+            "reference.reset_patience counts regular evaluations, but evaluation.every = 0 switches them off; set "
+            "evaluation.every to a number of steps"
+        )
+
+
+def _of_phases(config: TrainConfig) -> Iterator[str]:
+    if not config.phases:
+        return
+    ends = [phase.until for phase in config.phases]
+    if ends[-1] != 1 or ends != sorted({*ends}):
+        yield f"phases: `until` must rise from phase to phase, to 1 in the last one, not {ends}"
+    if config.advantage != AdvantageSettings():
+        yield (
+            "phases replace `advantage`, and both are set; move the settings of `advantage` into the phases, or set "
+            "phases: []"
+        )
+    if config.phases[-1].until_coverage_stalls:
+        yield (
+            f"phases: {config.phases[-1].name} is the last phase, which only the budget ends; remove its "
+            "until_coverage_stalls"
+        )
+    waiting = next((phase.name for phase in config.phases if phase.until_coverage_stalls), None)
+    if waiting is not None and max(config.evaluation.ks) == 1:
+        yield f"phases: {waiting} ends when coverage stalls, but evaluation.ks has only pass@1; add a larger k"
+    if waiting is not None and not (config.evaluation.every and config.evaluation.num_prompts):
+        yield (
+            f"phases: {waiting} ends when coverage stalls, which needs regular evaluations; set evaluation.every and "
+            "evaluation.num_prompts above 0"
+        )
+
+
+def _of_groups(config: TrainConfig) -> Iterator[str]:
+    adaptive, number = config.adaptive, config.rollouts_per_prompt
+    smallest = adaptive.pilot_rollouts if adaptive.enabled else number
+    setting = "adaptive.pilot_rollouts" if adaptive.enabled else "rollouts_per_prompt"
+    for advantage in config.advantages:
+        if advantage.estimator == "pass_at_k" and advantage.k >= smallest:
+            yield (
+                f"advantage.k = {advantage.k} needs more than {advantage.k} rollouts per prompt, but {setting} = "
+                f"{smallest}; raise it, or lower advantage.k"
+            )
+    if adaptive.enabled and not adaptive.pilot_rollouts < number <= adaptive.max_rollouts:
+        yield (
+            f"adaptive.pilot_rollouts = {adaptive.pilot_rollouts}, rollouts_per_prompt = {number} and "
+            f"adaptive.max_rollouts = {adaptive.max_rollouts} must ascend (the last two may be equal)"
+        )
+    if config.rewards.overlong_tokens > config.sampling.max_new_tokens:
+        yield (
+            f"rewards.overlong_tokens = {config.rewards.overlong_tokens} is more than sampling.max_new_tokens = "
+            f"{config.sampling.max_new_tokens}; lower rewards.overlong_tokens"
+        )
+
+
+def _of_engine(config: TrainConfig) -> Iterator[str]:
+    engine, has_cluster = config.engine, config.cluster.enabled
+    if engine.clock == "cpu" and (engine.threads != 1 or config.device not in ("auto", "cpu")):
+        yield (
+            "engine.clock = cpu counts the CPU time of one thread; set engine.threads: 1 and device: cpu, or "
+            "engine.clock: wall"
+        )
+    if engine.clock == "cpu" and has_cluster:
+        yield "engine.clock = cpu counts the time of one process, and a cluster has several; set engine.clock: wall"
+    if engine.kind != "vllm":
+        return
+    if config.dtype == "float64":
+        yield "engine.kind = vllm has no float64; set dtype: float32 or bfloat16"
+    if engine.clock == "cpu":
+        yield "engine.clock = cpu does not count the process of engine.kind = vllm; set engine.clock: wall"
+    if has_cluster and engine.vllm.weight_transfer in ("ipc", "nccl"):
+        yield (
+            f"engine.vllm.weight_transfer = {engine.vllm.weight_transfer} connects an engine with a learner in the "
+            f"same process as the loop, and cluster.nodes = {config.cluster.nodes} places both elsewhere; set "
+            "engine.vllm.weight_transfer: host"
+        )
+    if has_cluster and engine.vllm.placement == "apart":
+        yield (
+            f"engine.vllm.placement = apart is for a run of one process, and cluster.nodes = {config.cluster.nodes}; "
+            "remove it, and set cluster.placement: apart"
+        )
+
+
+def _of_cluster(config: TrainConfig) -> Iterator[str]:
+    cluster, engine = config.cluster, config.engine
+    gpus, parallel = cluster.gpus_per_rollout_worker, engine.vllm.tensor_parallel
+    if engine.kind == "native" and gpus > 1:
+        yield (
+            f"cluster.gpus_per_rollout_worker = {gpus}, and engine.kind = native samples on one GPU; set "
+            "cluster.gpus_per_rollout_worker: 1 with more cluster.rollout_workers, or engine.kind: vllm"
+        )
+    if engine.kind == "vllm" and gpus and gpus != parallel:
+        yield (
+            f"cluster.gpus_per_rollout_worker = {gpus}, and engine.vllm.tensor_parallel = {parallel} is the number of "
+            "GPUs that an engine uses; set both to the same number"
+        )
+    if config.device == "cpu" and gpus + cluster.gpus_per_learner_rank:
+        yield (
+            "device = cpu uses no GPU, and the workers of the cluster have some; set device: auto, or "
+            "cluster.gpus_per_rollout_worker: 0 and cluster.gpus_per_learner_rank: 0"
+        )
+    if config.device.startswith("cuda") and not gpus:
+        yield (
+            f"device = {config.device} needs GPUs, and cluster.gpus_per_rollout_worker = 0 samples on CPUs; set "
+            "cluster.gpus_per_rollout_worker: 1, or device: auto"
+        )
+    if cluster.mode == "async" and config.adaptive.enabled:
+        yield (
+            "adaptive.enabled chooses the rollouts of a prompt after a round of pilots, and cluster.mode = async has "
+            "no rounds; set adaptive.enabled: false, or cluster.mode: sync"
+        )
+    if cluster.mode == "async" and cluster.max_staleness and config.importance.correction == "none":
+        yield (
+            f"cluster.mode = async trains on rollouts of weights that are up to {cluster.max_staleness} updates old, "
+            "and importance.correction = none does not correct for that; set importance.correction: truncate and "
+            "optimizer.old_logprobs: recompute, or cluster.max_staleness: 0"
+        )
+
+
+def _of_learner(config: TrainConfig) -> Iterator[str]:
+    optimizer, loss, correction = config.optimizer, config.loss, config.importance.correction
+    if optimizer.mini_batches > config.prompts_per_step:
+        yield (
+            f"optimizer.mini_batches = {optimizer.mini_batches} is more than prompts_per_step = "
+            f"{config.prompts_per_step}, and every mini-batch needs at least one prompt; set "
+            f"optimizer.mini_batches: {config.prompts_per_step}"
+        )
+    if loss.kind == "gspo" and (loss.clip_low or 0) > 0.1:
+        yield (
+            "loss.kind = gspo clips the ratio of whole responses, which stays close to 1, and loss.clip_low = "
+            f"{loss.clip_low} has no effect; set loss.clip_low: 3e-4 and loss.clip_high: 4e-4"
+        )
+    if correction != "none" and not config.recompute_old_logprobs:
+        yield (
+            f"importance.correction = {correction} needs the learner's own log-probs, but optimizer.old_logprobs = "
+            "engine; set optimizer.old_logprobs: recompute"
+        )
+    reset = config.reference.first_reset
+    if reset and not config.kl.coefficient:
+        yield (
+            f"reference.{reset} = {getattr(config.reference, reset)} resets the reference of the KL penalty, but "
+            "kl.coefficient = 0 switches that penalty off; set kl.coefficient above 0"
+        )

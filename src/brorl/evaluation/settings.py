@@ -1,0 +1,44 @@
+"""Settings of the evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from brorl.prompts.settings import EvaluationSource, as_sources
+from brorl.section import Section
+
+
+class EvaluationSettings(Section):
+    """Held-out evaluation during training."""
+
+    every: int = Field(10, ge=0, description="steps between evaluations; 0 evaluates at the start and the end only")
+    num_prompts: int = Field(128, ge=0, description="most held-out prompts of each source; 0 switches evaluation off")
+    skip_prompts: int = Field(
+        0,
+        ge=0,
+        description="held-out prompts of each source to skip during training, to tune on other prompts than the final "
+        "comparison; `brorl eval` skips none",
+    )
+    num_samples: int = Field(256, ge=1, description="responses per prompt")
+    ks: Annotated[tuple[int, ...], Field(strict=False)] = Field(
+        (1, 16, 256), description="values of k for which pass@k is reported"
+    )
+    temperature: float = Field(1.0, ge=0, description="sampling temperature; 0 is greedy")
+    top_p: float = Field(1.0, gt=0, le=1, description="nucleus sampling")
+    max_new_tokens: int | None = Field(
+        None, ge=1, description="maximum length of a response, in tokens; null uses sampling.max_new_tokens"
+    )
+    sources: Annotated[tuple[EvaluationSource, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
+        (), description="files, Hugging Face data sets or Reasoning Gym, for evaluation only"
+    )
+    keep_best: bool = Field(True, description="keep the checkpoint with the best held-out pass@k, for the smallest k")
+
+    @model_validator(mode="after")
+    def _samples_suffice(self) -> Self:
+        if not self.ks or min(self.ks) < 1 or max(self.ks) > self.num_samples:
+            raise ValueError(
+                f"evaluation.ks must be between 1 and evaluation.num_samples = {self.num_samples}, not {self.ks}"
+            )
+        return self

@@ -1,0 +1,15 @@
+"""Settings of the model's adapters."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from brorl.section import Names, Section
+
+
+class LoraSettings(Section):
+    """Train low-rank adapters instead of all weights (needs the extra `peft`)."""
+
+    rank: int = Field(0, ge=0, description="rank of the adapters; 0 trains all weights instead")
+    alpha: float = Field(32.0, gt=0, description="the adapters are scaled by alpha / rank")
+    target_modules: Names = Field(("all-linear",), min_length=1, description="names of the layers that get an adapter")

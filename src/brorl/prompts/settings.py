@@ -1,0 +1,273 @@
+"""Settings of the prompts: their sources (built-in puzzles, files, data sets), and the text around a question."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
+
+from brorl.errors import UserError
+from brorl.paths import exists
+from brorl.prompts.question import Message, Question
+from brorl.section import Names, Section, listed
+
+_PLACEHOLDER = "{prompt}"
+_OWN_OPTIONS = frozenset(
+    (
+        "conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+        "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+        "tokenizer_kwargs", "strftime_now",
+    )
+)  # fmt: skip
+_OF_A_LAYOUT = ("prompt_column", "answer_column", "answer_after", "domain", "domain_column")  # a layout decides them
+
+
+class CountdownSource(Section):
+    """Built-in puzzles: combine numbers with + - * / to a target. Puzzles of the same numbers are held out together."""
+
+    task: Literal["countdown"] = Field("countdown", description="the built-in puzzle")
+    name: str | None = Field(None, description="name of the source in tables")
+    num_numbers: int = Field(3, ge=2, le=5, description="numbers per puzzle")
+    max_number: int = Field(9, ge=2, description="largest number of a puzzle")
+    min_target: int = Field(1, ge=0, description="smallest target")
+    max_target: int = Field(99, ge=0, description="largest target")
+    weight: float = Field(1.0, gt=0, description="weight among the training prompts, relative to other sources")
+
+    @model_validator(mode="after")
+    def _targets_ascend(self) -> Self:
+        if self.min_target > self.max_target:
+            raise ValueError(
+                f"data.sources: min_target = {self.min_target} is above max_target = {self.max_target}; swap the two"
+            )
+        return self
+
+    @property
+    def label(self) -> str:
+        """Name of the source in tables."""
+        return self.name or "countdown"
+
+    @property
+    def kind(self) -> str:
+        """A word for the kind of source."""
+        return self.task
+
+    @property
+    def origin(self) -> str:
+        """Origin of the questions, for a record."""
+        targets = f"{self.min_target} to {self.max_target}"
+        return f"{self.num_numbers} numbers up to {self.max_number}, targets {targets}"
+
+
+class FileSource(Section):
+    """Questions with reference answers, one per row: JSONL, JSON, Parquet, or a Hugging Face data set."""
+
+    path: str = Field(description="file, folder or pattern (*.jsonl), or hub id of a data set")
+    name: str | None = Field(None, description="name of the source in tables; null uses the last part of the path")
+    layout: str | None = Field(
+        None, description="layout of a public data set, in place of columns and domain (docs/how-to/data.md)"
+    )
+    prompt_column: str = Field("prompt", description="column with the question: text, or a list of messages")
+    answer_column: str = Field("answer", description="column with the reference answer")
+    answer_after: str | None = Field(
+        None, description="the answer follows the last occurrence of this text, such as #### in GSM8K"
+    )
+    id_column: str | None = Field(None, description="column with a unique id; null numbers the rows")
+    domain: str = Field("math", min_length=1, description="domain of the questions, which selects the verifier")
+    domain_column: str | None = Field(None, description="column with the domain, if it differs between rows")
+    subset: str | None = Field(None, description="configuration of a Hugging Face data set")
+    split: str = Field("train", description="split of a Hugging Face data set")
+    limit: int | None = Field(None, ge=1, description="maximum number of rows to read")
+    weight: float = Field(1.0, gt=0, description="weight among the training prompts, relative to other sources")
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str) -> str:
+        """Make a local path absolute, so that a run can be resumed from any folder."""
+        if not path.strip():
+            raise ValueError("data.sources[].path is empty; give it a value")
+        local = Path(path).expanduser()
+        is_pattern = not {*"*?["}.isdisjoint(path)
+        return str(local.absolute()) if exists(local) or is_pattern else path
+
+    @property
+    def label(self) -> str:
+        """Name of the source in tables."""
+        return self.name or Path(self.path).stem
+
+    @property
+    def kind(self) -> str:
+        """A word for the kind of source: its layout, or `columns`."""
+        return self.layout or "columns"
+
+    @property
+    def origin(self) -> str:
+        """Origin of the questions, for a record."""
+        return self.path
+
+    @model_validator(mode="after")
+    def _texts_and_layout(self) -> Self:
+        for name in ("prompt_column", "answer_column", "domain", "split"):
+            if not getattr(self, name).strip():
+                raise ValueError(
+                    f"data.sources[].{name} is empty; give it a value, or leave it out if it has a default"
+                )
+        for name in ("name", "id_column", "domain_column", "answer_after", "subset"):
+            if getattr(self, name) == "":
+                raise ValueError(f"data.sources[].{name} is empty; give it a value, or null")
+        _check_label(self.label)
+        if self.layout is not None:
+            from brorl.prompts.layouts.table import find_layout
+
+            find_layout(self.layout)
+            fields = type(self).model_fields
+            given = next((name for name in _OF_A_LAYOUT if getattr(self, name) != fields[name].default), None)
+            if given:
+                raise ValueError(
+                    f"data.sources[].{given}: the layout {self.layout} decides it; drop {given}, or drop layout and "
+                    "name the columns"
+                )
+        return self
+
+
+class GymSource(Section):
+    """Questions that Reasoning Gym generates, at consecutive indices of its data sets; needs the extra `gym`."""
+
+    gym: Names = Field(
+        min_length=1, description="a data set of Reasoning Gym, a list of them, or all (docs/reference/gym.md)"
+    )
+    name: str | None = Field(None, description="name of the source in tables; null uses the data set's name, or gym")
+    num_questions: int = Field(1000, ge=1, le=10**7, description="questions to generate, over all data sets in turn")
+    first_index: int = Field(
+        0, ge=0, le=10**9, description="index of the first entry of each data set; the next ones follow"
+    )
+    seed: int = Field(0, ge=0, le=2**31, description="random seed of the data sets")
+    config: dict[str, Any] = Field(
+        {},
+        description="settings of the data set (docs/reference/gym.md); of several data sets by name: "
+        "{leg_counting: {min_animals: 3}}",
+    )
+    weight: float = Field(1.0, gt=0, description="weight among the training prompts, relative to other sources")
+
+    @model_validator(mode="after")
+    def _has_label(self) -> Self:
+        _check_label(self.label)
+        return self
+
+    @property
+    def label(self) -> str:
+        """Name of the source in tables."""
+        return self.name or (self.gym[0] if len(self.gym) == 1 and self.gym[0] != "all" else "gym")
+
+    @property
+    def kind(self) -> str:
+        """A word for the kind of source."""
+        return "gym"
+
+    @property
+    def origin(self) -> str:
+        """Origin of the questions, for a record."""
+        indices = f"indices from {self.first_index}, seed {self.seed}"
+        return f"Reasoning Gym ({', '.join(self.gym)}), {indices}{f', {self.config}' if self.config else ''}"
+
+
+def _check_label(label: str) -> None:
+    if ":" in label:
+        raise ValueError(f"data.sources[].name: {label!r} has a colon, which ends it in ids; choose another name")
+
+
+def _kind(value: Any) -> str:
+    for kind, section, key in (("countdown", CountdownSource, "task"), ("gym", GymSource, "gym")):
+        if isinstance(value, section) or (isinstance(value, dict) and key in value):
+            return kind
+    return "file"
+
+
+Source = Annotated[
+    Annotated[CountdownSource, Tag("countdown")]
+    | Annotated[GymSource, Tag("gym")]
+    | Annotated[FileSource, Tag("file")],
+    Discriminator(_kind),
+]
+EvaluationSource = Annotated[
+    Annotated[GymSource, Tag("gym")] | Annotated[FileSource, Tag("file")],
+    Discriminator(lambda value: "gym" if _kind(value) == "gym" else "file"),
+]
+
+
+def as_sources(value: Any) -> Any:
+    """Turn one source into a list of one, and text into a built-in puzzle or a path."""
+    sources = []
+    for item in listed(value):
+        key = "task" if item == "countdown" else "path"
+        sources.append({key: item} if isinstance(item, str) else item)
+    return sources
+
+
+class DataSettings(Section):
+    """The prompts."""
+
+    sources: Annotated[tuple[Source, ...], BeforeValidator(as_sources), Field(strict=False)] = Field(
+        (CountdownSource(),), min_length=1, description="training data: files, Hugging Face data sets, "
+        "Reasoning Gym or built-in puzzles; one, or a list with weights (docs/how-to/data.md)",
+    )  # fmt: skip
+    held_out_fraction: float = Field(0.1, ge=0, lt=1, description="fraction of the prompts held out for evaluation")
+    split_seed: int = Field(0, ge=0, lt=2**63, description="random seed of the held-out split")
+    max_prompt_tokens: int = Field(0, ge=0, description="drop prompts with more tokens than this; 0 keeps all")
+
+
+class PromptFormat(Section):
+    """The text around a question."""
+
+    template: str = Field(_PLACEHOLDER, description="text around the question; {prompt} marks its place")
+    domain_templates: dict[str, str] = Field(
+        {}, description="templates of some domains, in place of `template`: {math: ..., code: ...}"
+    )
+    system_prompt: str | None = Field(None, description="system prompt before every question; null for none")
+    chat: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="use the tokenizer's chat template: auto, if it has one | always, an error if it has none | never",
+    )
+    chat_template_options: dict[str, Any] = Field(
+        {}, description="variables for the chat template, such as {enable_thinking: false}"
+    )
+
+    @model_validator(mode="after")
+    def _can_be_shown(self) -> Self:
+        of_domains = {f"prompt.domain_templates.{domain}": text for domain, text in self.domain_templates.items()}
+        for name, text in {"prompt.template": self.template, **of_domains}.items():
+            count = text.count(_PLACEHOLDER)
+            if count != 1:
+                raise ValueError(
+                    f"{name} must have {_PLACEHOLDER} once, in the place of the question, not {count} times ({text!r})"
+                )
+        if self.system_prompt is not None and not self.system_prompt.strip():
+            raise ValueError("prompt.system_prompt is blank; give it a text, or null for none")
+        if self.chat == "never" and self.chat_template_options:
+            raise ValueError("prompt.chat_template_options has no effect with prompt.chat: never; drop one of them")
+        own = sorted(_OWN_OPTIONS.intersection(self.chat_template_options))
+        if own:
+            raise ValueError(f"prompt.chat_template_options: {own[0]} is not a variable of a chat template; drop it")
+        return self
+
+    def fill(self, text: str, domain: str) -> str:
+        """Return the text of a question with the template of its domain around it."""
+        before, _, after = self.domain_templates.get(domain, self.template).partition(_PLACEHOLDER)
+        return before + text + after
+
+    def messages_of(self, question: Question) -> tuple[Message, ...]:
+        """Return the system prompt and the messages of a question, the last one with the template around it.
+
+        Raises:
+            UserError: If both the question and the format have a system prompt.
+        """
+        *before, last = question.messages or (Message("user", question.text),)
+        if self.system_prompt is not None:
+            if any(message.role == "system" for message in before):
+                raise UserError(
+                    f"question {question.id} has a system message too; set prompt.system_prompt: null, or remove the "
+                    "system messages from the data"
+                )
+            before = [Message("system", self.system_prompt), *before]
+        return (*before, replace(last, content=self.fill(last.content, question.domain)))

@@ -1,0 +1,88 @@
+"""Settings of the engine that samples, and of the memory and the threads of a run."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from brorl.section import Section
+
+
+class VllmEngineSettings(Section):
+    """The vLLM engine (needs the extra `vllm`); no effect with engine.kind = native."""
+
+    max_rows: int = Field(
+        512, ge=1, description="responses that are decoded together; the others wait (vLLM's max_num_seqs)"
+    )
+    responses_per_request: int = Field(
+        512, ge=1, description="a prompt's rollouts are split into requests of at most this many responses"
+    )
+    tensor_parallel: int = Field(1, ge=1, le=64, description="GPUs that share the engine")
+    placement: Literal["colocated", "apart"] = Field(
+        "colocated", description="GPUs of the engine in a run of one process: colocated, the learner's GPU, in turn | "
+        "apart, the GPUs beside it. A cluster has cluster.placement",
+    )  # fmt: skip
+    weight_transfer: Literal["auto", "host", "ipc", "nccl"] = Field(
+        "auto", description="way of new weights to the engine: host, through memory of the host | ipc, within a GPU "
+        "that the learner shares (CUDA IPC) | nccl, from the learner's GPU to those of the engine | auto, host; ipc "
+        "and nccl have not run on a GPU yet",
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _transfer_fits_placement(self) -> Self:
+        if self.weight_transfer == "nccl" and self.placement == "colocated":
+            raise ValueError(
+                "engine.vllm.weight_transfer = nccl connects different GPUs, and engine.vllm.placement = colocated "
+                "shares one; set engine.vllm.placement: apart, or engine.vllm.weight_transfer: ipc or host"
+            )
+        if self.weight_transfer == "ipc" and self.placement == "apart":
+            raise ValueError(
+                "engine.vllm.weight_transfer = ipc shares the memory of one GPU, and engine.vllm.placement = apart "
+                "uses different ones; set engine.vllm.placement: colocated, or engine.vllm.weight_transfer: nccl or "
+                "host"
+            )
+        if self.weight_transfer == "ipc" and self.tensor_parallel > 1:
+            raise ValueError(
+                "engine.vllm.weight_transfer = ipc reaches the learner's GPU alone, and engine.vllm.tensor_parallel = "
+                f"{self.tensor_parallel}; set engine.vllm.tensor_parallel: 1, or engine.vllm.weight_transfer: host"
+            )
+        return self
+
+
+class EngineSettings(Section):
+    """Engine, memory, threads and clock; only `kind` has an effect on results, unless seconds end a run."""
+
+    kind: Literal["native", "vllm"] = Field(
+        "native", description="engine that samples: native, the training model itself | vllm, which needs the extra "
+        "`vllm` (docs/how-to/vllm.md)",
+    )  # fmt: skip
+    forward: Literal["auto", "tree", "flat"] = Field(
+        "auto", description="how rollouts go through the model: tree, each distinct token once | flat, each distinct "
+        "response once, with any causal LM | auto, the tree wherever it is exact"
+    )  # fmt: skip
+    attention: Literal["auto", "tiled", "flex"] = Field(
+        "auto", description="attention of the learner on the tree path: auto, flex on CUDA if a check at the start "
+        "agrees, else whole, or in tiles where the attention weights are many | tiled, always in tiles | flex, "
+        "PyTorch's FlexAttention, which needs CUDA and has not been measured on a GPU (docs/how-to/memory.md)",
+    )  # fmt: skip
+    memory_gib: float = Field(
+        4.0, gt=0, description="memory for the KV cache and logits while sampling, in GiB; more rows wait for space. "
+        "vllm allocates a KV cache of this size at the start",
+    )  # fmt: skip
+    nodes_per_pass: int | None = Field(
+        None,
+        ge=16,
+        description="tree nodes per forward pass of the learner; null: 1,024, on CUDA 8,192, fewer for some "
+        "models with a large vocabulary; halved when memory runs out",
+    )
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass to save memory")
+    threads: int = Field(
+        0, ge=0, le=1024, description="number of CPU threads; 0 chooses: 1 for a model of less than 10 million weights "
+        "on the CPU, else the default of torch. A run stores the number and resumes with it",
+    )  # fmt: skip
+    clock: Literal["wall", "cpu"] = Field(
+        "wall", description="clock of all seconds: wall time | CPU time of this process, which other programs do not "
+        "lengthen; for a model on the CPU with one thread, without verifiers in worker processes",
+    )  # fmt: skip
+    vllm: VllmEngineSettings = VllmEngineSettings()

@@ -1,0 +1,22 @@
+"""The base of every group of settings; a room declares its groups in its module `settings`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, strictly typed, without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def listed(value: Any) -> Any:
+    """Turn one value into a list of one."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Listed = BeforeValidator(listed)
+Names = Annotated[tuple[str, ...], Listed, Field(strict=False)]

@@ -1,0 +1,169 @@
+"""Settings of the training loop: rollouts per prompt, updates, reference, phases, budget, warnings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from brorl.algorithms.settings import AdvantageSettings
+from brorl.cost import Unit
+from brorl.section import Section
+
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+class AdaptiveSettings(Section):
+    """Adaptive rollouts: more for prompts without a mixed group, on average at most `rollouts_per_prompt`."""
+
+    enabled: bool = Field(
+        False, description="adapt the number of rollouts to the prompt (docs/explanation/adaptive_rollouts.md)"
+    )
+    pilot_rollouts: int = Field(16, ge=2, description="rollouts of every prompt in the first pass")
+    max_rollouts: int = Field(
+        512,
+        ge=2,
+        description="maximum number of rollouts of a prompt; prompts without a mixed group are doubled up to this",
+    )
+
+
+class DynamicSamplingSettings(Section):
+    """Train on mixed groups only: groups with correct and incorrect rollouts."""
+
+    enabled: bool = Field(
+        True, description="train on groups with 0 < number correct < N only, and sample more prompts to replace others"
+    )
+    max_tries: int = Field(10, ge=1, description="end the run after this many rounds in a row without a mixed group")
+
+
+class OptimizerSettings(Section):
+    """AdamW and the mini-batches of a step."""
+
+    learning_rate: float = Field(
+        2e-6, gt=0, description="learning rate; scaled with the batch if reference_batch is set"
+    )
+    reference_batch: int | None = Field(
+        None, ge=1, description="rollouts per step at which learning_rate was tuned; the rate used is "
+        "learning_rate * sqrt(rollouts per step / reference_batch); null uses learning_rate as it is",
+    )  # fmt: skip
+    mini_batches: int = Field(4, ge=1, description="mini-batches per step, one update each")
+    betas: Annotated[tuple[DecayRate, DecayRate], Field(strict=False)] = Field(
+        (0.9, 0.95), description="AdamW's decay rates"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
+    max_grad_norm: float = Field(1.0, gt=0, description="clip the gradient to this norm")
+    warmup_updates: int = Field(0, ge=0, description="updates of linear learning-rate warmup")
+    max_responses_per_outcome: int = Field(
+        0, ge=0, description="train on at most this many correct and this many incorrect distinct responses per group, "
+        "weighted to stay unbiased; 0 for all",
+    )  # fmt: skip
+    old_logprobs: Literal["engine", "recompute"] = Field(
+        "engine", description="old-policy log-probs: from sampling | from a forward pass of the learner"
+    )
+    from_checkpoint: bool = Field(False, description="start with the optimizer state of the checkpoint in `model`")
+
+
+class ReferenceSettings(Section):
+    """The reference policy of the KL penalty: the policy at the start, or at the last reset."""
+
+    offload: bool = Field(False, description="keep its weights in CPU memory while unused")
+    reset_every: int = Field(0, ge=0, description="steps between resets to the current policy; 0 for never")
+    reset_kl_above: float | None = Field(
+        None, gt=0, description="reset when the KL divergence stays above this, in nats; null for never"
+    )
+    reset_patience: int | None = Field(
+        None, ge=1, description="reset after this many evaluations without a new best pass@k; null for never. Neither "
+        "this nor reset_kl_above resets within 20 steps of the last reset",
+    )  # fmt: skip
+    reset_optimizer: bool = Field(False, description="clear AdamW's moments at every reset")
+
+    @property
+    def first_reset(self) -> str | None:
+        """Name of the first setting that makes resets; None if there are none."""
+        off = {"reset_every": 0, "reset_kl_above": None, "reset_patience": None}
+        return next((name for name, value in off.items() if getattr(self, name) != value), None)
+
+    @model_validator(mode="after")
+    def _optimizer_needs_resets(self) -> Self:
+        if self.reset_optimizer and not self.first_reset:
+            raise ValueError(
+                "reference.reset_optimizer clears AdamW at every reset, but no reset is set; set "
+                "reference.reset_every, or reference.reset_optimizer: false"
+            )
+        return self
+
+
+class PhaseSettings(Section):
+    """A part of a run with its own advantages and learning rate."""
+
+    name: str = Field(min_length=1, description="name of the phase in the console and the report")
+    until: float = Field(
+        1.0, gt=0, le=1, description="fraction of the budget at which the phase ends; 1 for the last one"
+    )
+    until_coverage_stalls: int | None = Field(
+        None, ge=1, description="end the phase after this many evaluations without a new best pass@k of the largest k"
+    )
+    advantage: AdvantageSettings = Field(
+        AdvantageSettings(), description="settings of the advantages, as in `advantage`"
+    )
+    learning_rate: float | None = Field(
+        None, gt=0, description="replaces optimizer.learning_rate in the phase, before the rule of reference_batch"
+    )
+
+
+class BudgetSettings(Section):
+    """Limit on the cost of a run, without evaluations. With a budget and `steps`, the first of the two ends the run."""
+
+    unit: Unit = Field(
+        "samples",
+        description="unit of the budget: steps | seconds | rollouts | unique tokens (a shared prefix counts once)",
+    )
+    limit: float | None = Field(
+        None, gt=0, description="the run ends with the step that reaches this; as an override it also replaces the "
+        "recipe's `steps`, unless `steps` is overridden too; null sets no budget",
+    )  # fmt: skip
+    marks: Annotated[tuple[float, ...], Field(strict=False)] = Field(
+        (), description="amounts of the budget at which the run is also evaluated"
+    )
+
+    @model_validator(mode="after")
+    def _marks_are_within(self) -> Self:
+        wrong = [m for m in self.marks if self.limit is None or not 0 < m <= self.limit]
+        if wrong:
+            raise ValueError(
+                f"budget.marks must be above 0 and at most budget.limit = {self.limit}, not {wrong[0]:g}; remove it"
+            )
+        return self
+
+
+class CollapseLimits(Section):
+    """Warnings of a collapse of the model; `training/monitor.py` makes them.
+
+    A tenth of the entropy: training sharpens every model (the quickstart keeps about half of its entropy while its
+    pass@1 more than doubles), but one that has lost nine tenths draws nearly the same response every time, and then no
+    group is mixed. A KL of one nat: the sampled tokens are then, in the geometric mean, 2.7 times as likely as under
+    the reference, and one response of 100 tokens is e^100 times as likely.
+    """
+
+    entropy_fraction: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="warn when the entropy is below this fraction of its first values; 0 switches it off",
+    )
+    reference_kl: float | None = Field(
+        1.0, gt=0, description="warn when the KL from the reference exceeds this, in nats per token; null for never"
+    )
+    patience: int = Field(
+        3, ge=1, description="warn after this many evaluations in a row with lower pass@k and no higher pass@1"
+    )
+    stop: bool = Field(False, description="end the run at the first warning, with a checkpoint")
+
+
+class DiagnosticsSettings(Section):
+    """Measurements in addition to the sampled and unsampled mass of every step."""
+
+    held_out_check_every: int = Field(
+        25, ge=0, description="steps between held-out checks of an update, on rollouts not trained on; 0 for none"
+    )
+    held_out_rollouts: int = Field(32, ge=2, description="extra rollouts per prompt for a held-out check")

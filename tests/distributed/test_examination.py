@@ -1,0 +1,104 @@
+"""The faults of a cluster: none on a sound one, and exactly one line with a fix for each thing that is broken."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brorl.distributed.examination import (
+    GPU,
+    ClusterFacts,
+    NodeFacts,
+    find_faults,
+    gather_facts,
+    own_file,
+    refused_connections,
+    version_faults,
+)  # fmt: skip
+
+GIB = 1 << 30
+VERSIONS = {"python": "3.11.7", "brorl": "1.0", "torch": "2.13.0", "ray": "2.60.0", "CUDA": "13.0", "NCCL": "2.30"}
+
+
+H200 = GPU("H200", 138 * GIB, 140 * GIB)
+
+
+def node(address: str) -> NodeFacts:
+    return NodeFacts(address, VERSIONS, (H200, H200), None)
+
+
+SOUND = ClusterFacts([node("10.0.0.1"), node("10.0.0.2"), node("10.0.0.3")], Path("/runs"))
+
+
+def versions_without(name: str) -> dict[str, str]:
+    return {package: version for package, version in VERSIONS.items() if package != name}
+
+
+def with_node(**changes: object) -> ClusterFacts:
+    first, second, third = SOUND.nodes
+    return replace(SOUND, nodes=[first, replace(second, **changes), third])
+
+
+def test_a_sound_cluster_has_no_faults() -> None:
+    assert find_faults(SOUND) == []
+    assert find_faults(with_node(offset_s=0.9)) == find_faults(with_node(offset_s=-0.9)) == []
+    assert find_faults(replace(SOUND, nodes=SOUND.nodes[:1])) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "problem", "fix"),
+    [
+        (with_node(versions=VERSIONS | {"torch": "2.11.0"}), "has torch 2.11.0", "pip install torch==2.13.0"),
+        (with_node(versions=VERSIONS | {"python": "3.12.1"}), "has python 3.12.1", "with Python 3.11.7"),
+        (with_node(versions=VERSIONS | {"CUDA": "12.8"}), "has CUDA 12.8", "a build of torch for CUDA 13.0"),
+        (with_node(versions=versions_without("brorl")), "has no brorl, and the head", "pip install brorl==1.0"),
+        (with_node(folder_problem="it is missing"), "/runs: it is missing", "mount the same shared storage"),
+        (with_node(folder_problem="it is not the same folder"), "/runs: it is not the same", "mount the same"),
+        (with_node(gpus=(H200,)), "has 1 GPU, and the head 10.0.0.1 has 2", "same number"),
+        (with_node(gpus=(H200, GPU("H200", 9 * GIB, 140 * GIB))), "GPU 1 of", "nvidia-smi"),
+        (with_node(gpus=(GPU("A100", 79 * GIB, 80 * GIB),) * 2), "the GPUs differ: A100, H200", "one kind"),
+        (with_node(offset_s=-3.25), "10.0.0.2 is 3.2 s behind", "NTP"),
+        (with_node(offset_s=7.0), "10.0.0.2 is 7.0 s ahead of", "NTP"),
+        (with_node(refused={"10.0.0.3": "timed out"}), "10.0.0.2 cannot connect to 10.0.0.3", "ports"),
+    ],
+)  # fmt: skip
+def test_each_fault_has_one_line_and_one_fix(facts: ClusterFacts, problem: str, fix: str) -> None:
+    [fault] = find_faults(facts)
+    assert problem in fault.problem
+    assert fix in fault.fix
+    assert "\n" not in str(fault)
+
+
+def test_the_versions_of_a_machine_are_compared_with_a_standard() -> None:
+    here = {"python": "3.11.7", "torch": "2.13.0"}
+    assert list(version_faults("machine a", here, "this machine", here)) == []
+    (fault,) = version_faults("machine b", {**here, "torch": "2.12.0"}, "this machine", here)
+    assert str(fault) == (
+        "machine b has torch 2.12.0, and this machine has torch 2.13.0; run there: pip install torch==2.13.0"
+    )
+    (fault,) = version_faults("machine c", {"python": "3.11.7"}, "this machine", here)
+    assert str(fault).startswith("machine c has no torch, and this machine has torch 2.13.0; ")
+
+
+def test_torch_without_nccl_is_a_fault_of_a_machine_with_gpus() -> None:
+    without = [replace(n, versions=versions_without("NCCL")) for n in SOUND.nodes]
+    assert len(find_faults(replace(SOUND, nodes=without))) == 3
+    assert find_faults(replace(SOUND, nodes=[replace(n, gpus=()) for n in without])) == []
+
+
+def test_a_folder_is_shared_if_both_sides_see_each_others_files(tmp_path: Path) -> None:
+    assert gather_facts("a", tmp_path, "token").folder_problem == "it is missing, or it is not the same folder"
+    (tmp_path / "token").write_text("another")
+    assert gather_facts("a", tmp_path, "token").folder_problem == "its files have another content"
+    (tmp_path / "token").write_text("token")
+    assert gather_facts("a", tmp_path, "token").folder_problem is None
+    assert own_file(tmp_path, "token", "a").read_text() == "a"
+
+
+def test_a_closed_port_is_a_refused_connection() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert refused_connections({"127.0.0.1": port}) == {}
+    assert "refused" in refused_connections({"127.0.0.1": port})["127.0.0.1"].lower()
