@@ -60,12 +60,13 @@ def check(domain: str, questions: dict[str, Question], workers: Workers) -> None
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("domain", ["math", "science"])
+@pytest.mark.parametrize("domain", [pytest.param("math", marks=pytest.mark.slow), "science"])
 def test_answers_are_verified_as_stored(domain: str, questions: dict[str, Question], workers: Workers) -> None:
     check(domain, questions, workers)
 
 
 @pytest.mark.linux
+@pytest.mark.slow
 def test_programs_are_verified_as_stored(questions: dict[str, Question], workers: Workers) -> None:
     check("code", questions, workers)
 
@@ -76,6 +77,7 @@ def test_texts_are_verified_as_stored(questions: dict[str, Question], workers: W
 
 
 @pytest.mark.linux
+@pytest.mark.slow
 def test_answers_of_reasoning_gym_are_verified_as_stored(monkeypatch: pytest.MonkeyPatch, workers: Workers) -> None:
     pytest.importorskip("reasoning_gym")
     questions = questions_of("gym.yaml", monkeypatch)

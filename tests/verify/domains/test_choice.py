@@ -107,12 +107,12 @@ def test_no_response_is_right_for_two_questions(rng: np.random.Generator) -> Non
     "\n\n", "The answer is ", "Answer: ", "helium", "neon gas", "a photon", "42 kg", "$", "\\text{", "not ", "b",
     " is correct", "So ", "<answer>", "</answer>", '"', "!"]  # fmt: skip
     named = 0
-    for _ in range(5000):
+    for _ in range(2000):
         response = "".join(chance.choice(pieces) for _ in range(chance.randint(1, 8)))
         chosen = {choose(response, Choices(NOBLE.options, right)) for right in range(4)}
         assert len(chosen) == 1
         named += chosen.pop().place is not None
-    assert named > 300
+    assert named > 120
 
 
 def test_no_list_of_two_options_scores(rng: np.random.Generator) -> None:
