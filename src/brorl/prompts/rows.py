@@ -104,7 +104,8 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
         raise UserError(
             f"{path} is not a Hugging Face data set, so it has no subset {subset!r}; drop data.sources[].subset"
         )
-    root = local if is_folder(local) else _plain_part(local)
+    wild = [i for i, part in enumerate(local.parts) if glob.has_magic(part)]
+    root = local if is_folder(local) else Path(*local.parts[: wild[0]]) if wild else local.parent
     for file in files:
         part = file.relative_to(root).as_posix() if len(files) > 1 else ""
         reader = _READERS[file.suffix.lower()]
@@ -113,12 +114,6 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
                 yield row._replace(part=part) if part else row
         except OSError as error:
             raise UserError(f"{file} cannot be read ({error.strerror or error}); check data.sources[].path") from error
-
-
-def _plain_part(pattern: Path) -> Path:
-    """Return the folder before the first wildcard of a pattern."""
-    wild = [i for i, part in enumerate(pattern.parts) if glob.has_magic(part)]
-    return Path(*pattern.parts[: wild[0]]) if wild else pattern.parent
 
 
 def _files_of(path: str, local: Path) -> list[Path] | None:
