@@ -73,14 +73,15 @@ def choose(response: str, choices: Choices) -> Chosen:
         denied = denial_before(response[: box.start]) or denial_after(response[box.end :])
         start = max(response.rfind("\n\n", 0, box.start), box.start - _READ, 0)
         place = _place(box.content, choices)
-        places = {place, *(_place(match[1], choices) for match in _BOX.finditer(response[start : box.end]))}
+        beside = response[start : min(box.end, box.start + _READ)]
+        places = {place, *(_place(match[1], choices) for match in _BOX.finditer(beside))}
         return _chosen(None if denied else place, box.content, several=len(places) > 1)
     tail = response[-_READ:]
     markers = list(_MARKER.finditer(tail))
     if markers:
-        in_line = tail.rfind("\n", 0, markers[-1].end()) + 1
+        line = tail.rfind("\n", 0, markers[-1].start()) + 1
         statement = tail[markers[-1].end() :].strip()
-        several = sum(marker.end() > in_line for marker in markers) > 1
+        several = sum(marker.start() >= line for marker in markers) > 1
         return _chosen(_place(statement, choices), statement, several)
     place = _place(_WHOLE.sub("", response.strip(), count=1), choices) if len(response) <= _READ else None
     return Chosen(place, None if place is None else response.strip(), None)
