@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from brorl.prompts.instructions import Instruction, Instructions
-from brorl.verification.domains.instructions.obedient import compliant_response
-from brorl.verification.domains.instructions.table import CHECKS
+from brorl.verification.domains.instructions.checks import CHECKS
+from brorl.verification.domains.instructions.compliant import compliant_response
 
 TEXT = (
     "the a quick brown fox NASA jumps over lazy dogs. However, it is true! Is it? Yes... no; I think (maybe) that U.S. "
@@ -164,7 +164,7 @@ def main() -> None:
         for _ in range(chosen.pairs):
             instruction = Instruction(kind, arguments_of(kind, rng))
             text = response_to(instruction, rng)
-            ours = bool(text.strip()) and CHECKS[kind](text, instruction.arguments)
+            ours = bool(text.strip()) and CHECKS[kind](text, **instruction.arguments)
             theirs = other_verdict(others[kind], instruction, text)
             follow += ours
             if ours != theirs:

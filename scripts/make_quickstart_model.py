@@ -28,11 +28,11 @@ from transformers import (
 
 from brorl.prompts.countdown import (
     CountdownPuzzle,
-    CountdownSplit,
     countdown_puzzles,
     countdown_questions,
     split_countdown,
 )
+from brorl.prompts.question import Split
 from brorl.prompts.rendering import render
 from brorl.prompts.settings import PromptFormat
 from brorl.rollout.native.engine import NativeEngine
@@ -152,7 +152,7 @@ def random_batch(
 
 def train(
     model: LlamaForCausalLM,
-    split: CountdownSplit,
+    split: Split[CountdownPuzzle],
     targets: range,
     arguments: argparse.Namespace,
 ) -> None:

@@ -18,10 +18,10 @@ import torch
 
 from brorl.assemble.data import all_questions, build_questions
 from brorl.config.reading import make_config, read_recipe
-from brorl.prompts.choices import Choices
 from brorl.prompts.code_tests import CallCases, CodeTests
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
+from brorl.prompts.science import read_science_reference
 from brorl.verification.domains.table import make_verifiers
 from brorl.verification.sandbox.pool import Workers
 
@@ -98,7 +98,7 @@ def test_training_never_sees_a_question_of_the_files(maker: ModuleType, question
     for question in questions:
         if question.domain == "science":  # in no order of the options
             head = question.text.partition("\n")[0]
-            asked.add("\n".join((head, *sorted(Choices.from_text(question.reference).options))))
+            asked.add("\n".join((head, *sorted(read_science_reference(question.reference).options))))
     for prompt, _ in islice(maker.fresh_examples(1), 8_000):
         head, *options = prompt.strip().split("\n")
         assert prompt.strip() not in asked

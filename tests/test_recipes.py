@@ -17,8 +17,8 @@ from brorl.model.model_shape import PUBLISHED
 from brorl.planning.cluster.cluster_plan import fastest_split, ways_that_fit
 from brorl.planning.cluster.hardware import GPUS
 from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource
-from brorl.prompts.templates import TEMPLATES
 from brorl.verification.domains.table import DOMAINS
 
 ROOT = Path(__file__).parents[1]

@@ -25,8 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from brorl.prompts.code_tests import CodeTests
-from brorl.prompts.layouts.instructions import IFEVAL
-from brorl.prompts.layouts.science import GPQA
+from brorl.prompts.layouts.table import LAYOUTS
 
 END, PAD = SPECIAL = ("<|end|>", "<|pad|>")
 BATCH = 64
@@ -103,7 +102,7 @@ def _formed(text: str, topic: str, asked: dict[str, Any], rng: Random) -> str:
     return f"<<The {topic}>> {text}" if "detectable_format:title" in asked or rng.random() < 0.1 else text
 
 
-LAYOUTS = {"science": GPQA, "ifeval": IFEVAL}
+LAYOUT_OF = {"science": LAYOUTS["gpqa"], "ifeval": LAYOUTS["ifeval"]}
 """Layouts of the files that have none of brorl's own columns, as in the recipe."""
 RESPONSES: dict[str, Callable[[Row, str, bool, Random], str]] = {
     "math": math_response, "code": code_response, "science": science_response, "ifeval": ifeval_response,
@@ -113,7 +112,7 @@ RESPONSES: dict[str, Callable[[Row, str, bool, Random], str]] = {
 
 def text_of(domain: str, row: Row) -> str:
     """Return the prompt of a row, as the recipe renders it."""
-    fields = LAYOUTS[domain].read(row, 0) if domain in LAYOUTS else None
+    fields = LAYOUT_OF[domain].read(row, 0) if domain in LAYOUT_OF else None
     return f"{row['prompt'] if fields is None else fields.text}\n"
 
 

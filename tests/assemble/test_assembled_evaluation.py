@@ -13,8 +13,8 @@ from brorl.config.reading import make_config, read_recipe
 from brorl.errors import UserError
 from brorl.model.load import load_model
 from brorl.prompts.benchmarks import BenchmarkSource
+from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
-from brorl.prompts.templates import TEMPLATES
 
 FEW = {"evaluation.num_samples": 4, "evaluation.ks": [1], "engine.threads": 1}
 

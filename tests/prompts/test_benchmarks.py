@@ -14,8 +14,8 @@ from brorl.errors import UserError
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark, reference_answer
 from brorl.prompts.boxed import last_box
 from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import PromptFormat
-from brorl.prompts.templates import TEMPLATES
 
 ROWS: Mapping[str, tuple[str, dict[str, Any], str, str]] = {  # case: benchmark, row, question, reference
     "HuggingFaceH4/aime_2024": (

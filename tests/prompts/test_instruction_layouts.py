@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from brorl.prompts.instructions import KINDS, Instruction, Instructions
+from brorl.prompts.instructions import KINDS, OPTIONAL, Instruction, Instructions
 from brorl.prompts.layouts import instructions as layouts
-from brorl.prompts.layouts.layout import Dropped, Fields, Layout
+from brorl.prompts.layouts.layout import Dropped
+from brorl.prompts.layouts.table import LAYOUTS
 
 KINDS_OF_ROW = [
     "punctuation:no_comma",
@@ -57,49 +58,49 @@ def rlvr(**truth: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("layout", "row", "loose"),
-    [(layouts.IFEVAL, GOOGLE, False), (layouts.IFEVAL_LOOSE, GOOGLE, True), (layouts.NEMOTRON_IFEVAL, NEMOTRON, False),
-     (layouts.NEMOTRON_IFEVAL, {**NEMOTRON, "args": json.dumps(NEMOTRON["args"])}, False),
-     (layouts.IF_MULTI_CONSTRAINTS, MULTI, False),
-     (layouts.IF_MULTI_CONSTRAINTS, {**MULTI, "ground_truth": json.dumps(ONE)}, False),
-     (layouts.IF_MULTI_CONSTRAINTS, {**MULTI, "ground_truth": json.dumps([json.dumps(ONE[0])])}, False)],
+    [("ifeval", GOOGLE, False), ("ifeval_loose", GOOGLE, True), ("nemotron_ifeval", NEMOTRON, False),
+     ("nemotron_ifeval", {**NEMOTRON, "args": json.dumps(NEMOTRON["args"])}, False),
+     ("if_multi_constraints", MULTI, False),
+     ("if_multi_constraints", {**MULTI, "ground_truth": json.dumps(ONE)}, False),
+     ("if_multi_constraints", {**MULTI, "ground_truth": json.dumps([json.dumps(ONE[0])])}, False)],
 )  # fmt: skip
-def test_rows_with_several_instructions(layout: Layout, row: dict[str, Any], loose: bool) -> None:
-    fields = layout.read(row, 0)
-    assert isinstance(fields, Fields)
+def test_rows_with_several_instructions(layout: str, row: dict[str, Any], loose: bool) -> None:
+    fields = LAYOUTS[layout].read(row, 0)
     assert (fields.text, fields.domain) == ("Write a summary.", "ifeval")
     assert Instructions.from_text(fields.reference) == Instructions(MADE, loose)
     with pytest.raises(KeyError):
-        layout.read({}, 0)
+        LAYOUTS[layout].read({}, 0)
 
 
 @pytest.mark.parametrize(
     ("layout", "row", "reason"),
-    [(layouts.IFEVAL, {**GOOGLE, "instruction_id_list": ["keywords:start_end", *KINDS_OF_ROW[1:]]},
+    [("ifeval", {**GOOGLE, "instruction_id_list": ["keywords:start_end", *KINDS_OF_ROW[1:]]},
     layouts._UNKNOWN_KIND),
-     (layouts.IFEVAL, {**GOOGLE, "kwargs": [EMPTY, EMPTY, KWARGS[2]]}, layouts._UNUSABLE), (layouts.IFEVAL, {**GOOGLE,
+     ("ifeval", {**GOOGLE, "kwargs": [EMPTY, EMPTY, KWARGS[2]]}, layouts._UNUSABLE), ("ifeval", {**GOOGLE,
      "kwargs": []}, layouts._UNUSABLE),
-     (layouts.IFEVAL, {**GOOGLE, "instruction_id_list": [], "kwargs": []}, layouts._UNUSABLE), (layouts.IFEVAL,
-     {**GOOGLE, "prompt": " "}, layouts._NO_PROMPT),
-     (layouts.NEMOTRON_IFEVAL, {**NEMOTRON, "input": MESSAGES * 2}, layouts._CONVERSATION),
-     (layouts.RLVR_IFEVAL, {**rlvr(func_name="validate_title"), "messages": []}, layouts._NO_PROMPT),
-     (layouts.RLVR_IFEVAL, rlvr(func_name="validate_haiku"), layouts._UNKNOWN_KIND), (layouts.RLVR_IFEVAL,
+     ("ifeval", {**GOOGLE, "instruction_id_list": [], "kwargs": []}, layouts._UNUSABLE), ("ifeval",
+     {**GOOGLE, "prompt": " "}, "no prompt"),
+     ("nemotron_ifeval", {**NEMOTRON, "input": MESSAGES * 2}, "more than one message"),
+     ("rlvr_ifeval", {**rlvr(func_name="validate_title"), "messages": []}, "no prompt"),
+     ("rlvr_ifeval", rlvr(func_name="validate_haiku"), layouts._UNKNOWN_KIND), ("rlvr_ifeval",
      rlvr(func_name="validate_placeholders"), layouts._UNUSABLE)],
 )  # fmt: skip
-def test_dropped_rows(layout: Layout, row: dict[str, Any], reason: Dropped) -> None:
-    assert layout.read(row, 0) is reason
+def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Dropped, match=reason):
+        LAYOUTS[layout].read(row, 0)
 
 
 @pytest.mark.parametrize(
     ("layout", "row"),
-    [(layouts.IFEVAL, {**GOOGLE, "kwargs": "none"}), (layouts.IFEVAL, {**GOOGLE, "prompt": 7}),
-    (layouts.NEMOTRON_IFEVAL, {**NEMOTRON, "args": "x y"}),
-     (layouts.NEMOTRON_IFEVAL, {**NEMOTRON, "args": "[1]"}), (layouts.IF_MULTI_CONSTRAINTS, {**MULTI,
+    [("ifeval", {**GOOGLE, "kwargs": "none"}), ("ifeval", {**GOOGLE, "prompt": 7}),
+    ("nemotron_ifeval", {**NEMOTRON, "args": "x y"}),
+     ("nemotron_ifeval", {**NEMOTRON, "args": "[1]"}), ("if_multi_constraints", {**MULTI,
      "ground_truth": "[1, 2]"}),
-     (layouts.RLVR_IFEVAL, {**MULTI, "ground_truth": "{}"})],
+     ("rlvr_ifeval", {**MULTI, "ground_truth": "{}"})],
 )  # fmt: skip
-def test_rows_of_another_layout(layout: Layout, row: dict[str, Any]) -> None:
+def test_rows_of_another_layout(layout: str, row: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must|neither"):
-        layout.read(row, 0)
+        LAYOUTS[layout].read(row, 0)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +123,7 @@ def test_rows_of_another_layout(layout: Layout, row: dict[str, Any]) -> None:
      {"options": ("yes", "no")})],
 )  # fmt: skip
 def test_functions_of_rlvr_ifeval(truth: dict[str, Any], kind: str, arguments: dict[str, Any]) -> None:
-    fields = layouts.RLVR_IFEVAL.read(rlvr(**truth), 0)
-    assert isinstance(fields, Fields)
+    fields = LAYOUTS["rlvr_ifeval"].read(rlvr(**truth), 0)
     made = Instructions.from_text(fields.reference)
     assert made == Instructions((Instruction(kind, arguments),))
 
@@ -131,4 +131,4 @@ def test_functions_of_rlvr_ifeval(truth: dict[str, Any], kind: str, arguments: d
 def test_rlvr_ifeval_covers_every_kind() -> None:
     assert {kind for kind, _, _ in layouts._FUNCTIONS.values()} == set(KINDS)
     for kind, names, fixed in layouts._FUNCTIONS.values():
-        assert set(KINDS[kind].needs) <= {*names.values(), *fixed}
+        assert {*KINDS[kind]} - OPTIONAL <= {*names.values(), *fixed}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from brorl.prompts.instructions import KINDS, Instruction, Instructions
+from brorl.prompts.instructions import KINDS, OPTIONAL, Instruction, Instructions
 
 GOOD: dict[str, Any] = {
     "keywords": ["a"], "keyword": "a", "frequency": 1, "relation": "at least", "forbidden_words": ["a"], "letter": "a",
@@ -16,7 +16,7 @@ GOOD: dict[str, Any] = {
 
 
 def arguments(kind: str) -> dict[str, Any]:
-    return {name: GOOD[name] for name in KINDS[kind].needs}
+    return {name: GOOD[name] for name in KINDS[kind] if name not in OPTIONAL}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -82,7 +82,7 @@ def test_unknown_names_have_the_nearest_and_the_allowed_ones() -> None:
     for kind in KINDS:
         with pytest.raises(ValueError, match="color") as caught:
             Instruction(kind, {**arguments(kind), "color": 1})
-        for name in (*KINDS[kind].needs, *KINDS[kind].may_have):
+        for name in KINDS[kind]:
             assert f"{name} (" in str(caught.value)
 
 

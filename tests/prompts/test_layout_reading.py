@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from brorl.errors import UserError
 from brorl.prompts.benchmarks import BENCHMARKS
 from brorl.prompts.files import CONTRADICTION, SourceReading, read_source
 from brorl.prompts.layouts.layout import Dropped, Fields, Layout
-from brorl.prompts.layouts.reading import layouts_of
-from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.layouts.table import LAYOUTS, layouts_of
 from brorl.prompts.settings import FileSource
 
 # Rows in the shape of the public data sets. Each has a question and its reference, or the reason why it is dropped.
@@ -231,14 +231,20 @@ def test_a_seed_and_the_row_reach_the_layout(monkeypatch: pytest.MonkeyPatch, tm
         (Fields(" ", "1", "math"), "empty question"),
         (Fields("x", "", "math"), "empty reference answer"),
         (Fields("\ud800", "1", "math"), "question with half a character"),
-        (Dropped("no test cases"), "no test cases"),
+        (None, "no test cases"),
     ],
 )
 def test_unusable_fields_are_dropped(
-    fields: Fields | Dropped, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    fields: Fields | None, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     good = Fields("good", "1", "math")
-    layout = Layout("odd", ("a",), lambda row, _seed: good if row["a"] else fields, (), "for a test")
+
+    def made(row: Mapping[str, Any], _seed: int) -> Fields:
+        if fields is None and not row["a"]:
+            raise Dropped(reason)
+        return good if row["a"] or fields is None else fields
+
+    layout = Layout("odd", ("a",), made, (), "for a test")
     monkeypatch.setitem(LAYOUTS, "odd", layout)  # type: ignore[arg-type]
     reading = read(write(tmp_path / "rows.jsonl", [{"a": 0}, {"a": 1}]), "odd")
     assert (reading.dropped, len(reading.questions)) == ({reason: 1}, 1)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl.prompts.mixture import PromptMixture
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.stream import PromptStream
+from brorl.prompts.stream import PromptMixture, PromptStream
 
 weights_of_sources = st.lists(
     st.one_of(st.integers(1, 60), st.decimals("0.01", "30", places=2).map(float)), min_size=1, max_size=12
@@ -106,7 +105,7 @@ def refusal(mixture: PromptMixture, state: dict[str, object]) -> str:
 def test_refuses_states_of_other_data() -> None:
     state = PromptMixture(streams(2), [1, 2]).state_dict()
     assert refusal(PromptMixture(streams(2), [2, 1]), state) == (
-        "the data has changed since the run began: sources with shares 1/3, 2/3 then, 2/3, 1/3 now; "
+        "the data has changed since the run began: sources with the fractions 1/3, 2/3 then, 2/3, 1/3 now; "
         "put the sources and their weights back as they were, or start a new run"
     )
     assert refusal(PromptMixture(streams(3), [1, 2, 3]), state).startswith("the data has changed since the run began")

@@ -6,8 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from brorl.prompts.choices import Choices
-from brorl.prompts.measured import Measured
+from brorl.prompts.science import Choices, Measured, read_science_reference
 
 OPTIONS = ("helium", "neon", "argon", "krypton")
 
@@ -57,7 +56,7 @@ def test_text_and_lines() -> None:
     made = Choices(OPTIONS, 1)
     assert (made.letters, made.letter) == ("ABCD", "B")
     assert json.loads(made.to_text()) == {"options": list(OPTIONS), "answer": "B"}
-    assert Choices.from_text(made.to_text()) == made
+    assert read_science_reference(made.to_text()) == made
     assert made.under("Which? ") == "Which?\n\nA. helium\nB. neon\nC. argon\nD. krypton"
 
 
@@ -68,20 +67,24 @@ def test_text_and_lines() -> None:
      "has the answer 'C'"),
      ('{"options": ["a", "b"], "answer": "a"}', "has the answer 'a'"), ('{"options": ["a", "b"], "answer": 1}',
      "answer '1'"),
-     ('{"options": "ab", "answer": "A"}', "not a list"), ('{"options": ["a", "b"]}', "is not of the form"),
-     ("B", "is not JSON"), ("[" * 100_000, "is not JSON")],
+     ('{"options": "ab", "answer": "A"}', "not a list"), ('{"options": ["a", "b"]}', "is not of the form")],
 )  # fmt: skip
 def test_malformed_choices(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        Choices.from_text(text)
+        read_science_reference(text)
 
 
 def test_measured_answers() -> None:
     made = Measured("9.81 m/s^2", 0.05)
-    assert Measured.from_text(made.to_text()) == made
+    assert read_science_reference(made.to_text()) == made
     for text, problem in [('{"value": " ", "tolerance": 0}', "empty"), ('{"value": "1", "tolerance": 0.6}', "between"),
                           ('{"value": "1", "tolerance": true}', "not a number"), ('{"value": 1, "tolerance": 0}',
                           "not text"),
-                          ('{"value": "1"}', "form"), ("1", "form"), ("x", "is not JSON")]:  # fmt: skip
+                          ('{"value": "1"}', "form")]:  # fmt: skip
         with pytest.raises(ValueError, match=problem):
-            Measured.from_text(text)
+            read_science_reference(text)
+
+
+@pytest.mark.parametrize("text", ["B", "1", "[" * 100_000, "{" * 100_000, '{"a'])
+def test_other_text_is_an_answer_without_a_tolerance(text: str) -> None:
+    assert read_science_reference(text) == Measured(text)

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from brorl.prompts.choices import Choices
-from brorl.prompts.layouts import science
-from brorl.prompts.layouts.layout import Dropped, Fields, Layout
-from brorl.prompts.measured import Measured
+from brorl.prompts.layouts.layout import Dropped, Fields
+from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.science import Measured, read_science_reference
 
 GPQA_ROW = {
     "Pre-Revision Question": "old", "Question": "Which gas is lightest?\n", "Correct Answer": "Helium\n",
@@ -39,49 +38,49 @@ SCIBENCH_ROW = {
 
 @pytest.mark.parametrize(
     ("layout", "row", "right", "number"),
-    [(science.GPQA, GPQA_ROW, "Helium", 4), (science.MMLU_PRO, MMLU_PRO_ROW, "5", 10), (science.ARC, ARC_ROW, "air", 3),
-     (science.SCIQ, SCIQ_ROW, "alpha decay", 4)],
+    [("gpqa", GPQA_ROW, "Helium", 4), ("mmlu_pro", MMLU_PRO_ROW, "5", 10), ("arc", ARC_ROW, "air", 3),
+     ("sciq", SCIQ_ROW, "alpha decay", 4)],
 )  # fmt: skip
-def test_questions_with_options(layout: Layout, row: dict[str, Any], right: str, number: int) -> None:
+def test_questions_with_options(layout: str, row: dict[str, Any], right: str, number: int) -> None:
     places = set()
     for seed in range(30):
-        fields = layout.read(row, seed)
-        assert isinstance(fields, Fields)
-        choices = Choices.from_text(fields.reference)
+        fields = LAYOUTS[layout].read(row, seed)
+        choices = read_science_reference(fields.reference)
         assert choices.options[choices.right] == right
         assert len(choices.options) == number
         assert f"\n{choices.letter}. {right}" in fields.text
         assert fields.domain == "science"
-        assert fields == layout.read(dict(reversed(row.items())), seed)
+        assert fields == LAYOUTS[layout].read(dict(reversed(row.items())), seed)
         places.add(choices.right)
     assert len(places) > 2
     with pytest.raises(KeyError):
-        layout.read({}, 0)
+        LAYOUTS[layout].read({}, 0)
 
 
 @pytest.mark.parametrize(
     ("layout", "row", "reason"),
-    [(science.GPQA, {**GPQA_ROW, "Incorrect Answer 1": "Helium"}, "two equal options"),
-     (science.GPQA, {**GPQA_ROW, "Incorrect Answer 1": None}, "an empty option"),
-     (science.GPQA, {**GPQA_ROW, "Question": " "}, "no question"),
-     (science.MMLU_PRO, {**MMLU_PRO_ROW, "answer": "C"}, "answer and answer_index of different options"),
-     (science.ARC, {**ARC_ROW, "answerKey": "D"}, "no answer"),
-     (science.SCIBENCH, {**SCIBENCH_ROW, "answer_number": ""}, "no answer")],
+    [("gpqa", {**GPQA_ROW, "Incorrect Answer 1": "Helium"}, "two equal options"),
+     ("gpqa", {**GPQA_ROW, "Incorrect Answer 1": None}, "an empty option"),
+     ("gpqa", {**GPQA_ROW, "Question": " "}, "no question"),
+     ("mmlu_pro", {**MMLU_PRO_ROW, "answer": "C"}, "answer and answer_index of different options"),
+     ("arc", {**ARC_ROW, "answerKey": "D"}, "no answer"),
+     ("scibench", {**SCIBENCH_ROW, "answer_number": ""}, "no answer")],
 )  # fmt: skip
-def test_dropped_rows(layout: Layout, row: dict[str, Any], reason: str) -> None:
-    assert layout.read(row, 0) == Dropped(reason)
+def test_dropped_rows(layout: str, row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Dropped, match=f"^{reason}$"):
+        LAYOUTS[layout].read(row, 0)
 
 
 @pytest.mark.parametrize(
     ("layout", "row", "problem"),
-    [(science.MMLU_PRO, {**MMLU_PRO_ROW, "options": "ABC"}, "options must be a list"),
-     (science.MMLU_PRO, {**MMLU_PRO_ROW, "answer_index": "1"}, "answer_index must be"),
-     (science.ARC, {**ARC_ROW, "choices": ["iron"]}, "choices must be"), (science.SCIQ, {**SCIQ_ROW,
+    [("mmlu_pro", {**MMLU_PRO_ROW, "options": "ABC"}, "options must be a list"),
+     ("mmlu_pro", {**MMLU_PRO_ROW, "answer_index": "1"}, "answer_index must be"),
+     ("arc", {**ARC_ROW, "choices": ["iron"]}, "choices must be"), ("sciq", {**SCIQ_ROW,
      "question": ["?"]}, "question must be")],
 )  # fmt: skip
-def test_rows_of_another_layout(layout: Layout, row: dict[str, Any], problem: str) -> None:
+def test_rows_of_another_layout(layout: str, row: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        layout.read(row, 0)
+        LAYOUTS[layout].read(row, 0)
 
 
 @pytest.mark.parametrize(
@@ -94,11 +93,13 @@ def test_rows_of_another_layout(layout: Layout, row: dict[str, Any], problem: st
 )  # fmt: skip
 def test_scp_keeps_solutions_with_a_short_answer(solution: str, answer: str | None) -> None:
     row = {"domain": "physics", "problem": "How fast?", "matched_solution": solution, "o1_solution": "..."}
-    expected = Fields("How fast?", answer, "science") if answer else Dropped("no short answer in the solution")
-    assert science.SCP_116K.read(row, 0) == expected
+    if answer:
+        assert LAYOUTS["scp_116k"].read(row, 0) == Fields("How fast?", answer, "science")
+    else:
+        with pytest.raises(Dropped, match="no short answer in the solution"):
+            LAYOUTS["scp_116k"].read(row, 0)
 
 
 def test_scibench_has_a_tolerance() -> None:
-    fields = science.SCIBENCH.read(SCIBENCH_ROW, 0)
-    assert isinstance(fields, Fields)
-    assert Measured.from_text(fields.reference) == Measured("50.7 \\mathrm{atm}", 0.05)
+    fields = LAYOUTS["scibench"].read(SCIBENCH_ROW, 0)
+    assert read_science_reference(fields.reference) == Measured("50.7 \\mathrm{atm}", 0.05)

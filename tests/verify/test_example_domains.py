@@ -67,6 +67,7 @@ def test_answers_are_verified_as_stored(domain: str, questions: dict[str, Questi
 
 @pytest.mark.slow
 @pytest.mark.linux
+@pytest.mark.slow
 def test_programs_are_verified_as_stored(questions: dict[str, Question], workers: Workers) -> None:
     check("code", questions, workers)
 
@@ -78,6 +79,7 @@ def test_texts_are_verified_as_stored(questions: dict[str, Question], workers: W
 
 @pytest.mark.slow
 @pytest.mark.linux
+@pytest.mark.slow
 def test_answers_of_reasoning_gym_are_verified_as_stored(monkeypatch: pytest.MonkeyPatch, workers: Workers) -> None:
     pytest.importorskip("reasoning_gym")
     questions = questions_of("gym.yaml", monkeypatch)

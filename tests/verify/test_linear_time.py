@@ -18,13 +18,12 @@ from domains.test_instruction_kinds import LANGUAGE_TEXTS, TEXTS
 from hostile_strings import hostile_string, literals, random_parts
 
 from brorl.api.verify import VerifyResult
-from brorl.prompts.choices import Choices
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.gym_task import GymTask
 from brorl.prompts.instructions import Instruction, Instructions
-from brorl.prompts.measured import Measured
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
+from brorl.prompts.science import Choices, Measured
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.gym import GymVerifier
@@ -45,7 +44,7 @@ LIMIT_S = 1.0  # of processor time; linear work takes milliseconds for this leng
 SHORTER = 5  # quadratic work takes a 25th of its time for a fifth of the length, where it is looked for first
 TAIL = 1_900  # most extractors read the last 2,000 characters: there, a run must be that short to follow its start
 # Strings per domain and length; instructions are read 25 times in up to eight ways.
-NUMBERS = {"code": 400, "countdown": 500, "gym": 1_000, "ifeval": 40, "math": 1_000, "science": 1_000}
+NUMBERS = {"code": 100, "countdown": 100, "gym": 250, "ifeval": 10, "math": 250, "science": 250}
 NEEDS = {"gym": "reasoning_gym", "ifeval": "langdetect"}
 
 
@@ -158,7 +157,7 @@ def test_hostile_strings_take_linear_time(domain: str, rng: np.random.Generator)
 @pytest.mark.parametrize("domain", sorted(DOMAINS))
 def test_many_hostile_strings_take_linear_time(domain: str, rng: np.random.Generator) -> None:
     require(domain)
-    assert slow_strings(domain, 5 * NUMBERS[domain], Random(int(rng.integers(2**32)))) == []
+    assert slow_strings(domain, 20 * NUMBERS[domain], Random(int(rng.integers(2**32)))) == []
 
 
 def test_the_words_of_hostile_strings_come_from_the_patterns() -> None:
@@ -172,7 +171,7 @@ def test_quadratic_time_is_stopped() -> None:
         def verify_all(self, _items: object) -> None:
             re.match(r"(?:a*a*)*b", "a" * 10_000)
 
-    assert LIMIT_S < seconds(Quadratic(), prompts("math", "1")[0], "") < 20 * LIMIT_S  # type: ignore[arg-type]
+    assert 0.1 < seconds(Quadratic(), prompts("math", "1")[0], "", limit_s=0.1) < 2.0  # type: ignore[arg-type]
 
 
 SLEEP_S = 0.05

@@ -19,6 +19,7 @@ from brorl.verification.domains.table import DOMAINS
 from brorl.verification.sandbox.pool import Workers
 
 FILES = sorted(Path(__file__).with_name("verdict_cases").glob("*.cases"))
+SLOW = ("gym", "math_boxed")
 
 
 class Case(NamedTuple):
@@ -63,7 +64,9 @@ def print_rates(file: Path, cases: list[Case], accepted: list[bool]) -> None:
 
 
 @pytest.mark.linux
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", [pytest.param(file, id=file.stem, marks=[pytest.mark.slow] if file.stem in SLOW else []) for file in FILES]
+)
 def test_verdicts(file: Path, workers: Workers) -> None:
     cases = cases_of(file)
     domain = file.stem.partition("_")[0]

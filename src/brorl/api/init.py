@@ -16,8 +16,8 @@ from brorl.prompts.countdown import COUNTDOWN_DOMAIN
 from brorl.prompts.files import read_questions
 from brorl.prompts.guess import Guess, guess_meaning
 from brorl.prompts.question import Question, split_held_out
+from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import FileSource
-from brorl.prompts.templates import TEMPLATES
 from brorl.verification.domains.table import DOMAINS
 
 _MODEL = "Qwen/Qwen2.5-0.5B-Instruct"

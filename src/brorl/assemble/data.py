@@ -16,13 +16,12 @@ from brorl.errors import UserError
 from brorl.format import counted
 from brorl.prompts.countdown import countdown_puzzles, countdown_questions, split_countdown
 from brorl.prompts.files import SourceReading, check_first_row, read_source
-from brorl.prompts.layouts.reading import reasons
-from brorl.prompts.mixture import PromptMixture
+from brorl.prompts.layouts.table import reasons
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question, drop_asked, split_held_out
 from brorl.prompts.rendering import drop_long, render
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource
-from brorl.prompts.stream import PromptStream, PromptSupply
+from brorl.prompts.stream import PromptMixture, PromptStream, PromptSupply
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

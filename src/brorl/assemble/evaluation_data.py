@@ -21,8 +21,8 @@ from brorl.paths import is_file
 from brorl.prompts.benchmarks import BENCHMARKS, BenchmarkSource, read_benchmark
 from brorl.prompts.files import SourceReading
 from brorl.prompts.question import Question, split_held_out
+from brorl.prompts.rendering import TEMPLATES
 from brorl.prompts.settings import CountdownSource, FileSource, GymSource, PromptFormat
-from brorl.prompts.templates import TEMPLATES
 
 _NO_LIMIT = 2**31
 GYM_BENCHMARK = "gym"

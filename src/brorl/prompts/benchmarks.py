@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from brorl.errors import UserError
 from brorl.prompts.boxed import last_box
@@ -32,81 +32,52 @@ _SOLUTIONS = ("solution", "original_solution", "response", "output")
 _THOUSANDS = re.compile(r"[-+]?[0-9]{1,3}(?:,[0-9]{3})+")
 
 
-@dataclass(frozen=True)
-class Hub:
-    """A data set of a benchmark on the Hugging Face hub.
-
-    Attributes:
-        id: Id of the data set.
-        split: Split to evaluate on.
-        subset: Its configuration; None for the only one.
-    """
+class Hub(NamedTuple):
+    """A data set of a benchmark on the Hugging Face hub: its id, the split to evaluate on, and its configuration."""
 
     id: str
     split: str
     subset: str | None = None
 
 
-@dataclass(frozen=True)
-class Benchmark:
+class Benchmark(NamedTuple):
     """A benchmark.
 
     Attributes:
         title: Its name and size.
         hubs: Its data sets; the first is the default.
-        answer_after: Text before the answer in its column, at its last occurrence; None takes the whole column.
-        context_column: Column of a text before the question, if a row has one.
         layout: Name of the layout of its data sets; None for mathematics in columns of any usual name.
     """
 
     title: str
     hubs: tuple[Hub, ...]
-    answer_after: str | None = None
-    context_column: str | None = None
     layout: str | None = None
 
 
+# Name, title, layout, and data sets as `id split subset`.
 BENCHMARKS: Mapping[str, Benchmark] = {
-    "aime24": Benchmark(
-        "AIME 2024, 30 problems",
-        (
-            Hub("HuggingFaceH4/aime_2024", "train"),
-            Hub("math-ai/aime24", "test"),
-            Hub("Maxwell-Jia/AIME_2024", "train"),
-        ),
-    ),
-    "aime25": Benchmark(
-        "AIME 2025, 30 problems", (Hub("math-ai/aime25", "test"), Hub("yentinglin/aime_2025", "train"))
-    ),
-    "amc": Benchmark(
-        "AMC 12 of 2022 and 2023, 83 problems",
-        (Hub("AI-MO/aimo-validation-amc", "train"), Hub("math-ai/amc23", "test")),
-    ),
-    "math": Benchmark(
-        "MATH-500, 500 problems", (Hub("HuggingFaceH4/MATH-500", "test"), Hub("math-ai/math500", "test"))
-    ),
-    "minerva": Benchmark("Minerva Math, 272 problems", (Hub("math-ai/minervamath", "test"),)),
-    "olympiadbench": Benchmark(
-        "OlympiadBench, English text-only mathematics, 674 problems",
-        (Hub("math-ai/olympiadbench", "test"), Hub("Hothan/OlympiadBench", "train", "OE_TO_maths_en_COMP")),
-        context_column="context",
-    ),
-    "gsm8k": Benchmark("GSM8K, 1,319 test problems", (Hub("openai/gsm8k", "test", "main"),), answer_after="####"),
-    "humaneval_plus": Benchmark(
-        "HumanEval+, 164 functions", (Hub("evalplus/humanevalplus", "test"),), layout="humaneval"
-    ),
-    "mbpp_plus": Benchmark("MBPP+, 378 functions", (Hub("evalplus/mbppplus", "test"),), layout="mbpp"),
-    "livecodebench": Benchmark(
-        "LiveCodeBench, code generation",
-        (Hub("livecodebench/code_generation_lite", "test"), Hub("livecodebench/code_generation", "test")),
-        layout="livecodebench",
-    ),
-    "gpqa_diamond": Benchmark(
-        "GPQA Diamond, 198 questions", (Hub("Idavidrein/gpqa", "train", "gpqa_diamond"),), layout="gpqa"
-    ),
-    "mmlu_pro": Benchmark("MMLU-Pro, 12,032 test questions", (Hub("TIGER-Lab/MMLU-Pro", "test"),), layout="mmlu_pro"),
-    "ifeval": Benchmark("IFEval, 541 prompts, strict", (Hub("google/IFEval", "train"),), layout="ifeval"),
-}
+    name: Benchmark(title, tuple(Hub(*hub.split()) for hub in hubs), layout)
+    for name, title, layout, *hubs in (
+        ("aime24", "AIME 2024, 30 problems", None, "HuggingFaceH4/aime_2024 train", "math-ai/aime24 test",
+         "Maxwell-Jia/AIME_2024 train"),
+        ("aime25", "AIME 2025, 30 problems", None, "math-ai/aime25 test", "yentinglin/aime_2025 train"),
+        ("amc", "AMC 12 of 2022 and 2023, 83 problems", None, "AI-MO/aimo-validation-amc train", "math-ai/amc23 test"),
+        ("math", "MATH-500, 500 problems", None, "HuggingFaceH4/MATH-500 test", "math-ai/math500 test"),
+        ("minerva", "Minerva Math, 272 problems", None, "math-ai/minervamath test"),
+        ("olympiadbench", "OlympiadBench, English text-only mathematics, 674 problems", None,
+         "math-ai/olympiadbench test", "Hothan/OlympiadBench train OE_TO_maths_en_COMP"),
+        ("gsm8k", "GSM8K, 1,319 test problems", None, "openai/gsm8k test main"),
+        ("humaneval_plus", "HumanEval+, 164 functions", "humaneval", "evalplus/humanevalplus test"),
+        ("mbpp_plus", "MBPP+, 378 functions", "mbpp", "evalplus/mbppplus test"),
+        ("livecodebench", "LiveCodeBench, code generation", "livecodebench",
+         "livecodebench/code_generation_lite test", "livecodebench/code_generation test"),
+        ("gpqa_diamond", "GPQA Diamond, 198 questions", "gpqa", "Idavidrein/gpqa train gpqa_diamond"),
+        ("mmlu_pro", "MMLU-Pro, 12,032 test questions", "mmlu_pro", "TIGER-Lab/MMLU-Pro test"),
+        ("ifeval", "IFEval, 541 prompts, strict", "ifeval", "google/IFEval train"),
+    )
+}  # fmt: skip
+_CONTEXT = {"olympiadbench": "context"}  # column of a text before the question, if a row has one
+_ANSWER_AFTER = {"gsm8k": "####"}  # text before the answer in its column, at its last occurrence
 
 
 @dataclass(frozen=True)
@@ -144,11 +115,9 @@ class BenchmarkSource:
     @property
     def hub(self) -> Hub:
         """Path, split and subset of the data; a local path has no split and no subset."""
-        usual, *others = BENCHMARKS[self.benchmark].hubs
-        if self.path is None or self.path == usual.id:
-            known = usual
-        else:
-            known = next((hub for hub in others if hub.id == self.path), Hub(self.path, usual.split))
+        hubs = BENCHMARKS[self.benchmark].hubs
+        path = self.path or hubs[0].id
+        known = next((hub for hub in hubs if hub.id == path), Hub(path, hubs[0].split))
         return Hub(known.id, self.split or known.split, self.subset or known.subset)
 
 
@@ -170,13 +139,11 @@ def read_benchmark(source: BenchmarkSource, seed: int = 0) -> SourceReading:
     if benchmark.layout:
         file = FileSource(path=hub.id, name=source.label, subset=hub.subset, split=hub.split, layout=benchmark.layout)
         return read_source(file, seed)
-    context = [benchmark.context_column] if benchmark.context_column else []
-    names = [*_QUESTIONS, *_ANSWERS, *_SOLUTIONS, *context]
+    names = [*_QUESTIONS, *_ANSWERS, *_SOLUTIONS, *_CONTEXT.values()]
     wanted = {spelling for name in names for spelling in (name, name.capitalize(), name.title(), name.upper())}
     questions = []
     for row in read_rows(hub.id, hub.subset, hub.split, wanted):
-        text = _question_of(row, source.benchmark, benchmark)
-        reference = _reference_of(row, source.benchmark, benchmark)
+        text, reference = _question_of(row, source.benchmark), _reference_of(row, source.benchmark)
         questions.append(Question(f"{source.label}:{row.key}", text, reference, BENCHMARK_DOMAIN, source.label))
     if not questions:
         raise UserError(f"{hub.id} is empty; {source.benchmark} needs at least one row")
@@ -222,32 +189,31 @@ def _cells(row: Row, names: Sequence[str]) -> list[Any]:
     return [row.values[spelled[name]] for name in names if name in spelled]
 
 
-def _question_of(row: Row, name: str, benchmark: Benchmark) -> str:
-    found = [value.strip() for value in _cells(row, _QUESTIONS) if isinstance(value, str) and value.strip()]
-    if not found:
+def _question_of(row: Row, name: str) -> str:
+    context, questions = (
+        [value.strip() for value in _cells(row, names) if isinstance(value, str) and value.strip()]
+        for names in ([_CONTEXT[name]] if name in _CONTEXT else [], _QUESTIONS)
+    )
+    if not questions:
         raise _missing(row, name, "question", ", ".join(_QUESTIONS))
-    before = [benchmark.context_column] if benchmark.context_column else []
-    context = [value.strip() for value in _cells(row, before) if isinstance(value, str) and value.strip()]
-    return "\n\n".join([*context, found[0]])
+    return "\n\n".join([*context, questions[0]])
 
 
-def _reference_of(row: Row, name: str, benchmark: Benchmark) -> str:
-    for value in _cells(row, _ANSWERS):
-        answer = reference_answer(value)
+def _reference_of(row: Row, name: str) -> str:
+    for answer in map(reference_answer, _cells(row, _ANSWERS)):
         if answer is None:
             continue
-        if benchmark.answer_after and benchmark.answer_after in answer:
-            answer = answer.rpartition(benchmark.answer_after)[2].strip()
+        if name in _ANSWER_AFTER:
+            answer = answer.rpartition(_ANSWER_AFTER[name])[2].strip()
         boxed = last_box(answer)
         answer = answer if boxed is None else boxed.strip()
-        if _THOUSANDS.fullmatch(answer) and benchmark.answer_after:
+        if name in _ANSWER_AFTER and _THOUSANDS.fullmatch(answer):
             answer = answer.replace(",", "")
         if answer:
             return answer
-    for solution in _cells(row, _SOLUTIONS):
-        boxed = last_box(solution) if isinstance(solution, str) else None
-        if boxed is not None and boxed.strip():
-            return boxed.strip()
+    boxes = (last_box(solution) for solution in _cells(row, _SOLUTIONS) if isinstance(solution, str))
+    if boxed := next((box.strip() for box in boxes if box and box.strip()), None):
+        return boxed
     expected = f"{', '.join(_ANSWERS)}, or {' or '.join(_SOLUTIONS[:2])} with a \\boxed{{}}"
     raise _missing(row, name, "answer", expected)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
 from typing import Any, Literal, get_args
@@ -170,14 +170,15 @@ class CodeTests:
             raise ValueError(f"the tests must be JSON text: {error}") from None
         if not isinstance(value, Mapping):
             raise ValueError(
-                f"the tests must be a JSON object with one of the keys {_listed(_KINDS)}, got {_shown(value)}"
+                f"the tests must be a JSON object with one of the keys {', '.join(_KINDS)}, got {_shown(value)}"
             )
         kinds = [name for name in _KINDS if name in value]
         unknown = [name for name in value if name not in (*_KINDS, *_OPTIONS)]
         if len(kinds) != 1 or unknown:
             raise ValueError(
-                f"the tests must have one of the keys {_listed(_KINDS)} and can have {_listed(_OPTIONS)}, got "
-                f"{_listed(value) or 'none'}; {f'delete or correct {unknown[0]!r}' if unknown else 'keep one of them'}"
+                f"the tests must have one of the keys {', '.join(_KINDS)} and can have {', '.join(_OPTIONS)}, got "
+                f"{', '.join(value) or 'none'}; "
+                f"{f'delete or correct {unknown[0]!r}' if unknown else 'keep one of them'}"
             )
         made = _made(kinds[0], value[kinds[0]])
         return CodeTests(made, **{name: value[name] for name in _OPTIONS if name in value})
@@ -192,21 +193,17 @@ def _made(kind: str, value: Any) -> StdinCases | CallCases | TestCode:
     all_keys = {field.name: field.default for field in fields(_KINDS[kind])}
     needed = [name for name, default in all_keys.items() if default is MISSING]
     if not isinstance(value, Mapping):
-        raise ValueError(f"{kind} must be a JSON object with the keys {_listed(needed)}, got {_shown(value)}")
+        raise ValueError(f"{kind} must be a JSON object with the keys {', '.join(needed)}, got {_shown(value)}")
     unknown = next((name for name in value if name not in all_keys), None)
     if unknown is not None:
-        raise ValueError(f"{kind} has an unknown key {unknown!r} (keys: {_listed(all_keys)}); delete or correct it")
+        raise ValueError(f"{kind} has an unknown key {unknown!r} (keys: {', '.join(all_keys)}); delete or correct it")
     missing = next((name for name in needed if name not in value), None)
     if missing is not None:
-        raise ValueError(f"{kind} has no key {missing!r} (keys: {_listed(value) or 'none'}); add it")
+        raise ValueError(f"{kind} has no key {missing!r} (keys: {', '.join(value) or 'none'}); add it")
     for name, part in value.items():
         if isinstance(all_keys[name], bool) and not isinstance(part, bool):
             raise ValueError(f"{name} must be true or false, got {_shown(part)}")
     return _KINDS[kind](**{name: _frozen(name, part) for name, part in value.items()})
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 def _shown(value: Any) -> str:

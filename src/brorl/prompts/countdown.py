@@ -6,11 +6,11 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, combinations_with_replacement, permutations
 from math import gcd
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 
-from brorl.prompts.question import Question, uniform_hash
+from brorl.prompts.question import Question, Split, uniform_hash
 
 COUNTDOWN_DOMAIN = "countdown"
 
@@ -103,13 +103,6 @@ def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | Non
     return None
 
 
-class CountdownSplit(NamedTuple):
-    """Puzzles for training, and puzzles whose numbers training never sees."""
-
-    train: list[CountdownPuzzle]
-    held_out: list[CountdownPuzzle]
-
-
 def countdown_puzzles(num_numbers: int, max_number: int, targets: range, min_number: int = 1) -> list[CountdownPuzzle]:
     """List every solvable puzzle of a size.
 
@@ -198,7 +191,7 @@ def numbers_are_held_out(numbers: Iterable[int], held_out_fraction: float, seed:
     return uniform_hash(f"countdown split {seed}: {' '.join(map(str, sorted(numbers)))}") < held_out_fraction * 2**64
 
 
-def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int) -> CountdownSplit:
+def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float, seed: int) -> Split[CountdownPuzzle]:
     """Split puzzles by their multiset of numbers: training never sees held-out numbers.
 
     Args:
@@ -218,7 +211,7 @@ def split_countdown(puzzles: Sequence[CountdownPuzzle], held_out_fraction: float
         side = held_out if numbers_are_held_out(puzzle.numbers, held_out_fraction, seed) else train
         side.append(puzzle)
     order = np.random.default_rng(seed).permutation(len(held_out))
-    return CountdownSplit(train, [held_out[i] for i in order])
+    return Split(train, [held_out[i] for i in order])
 
 
 def countdown_questions(puzzles: Iterable[CountdownPuzzle], source: str = COUNTDOWN_DOMAIN) -> list[Question]:

@@ -11,6 +11,7 @@ import difflib
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import blake2b
@@ -20,9 +21,9 @@ from typing import Any
 
 from brorl.errors import UserError
 from brorl.prompts.layouts.layout import Dropped
-from brorl.prompts.layouts.reading import all_dropped, find_layout, layouts_of, read_fields
+from brorl.prompts.layouts.table import all_dropped, find_layout, layouts_of, read_fields
 from brorl.prompts.question import Message, Question
-from brorl.prompts.rows import JSON_NAMES, MISSING, Place, Row, is_local, read_rows
+from brorl.prompts.rows import JSON_NAMES, MISSING, Row, is_local, read_rows
 from brorl.prompts.settings import FileSource
 
 # Names of these columns in other data sets, the most specific first.
@@ -80,24 +81,40 @@ def read_source(source: FileSource, seed: int = 0) -> SourceReading:
             question repeats with another answer without a layout, or the layout drops every row.
     """
     layout = find_layout(source.layout) if source.layout else None
-    distinct, dropped = _Distinct(source), Counter[str]()
+    first: dict[bytes, Question] = {}  # by the digest of a question
+    rows, dropped = Counter[bytes](), Counter[str]()
+    contradicted: set[bytes] = set()
+    place_of_id: dict[str, str] = {}
     number = 0
     most = None if source.limit is None else min(source.limit, sys.maxsize)
     for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), most):
         number += 1
-        question = _question(row, source, seed)
-        if isinstance(question, Dropped):
-            dropped[question.reason] += 1
-        else:
-            distinct.add(question, row.place)
+        try:
+            question = _question(row, source, seed)
+        except Dropped as reason:
+            dropped[str(reason)] += 1
+            continue
+        if source.id_column and place_of_id.setdefault(question.id, row.place) is not row.place:
+            raise UserError(
+                f"{row.place} has the {source.id_column} {question.id.partition(':')[2]!r} of "
+                f"{place_of_id[question.id]} again; ids must be distinct: fix them, or drop data.sources[].id_column "
+                "to number the rows"
+            )
+        digest = blake2b(question.key.encode(), digest_size=16).digest()
+        rows[digest] += 1
+        earlier = first.setdefault(digest, question)
+        if (earlier.reference, earlier.domain) != (question.reference, question.domain):
+            if not layout:
+                raise UserError(_contradiction(earlier, question))
+            contradicted.add(digest)
     if not number:
         raise UserError(f"{source.path} is empty; data.sources[].path must hold at least one row")
-    if distinct.num_contradicting:
-        dropped[CONTRADICTION] = distinct.num_contradicting
-    kept = distinct.kept()
+    if contradicted:
+        dropped[CONTRADICTION] = sum(rows[digest] for digest in contradicted)
+    kept = [question for digest, question in first.items() if digest not in contradicted]
     if layout and not kept:
         raise all_dropped(source.path, layout, dropped)
-    return SourceReading(kept, number, distinct.num_repeated, dict(dropped))
+    return SourceReading(kept, number, number - dropped.total() - len(kept), dict(dropped))
 
 
 def check_first_row(source: FileSource) -> None:
@@ -108,7 +125,8 @@ def check_first_row(source: FileSource) -> None:
     """
     if is_local(source.path):
         for row in islice(read_rows(source.path, source.subset, source.split, _wanted(source)), 1):
-            _question(row, source, seed=0)
+            with suppress(Dropped):
+                _question(row, source, seed=0)
 
 
 def _wanted(source: FileSource) -> set[str]:
@@ -118,86 +136,23 @@ def _wanted(source: FileSource) -> set[str]:
     return {name for column in used if column for name in (column, column.partition(".")[0])}
 
 
-class _Distinct:
-    """Collects the distinct questions of a source."""
-
-    def __init__(self, source: FileSource) -> None:
-        self._source = source
-        self._questions: list[Question] = []
-        self._place_of: dict[bytes, tuple[Place, int]] = {}  # the first row of a question, and its index
-        self._place_of_id: dict[str, Place] = {}
-        self._contradicted: dict[int, int] = {}  # rows of a question with several answers, by its index
-        self._repeated: Counter[int] = Counter()  # rows that repeat a question with its answer, by its index
-
-    def add(self, question: Question, place: Place) -> None:
-        """Add the question of a row.
-
-        Raises:
-            UserError: If its id repeats, or it repeats with another answer without a layout.
-        """
-        if self._source.id_column:
-            self._check_id(question, place)
-        digest = blake2b(question.key.encode(), digest_size=16).digest()
-        if digest not in self._place_of:
-            self._place_of[digest] = place, len(self._questions)
-            self._questions.append(question)
-            return
-        first_place, index = self._place_of[digest]
-        first = self._questions[index]
-        if index in self._contradicted:
-            self._contradicted[index] += 1
-        elif (question.reference, question.domain) == (first.reference, first.domain):
-            self._repeated[index] += 1
-        elif self._source.layout:
-            self._contradicted[index] = self._repeated.pop(index, 0) + 2
-        else:
-            raise UserError(_contradiction(first_place, first, place, question))
-
-    def kept(self) -> list[Question]:
-        """Return the questions with one answer."""
-        return [question for index, question in enumerate(self._questions) if index not in self._contradicted]
-
-    @property
-    def num_repeated(self) -> int:
-        """Number of rows that repeat a question with the same answer."""
-        return self._repeated.total()
-
-    @property
-    def num_contradicting(self) -> int:
-        """Number of rows of questions with several answers."""
-        return sum(self._contradicted.values())
-
-    def _check_id(self, question: Question, place: Place) -> None:
-        if question.id in self._place_of_id:
-            column, value = self._source.id_column, question.id.partition(":")[2]
-            raise UserError(
-                f"{place} has the {column} {value!r} of {self._place_of_id[question.id]} again; ids must be distinct: "
-                "fix them, or drop data.sources[].id_column to number the rows"
-            )
-        self._place_of_id[question.id] = place
-
-
-def _contradiction(first_place: Place, first: Question, place: Place, question: Question) -> str:
+def _contradiction(first: Question, question: Question) -> str:
     what = "answer" if question.reference != first.reference else "domain"
     one, other = (first.reference, question.reference) if what == "answer" else (first.domain, question.domain)
     return (
-        f"{place} has the question of {first_place} with another {what} ({_short(one)} there, {_short(other)} here); "
-        "the same response would be right and wrong: correct one of them or delete both"
+        f"{question.place} has the question of {first.place} with another {what} ({_short(one)} there, "
+        f"{_short(other)} here); the same response would be right and wrong: correct one of them or delete both"
     )
 
 
-def _question(row: Row, source: FileSource, seed: int) -> Question | Dropped:
+def _question(row: Row, source: FileSource, seed: int) -> Question:
     key = row.key
     if source.id_column:
         value = _cell(row, source.id_column, "id_column", source)
         key = _text(value, row.place, source.id_column, "an id is text or a number")
     if source.layout:
-        found = read_fields(row, find_layout(source.layout), seed)
-        if isinstance(found, Dropped):
-            return found
-        return Question(
-            f"{source.label}:{key}", found.text, found.reference, found.domain, source.label, place=str(row.place)
-        )
+        fields = read_fields(row, find_layout(source.layout), seed)
+        return Question(f"{source.label}:{key}", *fields, source.label, place=row.place)
     prompt = _cell(row, source.prompt_column, "prompt_column", source)
     text, messages = "", tuple[Message, ...]()
     if isinstance(prompt, list):
@@ -214,7 +169,7 @@ def _question(row: Row, source: FileSource, seed: int) -> Question | Dropped:
     if source.domain_column:
         value = _cell(row, source.domain_column, "domain_column", source)
         domain = _text(value, row.place, source.domain_column, "a domain is the name of a verifier")
-    return Question(f"{source.label}:{key}", text, reference, domain, source.label, messages, str(row.place))
+    return Question(f"{source.label}:{key}", text, reference, domain, source.label, messages, row.place)
 
 
 def _cell(row: Row, column: str, setting: str, source: FileSource) -> Any:
@@ -240,7 +195,7 @@ def _nearest(column: str, columns: list[str], setting: str) -> str | None:
     return lower[alike[0]] if alike else None
 
 
-def _text(value: Any, place: Place, column: str, advice: str) -> str:
+def _text(value: Any, place: str, column: str, advice: str) -> str:
     """Return text or a number as text; anything else is an error."""
     if value is None:
         raise UserError(f"{place}: {column} is null; fill it in or delete the row")
@@ -277,7 +232,7 @@ def _answer_advice(answer: Any, row: Row, source: FileSource) -> str:
     return "an answer is one text or number: write the one answer, or JSON text if your verifier reads a structure"
 
 
-def _after(answer: str, place: Place, source: FileSource) -> str:
+def _after(answer: str, place: str, source: FileSource) -> str:
     _, marker, reference = answer.rpartition(source.answer_after or "")
     column = source.answer_column
     if not marker:
@@ -290,7 +245,7 @@ def _after(answer: str, place: Place, source: FileSource) -> str:
     return reference.strip()
 
 
-def _messages(values: list[Any], place: Place, column: str) -> tuple[Message, ...]:
+def _messages(values: list[Any], place: str, column: str) -> tuple[Message, ...]:
     """Check a list of messages; a chat template would silently drop unknown keys."""
     form, form_keys = '[{"role": "user", "content": "..."}]', ("role", "content")
     messages: list[Message] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from math import isfinite
 from typing import Any, NamedTuple
@@ -16,9 +17,8 @@ from brorl.errors import UserError
 from brorl.prompts.boxed import last_box
 from brorl.prompts.countdown import COUNTDOWN_DOMAIN, is_countdown_reference
 from brorl.prompts.files import USUAL_NAMES
-from brorl.prompts.layouts.layout import Fields
-from brorl.prompts.layouts.reading import read_fields
-from brorl.prompts.layouts.table import LAYOUTS
+from brorl.prompts.layouts.layout import Dropped
+from brorl.prompts.layouts.table import LAYOUTS, read_fields
 from brorl.prompts.rows import MISSING, Row, read_rows
 
 _ROWS = 200  # that the guess is made from
@@ -91,8 +91,11 @@ def _fitting_layout(columns: Sequence[str], rows: Sequence[Row]) -> Guess | None
     for name, layout in LAYOUTS.items():
         if not set(layout.columns) <= set(columns):
             continue
+        fields = []
         try:
-            fields = [read for row in rows if isinstance(read := read_fields(row, layout, seed=0), Fields)]
+            for row in rows:
+                with suppress(Dropped):
+                    fields.append(read_fields(row, layout, seed=0))
         except UserError:  # a row of another layout
             continue
         if fields:

@@ -14,6 +14,7 @@ import difflib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any, Literal, get_args
 
@@ -71,82 +72,69 @@ def _letter(value: Any) -> str:
     return _text(value)
 
 
-def _one_of(allowed: Sequence[str]) -> Callable[[Any], str]:
-    def choose(value: Any) -> str:
-        if value not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}, got {_short(value)}")
-        return str(value)
-
-    return choose
+def _one_of(allowed: Sequence[str], value: Any) -> str:
+    if value not in allowed:
+        raise ValueError(f"must be one of {', '.join(allowed)}, got {_short(value)}")
+    return str(value)
 
 
-_relation, _language = _one_of(RELATIONS), _one_of(LANGUAGES)
+_relation, _language = partial(_one_of, RELATIONS), partial(_one_of, LANGUAGES)
 
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of instruction.
-
-    Attributes:
-        needs: Its arguments, each with a function that checks a value or raises a ValueError.
-        may_have: Arguments that it can do without.
-    """
-
-    needs: Mapping[str, Callable[[Any], Value]]
-    may_have: Mapping[str, Callable[[Any], Value]]
-
-
-def _kind(may_have: Mapping[str, Callable[[Any], Value]] | None = None, /, **needs: Callable[[Any], Value]) -> Kind:
-    return Kind(needs, may_have or {})
-
-
-KINDS: Mapping[str, Kind] = {
-    "keywords:existence": _kind(keywords=_texts),
-    "keywords:frequency": _kind(keyword=_text, frequency=_count, relation=_relation),
-    "keywords:forbidden_words": _kind(forbidden_words=_texts),
-    "keywords:letter_frequency": _kind(letter=_letter, let_frequency=_count, let_relation=_relation),
-    "language:response_language": _kind(language=_language),
-    "length_constraints:number_sentences": _kind(num_sentences=_count, relation=_relation),
-    "length_constraints:number_paragraphs": _kind({"divider": _text}, num_paragraphs=_place),
-    "length_constraints:number_words": _kind(num_words=_count, relation=_relation),
-    "length_constraints:nth_paragraph_first_word": _kind(num_paragraphs=_place, nth_paragraph=_place, first_word=_word),
-    "detectable_content:number_placeholders": _kind(num_placeholders=_count),
-    "detectable_content:postscript": _kind(postscript_marker=_text),
-    "detectable_format:number_bullet_lists": _kind(num_bullets=_count),
-    "detectable_format:constrained_response": _kind({"options": _texts}),
-    "detectable_format:number_highlighted_sections": _kind(num_highlights=_count),
-    "detectable_format:multiple_sections": _kind(section_spliter=_text, num_sections=_count),
-    "detectable_format:json_format": _kind(),
-    "detectable_format:title": _kind(),
-    "combination:two_responses": _kind(),
-    "combination:repeat_prompt": _kind(prompt_to_repeat=_text),
-    "startend:end_checker": _kind(end_phrase=_text),
-    "startend:quotation": _kind(),
-    "change_case:capital_word_frequency": _kind(capital_frequency=_count, capital_relation=_relation),
-    "change_case:english_capital": _kind(),
-    "change_case:english_lowercase": _kind(),
-    "punctuation:no_comma": _kind(),
+# Each argument, with a function that checks a value or raises a ValueError, and what it admits.
+_ARGUMENTS: Mapping[str, tuple[Callable[[Any], Value], str]] = {
+    name: (check, admits)
+    for names, check, admits in (
+        ("frequency let_frequency num_sentences num_words num_placeholders num_bullets num_highlights num_sections "
+         "capital_frequency", _count, "a whole number"),
+        ("num_paragraphs nth_paragraph", _place, "a whole number from 1"),
+        ("keyword divider postscript_marker section_spliter prompt_to_repeat end_phrase", _text, "text"),
+        ("keywords forbidden_words options", _texts, "a list of texts"),
+        ("first_word", _word, "one word"),
+        ("letter", _letter, "one character"),
+        ("relation let_relation capital_relation", _relation, f"one of {', '.join(RELATIONS)}"),
+        ("language", _language, "a code such as en"),
+    )
+    for name in names.split()
+}  # fmt: skip
+OPTIONAL = frozenset(("divider", "options"))
+"""Arguments that their kinds can do without."""
+KINDS: Mapping[str, tuple[str, ...]] = {
+    kind: tuple(arguments.split())
+    for kind, arguments in {
+        "keywords:existence": "keywords",
+        "keywords:frequency": "keyword frequency relation",
+        "keywords:forbidden_words": "forbidden_words",
+        "keywords:letter_frequency": "letter let_frequency let_relation",
+        "language:response_language": "language",
+        "length_constraints:number_sentences": "num_sentences relation",
+        "length_constraints:number_paragraphs": "num_paragraphs divider",
+        "length_constraints:number_words": "num_words relation",
+        "length_constraints:nth_paragraph_first_word": "num_paragraphs nth_paragraph first_word",
+        "detectable_content:number_placeholders": "num_placeholders",
+        "detectable_content:postscript": "postscript_marker",
+        "detectable_format:number_bullet_lists": "num_bullets",
+        "detectable_format:constrained_response": "options",
+        "detectable_format:number_highlighted_sections": "num_highlights",
+        "detectable_format:multiple_sections": "section_spliter num_sections",
+        "detectable_format:json_format": "",
+        "detectable_format:title": "",
+        "combination:two_responses": "",
+        "combination:repeat_prompt": "prompt_to_repeat",
+        "startend:end_checker": "end_phrase",
+        "startend:quotation": "",
+        "change_case:capital_word_frequency": "capital_frequency capital_relation",
+        "change_case:english_capital": "",
+        "change_case:english_lowercase": "",
+        "punctuation:no_comma": "",
+    }.items()
 }
-
-
-# What each check admits, for errors.
-_ADMITS: Mapping[Callable[[Any], Value], str] = {
-    _count: "a whole number",
-    _place: "a whole number from 1",
-    _text: "text",
-    _texts: "a list of texts",
-    _word: "one word",
-    _letter: "one character",
-    _relation: f"one of {', '.join(RELATIONS)}",
-    _language: "a code such as en",
-}
+"""The kinds of instructions with their arguments."""
 
 
 def _signature(kind: str) -> str:
     """Return the arguments of a kind with the values that they admit."""
-    needs = [f"{name} ({_ADMITS[check]})" for name, check in KINDS[kind].needs.items()]
-    may_have = [f"{name} ({_ADMITS[check]}, optional)" for name, check in KINDS[kind].may_have.items()]
-    return ", ".join([*needs, *may_have]) or "none"
+    admitted = [f"{_ARGUMENTS[name][1]}{', optional' if name in OPTIONAL else ''}" for name in KINDS[kind]]
+    return ", ".join(f"{name} ({admits})" for name, admits in zip(KINDS[kind], admitted, strict=True)) or "none"
 
 
 @dataclass(frozen=True)
@@ -170,31 +158,31 @@ class Instruction:
             near = difflib.get_close_matches(self.kind.lower(), KINDS, 1)
             advice = f"did you mean {near[0]}?" if near else f"the kinds are {', '.join(KINDS)}"
             raise ValueError(f"has the unknown instruction {_short(self.kind)}; {advice}")
-        kind = KINDS[self.kind]
+        names = KINDS[self.kind]
         given = {name: value for name, value in self.arguments.items() if value is not None}
-        missing = next((name for name in kind.needs if name not in given), None)
+        missing = next((name for name in names if name not in given and name not in OPTIONAL), None)
         if missing:
             raise ValueError(f"has no {missing} for {self.kind} (its arguments: {_signature(self.kind)})")
-        checks = {**kind.needs, **kind.may_have}
-        unknown = next((name for name in given if name not in checks), None)
+        unknown = next((name for name in given if name not in names), None)
         if unknown is not None:
-            near = difflib.get_close_matches(unknown, checks, 1)
+            near = difflib.get_close_matches(unknown, names, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
             allowed = f"its arguments: {_signature(self.kind)}"
             raise ValueError(f"has the unknown argument {_short(unknown)} for {self.kind} ({allowed}){meant}")
-        checked = {name: _checked(self.kind, name, checks[name], given[name]) for name in checks if name in given}
+        checked: dict[str, Value] = {}
+        for name in names:
+            if name in given:
+                try:
+                    checked[name] = _ARGUMENTS[name][0](given[name])
+                except ValueError as error:
+                    raise ValueError(f"has an unusable argument of {self.kind}: {name} {error}") from error
         object.__setattr__(self, "arguments", checked)
-        self._check_possible()
-
-    def _check_possible(self) -> None:
-        """Reject an instruction that no response can follow."""
-        arguments = self.arguments
-        if "less than" in arguments.values() and 0 in arguments.values():
+        if "less than" in checked.values() and 0 in checked.values():
             raise ValueError(f"has less than 0 for {self.kind}, which no response can follow")
-        if "nth_paragraph" in arguments and arguments["nth_paragraph"] > arguments["num_paragraphs"]:
+        nth, total = (self.arguments.get(name, 0) for name in ("nth_paragraph", "num_paragraphs"))
+        if nth > total:
             raise ValueError(
-                f"has nth_paragraph {arguments['nth_paragraph']} of num_paragraphs {arguments['num_paragraphs']} for "
-                f"{self.kind}, which no response can follow"
+                f"has nth_paragraph {nth} of num_paragraphs {total} for {self.kind}, which no response can follow"
             )
 
 
@@ -266,13 +254,6 @@ class Instructions:
         """Return JSON text: `{"instructions": [{"kind": "punctuation:no_comma"}], "loose": false}`."""
         listed = [{"kind": one.kind, **one.arguments} for one in self.instructions]
         return json.dumps({"instructions": listed, "loose": self.loose}, ensure_ascii=False)
-
-
-def _checked(kind: str, name: str, check: Callable[[Any], Value], value: Any) -> Value:
-    try:
-        return check(value)
-    except ValueError as error:
-        raise ValueError(f"has an unusable argument of {kind}: {name} {error}") from error
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,17 @@ class Question:
         return json.dumps(turns, ensure_ascii=False)
 
 
-class QuestionSplit(NamedTuple):
-    """Questions for training and questions that training never sees."""
-
-    train: list[Question]
-    held_out: list[Question]
+_T = TypeVar("_T")
 
 
-def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> QuestionSplit:
+class Split(NamedTuple, Generic[_T]):
+    """What training sees, and what it never sees."""
+
+    train: list[_T]
+    held_out: list[_T]
+
+
+def split_held_out(questions: Iterable[Question], fraction: float, seed: int) -> Split[Question]:
     """Split questions by a hash of their words (`Question.asked`).
 
     The side of a question depends on its words and the seed alone, not on other rows or its source: the same question
@@ -120,7 +123,7 @@ def split_held_out(questions: Iterable[Question], fraction: float, seed: int) ->
         else:
             train.append(question)
     held_out.sort(key=lambda pair: (pair[0], pair[1].key, pair[1].id))
-    return QuestionSplit(train, [question for _, question in held_out])
+    return Split(train, [question for _, question in held_out])
 
 
 def drop_asked(questions: Iterable[Question], evaluated: Iterable[Question]) -> tuple[list[Question], int]:

@@ -7,13 +7,26 @@ that a chat template rejects or silently drops are a `UserError`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, Protocol, assert_never
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
 
 from brorl.errors import UserError, first_line
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Message, Question, contents
 from brorl.prompts.settings import PromptFormat
+
+TEMPLATES: Mapping[str, str] = {
+    "math": "{prompt}\n\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    "science": (
+        "{prompt}\n\nPlease reason step by step, and put your final answer (the letter, if there are options) within "
+        "\\boxed{}."
+    ),
+    "gym": "{prompt}\n\nPlease reason step by step, and put your final answer between <answer> and </answer>.",
+    "code": "{prompt}",  # the layouts write the form of the program into the question
+    "ifeval": "{prompt}",  # the question holds all instructions
+}
+"""The usual text around a question of each domain: it requests an answer in the form that the verifier reads."""
 
 _DATE = {
     "%Y": "2026", "%y": "26", "%m": "01", "%d": "01", "%e": " 1", "%j": "001", "%b": "Jan", "%B": "January",
@@ -99,26 +112,19 @@ def drop_long(prompts: Sequence[Prompt], max_tokens: int) -> tuple[list[Prompt],
 
 def _chat_template(format: PromptFormat, tokenizer: Tokenizer) -> str | None:  # noqa: A002
     """Return the chat template, None if none is used; options without a variable in it are an error."""
-    has_template = bool(tokenizer.chat_template)
-    match format.chat:
-        case "never":
-            return None
-        case "always" if not has_template:
+    if format.chat == "never":
+        return None
+    if not tokenizer.chat_template:
+        if format.chat == "always":
             raise UserError(
                 "the tokenizer has no chat template; set prompt.chat: never, and write the text around the question "
                 "into prompt.template"
             )
-        case "auto" if not has_template:
-            if format.chat_template_options:
-                raise UserError(
-                    "the tokenizer has no chat template for prompt.chat_template_options; drop them, or choose a chat "
-                    "model"
-                )
-            return None
-        case "always" | "auto":
-            pass
-        case _:
-            assert_never(format.chat)
+        if format.chat_template_options:
+            raise UserError(
+                "the tokenizer has no chat template for prompt.chat_template_options; drop them, or choose a chat model"
+            )
+        return None
     template = tokenizer.get_chat_template()
     for name in format.chat_template_options:
         if not re.search(rf"\b{re.escape(name)}\b", template):
@@ -144,29 +150,26 @@ def _chat_text(question: Question, format: PromptFormat, tokenizer: Tokenizer, t
 
     systems = [message.content for message in messages if message.role == "system"]
     where = "prompt.system_prompt" if format.system_prompt is not None else f"question {question.id}"
-    advice = f"move it from {where} to prompt.template"
     try:
         text = apply(messages)
     except Exception as error:  # a chat template is a program and can raise anything
-        if systems and _works(apply, [message for message in messages if message.role != "system"]):
-            raise UserError(
-                f"the tokenizer's chat template rejects system prompts ({first_line(error)}); {advice}"
-            ) from error
-        raise UserError(
+        problem = (
             f"the tokenizer's chat template cannot show question {question.id} ({first_line(error)}); "
             "set prompt.chat: never, or fix the row's messages"
-        ) from error
+        )
+        with suppress(Exception):  # as above
+            if systems:
+                apply([message for message in messages if message.role != "system"])
+                problem = (
+                    f"the tokenizer's chat template rejects system prompts ({first_line(error)}); move it from {where} "
+                    "to prompt.template"
+                )
+        raise UserError(problem) from error
     if any(content.strip() not in text for content in systems):
-        raise UserError(f"the tokenizer's chat template drops the system prompt; {advice}")
+        raise UserError(
+            f"the tokenizer's chat template drops the system prompt; move it from {where} to prompt.template"
+        )
     return text
-
-
-def _works(apply: Any, messages: Sequence[Message]) -> bool:
-    try:
-        apply(messages)
-    except Exception:  # as above
-        return False
-    return True
 
 
 def _plain_text(question: Question, format: PromptFormat) -> str:  # noqa: A002

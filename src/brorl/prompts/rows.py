@@ -34,34 +34,19 @@ ROW_FORM = '{"prompt": ..., "answer": ...}'
 MISSING = object()
 
 
-class Place(NamedTuple):
-    """The place of a row.
-
-    Attributes:
-        file: The file, or the data set and its split.
-        unit: `line` or `row`.
-        number: Number of the line or row, from 1 on.
-    """
-
-    file: str
-    unit: str
-    number: int
-
-    def __str__(self) -> str:
-        return f"{self.file} {self.unit} {self.number}"
-
-
 class Row(NamedTuple):
     """A row.
 
     Attributes:
-        place: Its place.
+        place: Its file, or the data set and its split, with the number of the line or row.
+        number: Number of the line or row, from 1 on.
         part: Its file among several, relative to their common folder; empty for a single file.
         columns: Names of all columns.
         values: Values of at least the wanted columns.
     """
 
-    place: Place
+    place: str
+    number: int
     part: str
     columns: Sequence[str]
     values: Mapping[str, Any]
@@ -69,7 +54,7 @@ class Row(NamedTuple):
     @property
     def key(self) -> str:
         """The number of the row, after its file if there are several."""
-        return f"{self.part}:{self.place.number}" if self.part else str(self.place.number)
+        return f"{self.part}:{self.number}" if self.part else str(self.number)
 
     def cell(self, column: str) -> Any:
         """Return the value of a column, or of a key inside one (`column.key`); `MISSING` if there is none."""
@@ -109,17 +94,18 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
     """
     local = Path(path).expanduser()
     if _is_saved_data_set(local):
-        yield from _saved_rows(str(local), split, wanted)
+        yield from _data_set_rows(str(local), None, split, wanted)
         return
     files = _files_of(path, local)
     if files is None:
-        yield from _hub_rows(path, subset, split, wanted)
+        yield from _data_set_rows(path, subset, split, wanted)
         return
     if subset is not None:
         raise UserError(
             f"{path} is not a Hugging Face data set, so it has no subset {subset!r}; drop data.sources[].subset"
         )
-    root = local if is_folder(local) else _plain_part(local)
+    wild = [i for i, part in enumerate(local.parts) if glob.has_magic(part)]
+    root = local if is_folder(local) else Path(*local.parts[: wild[0]]) if wild else local.parent
     for file in files:
         part = file.relative_to(root).as_posix() if len(files) > 1 else ""
         reader = _READERS[file.suffix.lower()]
@@ -128,12 +114,6 @@ def read_rows(path: str, subset: str | None, split: str, wanted: Collection[str]
                 yield row._replace(part=part) if part else row
         except OSError as error:
             raise UserError(f"{file} cannot be read ({error.strerror or error}); check data.sources[].path") from error
-
-
-def _plain_part(pattern: Path) -> Path:
-    """Return the folder before the first wildcard of a pattern."""
-    wild = [i for i, part in enumerate(pattern.parts) if glob.has_magic(part)]
-    return Path(*pattern.parts[: wild[0]]) if wild else pattern.parent
 
 
 def _files_of(path: str, local: Path) -> list[Path] | None:
@@ -195,8 +175,8 @@ def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
     del wanted  # a line is decoded whole
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
-            place = Place(str(path), "line", number)
-            text = _decode(raw, str(place), first=number == 1)
+            place = f"{path} line {number}"
+            text = _decode(raw, place, first=number == 1)
             if not text.strip():
                 continue
             try:
@@ -205,7 +185,7 @@ def _jsonl_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
                 raise UserError(
                     f"{place} is not JSON ({_problem(error)}); write one object a line, such as {ROW_FORM}"
                 ) from error
-            yield _row(values, place)
+            yield _row(values, place, number)
 
 
 def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
@@ -239,7 +219,7 @@ def _json_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
             raise refuse(error.msg, error.pos) from error
         except (ValueError, RecursionError) as error:
             raise refuse(_problem(error), position) from error
-        yield _row(values, Place(str(path), "row", number))
+        yield _row(values, f"{path} row {number}", number)
         position = skip(position)
         ended = text.startswith("]", position)
         if not ended:
@@ -258,20 +238,21 @@ def _parquet_rows(path: Path, wanted: Collection[str]) -> Iterator[Row]:
         with parquet.ParquetFile(path) as file:
             columns = list(file.schema_arrow.names)
             chosen = [name for name in columns if name in wanted]
-            if not chosen and file.metadata.num_rows:  # enough for an error that lists the columns
-                yield Row(Place(str(path), "row", 1), "", columns, {})
-                return
-            yield from _arrow_rows(file.iter_batches(batch_size=1024, columns=chosen), str(path), columns)
+            batches = file.iter_batches(batch_size=1024, columns=chosen)
+            yield from _arrow_rows(batches, str(path), columns, file.metadata.num_rows)
     except pyarrow.ArrowException as error:
         raise UserError(
             f"{path} is not a Parquet file that can be read ({first_line(error)}); write it again"
         ) from error
 
 
-def _arrow_rows(batches: Iterable[Any], name: str, columns: Sequence[str]) -> Iterator[Row]:
+def _arrow_rows(batches: Iterable[Any], name: str, columns: Sequence[str], num_rows: int) -> Iterator[Row]:
     """Yield the rows of Arrow batches; a 32-bit float becomes its printed decimal, 0.1 and not 0.1000000015."""
     number = 0
     for batch in batches:
+        if not batch.schema.names and num_rows:  # no wanted column: enough for an error that lists the columns
+            yield Row(f"{name} row 1", 1, "", columns, {})
+            return
         narrow = [field.name for field in batch.schema if str(field.type) in ("float", "halffloat")]
         kinds = {field.name: np.float32 if str(field.type) == "float" else np.float16 for field in batch.schema}
         for values in batch.to_pylist():
@@ -279,7 +260,7 @@ def _arrow_rows(batches: Iterable[Any], name: str, columns: Sequence[str]) -> It
             for column in narrow:
                 if values[column] is not None:
                     values[column] = float(str(kinds[column](values[column])))
-            yield Row(Place(name, "row", number), "", columns, values)
+            yield Row(f"{name} row {number}", number, "", columns, values)
 
 
 _READERS: dict[str, Callable[[Path, Collection[str]], Iterator[Row]]] = {
@@ -298,10 +279,10 @@ def _decode(raw: bytes, place: str, first: bool) -> str:
         ) from error
 
 
-def _row(values: Any, place: Place) -> Row:
+def _row(values: Any, place: str, number: int) -> Row:
     if not isinstance(values, dict):
         raise UserError(f"{place} is {JSON_NAMES[type(values)]}, not an object; write rows such as {ROW_FORM}")
-    return Row(place, "", list(values), values)
+    return Row(place, number, "", list(values), values)
 
 
 def _problem(error: Exception) -> str:
@@ -319,7 +300,8 @@ def _is_saved_data_set(folder: Path) -> bool:
     )
 
 
-def _import_datasets(path: str) -> Any:
+def _data_set_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
+    """Read a folder that `datasets` saved, or a data set of the hub."""
     try:
         import datasets
     except ImportError as error:
@@ -327,34 +309,29 @@ def _import_datasets(path: str) -> Any:
             f"{path} is not a file here but may be a Hugging Face data set, which needs the datasets package; "
             "run: pip install 'brorl[datasets]'"
         ) from error
-    return datasets
-
-
-def _saved_rows(path: str, split: str, wanted: Collection[str]) -> Iterator[Row]:
-    datasets = _import_datasets(path)
-    try:
-        found = datasets.load_from_disk(path)
-    except Exception as error:  # a broken folder can raise anything
-        raise UserError(f"the data set in {path} cannot be read ({first_line(error)}); save it again") from error
-    if isinstance(found, dict):
-        if split not in found:
-            raise UserError(f"{path} has no split {split!r} (splits: {', '.join(found)}); set data.sources[].split")
-        found = found[split]
-    yield from _data_set_rows(found, f"{path} ({split})", wanted)
-
-
-def _hub_rows(path: str, subset: str | None, split: str, wanted: Collection[str]) -> Iterator[Row]:
-    datasets = _import_datasets(path)
-    try:
-        with _without_retries(datasets, path):
-            found = datasets.load_dataset(path, subset, split=split)
-    except Exception as error:  # the network, the hub, or the data set's files
-        raise UserError(
-            f"the Hugging Face data set {path} ({'' if subset is None else f'subset {subset}, '}split {split}) cannot "
-            f"be loaded: {first_line(error)}; check data.sources[].path, subset and split, and the connection "
-            "(there is no local file or folder of this name either)"
-        ) from error
-    yield from _data_set_rows(found, f"{path} ({split})", wanted)
+    if _is_saved_data_set(Path(path)):
+        try:
+            rows = datasets.load_from_disk(path)
+        except Exception as error:  # a broken folder can raise anything
+            raise UserError(f"the data set in {path} cannot be read ({first_line(error)}); save it again") from error
+        if isinstance(rows, dict):
+            if split not in rows:
+                raise UserError(f"{path} has no split {split!r} (splits: {', '.join(rows)}); set data.sources[].split")
+            rows = rows[split]
+    else:
+        try:
+            with _without_retries(datasets, path):
+                rows = datasets.load_dataset(path, subset, split=split)
+        except Exception as error:  # the network, the hub, or the data set's files
+            raise UserError(
+                f"the Hugging Face data set {path} ({'' if subset is None else f'subset {subset}, '}split {split}) "
+                f"cannot be loaded: {first_line(error)}; check data.sources[].path, subset and split, and the "
+                "connection (there is no local file or folder of this name either)"
+            ) from error
+    columns = list(rows.column_names)
+    chosen = [column for column in columns if column in wanted]
+    batches = rows.select_columns(chosen).with_format("arrow").iter(batch_size=1024)
+    yield from _arrow_rows(batches, f"{path} ({split})", columns, len(rows))
 
 
 @contextmanager
@@ -381,13 +358,3 @@ def _without_retries(datasets: Any, path: str) -> Iterator[None]:
     finally:
         for (module, name), value in zip(settings, before, strict=True):
             setattr(module, name, value)
-
-
-def _data_set_rows(found: Any, name: str, wanted: Collection[str]) -> Iterator[Row]:
-    columns = list(found.column_names)
-    chosen = [column for column in columns if column in wanted]
-    if not chosen and len(found):
-        yield Row(Place(name, "row", 1), "", columns, {})
-        return
-    batches = found.select_columns(chosen).with_format("arrow").iter(batch_size=1024)
-    yield from _arrow_rows(batches, name, columns)

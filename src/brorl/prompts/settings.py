@@ -118,7 +118,7 @@ class FileSource(Section):
                 raise ValueError(f"data.sources[].{name} is empty; give it a value, or null")
         _check_label(self.label)
         if self.layout is not None:
-            from brorl.prompts.layouts.reading import find_layout
+            from brorl.prompts.layouts.table import find_layout
 
             find_layout(self.layout)
             fields = type(self).model_fields

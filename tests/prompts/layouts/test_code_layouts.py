@@ -11,29 +11,27 @@ from typing import Any
 import pytest
 
 from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
-from brorl.prompts.layouts import code
-from brorl.prompts.layouts.layout import Dropped, Fields, Layout
+from brorl.prompts.layouts.layout import Dropped, Fields
+from brorl.prompts.layouts.table import LAYOUTS
 
 SUM = "Two integers are given on one line. Print their sum.\n"
 
 
-def read(layout: Layout, row: dict[str, Any]) -> Fields:
-    assert {*layout.columns} <= {*row}
-    fields = layout.read({name: row[name] for name in layout.columns}, 0)
-    assert isinstance(fields, Fields), fields
-    return fields
+def read(layout: str, row: dict[str, Any]) -> Fields:
+    assert {*LAYOUTS[layout].columns} <= {*row}
+    return LAYOUTS[layout].read({name: row[name] for name in LAYOUTS[layout].columns}, 0)
 
 
-def loaded(layout: Layout, row: dict[str, Any]) -> CodeTests:
+def loaded(layout: str, row: dict[str, Any]) -> CodeTests:
     fields = read(layout, row)
     assert fields.domain == "code"
     return CodeTests.from_text(fields.reference)
 
 
-def dropped(layout: Layout, row: dict[str, Any]) -> str:
-    fields = layout.read({name: row[name] for name in layout.columns}, 0)
-    assert isinstance(fields, Dropped), fields
-    return fields.reason
+def dropped(layout: str, row: dict[str, Any]) -> str:
+    with pytest.raises(Dropped) as caught:
+        LAYOUTS[layout].read({name: row[name] for name in LAYOUTS[layout].columns}, 0)
+    return str(caught.value)
 
 
 def apps(question: str = SUM, starter: str = "", **cases: Any) -> dict[str, Any]:
@@ -52,10 +50,10 @@ def apps(question: str = SUM, starter: str = "", **cases: Any) -> dict[str, Any]
 class TestApps:
     def test_a_program(self) -> None:
         row = apps(inputs=["1 2\n", ["3", "4"]], outputs=["3\n", ["7"]])
-        tests = loaded(code.APPS, row)
+        tests = loaded("apps", row)
         assert tests.tests == StdinCases(("1 2\n", "3\n4"), ("3\n", "7"), tolerance=1e-5)
         assert "from typing import *" in tests.prelude
-        text = read(code.APPS, row).text
+        text = read("apps", row).text
         assert text.startswith(SUM.strip())
         assert "reads from standard input and writes to standard output" in text
         assert "```python" in text
@@ -63,11 +61,11 @@ class TestApps:
     def test_a_function_of_codewars_has_wrapped_outputs(self) -> None:
         row = apps("Write a function that adds numbers.", "def add(a, b):\n\t", fn_name="add", inputs=[[1, 2], [3, 4]],
                    outputs=[[3], [7]])  # fmt: skip
-        tests = loaded(code.APPS, row).tests
+        tests = loaded("apps", row).tests
         assert isinstance(tests, CallCases)
         assert (tests.function, tests.unwrap) == ("add", True)
         assert tests.cases() == [((1, 2), [3]), ((3, 4), [7])]
-        text = read(code.APPS, row).text
+        text = read("apps", row).text
         assert "Start from this code:\n\n```python\ndef add(a, b):\n```" in text
         assert "Write the Python function `add`." in text
 
@@ -75,40 +73,40 @@ class TestApps:
         question = "Return the positions of two numbers with this sum. You may return the answer in any order."
         row = apps(question, "class Solution:\n    def twoSum(self, nums, target):\n        ", fn_name="twoSum",
                    inputs=[[[2, 7, 11], 9], [[3, 3], 6]], outputs=[[0, 1], [0, 1]])  # fmt: skip
-        tests = loaded(code.APPS, row).tests
+        tests = loaded("apps", row).tests
         assert isinstance(tests, CallCases)
         assert (tests.any_order, tests.unwrap) == (True, False)
 
     def test_an_input_in_any_order_is_no_answer_in_any_order(self) -> None:
         question = "You get a list of integers, given in any order and in any case. Return the list in ascending order."
         row = apps(question, fn_name="f", inputs=[[[3, 1, 2]]], outputs=[[1, 2, 3]])
-        tests = loaded(code.APPS, row).tests
+        tests = loaded("apps", row).tests
         assert isinstance(tests, CallCases)
         assert not tests.any_order
 
     def test_text_keys_become_integers(self) -> None:
         row = apps("Invert this dictionary of integers.", fn_name="f", inputs=[[{"1": 2}]], outputs=[{"2": 1}])
-        tests = loaded(code.APPS, row).tests
+        tests = loaded("apps", row).tests
         assert isinstance(tests, CallCases)
         assert tests.cases() == [(({1: 2},), {2: 1})]
 
     def test_rows_that_cannot_be_verified(self) -> None:
         cases = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
-        assert dropped(code.APPS, apps()) == "no tests"
-        assert dropped(code.APPS, apps(inputs=[], outputs=[])) == "no tests"
-        assert dropped(code.APPS, apps("[Image]", **cases)) == "the question is an image"
-        assert dropped(code.APPS, apps(inputs=["1 2\n"], outputs=[])) == "the tests cannot be read"
-        assert dropped(code.APPS, apps(fn_name="f g", inputs=[[1]], outputs=[[1]])) == "the tests cannot be read"
+        assert dropped("apps", apps()) == "no tests"
+        assert dropped("apps", apps(inputs=[], outputs=[])) == "no tests"
+        assert dropped("apps", apps("[Image]", **cases)) == "the question is an image"
+        assert dropped("apps", apps(inputs=["1 2\n"], outputs=[])) == "the tests cannot be read"
+        assert dropped("apps", apps(fn_name="f g", inputs=[[1]], outputs=[[1]])) == "the tests cannot be read"
         broken = {**apps(), "input_output": '{"inputs": ["1'}
-        assert dropped(code.APPS, broken) == "the tests cannot be read"
+        assert dropped("apps", broken) == "the tests cannot be read"
         huge = {**apps(), "input_output": '{"fn_name": "f", "inputs": [[1]], "outputs": [' + "9" * 5000 + "]}"}
-        assert dropped(code.APPS, huge) == "the tests cannot be read"
+        assert dropped("apps", huge) == "the tests cannot be read"
         with pytest.raises(ValueError, match="question must be text, got None"):
-            code.APPS.read({**apps(**cases), "question": None}, 0)
+            LAYOUTS["apps"].read({**apps(**cases), "question": None}, 0)
         with pytest.raises((ValueError, TypeError, AttributeError)):
-            code.APPS.read({**apps(**cases), "input_output": '["a"]'}, 0)
+            LAYOUTS["apps"].read({**apps(**cases), "input_output": '["a"]'}, 0)
         with pytest.raises(ValueError, match="input_output must be JSON text"):
-            code.APPS.read({**apps(**cases), "input_output": {"inputs": []}}, 0)
+            LAYOUTS["apps"].read({**apps(**cases), "input_output": {"inputs": []}}, 0)
 
     @pytest.mark.parametrize(
         "sentence",
@@ -118,7 +116,7 @@ class TestApps:
     )  # fmt: skip
     def test_several_valid_outputs(self, sentence: str) -> None:
         row = apps(f"{SUM} {sentence}", inputs=["1 2\n"], outputs=["3\n"])
-        assert dropped(code.APPS, row) == "several outputs are valid"
+        assert dropped("apps", row) == "several outputs are valid"
 
     @pytest.mark.parametrize(
         ("sentence", "any_case"),
@@ -126,13 +124,13 @@ class TestApps:
          ("Many people give several numbers.", False), ("There is no number with any digit.", False)],
     )  # fmt: skip
     def test_other_sentences_are_kept(self, sentence: str, any_case: bool) -> None:
-        tests = loaded(code.APPS, apps(f"{SUM} {sentence}", inputs=["1 2\n"], outputs=["3\n"])).tests
+        tests = loaded("apps", apps(f"{SUM} {sentence}", inputs=["1 2\n"], outputs=["3\n"])).tests
         assert isinstance(tests, StdinCases)
         assert tests.ignore_case is any_case
 
     def test_many_cases_are_thinned_out_evenly(self) -> None:
         texts = [str(number) for number in range(1_000)]
-        tests = loaded(code.APPS, apps(inputs=texts, outputs=texts)).tests
+        tests = loaded("apps", apps(inputs=texts, outputs=texts)).tests
         assert isinstance(tests, StdinCases)
         kept = [int(text) for text in tests.inputs]
         assert len(kept) == 100
@@ -142,7 +140,7 @@ class TestApps:
 
     def test_large_cases_are_left_out_where_they_do_not_fit(self) -> None:
         large = "1" * 700_000
-        tests = loaded(code.APPS, apps(inputs=["a", large, large, "b"], outputs=["1", "2", "3", "4"])).tests
+        tests = loaded("apps", apps(inputs=["a", large, large, "b"], outputs=["1", "2", "3", "4"])).tests
         assert isinstance(tests, StdinCases)
         assert tests.outputs == ("1", "2", "4")
 
@@ -156,7 +154,7 @@ def test_taco_has_time_limits(limit: str | None, seconds: float | None) -> None:
         "time_limit": limit, "memory_limit": "256.0 megabytes", "picture_num": None, "Expected Auxiliary Space": None,
         "Expected Time Complexity": None,
     }  # fmt: skip
-    assert loaded(code.TACO, row).time_limit_s == seconds
+    assert loaded("taco", row).time_limit_s == seconds
 
 
 def contest(**changes: Any) -> dict[str, Any]:
@@ -182,7 +180,7 @@ def contest(**changes: Any) -> dict[str, Any]:
 class TestCodeContests:
     def test_all_tests_limits_and_a_solution_in_python_3(self) -> None:
         row = contest(generated_tests={"input": ["5 6\n"], "output": ["11\n"]})
-        tests = loaded(code.CODE_CONTESTS, row)
+        tests = loaded("code_contests", row)
         assert isinstance(tests.tests, StdinCases)
         assert tests.tests.inputs == ("1 2\n", "3 4\n", "5 6\n")
         assert tests.tests.outputs == ("3\n", "7\n", "11\n")
@@ -190,16 +188,16 @@ class TestCodeContests:
         assert tests.solution == "print(sum(1))"
 
     def test_what_is_missing(self) -> None:
-        tests = loaded(code.CODE_CONTESTS, contest(time_limit=None, memory_limit_bytes=0, solutions=None))
+        tests = loaded("code_contests", contest(time_limit=None, memory_limit_bytes=0, solutions=None))
         assert (tests.time_limit_s, tests.memory_bytes, tests.solution) == (None, None, None)
 
     def test_rows_that_cannot_be_verified(self) -> None:
         empty = {"input": [], "output": []}
-        assert dropped(code.CODE_CONTESTS, contest(public_tests=empty, private_tests=empty)) == "no tests"
-        assert dropped(code.CODE_CONTESTS, contest(input_file="in.txt")) == "the program reads or writes files"
-        assert dropped(code.CODE_CONTESTS, contest(description="<image>")) == "the question is an image"
+        assert dropped("code_contests", contest(public_tests=empty, private_tests=empty)) == "no tests"
+        assert dropped("code_contests", contest(input_file="in.txt")) == "the program reads or writes files"
+        assert dropped("code_contests", contest(description="<image>")) == "the question is an image"
         several = contest(description=f"{SUM} If there are multiple solutions, print any of them.")
-        assert dropped(code.CODE_CONTESTS, several) == "several outputs are valid"
+        assert dropped("code_contests", several) == "several outputs are valid"
 
 
 def codeforces(**changes: Any) -> dict[str, Any]:
@@ -217,10 +215,10 @@ def codeforces(**changes: Any) -> dict[str, Any]:
 class TestCodeforces:
     def test_examples_and_official_tests_once_each(self) -> None:
         row = codeforces()
-        tests = loaded(code.CODEFORCES, row)
+        tests = loaded("codeforces", row)
         assert tests.tests == StdinCases(("1 2", "3 4"), ("3", "7"), tolerance=1e-6)
         assert (tests.time_limit_s, tests.memory_bytes) == (2.0, 256 << 20)
-        text = read(code.CODEFORCES, row).text
+        text = read("codeforces", row).text
         for part in (
             "# Sum",
             "## Input\nOne line",
@@ -239,7 +237,7 @@ class TestCodeforces:
          ({"output_format": "Print any of the answers."}, "several outputs are valid")],
     )  # fmt: skip
     def test_rows_that_cannot_be_verified(self, change: dict[str, Any], reason: str) -> None:
-        assert dropped(code.CODEFORCES, codeforces(**change)) == reason
+        assert dropped("codeforces", codeforces(**change)) == reason
 
 
 def packed(cases: list[dict[str, str]]) -> str:
@@ -260,18 +258,18 @@ class TestLiveCodeBench:
 
     @pytest.mark.parametrize("form", [packed, json.dumps])
     def test_private_cases_of_both_forms(self, form: Any) -> None:
-        tests = loaded(code.LIVE_CODE_BENCH, live("stdin", [("1 2\n", "3\n")], form(list(self.PRIVATE)))).tests
+        tests = loaded("livecodebench", live("stdin", [("1 2\n", "3\n")], form(list(self.PRIVATE)))).tests
         assert tests == StdinCases(("1 2\n", "3 4\n"), ("3\n", "7"), "lines", 0.0)
 
     def test_a_function(self) -> None:
         private = [{"input": '[3, 4]\n"x"', "output": "[7.5]", "testtype": "functional"}]
         row = live("functional", [('[1, 2]\n"y"', "[3]")], packed(private), metadata='{"func_name": "addAll"}',
                    starter_code="class Solution:\n    def addAll(self, a: List[int], b: str) -> int:\n  ")  # fmt: skip
-        tests = loaded(code.LIVE_CODE_BENCH, row).tests
+        tests = loaded("livecodebench", row).tests
         assert isinstance(tests, CallCases)
         assert tests.function == "addAll"
         assert tests.cases() == [(([1, 2], "y"), [3]), (([3, 4], "x"), [7.5])]
-        assert "class Solution:" in read(code.LIVE_CODE_BENCH, row).text
+        assert "class Solution:" in read("livecodebench", row).text
 
     def test_a_pickle_of_anything_but_text_is_rejected(self) -> None:
         class Attack:
@@ -281,14 +279,14 @@ class TestLiveCodeBench:
         for value, problem in ((Attack(), "it names .*system"), ([1], "must be JSON text")):
             private = base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
             with pytest.raises(ValueError, match=problem):
-                code.LIVE_CODE_BENCH.read(live("stdin", [("1", "2")], private), 0)
+                LAYOUTS["livecodebench"].read(live("stdin", [("1", "2")], private), 0)
         assert not os.path.exists("/tmp/brorl_was_here")  # noqa: PTH110
         for broken in ("no base64!", base64.b64encode(b"no zlib").decode()):
             with pytest.raises(ValueError, match="private_test_cases cannot be unpacked"):
-                code.LIVE_CODE_BENCH.read(live("stdin", [("1", "2")], broken), 0)
+                LAYOUTS["livecodebench"].read(live("stdin", [("1", "2")], broken), 0)
 
     def test_no_cases(self) -> None:
-        assert dropped(code.LIVE_CODE_BENCH, live("stdin", [], "[]")) == "no tests"
+        assert dropped("livecodebench", live("stdin", [], "[]")) == "no tests"
 
 
 def eurus(ability: str, question: str, answer: Any) -> dict[str, Any]:
@@ -309,34 +307,34 @@ class TestEurus:
 
     def test_rows_of_code(self) -> None:
         row = eurus("code", self.ASKED, json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]}))
-        assert read(code.EURUS2, row).text == self.ASKED
-        assert loaded(code.EURUS2, row).tests == StdinCases(("1 2\n",), ("3\n",), tolerance=1e-5)
+        assert read("eurus2", row).text == self.ASKED
+        assert loaded("eurus2", row).tests == StdinCases(("1 2\n",), ("3\n",), tolerance=1e-5)
 
     def test_a_function_is_named_in_the_question(self) -> None:
         answer = json.dumps({"fn_name": "minFlips", "inputs": [["0101"], ["1111"]], "outputs": [[0], [2]]})
         named = eurus("code", f"{self.ASKED} Complete minFlips().", answer)
-        assert read(code.EURUS2, named).text == f"{self.ASKED} Complete minFlips()."
-        assert "Write the Python function `minFlips`." in read(code.EURUS2, eurus("code", self.ASKED, answer)).text
-        tests = loaded(code.EURUS2, named).tests
+        assert read("eurus2", named).text == f"{self.ASKED} Complete minFlips()."
+        assert "Write the Python function `minFlips`." in read("eurus2", eurus("code", self.ASKED, answer)).text
+        tests = loaded("eurus2", named).tests
         assert isinstance(tests, CallCases)
         assert tests.unwrap
         assert tests.cases() == [(("0101",), [0]), (("1111",), [2])]
 
     def test_arguments_as_lines_of_json(self) -> None:
         answer = json.dumps({"fn_name": "f", "inputs": ['[1, 2]\n"x"'], "outputs": ["[3]"]})
-        tests = loaded(code.EURUS2, eurus("code", self.ASKED, answer)).tests
+        tests = loaded("eurus2", eurus("code", self.ASKED, answer)).tests
         assert isinstance(tests, CallCases)
         assert tests.cases() == [(([1, 2], "x"), [3])]
 
     def test_rows_of_mathematics_and_others(self) -> None:
         fields = read(
-            code.EURUS2,
+            "eurus2",
             eurus("math", "What is 1 + 1?\n\nPresent the answer in LaTex format: \\boxed{Your answer}", "2"),
         )
         assert (fields.reference, fields.domain) == ("2", "math")
         assert fields.text.startswith("What is 1 + 1?")
-        assert dropped(code.EURUS2, eurus("law", "Who?", "I")) == "the ability is law"
-        assert dropped(code.EURUS2, eurus("code", self.ASKED, "")) == "no tests"
+        assert dropped("eurus2", eurus("law", "Who?", "I")) == "the ability is law"
+        assert dropped("eurus2", eurus("code", self.ASKED, "")) == "no tests"
 
 
 class TestFunctionsWithTestCode:
@@ -346,14 +344,14 @@ class TestFunctionsWithTestCode:
             "task_id": "HumanEval/0", "prompt": prompt, "canonical_solution": "    return sum(x)\n",
             "entry_point": "add", "test": "def check(candidate):\n    assert candidate([1, 2]) == 3\n",
         }  # fmt: skip
-        tests = loaded(code.HUMAN_EVAL, row)
+        tests = loaded("humaneval", row)
         assert isinstance(tests.tests, TestCode)
         assert tests.tests.function == "add"
         assert tests.tests.code.endswith("check(candidate)\n")
         assert tests.prelude == "from typing import List"
         names: dict[str, Any] = {}
         exec(f"{tests.solution}\ncandidate = add\n{tests.tests.code}", names)
-        assert prompt.strip() in read(code.HUMAN_EVAL, row).text
+        assert prompt.strip() in read("humaneval", row).text
 
     @pytest.mark.parametrize(
         ("call", "shown"),
@@ -369,18 +367,12 @@ class TestFunctionsWithTestCode:
             "test": f"inputs = [[1, 2]]\nresults = [3]\nfor i, (inp, exp) in enumerate(zip(inputs, results)):\n"
                     f"    {call}\nadd(1, 2)\n",
         }  # fmt: skip
-        tests = loaded(code.MBPP, row)
+        tests = loaded("mbpp", row)
         assert isinstance(tests.tests, TestCode)
         assert tests.tests.function == "add"
         assert (tests.prelude, tests.solution) == ("import math", row["code"])
-        assert all(line in read(code.MBPP, row).text for line in shown)
+        assert all(line in read("mbpp", row).text for line in shown)
 
     def test_mbpp_without_a_call(self) -> None:
         row = {"code": "", "prompt": "Add.", "test_imports": [], "test_list": [], "test": "pass"}
-        assert dropped(code.MBPP, row) == "no tests"
-
-
-def test_names_are_distinct_words() -> None:
-    names = [layout.name for layout in code.CODE_LAYOUTS]
-    assert len({*names}) == len(names)
-    assert all(name.replace("_", "").isalnum() for name in names)
+        assert dropped("mbpp", row) == "no tests"

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from brorl.prompts.code_tests import CodeTests
-from brorl.prompts.layouts.code import HUMAN_EVAL
-from brorl.prompts.layouts.layout import Fields
+from brorl.prompts.layouts.table import LAYOUTS
 from brorl.prompts.prompt import Prompt
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.sandbox.pool import ProgramPool
@@ -152,8 +151,7 @@ def verifier() -> Iterator[CodeVerifier]:
 
 
 def read(row: dict[str, Any]) -> Prompt:
-    fields = HUMAN_EVAL.read(row, 0)
-    assert isinstance(fields, Fields)
+    fields = LAYOUTS["humaneval"].read(row, 0)
     return Prompt(row["task_id"], fields.text, (1,), fields.reference, "code")
 
 

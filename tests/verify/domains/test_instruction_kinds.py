@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from brorl.prompts.instructions import KINDS, Instruction, Instructions
+from brorl.verification.domains.instructions.checks import CHECKS, broken
 from brorl.verification.domains.instructions.language import LANGUAGE_KINDS
-from brorl.verification.domains.instructions.table import CHECKS, broken
 
 needs_langdetect = pytest.mark.skipif(find_spec("langdetect") is None, reason="needs langdetect (brorl[ifeval])")
 
@@ -171,7 +171,7 @@ def test_linear_searches_find_what_the_patterns_find(kind: str, rng: np.random.G
         text = random_text(chance)
         for name in arguments.keys() & {"num_placeholders", "num_bullets", "num_sections"}:
             arguments[name] = chance.randint(1, 4)
-        found = CHECKS[kind](text, arguments)
+        found = CHECKS[kind](text, **arguments)
         assert found == ORIGINALS[kind](text, arguments), (text, arguments)
         seen.add(found)
     assert seen == {True, False}
@@ -196,7 +196,7 @@ HOSTILE = {
 def test_hostile_texts_end(name: str) -> None:
     # The longest responses that are verified. A check that is not linear takes minutes here.
     for kind, arguments, *_ in TEXTS + (LANGUAGE_TEXTS if find_spec("langdetect") else []):
-        assert CHECKS[kind](HOSTILE[name][:200_000], Instruction(kind, arguments).arguments) in (True, False)
+        assert CHECKS[kind](HOSTILE[name][:200_000], **Instruction(kind, arguments).arguments) in (True, False)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t\x0b", "\u2028", "\u3000"])
@@ -225,7 +225,7 @@ def test_the_loose_reading_accepts_any_of_eight_texts(rng: np.random.Generator) 
         instruction = Instruction(*chance.choice(given))
         strict, loose = (not broken(text, Instructions((instruction,), loose)) for loose in (False, True))
         check = CHECKS[instruction.kind]
-        assert loose == any(bool(part.strip()) and check(part, instruction.arguments) for part in loose_by_hand(text))
+        assert loose == any(bool(part.strip()) and check(part, **instruction.arguments) for part in loose_by_hand(text))
         assert loose or not strict
         differ += loose != strict
     assert differ

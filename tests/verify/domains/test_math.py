@@ -73,6 +73,7 @@ class TestForm:
         )):  # fmt: skip
             yield str(rng.choice(["0", "1", "-1", "14"])), word
 
+    @pytest.mark.slow
     def test_it_agrees_with_math_verify(self, rng: np.random.Generator) -> None:
         decided = {True: 0, False: 0}
         for reference, answer in self.pairs(rng):
@@ -304,6 +305,7 @@ def test_a_broken_reference_has_its_reason(pool: CountingPool) -> None:
     assert verdict.reason == "reference not parsed"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_own_time")
 def test_nothing_hangs_crashes_or_goes_without_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once, each among answers that are right, which must not be lost."""

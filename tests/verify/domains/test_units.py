@@ -6,8 +6,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from brorl.verification.domains.quantity import read_quantity
-from brorl.verification.domains.units import parse_unit
+from brorl.verification.domains.units import parse_unit, read_quantity
 
 EQUAL = [
     ("N", "kg m s^-2"), ("J", "N m"), ("W", "J/s"), ("Pa", "N/m^2"), ("V", "W/A"), ("ohm", "V/A"), ("F", "C/V"), ("T",

@@ -10,25 +10,23 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 import pickle
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brorl.prompts.code_tests import CodeTests, TestCode
+from brorl.prompts.code_tests import CallCases, CodeTests, StdinCases, TestCode
 from brorl.prompts.layouts import math
-from brorl.prompts.layouts.code_cases import UnreadableError, call_cases, problem_of, read_json, stdin_cases
-from brorl.prompts.layouts.layout import Dropped, Fields, Layout
+from brorl.prompts.layouts.layout import Dropped, Fields
 
-_DOMAIN = "code"
 _MAX_PRIVATE_BYTES = 1 << 28
-
-NO_TESTS = Dropped("no tests")
-CHECKER = Dropped("the tests need a checker")
-INTERACTIVE = Dropped("the program is interactive")
-UNREADABLE = Dropped("the tests cannot be read")
-USES_FILES = Dropped("the program reads or writes files")
+_MAX_CASES = 100
+_MAX_TESTS_CHARACTERS = 1_000_000
+_NO_TESTS = "no tests"
+_UNREADABLE = "the tests cannot be read"
+_USES_FILES = "the program reads or writes files"
 
 _IMPORTS = ("import ", "from ")
 _ANSWER = "Put the whole {} into one code block that starts with ```python."
@@ -53,78 +51,67 @@ PRELUDE = "\n".join(
     ]
 )
 
+_IMAGE = re.compile(r"<image>|\[image\]|!\[[^\]]*\]\([^)]*\)|<img\b[^>]*>", re.IGNORECASE)
+_SEVERAL = re.compile(
+    r"\b(?:print|output|return|report|display|write)\b[^.\n]{0,60}\bany\b(?!\s+(?:case|register|order))"
+    r"|\b(?:multiple|several|many|more than one)\s+(?:\w+\s+){0,2}(?:answers|solutions|outputs)\b"
+    r"|\bany (?:valid|correct|optimal|possible|suitable) (?:answer|solution|output)",
+    re.IGNORECASE,
+)
+# About the output, not about the input: behind one of these words in the same sentence.
+_OF_OUTPUT = r"\b(?:print|output|return|report|display|write|answer)(?:s|ed)?\b[^.\n]{0,80}"
+_ANY_ORDER = re.compile(rf"{_OF_OUTPUT}\b(?:in any order|order (?:does not|doesn't) matter)\b", re.IGNORECASE)
+_ANY_CASE = re.compile(
+    rf"{_OF_OUTPUT}(?:\b(?:in any|any|either) (?:case|register)\b|\bcase[- ]insensitive\b)", re.IGNORECASE
+)
 
-def _apps(row: Mapping[str, Any]) -> Fields | Dropped:
-    """APPS and TACO: `input_output` is JSON text of inputs, outputs and perhaps `fn_name`."""
-    return _input_output(
-        _text(row, "question"), row["input_output"], row.get("starter_code") or "", row.get("time_limit")
+Cells = Mapping[str, Any]
+
+
+def apps(row: Cells, _seed: int) -> Fields:
+    """Read APPS and TACO: `input_output` is JSON text of inputs, outputs and perhaps `fn_name`."""
+    question, column, limit = _text(row, "question"), row["input_output"], row.get("time_limit")
+    seconds = re.match(r"\s*(\d+(?:\.\d+)?)", str(limit)) if limit else None
+    tests = _tests(
+        question, _read_json(column, "input_output") if column else None, float(seconds[1]) if seconds else 0
     )
+    return _fields(_asked(question, row.get("starter_code") or "", tests), tests)
 
 
-def _input_output(question: str, column: Any, starter: str, time_limit: Any) -> Fields | Dropped:
-    cases = read_json(column, "input_output") if column else None
-    if not cases or not cases.get("inputs"):
-        return NO_TESTS
-    problem = problem_of(question, is_call=bool(cases.get("fn_name")))
-    if problem:
-        return problem
-    limit = re.match(r"\s*(\d+(?:\.\d+)?)", str(time_limit)) if time_limit else None
-    seconds = float(limit[1]) if limit and float(limit[1]) else None
-    if cases.get("fn_name"):
-        return _call_fields(question, cases, starter, seconds)
-    tests = stdin_cases(question, cases["inputs"], cases["outputs"], _NUMPY_CLOSE)
-    return _fields(_with_starter(question, starter, _STDIN), CodeTests(tests, seconds, prelude=PRELUDE))
-
-
-def _call_fields(question: str, cases: Mapping[str, Any], starter: str, seconds: float | None) -> Fields:
-    """Return the fields of a question about one function."""
-    tests = call_cases(question, cases)
-    return _fields(
-        _with_starter(question, starter, _call_sentence(tests.function)), CodeTests(tests, seconds, prelude=PRELUDE)
-    )
-
-
-def _code_contests(row: Mapping[str, Any]) -> Fields | Dropped:
+def code_contests(row: Cells, _seed: int) -> Fields:
+    """Read CodeContests, whose cases are in three columns."""
     question = _text(row, "description")
-    inputs, outputs = [], []
-    for column in ("public_tests", "private_tests", "generated_tests"):
-        tests = row[column] or {"input": [], "output": []}
-        inputs += list(tests["input"])
-        outputs += list(tests["output"])
+    columns = [
+        row[name] or {"input": [], "output": []} for name in ("public_tests", "private_tests", "generated_tests")
+    ]
+    inputs, outputs = ([text for tests in columns for text in tests[name]] for name in ("input", "output"))
     if not inputs:
-        return NO_TESTS
+        raise Dropped(_NO_TESTS)
     if row["input_file"] or row["output_file"]:
-        return USES_FILES
-    problem = problem_of(question, is_call=False)
-    if problem:
-        return problem
-    limit = row["time_limit"]
-    seconds = (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9 if limit else 0
-    tests = CodeTests(
-        stdin_cases(question, inputs, outputs, _NUMPY_CLOSE),
-        seconds or None,
-        row["memory_limit_bytes"] or None,
-        solution=_first_python3(row.get("solutions")),
-    )
-    return _fields(f"{question.rstrip()}\n\n{_STDIN}", tests)
-
-
-def _first_python3(solutions: Any) -> str | None:
-    """Return the first solution of CodeContests in Python 3, whose number is 3."""
+        raise Dropped(_USES_FILES)
+    _check_outputs(question, is_call=False)
+    limit, solutions = row["time_limit"] or {}, row.get("solutions")
     pairs = zip(solutions["language"], solutions["solution"], strict=True) if solutions else ()
-    return next((code for language, code in pairs if language == 3), None)
+    tests = CodeTests(
+        _stdin_cases(question, inputs, outputs, _NUMPY_CLOSE),
+        (limit.get("seconds") or 0) + (limit.get("nanos") or 0) / 1e9 or None,
+        row["memory_limit_bytes"] or None,
+        solution=next((code for language, code in pairs if language == 3), None),  # 3 is Python 3
+    )
+    return _fields(_asked(question, "", tests), tests)
 
 
-def _codeforces(row: Mapping[str, Any]) -> Fields | Dropped:
+def codeforces(row: Cells, _seed: int) -> Fields:
+    """Read Codeforces, whose statement is in several columns."""
     if row["interaction_format"]:
-        return INTERACTIVE
+        raise Dropped("the program is interactive")
     if row["input_mode"] not in (None, "stdio"):
-        return USES_FILES
+        raise Dropped(_USES_FILES)
     if row["generated_checker"]:
-        return CHECKER
+        raise Dropped("the tests need a checker")
     cases = {case["input"]: case["output"] for case in (*(row["examples"] or ()), *(row["official_tests"] or ()))}
     if not cases:
-        return NO_TESTS
+        raise Dropped(_NO_TESTS)
     parts = [f"# {row['title']}", row["description"]]
     for title, column in (("Input", "input_format"), ("Output", "output_format"), ("Note", "note")):
         if row[column]:
@@ -133,32 +120,27 @@ def _codeforces(row: Mapping[str, Any]) -> Fields | Dropped:
         shown = "\n".join(f"Input:\n{case['input']}\nOutput:\n{case['output']}" for case in row["examples"])
         parts.append(f"## Examples\n{shown}")
     question = "\n\n".join(part.strip() for part in parts if part)
-    problem = problem_of(question, is_call=False)
-    if problem:
-        return problem
+    _check_outputs(question, is_call=False)
+    cases_of_question = _stdin_cases(question, list(cases), list(cases.values()), 1e-6)
     memory = row["memory_limit"]
-    tests = CodeTests(
-        stdin_cases(question, list(cases), list(cases.values()), 1e-6),
-        row["time_limit"] or None,
-        int(memory * 2**20) if memory else None,
-    )
-    return _fields(f"{question}\n\n{_STDIN}", tests)
+    tests = CodeTests(cases_of_question, row["time_limit"] or None, int(memory * 2**20) if memory else None)
+    return _fields(_asked(question, "", tests), tests)
 
 
-def _live_code_bench(row: Mapping[str, Any]) -> Fields | Dropped:
+def live_code_bench(row: Cells, _seed: int) -> Fields:
+    """Read LiveCodeBench, whose private cases are packed."""
     question, starter = _text(row, "question_content"), row["starter_code"] or ""
-    cases = [*read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
+    cases = [*_read_json(row["public_test_cases"], "public_test_cases"), *_private_cases(row["private_test_cases"])]
     if not cases:
-        return NO_TESTS
-    problem = problem_of(question, is_call=bool(starter.strip()))
-    if problem:
-        return problem
+        raise Dropped(_NO_TESTS)
+    _check_outputs(question, is_call=bool(starter.strip()))
     inputs, outputs = [case["input"] for case in cases], [case["output"] for case in cases]
     if cases[0]["testtype"] == "functional":
-        function = read_json(row["metadata"], "metadata")["func_name"]
-        return _call_fields(question, {"fn_name": function, "inputs": inputs, "outputs": outputs}, starter, None)
-    tests = stdin_cases(question, inputs, outputs, 0.0, "lines")
-    return _fields(_with_starter(question, starter, _STDIN), CodeTests(tests, prelude=PRELUDE))
+        function = _read_json(row["metadata"], "metadata")["func_name"]
+        tests = CodeTests(_call_cases(question, function, inputs, outputs), prelude=PRELUDE)
+    else:
+        tests = CodeTests(_stdin_cases(question, inputs, outputs, 0.0, "lines"), prelude=PRELUDE)
+    return _fields(_asked(question, starter, tests), tests)
 
 
 class _TextUnpickler(pickle.Unpickler):
@@ -180,35 +162,31 @@ def _private_cases(column: Any) -> list[dict[str, str]]:
             text = _TextUnpickler(io.BytesIO(raw)).load()
         except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, ValueError) as error:
             raise ValueError(f"private_test_cases cannot be unpacked: {error}") from None
-    cases: list[dict[str, str]] = read_json(text, "private_test_cases")
+    cases: list[dict[str, str]] = _read_json(text, "private_test_cases")
     return cases
 
 
-def _eurus(row: Mapping[str, Any]) -> Fields | Dropped:
-    """Eurus-2-RL: rows of mathematics and code by `ability`, without the system message."""
+def eurus2(row: Cells, seed: int) -> Fields:
+    """Read rows of mathematics and code by `ability`, without the system message."""
     if row["ability"] == "math":
-        return math.EURUS2_MATH.read(row, 0)
+        return math.eurus2(row, seed)
     if row["ability"] != "code":
-        return Dropped(f"the ability is {row['ability']}")
+        raise Dropped(f"the ability is {row['ability']}")
     question, answer = math.last_turn(row["prompt"]), math.ground_truth(row)
-    cases = read_json(answer, "reward_model.ground_truth") if answer else None
-    if not cases or not cases.get("inputs"):
-        return NO_TESTS
-    problem = problem_of(question, is_call=bool(cases.get("fn_name")))
-    if problem:
-        return problem
-    if cases.get("fn_name"):
-        fields = _call_fields(question, cases, "", None)
-        return fields if cases["fn_name"] not in question else Fields(question, fields.reference, _DOMAIN)
-    tests = stdin_cases(question, cases["inputs"], cases["outputs"], _NUMPY_CLOSE)
-    return _fields(question, CodeTests(tests, prelude=PRELUDE))
+    tests = _tests(question, _read_json(answer, "reward_model.ground_truth") if answer else None)
+    names_form = not isinstance(tests.tests, CallCases) or tests.tests.function in question
+    return _fields(question if names_form else _asked(question, "", tests), tests)
 
 
-def _eurus_code(row: Mapping[str, Any]) -> Fields | Dropped:
-    return Dropped(f"the ability is {row['ability']}, not code") if row["ability"] != "code" else _eurus(row)
+def eurus2_code(row: Cells, seed: int) -> Fields:
+    """Read rows of code."""
+    if row["ability"] != "code":
+        raise Dropped(f"the ability is {row['ability']}, not code")
+    return eurus2(row, seed)
 
 
-def _human_eval(row: Mapping[str, Any]) -> Fields | Dropped:
+def human_eval(row: Cells, _seed: int) -> Fields:
+    """Read a function to complete, with test code."""
     prompt, function = _text(row, "prompt"), _text(row, "entry_point")
     # A few prompts define other functions first, which the completed function and the test code call.
     before, definition, _ = prompt.rpartition(f"\ndef {function}(")
@@ -223,13 +201,14 @@ def _human_eval(row: Mapping[str, Any]) -> Fields | Dropped:
     return _fields(question, tests)
 
 
-def _mbpp(row: Mapping[str, Any]) -> Fields | Dropped:
+def mbpp(row: Cells, _seed: int) -> Fields:
+    """Read a short function with test code."""
     question, shown = _text(row, "prompt"), list(row["test_list"] or ())
     named = re.search(r"\bassertion\((?:set\()?(\w+)\(\*inp\)", row["test"]) or re.search(
         r"\bassert\s+(?:\(|not\s+|set\(|math\.isclose\(|abs\()*(\w+)\(", "\n".join(shown)
     )
     if not named:
-        return NO_TESTS
+        raise Dropped(_NO_TESTS)
     imports = "\n".join(row["test_imports"] or ())
     tests = CodeTests(TestCode(named[1], row["test"]), prelude=imports, solution=row["code"])
     cases = "\n".join(shown)
@@ -237,124 +216,104 @@ def _mbpp(row: Mapping[str, Any]) -> Fields | Dropped:
     return _fields(text + _ANSWER.format("function"), tests)
 
 
-def _with_starter(question: str, starter: str, sentence: str) -> str:
+def _tests(question: str, cases: Any, seconds: float = 0.0) -> CodeTests:
+    """Return the tests of a question whose cases are in the form of APPS."""
+    if not cases or not cases.get("inputs"):
+        raise Dropped(_NO_TESTS)
+    function, inputs, outputs = cases.get("fn_name"), cases["inputs"], cases["outputs"]
+    _check_outputs(question, is_call=bool(function))
+    if function:
+        return CodeTests(_call_cases(question, function, inputs, outputs), seconds or None, prelude=PRELUDE)
+    return CodeTests(_stdin_cases(question, inputs, outputs, _NUMPY_CLOSE), seconds or None, prelude=PRELUDE)
+
+
+def _asked(question: str, starter: str, tests: CodeTests) -> str:
+    """Return a question with the code to start from and the form of the answer."""
     code = f"Start from this code:\n\n```python\n{starter.strip()}\n```\n\n" if starter.strip() else ""
-    return f"{question.rstrip()}\n\n{code}{sentence}"
-
-
-def _call_sentence(function: str) -> str:
-    return f"Write the Python function `{function}`. {_ANSWER.format('code')}"
+    form = _STDIN
+    if isinstance(tests.tests, CallCases):
+        form = f"Write the Python function `{tests.tests.function}`. {_ANSWER.format('code')}"
+    return f"{question.rstrip()}\n\n{code}{form}"
 
 
 def _fields(question: str, tests: CodeTests) -> Fields:
-    return Fields(question, tests.to_text(), _DOMAIN)
+    return Fields(question, tests.to_text(), "code")
 
 
-def _text(row: Mapping[str, Any], column: str) -> str:
+def _text(row: Cells, column: str) -> str:
     value = row[column]
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{column} must be text, got {value!r:.40}")
     return value
 
 
-def _readable(
-    read: Callable[[Mapping[str, Any]], Fields | Dropped],
-) -> Callable[[Mapping[str, Any], int], Fields | Dropped]:
-    """Return the reader of a layout: without a seed, and with a reason for a row whose tests cannot be read."""
-
-    def read_row(row: Mapping[str, Any], _seed: int) -> Fields | Dropped:
-        try:
-            return read(row)
-        except UnreadableError:
-            return UNREADABLE
-
-    return read_row
+def _check_outputs(question: str, is_call: bool) -> None:
+    """Drop a question that cannot be verified by its expected outputs."""
+    if len(_IMAGE.sub("", question).strip()) < 20:
+        raise Dropped("the question is an image")
+    if _SEVERAL.search(question) or (not is_call and _ANY_ORDER.search(question)):
+        raise Dropped("several outputs are valid")
 
 
-APPS = Layout(
-    "apps",
-    ("question", "input_output", "starter_code"),
-    _readable(_apps),
-    ("codeparrot/apps",),
-    "programs and functions with cases",
-)
-TACO = Layout(
-    "taco",
-    ("question", "input_output", "starter_code", "time_limit"),
-    _readable(_apps),
-    ("BAAI/TACO",),
-    "programs and functions with cases, and some time limits",
-)
-CODE_CONTESTS = Layout(
-    "code_contests",
-    (
-        "description",
-        "public_tests",
-        "private_tests",
-        "generated_tests",
-        "solutions",
-        "time_limit",
-        "memory_limit_bytes",
-        "input_file",
-        "output_file",
-    ),
-    _readable(_code_contests),
-    ("deepmind/code_contests",),
-    "programs of contests with public, private and generated cases",
-)
-CODEFORCES = Layout(
-    "codeforces",
-    (
-        "title",
-        "description",
-        "input_format",
-        "output_format",
-        "interaction_format",
-        "note",
-        "examples",
-        "official_tests",
-        "time_limit",
-        "memory_limit",
-        "input_mode",
-        "generated_checker",
-    ),
-    _readable(_codeforces),
-    ("open-r1/codeforces",),
-    "programs of Codeforces with official cases; rows with a checker are dropped",
-)
-LIVE_CODE_BENCH = Layout(
-    "livecodebench",
-    ("question_content", "starter_code", "public_test_cases", "private_test_cases", "metadata"),
-    _readable(_live_code_bench),
-    ("livecodebench/code_generation_lite", "livecodebench/code_generation"),
-    "programs and functions of recent contests with public and private cases",
-)
-EURUS2 = Layout(
-    "eurus2",
-    ("prompt", "ability", "reward_model"),
-    _readable(_eurus),
-    ("PRIME-RL/Eurus-2-RL-Data",),
-    "mathematics and code of PRIME, by the column `ability`",
-)
-EURUS2_CODE = Layout(
-    "eurus2_code",
-    ("prompt", "ability", "reward_model"),
-    _readable(_eurus_code),
-    ("PRIME-RL/Eurus-2-RL-Data",),
-    "the code of PRIME; mathematics is dropped",
-)
-HUMAN_EVAL = Layout(
-    "humaneval",
-    ("prompt", "canonical_solution", "entry_point", "test"),
-    _readable(_human_eval),
-    ("evalplus/humanevalplus", "openai/openai_humaneval"),
-    "functions to complete, with test code",
-)
-MBPP = Layout(
-    "mbpp",
-    ("code", "prompt", "test_imports", "test_list", "test"),
-    _readable(_mbpp),
-    ("evalplus/mbppplus",),
-    "short functions, with test code",
-)
-CODE_LAYOUTS = (APPS, TACO, CODE_CONTESTS, CODEFORCES, LIVE_CODE_BENCH, EURUS2, EURUS2_CODE, HUMAN_EVAL, MBPP)
+def _stdin_cases(
+    question: str, inputs: Sequence[Any], outputs: Sequence[Any], tolerance: float, compare: Any = "tokens"
+) -> StdinCases:
+    """Return cases of a program; a list of lines is joined, as the judges do."""
+    inputs, outputs = (
+        ["\n".join(map(str, text)) if isinstance(text, list) else str(text) for text in texts]
+        for texts in (inputs, outputs)
+    )
+    kept = _chosen(inputs, outputs)
+    return StdinCases(
+        tuple(inputs[place] for place in kept),
+        tuple(outputs[place] for place in kept),
+        compare,
+        tolerance,
+        ignore_case=bool(_ANY_CASE.search(question)),
+    )
+
+
+def _call_cases(question: str, function: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> CallCases:
+    """Return cases of a function, as the judges of APPS, TACO and PRIME read them; the question can allow any order."""
+    arguments, expected = inputs, outputs
+    if all(isinstance(text, str) for text in (*inputs, *outputs)):
+        arguments = [[_read_json(line, "inputs") for line in text.split("\n")] for text in inputs]
+        expected = [_read_json(text, "outputs") for text in outputs]
+    kept = _chosen(arguments, expected)
+    if not str(function).isidentifier() or not all(isinstance(one, list) for one in arguments):
+        raise Dropped(_UNREADABLE)
+    return CallCases(
+        function,
+        tuple(tuple(arguments[place]) for place in kept),
+        tuple(expected[place] for place in kept),
+        any_order=bool(_ANY_ORDER.search(question)),
+        unwrap=all(isinstance(one, list) and len(one) == 1 for one in expected),
+        int_keys=True,
+    )
+
+
+def _chosen(inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
+    """Return the cases to keep: all of up to 100, else 100 at even distances; large ones while they fit."""
+    if len(inputs) != len(outputs):
+        raise Dropped(_UNREADABLE)
+    number = len(inputs)
+    places = list(range(number))
+    if number > _MAX_CASES:
+        places = sorted({round(k * (number - 1) / (_MAX_CASES - 1)) for k in range(_MAX_CASES)})
+    room, kept = _MAX_TESTS_CHARACTERS, list[int]()
+    for place in places:
+        size = len(str(inputs[place])) + len(str(outputs[place]))
+        if size <= room or not kept:
+            kept.append(place)
+            room -= size
+    return kept
+
+
+def _read_json(text: Any, column: str) -> Any:
+    """Return a JSON value; a few rows of large data sets hold text that is none, or integers too long to read."""
+    if not isinstance(text, str):
+        raise ValueError(f"{column} must be JSON text, got {text!r:.40}")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Dropped(_UNREADABLE) from None

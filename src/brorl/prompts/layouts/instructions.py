@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN, KINDS, Instruction, Instructions
-from brorl.prompts.layouts.layout import Dropped, Fields, Layout
+from brorl.prompts.instructions import INSTRUCTIONS_DOMAIN, KINDS, Instructions
+from brorl.prompts.layouts.layout import Dropped, Fields
 
-_UNKNOWN_KIND = Dropped("an instruction that is not one of the 25 kinds of IFEval")
-_UNUSABLE = Dropped("an instruction with missing or unusable arguments")
-_CONVERSATION = Dropped("more than one message")
-_NO_PROMPT = Dropped("no prompt")
+_UNKNOWN_KIND = "an instruction that is not one of the 25 kinds of IFEval"
+_UNUSABLE = "an instruction with missing or unusable arguments"
+
+Cells = Mapping[str, Any]
 
 # RLVR-IFeval: the kind of each function, our name of each of its arguments, and arguments that its prompts state.
 _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
@@ -67,43 +67,45 @@ _FUNCTIONS: Mapping[str, tuple[str, Mapping[str, str], Mapping[str, Any]]] = {
 }  # fmt: skip
 
 
-def _fields(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Fields | Dropped:
+def _fields(prompt: Any, kinds: Any, arguments: Any, loose: bool = False) -> Fields:
     """Return the fields of a row with a list of kinds and a list of their arguments."""
     if not isinstance(kinds, list | tuple) or not isinstance(arguments, list | tuple):
-        found = f"{type(kinds).__name__} and {type(arguments).__name__}"
-        raise ValueError(f"the kinds of instructions and their arguments must be two lists, got {found}")
+        types = f"{type(kinds).__name__} and {type(arguments).__name__}"
+        raise ValueError(f"the kinds of instructions and their arguments must be two lists, got {types}")
     text = _prompt(prompt)
-    if isinstance(text, Dropped):
-        return text
     if any(kind not in KINDS for kind in kinds):
-        return _UNKNOWN_KIND
+        raise Dropped(_UNKNOWN_KIND)
     try:
         return Fields(text, Instructions.from_lists(kinds, arguments, loose).to_text(), INSTRUCTIONS_DOMAIN)
     except ValueError:
-        return _UNUSABLE
+        raise Dropped(_UNUSABLE) from None
 
 
-def _prompt(value: Any) -> str | Dropped:
+def _prompt(value: Any) -> str:
     """Return the text of a prompt, or of a conversation of one message."""
     if isinstance(value, list | tuple):
         if len(value) != 1:
-            return _CONVERSATION if value else _NO_PROMPT
+            raise Dropped("more than one message" if value else "no prompt")
         value = value[0].get("content") if isinstance(value[0], Mapping) else value[0]
     if not isinstance(value, str):
         raise ValueError(f"the prompt must be text or a list of one message, got {type(value).__name__}")
-    return value if value.strip() else _NO_PROMPT
+    if not value.strip():
+        raise Dropped("no prompt")
+    return value
 
 
-def _ifeval(loose: bool) -> Callable[[Mapping[str, Any], int], Fields | Dropped]:
-    def read(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-        del seed
-        return _fields(row["prompt"], row["instruction_id_list"], row["kwargs"], loose)
-
-    return read
+def ifeval(row: Cells, _seed: int, loose: bool = False) -> Fields:
+    """Read the lists of IFEval."""
+    return _fields(row["prompt"], row["instruction_id_list"], row["kwargs"], loose)
 
 
-def _nemotron(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-    del seed
+def ifeval_loose(row: Cells, seed: int) -> Fields:
+    """Read the lists of IFEval, for the loose reading of a response."""
+    return ifeval(row, seed, loose=True)
+
+
+def nemotron(row: Cells, _seed: int) -> Fields:
+    """Read the lists of IFEval inside `args`."""
     arguments = _decoded(row["args"], "args")
     if not isinstance(arguments, Mapping):
         raise ValueError(f"args must be a mapping, got {type(arguments).__name__}")
@@ -112,8 +114,8 @@ def _nemotron(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
     return _fields(row["input"], arguments["instruction_id_list"], arguments["instruction_kwargs"])
 
 
-def _multi_constraints(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-    del seed
+def multi_constraints(row: Cells, _seed: int) -> Fields:
+    """Read the lists of IFEval inside `ground_truth`."""
     truth = _decoded(row["ground_truth"], "ground_truth")
     truth = truth[0] if isinstance(truth, Sequence) and len(truth) == 1 else truth
     truth = _decoded(truth, "ground_truth")
@@ -122,22 +124,16 @@ def _multi_constraints(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
     return _fields(row["messages"], truth["instruction_id"], truth["kwargs"])
 
 
-def _rlvr(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-    del seed
+def rlvr(row: Cells, _seed: int) -> Fields:
+    """Read one function with its arguments."""
     truth = _decoded(row["ground_truth"], "ground_truth")
     if not isinstance(truth, Mapping) or "func_name" not in truth:
         raise ValueError("ground_truth must be a mapping with the key func_name")
     text = _prompt(row["messages"])
-    if isinstance(text, Dropped):
-        return text
     if truth["func_name"] not in _FUNCTIONS:
-        return _UNKNOWN_KIND
+        raise Dropped(_UNKNOWN_KIND)
     kind, names, fixed = _FUNCTIONS[truth["func_name"]]
-    try:
-        instruction = Instruction(kind, {**fixed, **{ours: truth.get(theirs) for theirs, ours in names.items()}})
-    except ValueError:
-        return _UNUSABLE
-    return Fields(text, Instructions((instruction,)).to_text(), INSTRUCTIONS_DOMAIN)
+    return _fields([text], [kind], [{**fixed, **{ours: truth.get(theirs) for theirs, ours in names.items()}}])
 
 
 def _decoded(value: Any, column: str) -> Any:
@@ -150,40 +146,3 @@ def _decoded(value: Any, column: str) -> Any:
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
     raise ValueError(f"{column} is neither JSON nor a Python literal")
-
-
-IFEVAL = Layout(
-    "ifeval",
-    ("prompt", "instruction_id_list", "kwargs"),
-    _ifeval(loose=False),
-    ("google/IFEval",),
-    "prompts with instructions of 25 kinds, checked strictly",
-)
-IFEVAL_LOOSE = Layout(
-    "ifeval_loose",
-    ("prompt", "instruction_id_list", "kwargs"),
-    _ifeval(loose=True),
-    ("google/IFEval",),
-    "prompts with instructions of 25 kinds, checked loosely",
-)
-NEMOTRON_IFEVAL = Layout(
-    "nemotron_ifeval",
-    ("input", "args"),
-    _nemotron,
-    ("nvidia/Llama-Nemotron-Post-Training-Dataset",),
-    "prompts with instructions of IFEval; subset RL, split instruction_following",
-)
-IF_MULTI_CONSTRAINTS = Layout(
-    "if_multi_constraints",
-    ("messages", "ground_truth"),
-    _multi_constraints,
-    ("allenai/IF_multi_constraints_upto5",),
-    "prompts with up to five instructions; those beyond IFEval are dropped",
-)
-RLVR_IFEVAL = Layout(
-    "rlvr_ifeval",
-    ("messages", "ground_truth"),
-    _rlvr,
-    ("allenai/RLVR-IFeval",),
-    "prompts with one instruction of IFEval",
-)

@@ -8,85 +8,80 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from brorl.prompts.boxed import last_box
-from brorl.prompts.layouts.layout import Dropped, Fields, Layout
+from brorl.prompts.layouts.layout import Dropped, Fields
 
-_DOMAIN = "math"
-_NO_ANSWER = Dropped("no answer")
-_NO_PROBLEM = Dropped("no problem")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3})")
 _DAPO_BEFORE = "Solve the following math problem step by step."
 _DAPO_AFTER = 'Remember to put your answer on its own line after "Answer:".'
 _EURUS_AFTER = "Present the answer in LaTex format: \\boxed{Your answer}"
 
+Cells = Mapping[str, Any]
 
-def _fields(problem: Any, answer: Any) -> Fields | Dropped:
+
+def _fields(problem: Any, answer: Any) -> Fields:
     """Return the fields of a problem with its answer: text, or a number."""
     if problem is None or (isinstance(problem, str) and not problem.strip()):
-        return _NO_PROBLEM
+        raise Dropped("no problem")
     if not isinstance(problem, str):
         raise ValueError(f"the problem must be text, not {type(problem).__name__}")
-    if answer is None:
-        return _NO_ANSWER
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float | None):
         raise ValueError(f"the answer must be text or a number, not {type(answer).__name__}")
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
-    reference = str(answer).strip()
-    return Fields(problem.strip(), reference, _DOMAIN) if reference else _NO_ANSWER
+    if answer is None or not str(answer).strip():
+        raise Dropped("no answer")
+    return Fields(problem.strip(), str(answer).strip(), "math")
 
 
-def _columns(problem: str, answer: str) -> Callable[[Mapping[str, Any], int], Fields | Dropped]:
-    """Return a reader of one column with the problem and one with the answer."""
-
-    def read(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-        del seed
-        return _fields(row[problem], row[answer])
-
-    return read
+def problem_and_answer(row: Cells, _seed: int) -> Fields:
+    """Read the columns `problem` and `answer`."""
+    return _fields(row["problem"], row["answer"])
 
 
-def _gsm8k(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-    del seed
+def gsm8k(row: Cells, _seed: int) -> Fields:
+    """Read the number after `####`."""
     _, marker, answer = str(row["answer"]).rpartition("####")
-    return _fields(row["question"], _THOUSANDS.sub("", answer)) if marker else Dropped("no #### before the answer")
+    if not marker:
+        raise Dropped("no #### before the answer")
+    return _fields(row["question"], _THOUSANDS.sub("", answer))
 
 
-def _math(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-    del seed
+def boxed_solution(row: Cells, _seed: int) -> Fields:
+    """Read the last box of the solution."""
     answer = last_box(str(row["solution"]))
-    return Dropped("no \\boxed{} in the solution") if answer is None else _fields(row["problem"], answer)
+    if answer is None:
+        raise Dropped("no \\boxed{} in the solution")
+    return _fields(row["problem"], answer)
 
 
-def _open_math_reasoning(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-    del seed
-    if row["problem_type"] != "has_answer_extracted":  # a proof, or the majority of a model's answers
-        return Dropped("no answer by the author of the problem")
+def open_math_reasoning(row: Cells, _seed: int) -> Fields:
+    """Read rows whose answer is the author's, not a proof or the majority of a model's answers."""
+    if row["problem_type"] != "has_answer_extracted":
+        raise Dropped("no answer by the author of the problem")
     return _fields(row["problem"], row["expected_answer"])
 
 
-def _dapo(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-    del seed
+def dapo(row: Cells, _seed: int) -> Fields:
+    """Read a problem without the instructions around it."""
     problem = last_turn(row["prompt"]).strip()
     if problem.startswith(_DAPO_BEFORE):
         problem = problem.partition("\n\n")[2]
     return _fields(problem.removesuffix(_DAPO_AFTER), ground_truth(row))
 
 
-def _eurus2_math(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-    del seed
-    if row["ability"] != "math":
-        return Dropped(f"the ability is {row['ability']}, not math")
+def eurus2(row: Cells, _seed: int) -> Fields:
+    """Read rows of mathematics without the instruction after the problem."""
+    _check_ability(row)
     return _fields(last_turn(row["prompt"]).strip().removesuffix(_EURUS_AFTER), ground_truth(row))
 
 
-def _skywork_math(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
-    del seed
-    if row["ability"] != "math":
-        return Dropped(f"the ability is {row['ability']}, not math")
+def skywork(row: Cells, _seed: int) -> Fields:
+    """Read rows of mathematics with one accepted answer."""
+    _check_ability(row)
     text = ground_truth(row)
     try:
         answers = ast.literal_eval(text) if isinstance(text, str) else text
@@ -98,15 +93,17 @@ def _skywork_math(row: Mapping[str, Any], seed: int) -> Fields | Dropped:
         raise ValueError(f"reward_model.ground_truth must be a list of answers, not {type(answers).__name__}")
     distinct = list(dict.fromkeys(str(answer).strip() for answer in answers))
     if len(distinct) > 1:
-        return Dropped("several accepted answers")
+        raise Dropped("several accepted answers")
     return _fields(last_turn(row["prompt"]), distinct[0] if distinct else None)
 
 
-def last_turn(prompt: Any) -> str:
-    """Return the text of the last message of a conversation.
+def _check_ability(row: Cells) -> None:
+    if row["ability"] != "math":
+        raise Dropped(f"the ability is {row['ability']}, not math")
 
-    Args:
-        prompt: A list of messages, each with `role` and `content`.
+
+def last_turn(prompt: Any) -> str:
+    """Return the text of the last message of a conversation, a list of messages, each with `role` and `content`.
 
     Raises:
         ValueError: If it is not one.
@@ -114,11 +111,10 @@ def last_turn(prompt: Any) -> str:
     last = prompt[-1] if isinstance(prompt, list) and prompt else None
     if not isinstance(last, Mapping) or not isinstance(last.get("content"), str) or last.get("role") != "user":
         raise ValueError("prompt must be a list of messages, the last one by the user")
-    content: str = last["content"]
-    return content
+    return str(last["content"])
 
 
-def ground_truth(row: Mapping[str, Any]) -> Any:
+def ground_truth(row: Cells) -> Any:
     """Return the ground truth of a row in the layout of verl.
 
     Raises:
@@ -128,54 +124,3 @@ def ground_truth(row: Mapping[str, Any]) -> Any:
     if not isinstance(model, Mapping) or "ground_truth" not in model:
         raise ValueError("reward_model must be an object with the key ground_truth")
     return model["ground_truth"]
-
-
-DEEPSCALER = Layout(
-    "deepscaler",
-    ("problem", "answer"),
-    _columns("problem", "answer"),
-    ("agentica-org/DeepScaleR-Preview-Dataset",),
-    "competition problems with a short answer",
-)
-DAPO = Layout(
-    "dapo",
-    ("prompt", "reward_model"),
-    _dapo,
-    ("BytedTsinghua-SIA/DAPO-Math-17k",),
-    "competition problems with whole numbers as answers; every row is repeated about a hundred times, and counts once",
-)
-EURUS2_MATH = Layout(
-    "eurus2_math",
-    ("prompt", "ability", "reward_model"),
-    _eurus2_math,
-    ("PRIME-RL/Eurus-2-RL-Data",),
-    "the mathematics of PRIME; coding problems are dropped",
-)
-SKYWORK_MATH = Layout(
-    "skywork_math",
-    ("prompt", "ability", "reward_model"),
-    _skywork_math,
-    ("Skywork/Skywork-OR1-RL-Data",),
-    "the mathematics of Skywork-OR1 (split: math)",
-)
-OPEN_MATH_REASONING = Layout(
-    "open_math_reasoning",
-    ("problem", "problem_type", "expected_answer"),
-    _open_math_reasoning,
-    ("nvidia/OpenMathReasoning",),
-    "problems of AoPS; rows without an answer by the author of the problem are dropped (split: cot or tir)",
-)
-GSM8K = Layout(
-    "gsm8k",
-    ("question", "answer"),
-    _gsm8k,
-    ("openai/gsm8k",),
-    "word problems; the answer is the number after #### (subset: main)",
-)
-MATH = Layout(
-    "math",
-    ("problem", "solution"),
-    _math,
-    ("EleutherAI/hendrycks_math",),
-    "the MATH data set; the answer is the last box of the solution",
-)

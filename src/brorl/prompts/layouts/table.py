@@ -1,33 +1,164 @@
-"""The layouts of public data sets by name. A new layout is a `Layout` in the file of its domain, and a line here."""
+"""The layouts of public data sets by name, and the reading of their rows.
+
+A new layout is a function in the file of its domain and a line here. A row of another layout is an error of one line
+with the row, the problem and the layout that fits.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from difflib import get_close_matches
 
+from brorl.errors import UserError
 from brorl.prompts.layouts import code, instructions, math, science
-from brorl.prompts.layouts.layout import Layout
+from brorl.prompts.layouts.layout import Dropped, Fields, Layout
+from brorl.prompts.rows import Row
+
+_GPQA = "Question, Correct Answer, Incorrect Answer 1, Incorrect Answer 2, Incorrect Answer 3"
+_CONTEST = "description, public_tests, private_tests, generated_tests, solutions, time_limit, memory_limit_bytes, "
+_CODEFORCES = (
+    "title, description, input_format, output_format, interaction_format, note, examples, official_tests, time_limit, "
+    "memory_limit, input_mode, generated_checker"
+)
+_LIVE = "question_content, starter_code, public_test_cases, private_test_cases, metadata"
 
 LAYOUTS: Mapping[str, Layout] = {
-    layout.name: layout
-    for layout in (
-        math.DEEPSCALER,
-        math.DAPO,
-        math.EURUS2_MATH,
-        math.SKYWORK_MATH,
-        math.OPEN_MATH_REASONING,
-        math.GSM8K,
-        math.MATH,
-        science.GPQA,
-        science.MMLU_PRO,
-        science.ARC,
-        science.SCIQ,
-        science.SCP_116K,
-        science.SCIBENCH,
-        instructions.IFEVAL,
-        instructions.IFEVAL_LOOSE,
-        instructions.NEMOTRON_IFEVAL,
-        instructions.IF_MULTI_CONSTRAINTS,
-        instructions.RLVR_IFEVAL,
-        *code.CODE_LAYOUTS,
+    name: Layout(name, tuple(columns.split(", ")), read, tuple(data_sets.split(", ")), summary)
+    for name, read, columns, data_sets, summary in (
+        ("deepscaler", math.problem_and_answer, "problem, answer", "agentica-org/DeepScaleR-Preview-Dataset",
+         "competition problems with a short answer"),
+        ("dapo", math.dapo, "prompt, reward_model", "BytedTsinghua-SIA/DAPO-Math-17k",
+         "competition problems with whole numbers as answers; every row is repeated about a hundred times, and counts "
+         "once"),
+        ("eurus2_math", math.eurus2, "prompt, ability, reward_model", "PRIME-RL/Eurus-2-RL-Data",
+         "the mathematics of PRIME; coding problems are dropped"),
+        ("skywork_math", math.skywork, "prompt, ability, reward_model", "Skywork/Skywork-OR1-RL-Data",
+         "the mathematics of Skywork-OR1 (split: math)"),
+        ("open_math_reasoning", math.open_math_reasoning, "problem, problem_type, expected_answer",
+         "nvidia/OpenMathReasoning",
+         "problems of AoPS; rows without an answer by the author of the problem are dropped (split: cot or tir)"),
+        ("gsm8k", math.gsm8k, "question, answer", "openai/gsm8k",
+         "word problems; the answer is the number after #### (subset: main)"),
+        ("math", math.boxed_solution, "problem, solution", "EleutherAI/hendrycks_math",
+         "the MATH data set; the answer is the last box of the solution"),
+        ("gpqa", science.gpqa, _GPQA, "Idavidrein/gpqa",
+         "graduate questions of biology, physics and chemistry with four options"),
+        ("mmlu_pro", science.mmlu_pro, "question, options, answer, answer_index", "TIGER-Lab/MMLU-Pro",
+         "questions of many subjects with up to ten options"),
+        ("arc", science.arc, "question, choices, answerKey", "allenai/ai2_arc",
+         "school questions of science with options"),
+        ("sciq", science.sciq, "question, correct_answer, distractor1, distractor2, distractor3", "allenai/sciq",
+         "school questions of science with four options"),
+        ("scp_116k", science.scp, "problem, matched_solution, solution", "EricLu/SCP-116K",
+         "university problems of science whose solution states a short answer"),
+        ("scibench", science.scibench, "problem_text, answer_number, unit", "xw27/scibench",
+         "university problems of science with a number, accepted within 5%"),
+        ("ifeval", instructions.ifeval, "prompt, instruction_id_list, kwargs", "google/IFEval",
+         "prompts with instructions of 25 kinds, checked strictly"),
+        ("ifeval_loose", instructions.ifeval_loose, "prompt, instruction_id_list, kwargs", "google/IFEval",
+         "prompts with instructions of 25 kinds, checked loosely"),
+        ("nemotron_ifeval", instructions.nemotron, "input, args", "nvidia/Llama-Nemotron-Post-Training-Dataset",
+         "prompts with instructions of IFEval; subset RL, split instruction_following"),
+        ("if_multi_constraints", instructions.multi_constraints, "messages, ground_truth",
+         "allenai/IF_multi_constraints_upto5",
+         "prompts with up to five instructions; those beyond IFEval are dropped"),
+        ("rlvr_ifeval", instructions.rlvr, "messages, ground_truth", "allenai/RLVR-IFeval",
+         "prompts with one instruction of IFEval"),
+        ("apps", code.apps, "question, input_output, starter_code", "codeparrot/apps",
+         "programs and functions with cases"),
+        ("taco", code.apps, "question, input_output, starter_code, time_limit", "BAAI/TACO",
+         "programs and functions with cases, and some time limits"),
+        ("code_contests", code.code_contests, f"{_CONTEST}input_file, output_file", "deepmind/code_contests",
+         "programs of contests with public, private and generated cases"),
+        ("codeforces", code.codeforces, _CODEFORCES, "open-r1/codeforces",
+         "programs of Codeforces with official cases; rows with a checker are dropped"),
+        ("livecodebench", code.live_code_bench, _LIVE,
+         "livecodebench/code_generation_lite, livecodebench/code_generation",
+         "programs and functions of recent contests with public and private cases"),
+        ("eurus2", code.eurus2, "prompt, ability, reward_model", "PRIME-RL/Eurus-2-RL-Data",
+         "mathematics and code of PRIME, by the column `ability`"),
+        ("eurus2_code", code.eurus2_code, "prompt, ability, reward_model", "PRIME-RL/Eurus-2-RL-Data",
+         "the code of PRIME; mathematics is dropped"),
+        ("humaneval", code.human_eval, "prompt, canonical_solution, entry_point, test",
+         "evalplus/humanevalplus, openai/openai_humaneval", "functions to complete, with test code"),
+        ("mbpp", code.mbpp, "code, prompt, test_imports, test_list, test", "evalplus/mbppplus",
+         "short functions, with test code"),
     )
-}
+}  # fmt: skip
+
+
+def find_layout(name: str) -> Layout:
+    """Return a layout by its name.
+
+    Raises:
+        ValueError: If there is none, with the nearest name.
+    """
+    if name in LAYOUTS:
+        return LAYOUTS[name]
+    near = get_close_matches(name.lower(), LAYOUTS, 1)
+    advice = f"did you mean {near[0]}?" if near else f"the layouts are {', '.join(LAYOUTS)}"
+    raise ValueError(f"data.sources[].layout: {name!r} is not a layout; {advice}")
+
+
+def layouts_of(data_set: str) -> list[str]:
+    """Return the names of the layouts of a data set on the hub; none if it is unknown."""
+    return [layout.name for layout in LAYOUTS.values() if data_set in layout.data_sets]
+
+
+def read_fields(row: Row, layout: Layout, seed: int) -> Fields:
+    """Return the fields of a row.
+
+    Args:
+        row: The row, with the values of at least the columns of the layout that it has.
+        layout: The layout.
+        seed: Seed of shuffled options, 0 or more.
+
+    Raises:
+        Dropped: If the row has no question that can be verified.
+        UserError: If the row is not of this layout.
+    """
+    try:
+        fields = layout.read(row.values, seed)
+    except KeyError as error:
+        raise _other_layout(row, layout, f"it has no column {str(error.args[0])!r}") from error
+    except (ValueError, TypeError, AttributeError) as error:  # the last two: a value of another type
+        raise _other_layout(row, layout, str(error)) from error
+    for name, text in (("question", fields.text), ("reference answer", fields.reference)):
+        if not text.strip():
+            raise Dropped(f"empty {name}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Dropped(f"{name} with half a character") from None
+    return fields
+
+
+def reasons(dropped: Mapping[str, int]) -> str:
+    """Return the reasons for dropped rows with their counts as text, the most frequent first."""
+    ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
+
+
+def all_dropped(path: str, layout: Layout, dropped: Counter[str]) -> UserError:
+    """Return the error for data of which no row is left."""
+    return UserError(
+        f"the layout {layout.name} dropped all {dropped.total():,} rows of {path} ({reasons(dropped)}); choose another "
+        "data.sources[].layout, split or file"
+    )
+
+
+def _other_layout(row: Row, layout: Layout, problem: str) -> UserError:
+    """Return the error for a row of another layout, with the layouts whose columns it has."""
+    columns = set(row.columns)
+    fitting = [name for name, other in LAYOUTS.items() if columns.issuperset(other.columns) and other is not layout]
+    if fitting:
+        advice = f"set data.sources[].layout to one that fits these columns: {' or '.join(fitting)}"
+    elif columns.issuperset(layout.columns):
+        advice = "fix or delete the row"
+    else:
+        advice = "no layout fits these columns; name them with data.sources[].prompt_column and answer_column"
+    return UserError(
+        f"{row.place} is not of the layout {layout.name}: {problem} (columns: {', '.join(row.columns) or 'none'}); "
+        f"{advice}"
+    )

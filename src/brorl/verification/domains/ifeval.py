@@ -16,12 +16,12 @@ from functools import lru_cache
 
 from brorl.prompts.instructions import Instructions
 from brorl.prompts.prompt import Prompt
+from brorl.verification.domains.instructions.checks import broken
+from brorl.verification.domains.instructions.compliant import compliant_response
 from brorl.verification.domains.instructions.language import (
     LANGUAGE_KINDS,
     require_langdetect,
 )
-from brorl.verification.domains.instructions.obedient import compliant_response
-from brorl.verification.domains.instructions.table import broken
 from brorl.verification.verifier import CORRECT, NO_ANSWER, TrialResponses, Verdict
 
 TOO_LONG = "response too long"

@@ -11,7 +11,6 @@ the reference.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
@@ -19,14 +18,13 @@ from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 
-from brorl.prompts.choices import Choices
-from brorl.prompts.measured import Measured
 from brorl.prompts.prompt import Prompt
-from brorl.verification.domains.choice_extraction import choose
+from brorl.prompts.science import Choices, Measured, read_science_reference
+from brorl.verification.domains.choice import choose
 from brorl.verification.domains.math import TOO_LONG, MathVerifier
 from brorl.verification.domains.math_extraction import extract_answer, tidy
-from brorl.verification.domains.quantity import Quantity, read_quantity
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS, is_several, plain
+from brorl.verification.domains.units import Quantity, read_quantity
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
 from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict
 
@@ -61,9 +59,8 @@ class ScienceVerifier:
 
         Returns:
             One verdict per pair, in the same order. Reasons of multiple choice: `correct`, `wrong answer`, `no answer`,
-            `not an option`, `several options`, `letter and text of different options`. Reasons of other answers: these
-            first three, `no single answer`, `another unit`, `answer too long`, `not parsed`, `timeout`, `out of
-            memory`, `verifier crashed`.
+            `not an option`, `several options`. Reasons of other answers: these first three, `no single answer`,
+            `another unit`, `answer too long`, `not parsed`, `timeout`, `out of memory`, `verifier crashed`.
 
         Raises:
             ValueError: If a reference looks like `Choices` or `Measured` and is malformed.
@@ -72,7 +69,7 @@ class ScienceVerifier:
         unknown: dict[Call, list[tuple[int, str, float]]] = {}
         for place, (prompt, response) in enumerate(items):
             start = time.perf_counter()
-            reference = read_reference(prompt.reference)
+            reference = read_science_reference(prompt.reference)
             if isinstance(reference, Choices):
                 verdicts.append(_verify_choice(reference, response, start))
                 continue
@@ -97,7 +94,7 @@ class ScienceVerifier:
         expressions: dict[str, str] = {}
         for reference in references:
             try:
-                read = read_reference(reference)
+                read = read_science_reference(reference)
             except ValueError as error:
                 problems[reference] = str(error)
                 continue
@@ -109,29 +106,13 @@ class ScienceVerifier:
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
         """Return the right answer in a box, and other answers."""
-        read = read_reference(reference)
+        read = read_science_reference(reference)
         if isinstance(read, Choices):
             right, wrong = read.letter, [letter for letter in read.letters if letter != read.letter]
         else:
-            answers = [other for other in map(read_reference, others) if isinstance(other, Measured)]
+            answers = [other for other in map(read_science_reference, others) if isinstance(other, Measured)]
             right, wrong = read.value, [other.value for other in answers]
         return TrialResponses(f"\\boxed{{{right}}}", [f"\\boxed{{{one}}}" for one in wrong])
-
-
-@lru_cache(maxsize=4096)
-def read_reference(reference: str) -> Choices | Measured:
-    """Return what a reference stands for; text that is not a JSON object is an answer without a tolerance.
-
-    Raises:
-        ValueError: If a JSON object is neither `Choices` nor `Measured`, or the text is empty.
-    """
-    try:
-        is_object = reference.lstrip().startswith("{") and isinstance(json.loads(reference), dict)
-    except (ValueError, RecursionError):
-        is_object = False
-    if not is_object:
-        return Measured(reference)
-    return Measured.from_text(reference) if "value" in json.loads(reference) else Choices.from_text(reference)
 
 
 def _verify_choice(choices: Choices, response: str, start: float) -> Verdict:

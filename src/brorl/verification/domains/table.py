@@ -19,36 +19,25 @@ from brorl.verification.domains.user_function import FunctionVerifier
 from brorl.verification.sandbox.pool import Workers
 from brorl.verification.verifier import Verifier
 
-
-def _code(workers: Workers, partial_credit: bool = False) -> Verifier:
-    pool = workers.pool
-    return CodeVerifier(workers.programs, pool.timeout_s, pool.memory_bytes, partial_credit)
-
-
-def _gym(workers: Workers, partial_credit: bool = False) -> Verifier:
-    return GymVerifier(workers.programs, workers.pool.timeout_s, partial_credit)
-
-
-DOMAINS: dict[str, Callable[[Workers], Verifier]] = {
-    CODE_DOMAIN: _code,
-    COUNTDOWN_DOMAIN: lambda _workers: CountdownVerifier(),
-    GYM_DOMAIN: _gym,
-    INSTRUCTIONS_DOMAIN: lambda _workers: InstructionsVerifier(),
+DOMAINS: dict[str, Callable[..., Verifier]] = {
+    CODE_DOMAIN: lambda workers, partial_credit=False: CodeVerifier(
+        workers.programs, workers.pool.timeout_s, workers.pool.memory_bytes, partial_credit
+    ),
+    COUNTDOWN_DOMAIN: lambda _workers, with_answers=False: CountdownVerifier(with_answers),
+    GYM_DOMAIN: lambda workers, partial_credit=False: GymVerifier(
+        workers.programs, workers.pool.timeout_s, partial_credit
+    ),
+    INSTRUCTIONS_DOMAIN: lambda _workers, partial_credit=False: InstructionsVerifier(partial_credit),
     MATH_DOMAIN: lambda workers: MathVerifier(workers.pool),
     SCIENCE_DOMAIN: lambda workers: ScienceVerifier(workers.pool),
 }
+"""What makes the built-in verifier of each domain from the workers."""
 UNTRUSTED = (CODE_DOMAIN, GYM_DOMAIN)
 """Domains whose built-in verifier runs the code of responses, in the sandbox."""
-WITH_ANSWERS: dict[str, Callable[[Workers], Verifier]] = {
-    COUNTDOWN_DOMAIN: lambda _workers: CountdownVerifier(with_answers=True),
-}
-"""Built-in verifiers that add the canonical answer to verdicts of correct responses."""
-WITH_FRACTIONS: dict[str, Callable[[Workers], Verifier]] = {
-    CODE_DOMAIN: lambda workers: _code(workers, partial_credit=True),
-    GYM_DOMAIN: lambda workers: _gym(workers, partial_credit=True),
-    INSTRUCTIONS_DOMAIN: lambda _workers: InstructionsVerifier(partial_credit=True),
-}
-"""Built-in verifiers that give incorrect responses a score between 0 and 1; programs run all tests for it."""
+WITH_ANSWERS = (COUNTDOWN_DOMAIN,)
+"""Domains whose built-in verifier can add the canonical answer to verdicts of correct responses."""
+WITH_FRACTIONS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
+"""Domains whose built-in verifier can score an incorrect response between 0 and 1; programs run all tests for it."""
 
 
 def make_verifiers(
@@ -64,8 +53,8 @@ def make_verifiers(
         domains: The domains.
         functions: Import path of the user's function by domain; it replaces a built-in verifier.
         workers: Processes for the verifiers that need them.
-        with_answers: Use the verifiers of `WITH_ANSWERS` where there is one.
-        with_fractions: Use the verifiers of `WITH_FRACTIONS` where there is one.
+        with_answers: Add canonical answers where the domain is in `WITH_ANSWERS`.
+        with_fractions: Score incorrect responses where the domain is in `WITH_FRACTIONS`.
 
     Returns:
         The verifier of each domain, sorted by domain.
@@ -74,12 +63,13 @@ def make_verifiers(
         UserError: If a domain has no verifier, or a function cannot be loaded.
     """
     verifiers: dict[str, Verifier] = {}
-    built_in = {**DOMAINS, **(WITH_ANSWERS if with_answers else {}), **(WITH_FRACTIONS if with_fractions else {})}
     for domain in sorted({*domains}):
         if domain in functions:
             verifiers[domain] = FunctionVerifier(workers.pool, functions[domain], domain)
-        elif domain in built_in:
-            verifiers[domain] = built_in[domain](workers)
+        elif domain in DOMAINS:
+            options = {"with_answers": True} if with_answers and domain in WITH_ANSWERS else {}
+            options |= {"partial_credit": True} if with_fractions and domain in WITH_FRACTIONS else {}
+            verifiers[domain] = DOMAINS[domain](workers, **options)
         else:
             raise UserError(
                 f"the data has questions of the domain {domain!r}, which has no verifier (domains with one: "

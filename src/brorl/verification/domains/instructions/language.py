@@ -10,15 +10,12 @@ for every language. langdetect ignores words in capitals, so a text in capitals 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from brorl.errors import UserError
-
-Arguments = Mapping[str, Any]
 
 LANGUAGE_KINDS = frozenset(
     ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
@@ -71,20 +68,3 @@ def _factory() -> Any:
     profiles = sorted(Path(PROFILES_DIRECTORY).iterdir())
     factory.load_json_profile([path.read_text("utf-8") for path in profiles if not path.name.startswith((".", "_"))])
     return factory
-
-
-def response_language(text: str, arguments: Arguments) -> bool:
-    """The text is in the language."""
-    return detect(text) == str(arguments["language"])
-
-
-def english_capital(text: str, arguments: Arguments) -> bool:
-    """The text is English without a lower-case letter."""
-    del arguments
-    return text.isupper() and detect(text) == "en"
-
-
-def english_lowercase(text: str, arguments: Arguments) -> bool:
-    """The text is English without an upper-case letter."""
-    del arguments
-    return text.islower() and detect(text) == "en"

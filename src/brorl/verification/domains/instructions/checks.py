@@ -1,0 +1,210 @@
+"""The check of each kind of instruction, and the strict and the loose reading of a response.
+
+In: a response's text and the arguments of the instruction. Out: whether the text follows it. All checks are linear in
+the length of the text. Keywords are literal. The original reads them as regular expressions, so that `C++` stops it;
+where a pattern of the original is quadratic, each line is searched, with the same result.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import assert_never
+
+from brorl.prompts.instructions import Instruction, Instructions, Relation
+from brorl.verification.domains.instructions.language import detect
+from brorl.verification.domains.instructions.tokens import count_capital_words, count_sentences, count_words
+
+_POSTSCRIPTS = {"p.p.s": r"p\.\s?p\.\s?s", "p.s.": r"p\.\s?s\."}
+_ANSWERS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
+_MAX_JSON_DEPTH = 100  # below Python's recursion limit, whose room depends on the caller
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # one that never closes takes the rest: it is read once
+_QUOTES_AND_MARKS = re.compile(r"[.,?!'\"]")
+
+
+def _holds(count: int, relation: Relation, bound: int) -> bool:
+    """Return whether a count fulfils a relation; `around` allows a tenth of the bound, at least 1."""
+    match relation:
+        case "less than":
+            return count < bound
+        case "at least":
+            return count >= bound
+        case "at most":
+            return count <= bound
+        case "exactly":
+            return count == bound
+        case "around":
+            return abs(count - bound) <= max(round(bound / 10), 1)
+        case _:
+            assert_never(relation)
+
+
+def _count(pattern: str, text: str, flags: int = 0) -> int:
+    return sum(1 for _ in re.finditer(pattern, text, flags))
+
+
+def _whole_word(word: str) -> str:
+    """Return a pattern with a boundary at each end that is a letter, digit or underscore: `C++` has none at its end."""
+    left, right = (r"\b" if re.match(r"\w", end) else "" for end in (word[0], word[-1]))
+    return f"{left}{re.escape(word)}{right}"
+
+
+def _paragraphs(text: str, num_paragraphs: int, divider: str = "***") -> bool:
+    """There are exactly as many paragraphs between dividers as wanted; only the first and the last may be empty."""
+    paragraphs = [part.strip() for part in text.split(divider)]
+    return all(paragraphs[1:-1]) and len(list(filter(None, paragraphs))) == num_paragraphs
+
+
+def _first_word(text: str, num_paragraphs: int, nth_paragraph: int, first_word: str) -> bool:
+    """There are as many paragraphs between empty lines as wanted, and the n-th starts with the word.
+
+    As in the original, empty paragraphs are not counted but have a place: after three line ends, text is in place 2.
+    """
+    paragraphs = [part.strip() for part in text.split("\n\n")]
+    if len(list(filter(None, paragraphs))) != num_paragraphs:
+        return False
+    words = paragraphs[nth_paragraph - 1].split(maxsplit=1)
+    word = _QUOTES_AND_MARKS.split(words[0].lstrip("'").lstrip('"'), maxsplit=1)[0] if words else None
+    return word is not None and word.lower() == first_word.lower()
+
+
+def _bullets(text: str, num_bullets: int) -> bool:
+    """There are exactly as many lines with a bullet as wanted: `* x` or `- x`; a line of dashes is one too."""
+    patterns = (r"^[^\S\n]*\*[^*].*$", r"^[^\S\n]*-.*$")
+    return sum(_count(pattern, text, re.MULTILINE) for pattern in patterns) == num_bullets
+
+
+def _highlights(text: str, num_highlights: int) -> bool:
+    """At least as many parts as wanted are highlighted, as `*x*` or `**x**`."""
+    single = sum(1 for match in re.finditer(r"\*[^\n*]*\*", text) if match[0].strip("*").strip())
+    double = sum(1 for match in re.finditer(r"\*\*[^\n*]*\*\*", text) if match[0][2:-2].strip())
+    return single + double >= num_highlights
+
+
+def _has_title(line: str) -> bool:
+    """A line has a title, as `<<title>>`."""
+    start, end = line.find("<<"), line.rfind(">>")
+    return start >= 0 and start + 3 <= end and line[start:end].lstrip("<").rstrip(">").strip() != ""
+
+
+def _placeholders(line: str) -> int:
+    """Return the number of placeholders in a line, as `[name]`."""
+    count, end = 0, -1
+    while (start := line.find("[", end + 1)) >= 0 and (end := line.find("]", start)) >= 0:
+        count += 1
+    return count
+
+
+def _postscript(text: str, postscript_marker: str) -> bool:
+    """The mark of a postscript occurs, in upper or lower case; spaces within `P.S.` do not count."""
+    marker = postscript_marker.lower()
+    return re.search(_POSTSCRIPTS.get(marker, re.escape(marker)), text.lower()) is not None
+
+
+def _is_json(text: str) -> bool:
+    """The whole text is JSON, possibly in a code block; any JSON value counts, up to 100 levels deep."""
+    text = text.strip()
+    for fence in ("```json", "```Json", "```JSON", "```"):
+        text = text.removeprefix(fence)
+    text = text.removesuffix("```").strip()
+    if text.count("[") + text.count("{") > _MAX_JSON_DEPTH:
+        brackets = re.findall(r"[\[\]{}]", _STRING.sub("", text))
+        if max(accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0) > _MAX_JSON_DEPTH:
+            return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _one_option(text: str, options: Sequence[str] = _ANSWERS) -> bool:
+    """Exactly one of the options occurs. The original accepts a response with all of them."""
+    given = [option for option in options if option in text]
+    return len(given) - sum(any(option != other and option in other for other in given) for option in given) == 1
+
+
+def _two_responses(text: str) -> bool:
+    """There are exactly two different responses between dividers of six asterisks."""
+    parts = [part.strip() for part in text.split("******")]
+    given = list(filter(None, parts))
+    return all(parts[1:-1]) and len(given) == 2 and given[0] != given[1]
+
+
+def _quoted(text: str) -> bool:
+    return len(text) > 1 and text.startswith('"') and text.endswith('"')
+
+
+# Each check has the text and the arguments of its kind by name. Upper and lower case are the same where the original
+# says so. A keyword can be within a word, a forbidden word is a whole one.
+CHECKS: Mapping[str, Callable[..., bool]] = {
+    "keywords:existence": lambda text, keywords: all(
+        re.search(re.escape(keyword), text, re.IGNORECASE) for keyword in keywords
+    ),
+    "keywords:frequency": lambda text, keyword, frequency, relation: _holds(
+        _count(re.escape(keyword), text, re.IGNORECASE), relation, frequency
+    ),
+    "keywords:forbidden_words": lambda text, forbidden_words: (
+        not any(re.search(_whole_word(word), text, re.IGNORECASE) for word in forbidden_words)
+    ),
+    "keywords:letter_frequency": lambda text, letter, let_frequency, let_relation: _holds(
+        text.lower().count(letter.lower()), let_relation, let_frequency
+    ),
+    "language:response_language": lambda text, language: detect(text) == language,
+    "length_constraints:number_sentences": lambda text, num_sentences, relation: _holds(
+        count_sentences(text), relation, num_sentences
+    ),
+    "length_constraints:number_paragraphs": _paragraphs,
+    "length_constraints:number_words": lambda text, num_words, relation: _holds(count_words(text), relation, num_words),
+    "length_constraints:nth_paragraph_first_word": _first_word,
+    "detectable_content:number_placeholders": lambda text, num_placeholders: (
+        sum(map(_placeholders, text.split("\n"))) >= num_placeholders
+    ),
+    "detectable_content:postscript": _postscript,
+    "detectable_format:number_bullet_lists": _bullets,
+    "detectable_format:constrained_response": _one_option,
+    "detectable_format:number_highlighted_sections": _highlights,
+    "detectable_format:multiple_sections": lambda text, section_spliter, num_sections: (
+        _count(re.escape(section_spliter) + r"\s?\d+", text) >= num_sections
+    ),
+    "detectable_format:json_format": _is_json,
+    "detectable_format:title": lambda text: any(map(_has_title, text.split("\n"))),
+    "combination:two_responses": _two_responses,
+    "combination:repeat_prompt": lambda text, prompt_to_repeat: (
+        text.strip().lower().startswith(prompt_to_repeat.lower())
+    ),
+    "startend:end_checker": lambda text, end_phrase: text.strip().strip('"').lower().endswith(end_phrase.lower()),
+    "startend:quotation": lambda text: _quoted(text.strip()),
+    "change_case:capital_word_frequency": lambda text, capital_frequency, capital_relation: _holds(
+        count_capital_words(text), capital_relation, capital_frequency
+    ),
+    "change_case:english_capital": lambda text: text.isupper() and detect(text) == "en",
+    "change_case:english_lowercase": lambda text: text.islower() and detect(text) == "en",
+    "punctuation:no_comma": lambda text: "," not in text,
+}
+
+
+def broken(text: str, instructions: Instructions) -> list[Instruction]:
+    """Return the instructions that a text does not follow; an empty text follows none.
+
+    Args:
+        text: The response.
+        instructions: Its instructions, with the strict or the loose reading.
+    """
+    readings = list(dict.fromkeys(_loose(text))) if instructions.loose else [text]
+    readings = [reading for reading in readings if reading.strip()]
+    return [
+        one
+        for one in instructions.instructions
+        if not any(CHECKS[one.kind](reading, **one.arguments) for reading in readings)
+    ]
+
+
+def _loose(text: str) -> Iterator[str]:
+    """Yield the text, and the text without its first line, its last line and both, each with and without asterisks."""
+    lines = text.split("\n")
+    for part in (text, *("\n".join(some).strip() for some in (lines[1:], lines[:-1], lines[1:-1]))):
+        yield part
+        yield part.replace("*", "")
