@@ -16,6 +16,7 @@ from hypothesis import settings
 
 from brorl.prompts.countdown import countdown_puzzles
 from child_runs import ForkServer
+from run_support import SMALL, command
 
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # as an active environment
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are tiny, and tests run in parallel; child processes inherit it
@@ -40,6 +41,15 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture(scope="session")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step, with a checkpoint and without evaluations; tests only read it."""
+    path = tmp_path_factory.mktemp("runs") / "short"
+    outcome = command("train", *SMALL, "--steps=1", "--evaluation.num_prompts=0", f"--output_dir={path}", "--seed=5")
+    assert outcome.code == 0, outcome
+    return path
 
 
 @pytest.fixture

@@ -25,15 +25,6 @@ OVERRIDES = {
 pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step, with a checkpoint."""
-    path = tmp_path_factory.mktemp("runs") / "short"
-    outcome = command("train", *SMALL, "--steps=1", "--evaluation.num_prompts=0", f"--output_dir={path}", "--seed=5")
-    assert outcome.code == 0, outcome
-    return path
-
-
 def without_times(value: Any) -> Any:
     """Drop the numbers that depend on the machine's speed."""
     if isinstance(value, dict):
@@ -82,18 +73,18 @@ def test_the_function_plans_as_the_command_does(capsys: pytest.CaptureFixture[st
     assert len(repr(result)) < 300
 
 
-def test_what_a_checkpoint_argument_means(run: Path, tmp_path: Path) -> None:
+def test_what_a_checkpoint_argument_means(short_run: Path, tmp_path: Path) -> None:
     def means(checkpoint: Any = None, recipe: Any = None, **given: Any) -> tuple[str, int, int]:
         config, _ = _resolve(checkpoint, recipe, flat_settings(given))
         return config.model, config.rollouts_per_prompt, config.seed
 
-    checkpoint = run / "checkpoints" / "step-000001"
+    checkpoint = short_run / "checkpoints" / "step-000001"
     assert means() == means("quickstart") == ("quickstart", 512, 0)
     assert means("some/hub-id") == ("some/hub-id", 512, 0)
     assert means(tmp_path) == (str(tmp_path), 512, 0)
-    assert means(run) == means(checkpoint) == (str(checkpoint), 16, 5)
-    assert means(run, "quickstart") == (str(checkpoint), 512, 0)
-    assert means(run, seed=9) == (str(checkpoint), 16, 9)
+    assert means(short_run) == means(checkpoint) == (str(checkpoint), 16, 5)
+    assert means(short_run, "quickstart") == (str(checkpoint), 512, 0)
+    assert means(short_run, seed=9) == (str(checkpoint), 16, 9)
     assert means(None, {"rollouts_per_prompt": 32, "steps": 3}) == ("quickstart", 32, 0)
     assert means(adaptive={"enabled": True}, rollouts_per_prompt=64)[1] == 64  # a plan compares fixed numbers
     with pytest.raises(brorl.UserError, match="both name a model"):

@@ -36,7 +36,7 @@ def contents() -> list[Path]:
     return sorted(path for path in Path().rglob("*") if path != Path("runs"))
 
 
-def short_run(*arguments: str | Path) -> Outcome:
+def trained(*arguments: str | Path) -> Outcome:
     """Train a step on the shipped model."""
     outcome = command("train", *SMALL, "--steps=1", "--evaluation.num_prompts=0", *arguments)
     assert outcome.code == 0, outcome
@@ -181,7 +181,7 @@ def test_output_dir_that_another_process_holds_is_left_alone() -> None:
     with RunDirectory(Path("run")).locked():
         assert "another process is working on run; wait for it" in refused("train", "--output_dir=run")
         assert Path("run").is_dir()
-    short_run("--output_dir=run")
+    trained("--output_dir=run")
 
 
 def test_output_dir_that_cannot_be_made() -> None:
@@ -193,13 +193,13 @@ def test_output_dir_that_cannot_be_made() -> None:
 
 def test_refused_run_can_be_given_again_with_the_same_output_dir() -> None:
     refused("train", "--output_dir=run", "--model=./none")
-    short_run("--output_dir=run")
+    trained("--output_dir=run")
     assert Path("run/checkpoints/step-000001/COMMIT").exists()
 
 
 def test_empty_output_dir_is_used() -> None:
     Path("empty").mkdir()
-    short_run("--output_dir=empty")
+    trained("--output_dir=empty")
     assert Path("empty/metrics.jsonl").exists()
 
 
@@ -234,16 +234,15 @@ def test_options_may_have_equals_signs_spaces_and_dashes() -> None:
 @pytest.mark.slow
 def test_runs_without_output_dir_get_folders_of_their_own() -> None:
     for _ in range(2):
-        outcome = short_run()
+        outcome = trained()
     folders = sorted(Path("runs").iterdir())
     assert len(folders) == 2
     assert all(f.name.startswith("quickstart-") for f in folders)
     assert str(max(folders, key=lambda f: f.stat().st_mtime_ns)) in outcome.said
 
 
-def test_environment_is_recorded() -> None:
-    short_run("--output_dir=run")
-    environment = json.loads(Path("run/env.json").read_text())
+def test_environment_is_recorded(short_run: Path) -> None:
+    environment = json.loads((short_run / "env.json").read_text())
     assert environment["packages"]["brorl"] == brorl.__version__
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["threads"] == 1
@@ -349,8 +348,8 @@ def last_active(name: str, hours_ago: float) -> Path:
 
 
 @pytest.mark.slow
-def test_resume_without_a_run_takes_the_newest_that_is_not_finished() -> None:
-    short_run("--output_dir=runs/old")
+def test_resume_without_a_run_takes_the_newest_that_is_not_finished(short_run: Path) -> None:
+    shutil.copytree(short_run, "runs/old")
     for name in ("newer", "finished"):
         shutil.copytree("runs/old", f"runs/{name}")
     for name in ("old", "newer"):  # as if they had been stopped after the first of 2 steps
@@ -380,8 +379,8 @@ def test_resume_without_a_run_takes_the_newest_that_is_not_finished() -> None:
     assert "resuming runs/finished," in outcome.said
 
 
-def test_resume_without_a_run_leaves_alone_what_another_process_works_on() -> None:
-    short_run("--output_dir=runs/only")
+def test_resume_without_a_run_leaves_alone_what_another_process_works_on(short_run: Path) -> None:
+    shutil.copytree(short_run, "runs/only")
     with RunDirectory(Path("runs/only")).locked():
         outcome = command("resume", "--steps=2")
     assert outcome.code == 2

@@ -20,15 +20,6 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 refusal = partial(refused, "plan")
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one step, with a checkpoint."""
-    path = tmp_path_factory.mktemp("runs") / "short"
-    outcome = command("train", *SMALL, "--steps=1", "--evaluation.num_prompts=0", f"--output_dir={path}", "--seed=5")
-    assert outcome.code == 0, outcome
-    return path
-
-
 def contents() -> list[Path]:
     return sorted(Path().rglob("*"))
 
@@ -64,17 +55,19 @@ def test_a_plan_from_end_to_end() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_gives_its_settings_and_its_last_checkpoint(run: Path) -> None:
-    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
-    outcome = command("plan", run, *PILOT, "--rollouts=4,16")
+def test_a_run_gives_its_settings_and_its_last_checkpoint(short_run: Path) -> None:
+    before = {p: p.read_bytes() for p in short_run.rglob("*") if p.is_file()}
+    outcome = command("plan", short_run, *PILOT, "--rollouts=4,16")
     assert outcome.code == 0, outcome
     assert "checkpoints/step-000001" in outcome.said
     assert "no --recipe" not in outcome.said
     record = json.loads(Path("runs/plan/plan.json").read_text())
-    assert record["model"] == str(run / "checkpoints" / "step-000001")
+    assert record["model"] == str(short_run / "checkpoints" / "step-000001")
     assert record["recipe"]["prompts_per_step"] == 4  # the run's, not the quickstart's 32
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before  # nothing of the run has changed
-    assert f"brorl train {run / 'config.yaml'} --model {run / 'checkpoints' / 'step-000001'}" in outcome.said
+    assert {p: p.read_bytes() for p in short_run.rglob("*") if p.is_file()} == before  # nothing of the run has changed
+    assert (
+        f"brorl train {short_run / 'config.yaml'} --model {short_run / 'checkpoints' / 'step-000001'}" in outcome.said
+    )
     assert re.search(r"--output_dir null --advantage\.estimator \w+ --rollouts_per_prompt", outcome.said)
 
 
@@ -105,10 +98,10 @@ def test_what_cannot_work_is_said_before_any_work(arguments: list[str], said: st
     assert said in refusal(*arguments)
 
 
-def test_runs_without_a_whole_checkpoint(run: Path, tmp_path: Path) -> None:
+def test_runs_without_a_whole_checkpoint(short_run: Path, tmp_path: Path) -> None:
     unfinished = tmp_path / "unfinished"
     (unfinished / "checkpoints" / "step-000002").mkdir(parents=True)
-    (unfinished / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    (unfinished / "config.yaml").write_bytes((short_run / "config.yaml").read_bytes())
     assert "has no complete checkpoint yet" in refusal(unfinished)
     assert "is not a complete checkpoint" in refusal(unfinished / "checkpoints" / "step-000002")
 
