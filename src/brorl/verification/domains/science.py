@@ -26,7 +26,7 @@ from brorl.verification.domains.math_extraction import extract_answer, tidy
 from brorl.verification.domains.single_answer import SEVERAL_ANSWERS, is_several, plain
 from brorl.verification.domains.units import Quantity, read_quantity
 from brorl.verification.sandbox.pool import VerifierCall, WorkerPool
-from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict
+from brorl.verification.verifier import CORRECT, NO_ANSWER, WRONG, TrialResponses, Verdict, with_own_time
 
 SCIENCE_DOMAIN = "science"
 OTHER_UNIT = "another unit"
@@ -66,27 +66,31 @@ class ScienceVerifier:
             ValueError: If a reference looks like `Choices` or `Measured` and is malformed.
         """
         verdicts: list[Verdict | None] = []
-        unknown: dict[Call, list[tuple[int, str, float]]] = {}
+        own_s: list[float] = []
+        unknown: dict[Call, list[tuple[int, str | None]]] = {}
         for place, (prompt, response) in enumerate(items):
             start = time.perf_counter()
             reference = read_science_reference(prompt.reference)
+            answer: str | None
+            reason: str | Call
             if isinstance(reference, Choices):
-                verdicts.append(_verify_choice(reference, response, start))
-                continue
-            found = _compare(reference, response, start)
-            verdicts.append(found if isinstance(found, Verdict) else None)
-            if not isinstance(found, Verdict):
-                call, answer = found
-                unknown.setdefault(call, []).append((place, answer, time.perf_counter() - start))
+                answer, reason = _choose(reference, response)
+            else:
+                answer, reason = _compare(reference, response)
+            if isinstance(reason, str):
+                verdicts.append(Verdict(reason == CORRECT, float(reason == CORRECT), answer, reason, 0.0))
+            else:
+                verdicts.append(None)
+                unknown.setdefault(reason, []).append((place, answer))
+            own_s.append(time.perf_counter() - start)
         limit_s = self._pool.timeout_s / 2
         results = self._pool.run([VerifierCall(_COMPARE, (*call[:2], limit_s, call[2])) for call in unknown])
         for places, result in zip(unknown.values(), results, strict=True):
             correct = result.failure is None and bool(result.value["correct"])
-            reason = result.failure or str(result.value["reason"])
-            for number, (place, answer, own_s) in enumerate(places):
-                seconds = own_s if number else own_s + result.seconds
-                verdicts[place] = Verdict(correct, float(correct), answer, reason, seconds)
-        return [verdict for verdict in verdicts if verdict is not None]
+            said = result.failure or str(result.value["reason"])
+            for number, (place, answer) in enumerate(places):
+                verdicts[place] = Verdict(correct, float(correct), answer, said, 0.0 if number else result.seconds)
+        return with_own_time(verdicts, own_s)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find references that are malformed, or that math-verify cannot parse."""
@@ -115,11 +119,10 @@ class ScienceVerifier:
         return TrialResponses(f"\\boxed{{{right}}}", [f"\\boxed{{{one}}}" for one in wrong])
 
 
-def _verify_choice(choices: Choices, response: str, start: float) -> Verdict:
+def _choose(choices: Choices, response: str) -> tuple[str | None, str]:
+    """Return the statement that names an option, and the reason of the verdict."""
     place, text, problem = choose(response, choices)
-    correct = place == choices.right
-    reason = problem or (CORRECT if correct else NO_ANSWER if place is None else WRONG)
-    return Verdict(correct, float(correct), text, reason, time.perf_counter() - start)
+    return text, problem or (NO_ANSWER if place is None else CORRECT if place == choices.right else WRONG)
 
 
 @lru_cache(maxsize=4096)
@@ -127,30 +130,27 @@ def _read(value: str) -> Quantity:
     return read_quantity(tidy(value))
 
 
-def _compare(reference: Measured, response: str, start: float) -> Verdict | tuple[Call, str]:
-    """Return the verdict on a response, or a call of math-verify with the answer that was found."""
+def _compare(reference: Measured, response: str) -> tuple[str | None, str | Call]:
+    """Return the answer, and the reason of the verdict or a call of math-verify."""
     right = _read(reference.value)
     answer = extract_answer(response, with_unit=right.unit is not None)
-
-    def verdict(reason: str) -> Verdict:
-        shown = None if reason == TOO_LONG else answer
-        return Verdict(reason == CORRECT, float(reason == CORRECT), shown, reason, time.perf_counter() - start)
-
     if answer is None:
-        return verdict(NO_ANSWER)
+        return None, NO_ANSWER
     if len(answer) > _MAX_ANSWER:
-        return verdict(TOO_LONG)
+        return None, TOO_LONG
     if answer == tidy(reference.value) and any(character.isalnum() for character in answer):
-        return verdict(CORRECT)
+        return answer, CORRECT
     if is_several(plain(tidy(reference.value)), plain(answer)):
-        return verdict(SEVERAL_ANSWERS)
+        return answer, SEVERAL_ANSWERS
     given = read_quantity(answer)
     if right.unit is not None and not _same_kind(right, given):
-        return verdict(OTHER_UNIT)
+        return answer, OTHER_UNIT
     factor = given.unit.factor / right.unit.factor if right.unit and given.unit else Fraction(1)
     if right.number is None or given.number is None:
-        return (right.text, _scaled(given.text, factor), max(reference.tolerance, _ROUNDING)), answer
-    return verdict(CORRECT if _equal(right.number, given.number * factor, reference.tolerance, right) else WRONG)
+        scale = "" if factor == 1 else f" \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
+        scaled = f"({given.text}){scale}" if scale else given.text
+        return answer, (right.text, scaled, max(reference.tolerance, _ROUNDING))
+    return answer, CORRECT if _equal(right.number, given.number * factor, reference.tolerance, right) else WRONG
 
 
 def _same_kind(right: Quantity, given: Quantity) -> bool:
@@ -166,7 +166,3 @@ def _equal(right: Fraction, given: Fraction, tolerance: float, reference: Quanti
     if whole and tolerance == 0 and reference.unit is None:
         return right == given
     return abs(given - right) <= max(Fraction(tolerance), Fraction(1, 1_000_000)) * abs(right)
-
-
-def _scaled(text: str, factor: Fraction) -> str:
-    return text if factor == 1 else f"({text}) \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
