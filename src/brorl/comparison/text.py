@@ -34,27 +34,17 @@ _LONGER = 2  # times the budget
 
 @dataclass(frozen=True)
 class ComparisonText:
-    """A comparison in sentences.
+    """A comparison in sentences."""
 
-    Attributes:
-        answer: The sentences that answer the question, the answer first.
-        remarks: The basis and the limits of the answer.
-    """
-
-    answer: tuple[str, ...]
-    remarks: tuple[str, ...]
+    answer: tuple[str, ...]  # the sentences that answer the question, the answer first
+    remarks: tuple[str, ...]  # the basis and the limits of the answer
 
 
 @dataclass(frozen=True)
 class NextCommand:
-    """A command that follows.
+    """A command that follows."""
 
-    Attributes:
-        why: What it is for.
-        command: The command.
-    """
-
-    why: str
+    why: str  # what it is for
     command: str
 
 
