@@ -152,9 +152,6 @@ def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
 
     Returns:
         The arms there; None if pass@1 of the first arm, or of all others, is not shown to have risen above the start.
-
-    Raises:
-        ValueError: If a run was not evaluated at an evaluation point and did not end early, or k is not 1 to n.
     """
     points = (0.0, *comparison.eval_points)
     # pass@1 and pass@k of each arm, each of shape [T, S, P]

@@ -140,9 +140,6 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1, seed: int = 0) -
         measure: The score.
         seed: Seed of the bootstrap.
 
-    Raises:
-        ValueError: If a run was not evaluated at an evaluation point and did not end early, or k is above n.
-
     Source: IsoCompute (arXiv 2603.12151): the best N as a sigmoid of the budget, sharpening and coverage. There the
     budget is in rollouts and every fit is drawn; here it is in the comparison's unit, and the data must support a fit.
     """

@@ -53,11 +53,7 @@ class RunMatch:
 
 
 def match_at(arms: Sequence[Arm], unit: Unit, eval_point: float) -> tuple[RunMatch, ...]:
-    """Return for every run whether it is matched at an evaluation point, in the order of arms and runs.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early.
-    """
+    """Return for every run whether it is matched at an evaluation point, in the order of arms and runs."""
     matches = []
     for arm in arms:
         for run in arm.runs:
@@ -87,11 +83,7 @@ def unmatched_runs(matches: Sequence[RunMatch]) -> tuple[str, ...]:
 
 
 def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
-    """Return the costs of an arm's runs at an evaluation point: steps, seconds, samples, sampled and unique tokens.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early, or there is no run.
-    """
+    """Return the costs of an arm's runs at an evaluation point: steps, seconds, samples, sampled and unique tokens."""
     costs = [score_at(run, unit, eval_point).cost for run in arm.runs]
     return {name: Spread.of([getattr(cost, name) for cost in costs]) for name in Cost.__dataclass_fields__}
 
@@ -137,9 +129,6 @@ def token_efficiency(comparison: Comparison, arm: Arm | None = None, spent: floa
         comparison: The comparison.
         arm: One of its arms; None for the checkpoint that all runs start from, as the arm "start".
         spent: Amount of the budget, in the comparison's unit.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early.
     """
     scores: Sequence[Sequence[Score]] = starts_by_seed(comparison.arms)
     if arm is not None:

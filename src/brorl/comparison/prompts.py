@@ -72,9 +72,6 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
         spent: Amount of the budget, in the comparison's unit.
         k: Attempts of the expected numbers, 1 to n.
         num_intervals: Number of arms whose changes are shown together, for the corrected interval.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early, or k is not 1 to n.
     """
     n = comparison.num_samples
     start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, spent)
@@ -102,11 +99,7 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
 
 
 def coverage_difference(comparison: Comparison, spent: float, k: int) -> CoverageDifference:
-    """Find the prompts that one of two arms solves and the other does not, with the numbers expected in k attempts.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early, or k is not 1 to n.
-    """
+    """Find the prompts that one of two arms solves and the other does not, with the numbers expected in k attempts."""
     counts = [num_correct_at(comparison, arm, spent) for arm in comparison.arms]
     fraction_a_P, fraction_b_P = ((count_SP > 0).mean(0) for count_SP in counts)
     score_a_SP, score_b_SP = (pass_at_k(count_SP, comparison.num_samples, k) for count_SP in counts)
@@ -169,9 +162,6 @@ def task_trends(comparison: Comparison, spent: float) -> tuple[TaskTrend, ...]:
 
     Every task has its own 95% interval: of tasks without a change, up to one in 20 will
     seem to have changed in each of the three respects.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early.
     """
     a, b = comparison.arms
     end_a_SP, end_b_SP = (scores_at(comparison, arm, spent) for arm in (a, b))
