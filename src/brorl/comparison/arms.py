@@ -103,7 +103,7 @@ class Comparison:
         arms: The arms; of two, the second is measured against the first.
         machine: Processor or accelerator, and how many runs were made in parallel.
         num_left_out: Held-out prompts that are not among `prompts`: in an evaluation of a run some of the responses
-            could not be verified because of the machine.
+            could not be verified because of an infrastructure failure.
     """
 
     checkpoint: str

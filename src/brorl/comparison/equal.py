@@ -144,7 +144,7 @@ class EqualScore:
     @property
     def num_differences(self) -> int:
         """Number of later arms with a difference from the first."""
-        return sum(one.corrected is not None for one in self.arms)
+        return sum(arm.corrected is not None for arm in self.arms)
 
 
 def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
