@@ -23,68 +23,41 @@ _LONGEST_NAME = 14  # characters of an arm's name that tables and figures can re
 
 @dataclass(frozen=True)
 class HeldOutPrompt:
-    """A prompt that all runs are evaluated on.
-
-    Attributes:
-        id: Its name.
-        source: Its data set (a "task" of a comparison).
-        domain: The domain of its verifier.
-        text: The text that the model reads.
-        reference: The answer.
-    """
+    """A prompt that all runs are evaluated on."""
 
     id: str
-    source: str
-    domain: str
-    text: str
+    source: str  # its data set (a "task" of a comparison)
+    domain: str  # the domain of its verifier
+    text: str  # the text that the model reads
     reference: str
 
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """One evaluation of one run.
+    """One evaluation of one run."""
 
-    Attributes:
-        cost: Cost of the run up to the evaluation.
-        num_correct_P: Correct responses among the n responses to each prompt, shape [P].
-        sampled_tokens_P: Tokens of the n responses to each prompt, shape [P].
-        truncation_rate: Fraction of all responses that were truncated.
-        num_unverified_P: Responses to each prompt that could not be verified, shape [P]; None if all were verified.
-    """
-
-    cost: Cost
-    num_correct_P: IntArray
-    sampled_tokens_P: IntArray
-    truncation_rate: float
+    cost: Cost  # cost of the run up to the evaluation
+    num_correct_P: IntArray  # correct responses among the n responses to each prompt, shape [P]
+    sampled_tokens_P: IntArray  # tokens of the n responses to each prompt, shape [P]
+    truncation_rate: float  # fraction of all responses that were truncated
+    # responses to each prompt that could not be verified, shape [P]; None if all were verified
     num_unverified_P: IntArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class RunScores:
-    """One run of an arm.
-
-    Attributes:
-        seed: The run's seed.
-        scores: Its evaluations by rising cost; the first is the start, at no cost.
-        cost: Cost of the whole run.
-        phase_seconds: Seconds of the run in each phase (generation, verification, training, ...).
-        groups: Groups sampled.
-        groups_mixed: Mixed groups among them.
-        num_updated: Groups trained on.
-        ended_early: Why the run ended before its budget was spent; None if it did not.
-        path: The run directory.
-        phase_begins: Cost at which each phase of its objective after the first began, by the phase's title.
-    """
+    """One run of an arm."""
 
     seed: int
-    scores: tuple[Score, ...]
-    cost: Cost
-    phase_seconds: Mapping[str, float]
-    groups: int
-    groups_mixed: int
-    num_updated: int
-    ended_early: str | None
+    scores: tuple[Score, ...]  # its evaluations by rising cost; the first is the start, at no cost
+    cost: Cost  # cost of the whole run
+    phase_seconds: Mapping[str, float]  # seconds of the run in each phase (generation, verification, training, ...)
+    groups: int  # groups sampled
+    groups_mixed: int  # mixed groups among them
+    num_updated: int  # groups trained on
+    ended_early: str | None  # why the run ended before its budget was spent; None if it did not
     path: str
+    # cost at which each phase of its objective after the first began, by the phase's title
     phase_begins: Mapping[str, Cost] = field(default_factory=dict)
 
 
@@ -130,7 +103,7 @@ class Comparison:
         arms: The arms; of two, the second is measured against the first.
         machine: Processor or accelerator, and how many runs were made in parallel.
         num_left_out: Held-out prompts that are not among `prompts`: in an evaluation of a run some of the responses
-            could not be verified because of the machine.
+            could not be verified because of an infrastructure failure.
     """
 
     checkpoint: str
@@ -172,15 +145,10 @@ def labelled(names: Sequence[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Measure:
-    """A score of a prompt: pass@k (one of k responses is correct: coverage) or worst@k (all are: sharpness).
+    """A score of a prompt: pass@k (one of k responses is correct: coverage) or worst@k (all are: sharpness)."""
 
-    Attributes:
-        k: Number of responses.
-        worst: Whether it is worst@k.
-    """
-
-    k: int = 1
-    worst: bool = False
+    k: int = 1  # number of responses
+    worst: bool = False  # whether it is worst@k
 
     @property
     def name(self) -> str:

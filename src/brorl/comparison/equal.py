@@ -48,20 +48,15 @@ _MeanCurve = tuple[FloatArray, FloatArray]  # pass@1 and pass@k at the start and
 
 @dataclass(frozen=True)
 class EqualCost:
-    """Scores of all arms where each of their runs had spent the same.
-
-    Attributes:
-        unit: The unit.
-        amount: The amount: the largest that every run reached.
-        scores: Score of each arm, with a 95% interval over prompts and seeds; None if it is not known.
-        difference: The second arm less the first; None for more than two arms, or if a score is not known.
-        not_evaluated: Names of the arms whose score is not known: a run has no evaluations close enough to this cost.
-    """
+    """Scores of all arms where each of their runs had spent the same."""
 
     unit: Unit
-    amount: float
+    amount: float  # the amount: the largest that every run reached
+    # score of each arm, with a 95% interval over prompts and seeds; None if it is not known
     scores: tuple[Estimate | None, ...]
+    # the second arm less the first; None for more than two arms, or if a score is not known
     difference: PairedDifference | None
+    # names of the arms whose score is not known: a run has no evaluations close enough to this cost
     not_evaluated: tuple[str, ...]
 
 
@@ -121,48 +116,35 @@ def scores_at_cost(
 
 @dataclass(frozen=True)
 class ArmAtScore:
-    """An arm where its pass@1 first reached the level.
-
-    Attributes:
-        arm: Its name.
-        spent: Mean cost of its runs, in the comparison's unit; None if the arm was above the level at its
-            first evaluation, because nothing is known there.
-        coverage: pass@k there, with a 95% interval over prompts and seeds; None if `spent` is.
-        difference: That less the coverage of the first arm, with its interval; 0 for the first arm itself. None if the
-            coverage of either is not known.
-        conclusion: The conclusion from it, the first arm being A; None without a difference.
-        corrected: The difference with an interval corrected for the number of later arms with a difference; None for
-            the first arm, and without a difference.
-    """
+    """An arm where its pass@1 first reached the level."""
 
     arm: str
+    # mean cost of its runs, in the comparison's unit; None if the arm was above the level at its first
+    # evaluation, because nothing is known there
     spent: float | None
-    coverage: Estimate | None
+    coverage: Estimate | None  # pass@k there, with a 95% interval over prompts and seeds; None if `spent` is
+    # that less the coverage of the first arm, with its interval; 0 for the first arm itself. None if the
+    # coverage of either is not known.
     difference: Estimate | None
-    conclusion: Conclusion | None
+    conclusion: Conclusion | None  # the conclusion from it, the first arm being A; None without a difference
+    # the difference with an interval corrected for the number of later arms with a difference; None for the
+    # first arm, and without a difference
     corrected: CorrectedInterval | None
 
 
 @dataclass(frozen=True)
 class EqualScore:
-    """All arms at one pass@1.
+    """All arms at one pass@1."""
 
-    Attributes:
-        level: The pass@1: the highest that the mean of the runs of every one of these arms reached.
-        k: k of the coverage, pass@k.
-        arms: The arms there, in their order.
-        not_risen: Names of the arms left out, whose pass@1 is not shown to have been above the start.
-    """
-
-    level: float
-    k: int
-    arms: tuple[ArmAtScore, ...]
-    not_risen: tuple[str, ...]
+    level: float  # the pass@1: the highest that the mean of the runs of every one of these arms reached
+    k: int  # k of the coverage, pass@k
+    arms: tuple[ArmAtScore, ...]  # the arms there, in their order
+    not_risen: tuple[str, ...]  # names of the arms left out, whose pass@1 is not shown to have been above the start
 
     @property
     def num_differences(self) -> int:
         """Number of later arms with a difference from the first."""
-        return sum(one.corrected is not None for one in self.arms)
+        return sum(arm.corrected is not None for arm in self.arms)
 
 
 def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
@@ -170,9 +152,6 @@ def at_equal_score(comparison: Comparison, k: int) -> EqualScore | None:
 
     Returns:
         The arms there; None if pass@1 of the first arm, or of all others, is not shown to have risen above the start.
-
-    Raises:
-        ValueError: If a run was not evaluated at an evaluation point and did not end early, or k is not 1 to n.
     """
     points = (0.0, *comparison.eval_points)
     # pass@1 and pass@k of each arm, each of shape [T, S, P]

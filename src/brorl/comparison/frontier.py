@@ -40,48 +40,29 @@ _NUM_FITS = 500  # of the resamples: fits take longer than means
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """An arm at an evaluation point.
+    """An arm at an evaluation point."""
 
-    Attributes:
-        eval_point: The budget.
-        arm: Its name.
-        num_rollouts: Its N; None if it is adaptive.
-        score: Its score with a 95% interval over prompts and seeds.
-        best_fraction: Fraction of bootstrap resamples over prompts and seeds in which it is the best of the matched
-            arms; None if it is not matched. It shows how firm the order is; `BestArm.lead_shown` states whether a lead
-            is shown.
-        why_left_out: Why the arm is not compared here (a run overshot the evaluation point); None if it is.
-    """
-
-    eval_point: float
+    eval_point: float  # the budget
     arm: str
-    num_rollouts: int | None
-    score: Estimate
+    num_rollouts: int | None  # its N; None if it is adaptive
+    score: Estimate  # its score with a 95% interval over prompts and seeds
+    # fraction of bootstrap resamples over prompts and seeds in which it is the best of the matched arms; None
+    # if it is not matched. It shows how firm the order is; `BestArm.lead_shown` states whether a lead is shown.
     best_fraction: float | None
-    why_left_out: str | None
+    why_left_out: str | None  # why the arm is not compared here (a run overshot the evaluation point); None if it is
 
 
 @dataclass(frozen=True)
 class BestArm:
-    """The best of the matched arms at an evaluation point where two arms or more are matched.
+    """The best of the matched arms at an evaluation point where two arms or more are matched."""
 
-    Attributes:
-        eval_point: The budget.
-        arm: Name of the arm with the highest score.
-        num_rollouts: Its N; None if it is adaptive.
-        best_fraction: Fraction of bootstrap resamples in which it is the best.
-        second: Name of the next.
-        lead: Its score less the second's, with a 95% interval.
-        lead_shown: Whether that interval lies above 0.
-    """
-
-    eval_point: float
-    arm: str
-    num_rollouts: int | None
-    best_fraction: float
-    second: str
-    lead: Estimate
-    lead_shown: bool
+    eval_point: float  # the budget
+    arm: str  # name of the arm with the highest score
+    num_rollouts: int | None  # its N; None if it is adaptive
+    best_fraction: float  # fraction of bootstrap resamples in which it is the best
+    second: str  # name of the next
+    lead: Estimate  # its score less the second's, with a 95% interval
+    lead_shown: bool  # whether that interval lies above 0
 
     @property
     def is_tied(self) -> bool:
@@ -91,57 +72,35 @@ class BestArm:
 
 @dataclass(frozen=True)
 class LeadingRange:
-    """Consecutive evaluation points at which one arm is best.
-
-    Attributes:
-        arm: The arm's name.
-        first_point: The first of them.
-        last_point: The last of them.
-        shown_at: Those at which its lead over the second is shown.
-    """
+    """Consecutive evaluation points at which one arm is best."""
 
     arm: str
-    first_point: float
-    last_point: float
-    shown_at: tuple[float, ...]
+    first_point: float  # the first of them
+    last_point: float  # the last of them
+    shown_at: tuple[float, ...]  # those at which its lead over the second is shown
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """Whether an arm still rose between the last two evaluation points.
-
-    Attributes:
-        arm: The arm's name.
-        eval_points: The latest point before the last one at which all runs had another evaluation, and the last one.
-        before: Score at the first of them.
-        after: Score at the last.
-        change: The difference with a 95% interval, runs and prompts paired.
-        movement: The movement that it shows.
-    """
+    """Whether an arm still rose between the last two evaluation points."""
 
     arm: str
+    # the latest point before the last one at which all runs had another evaluation, and the last one
     eval_points: tuple[float, float]
-    before: Estimate
-    after: Estimate
-    change: Estimate
-    movement: Movement
+    before: Estimate  # score at the first of them
+    after: Estimate  # score at the last
+    change: Estimate  # the difference with a 95% interval, runs and prompts paired
+    movement: Movement  # the movement that it shows
 
 
 @dataclass(frozen=True)
 class Sigmoid:
-    """The best N as a function of the budget.
+    """The best N as a function of the budget."""
 
-    Attributes:
-        low: log2 N far below the midpoint.
-        high: log2 N far above it.
-        slope: Per unit of log C (natural).
-        midpoint: Budget at half of the rise, with a 95% bootstrap interval.
-    """
-
-    low: float
-    high: float
-    slope: float
-    midpoint: Estimate
+    low: float  # log2 N far below the midpoint
+    high: float  # log2 N far above it
+    slope: float  # per unit of log C (natural)
+    midpoint: Estimate  # budget at half of the rise, with a 95% bootstrap interval
 
     def num_rollouts_at(self, budget: float) -> float:
         """Return the fitted best N at a budget."""
@@ -151,24 +110,15 @@ class Sigmoid:
 
 @dataclass(frozen=True)
 class Frontier:
-    """All arms at all evaluation points by one measure.
-
-    Attributes:
-        measure: The score.
-        points: Arms at evaluation points, by point, then in the order of the arms.
-        best: The best arm of each evaluation point at which two arms or more are matched.
-        leading_ranges: The arms that are best, and the budgets from which on they are.
-        sigmoid: Fit of the best N against the budget; None if the data do not support one.
-        why_no_sigmoid: Why not; None if there is one.
-        saturation: Each arm's last two evaluation points; without arms that have one evaluation after the start.
-    """
+    """All arms at all evaluation points by one measure."""
 
     measure: Measure
-    points: tuple[FrontierPoint, ...]
-    best: tuple[BestArm, ...]
-    leading_ranges: tuple[LeadingRange, ...]
-    sigmoid: Sigmoid | None
-    why_no_sigmoid: str | None
+    points: tuple[FrontierPoint, ...]  # arms at evaluation points, by point, then in the order of the arms
+    best: tuple[BestArm, ...]  # the best arm of each evaluation point at which two arms or more are matched
+    leading_ranges: tuple[LeadingRange, ...]  # the arms that are best, and the budgets from which on they are
+    sigmoid: Sigmoid | None  # fit of the best N against the budget; None if the data do not support one
+    why_no_sigmoid: str | None  # why not; None if there is one
+    # each arm's last two evaluation points; without arms that have one evaluation after the start
     saturation: tuple[Saturation, ...]
 
     def at(self, eval_point: float) -> dict[str, FrontierPoint]:
@@ -189,9 +139,6 @@ def frontier(comparison: Comparison, measure: Measure = PASS_1, seed: int = 0) -
         comparison: The comparison.
         measure: The score.
         seed: Seed of the bootstrap.
-
-    Raises:
-        ValueError: If a run was not evaluated at an evaluation point and did not end early, or k is above n.
 
     Source: IsoCompute (arXiv 2603.12151): the best N as a sigmoid of the budget, sharpening and coverage. There the
     budget is in rollouts and every fit is drawn; here it is in the comparison's unit, and the data must support a fit.

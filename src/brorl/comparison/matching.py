@@ -24,13 +24,7 @@ ALL_TASKS = "all"
 
 @dataclass(frozen=True)
 class Spread:
-    """A number of each run of an arm: the mean over runs, and the range.
-
-    Attributes:
-        mean: Mean over runs.
-        least: The smallest.
-        most: The largest.
-    """
+    """A number of each run of an arm: the mean over runs, and the range."""
 
     mean: float
     least: float
@@ -46,32 +40,20 @@ class Spread:
 
 @dataclass(frozen=True)
 class RunMatch:
-    """The cost of one run at an evaluation point.
-
-    Attributes:
-        arm: Its arm's name.
-        seed: Its seed.
-        spent: Its cost when it was evaluated.
-        ended_early: Why it ended before the evaluation point; None if it did not.
-        matched: Whether it spent at most `TOLERANCE` more than the evaluation point. A run that ended early counts as
-            matched, because it could not have spent more.
-        words: A sentence if the run overshot (with the fix) or ended early; else None.
-    """
+    """The cost of one run at an evaluation point."""
 
     arm: str
     seed: int
-    spent: Cost
-    ended_early: str | None
+    spent: Cost  # its cost when it was evaluated
+    ended_early: str | None  # why it ended before the evaluation point; None if it did not
+    # whether it spent at most `TOLERANCE` more than the evaluation point. A run that ended early counts as
+    # matched, because it could not have spent more.
     matched: bool
-    words: str | None
+    words: str | None  # a sentence if the run overshot (with the fix) or ended early; else None
 
 
 def match_at(arms: Sequence[Arm], unit: Unit, eval_point: float) -> tuple[RunMatch, ...]:
-    """Return for every run whether it is matched at an evaluation point, in the order of arms and runs.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early.
-    """
+    """Return for every run whether it is matched at an evaluation point, in the order of arms and runs."""
     matches = []
     for arm in arms:
         for run in arm.runs:
@@ -101,11 +83,7 @@ def unmatched_runs(matches: Sequence[RunMatch]) -> tuple[str, ...]:
 
 
 def costs_at(arm: Arm, unit: Unit, eval_point: float) -> dict[str, Spread]:
-    """Return the costs of an arm's runs at an evaluation point: steps, seconds, samples, sampled and unique tokens.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early, or there is no run.
-    """
+    """Return the costs of an arm's runs at an evaluation point: steps, seconds, samples, sampled and unique tokens."""
     costs = [score_at(run, unit, eval_point).cost for run in arm.runs]
     return {name: Spread.of([getattr(cost, name) for cost in costs]) for name in Cost.__dataclass_fields__}
 
@@ -133,23 +111,14 @@ def training_efficiency(arm: Arm) -> dict[str, Spread | None]:
 
 @dataclass(frozen=True)
 class TokenEfficiency:
-    """An arm's score on a task, and the length of its responses.
-
-    Attributes:
-        arm: The arm's name.
-        task: The prompts' source; "all" for all prompts.
-        num_prompts: Number of its prompts.
-        score: pass@1.
-        tokens: Mean tokens of a response.
-        per_thousand: Correct responses per 1,000 tokens generated, 1,000 times the ratio of the two; None without
-            tokens.
-    """
+    """An arm's score on a task, and the length of its responses."""
 
     arm: str
-    task: str
+    task: str  # the prompts' source; "all" for all prompts
     num_prompts: int
     score: Estimate
-    tokens: Estimate
+    tokens: Estimate  # mean tokens of a response
+    # correct responses per 1,000 tokens generated, 1,000 times the ratio of the two; None without tokens
     per_thousand: Estimate | None
 
 
@@ -160,9 +129,6 @@ def token_efficiency(comparison: Comparison, arm: Arm | None = None, spent: floa
         comparison: The comparison.
         arm: One of its arms; None for the checkpoint that all runs start from, as the arm "start".
         spent: Amount of the budget, in the comparison's unit.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early.
     """
     scores: Sequence[Sequence[Score]] = starts_by_seed(comparison.arms)
     if arm is not None:

@@ -56,15 +56,10 @@ _MAX_WEIGHTS = 2_000_000  # of resampling, in memory at once
 
 @dataclass(frozen=True)
 class VariancePart:
-    """An independent part of the variance of a mean.
+    """An independent part of the variance of a mean."""
 
-    Attributes:
-        variance: The variance of the mean that is due to this part.
-        degrees: Degrees of freedom of its estimate.
-    """
-
-    variance: float
-    degrees: float
+    variance: float  # the variance of the mean that is due to this part
+    degrees: float  # degrees of freedom of its estimate
 
     def squared_half_width(self, level: float = 0.95) -> float:
         """Return the squared half-width of an interval if this were the only part."""
@@ -77,15 +72,10 @@ class VariancePart:
 
 @dataclass(frozen=True)
 class VarianceParts:
-    """The parts of the variance of a mean over prompts and seeds.
+    """The parts of the variance of a mean over prompts and seeds."""
 
-    Attributes:
-        prompts: The part of the prompts; None for one prompt.
-        seeds: The part of the seeds, or one of each arm if runs of the arms are not paired; empty if an arm has one
-            seed.
-    """
-
-    prompts: VariancePart | None
+    prompts: VariancePart | None  # the part of the prompts; None for one prompt
+    # the part of the seeds, or one of each arm if runs of the arms are not paired; empty if an arm has one seed
     seeds: tuple[VariancePart, ...]
 
     @classmethod
@@ -114,18 +104,11 @@ class VarianceParts:
 
 @dataclass(frozen=True)
 class TTest:
-    """A t-test of a mean difference.
+    """A t-test of a mean difference."""
 
-    Attributes:
-        t: The statistic; infinite if all differences are one number other than 0.
-        degrees: Degrees of freedom (a fraction if two groups are not paired).
-        p_greater: One-tailed p for B above A.
-        p_two_sided: Two-tailed p.
-    """
-
-    t: float
-    degrees: float
-    p_greater: float
+    t: float  # the statistic; infinite if all differences are one number other than 0
+    degrees: float  # degrees of freedom (a fraction if two groups are not paired)
+    p_greater: float  # one-tailed p for B above A
     p_two_sided: float
 
 
@@ -170,19 +153,12 @@ class PairedDifference:
 
 @dataclass(frozen=True)
 class CorrectedInterval:
-    """A difference with an interval that holds together with the others of its table.
+    """A difference with an interval that holds together with the others of its table."""
 
-    Attributes:
-        interval: The difference with the interval at that level.
-        level: The level of each interval, `corrected_level(num_intervals)`.
-        num_intervals: The number of intervals in the table.
-        conclusion: The conclusion from this interval.
-    """
-
-    interval: Estimate
-    level: float
-    num_intervals: int
-    conclusion: Conclusion
+    interval: Estimate  # the difference with the interval at that level
+    level: float  # the level of each interval, `corrected_level(num_intervals)`
+    num_intervals: int  # the number of intervals in the table
+    conclusion: Conclusion  # the conclusion from this interval
 
     @classmethod
     def of(cls, interval_at: Callable[[float], Estimate], num_intervals: int) -> CorrectedInterval:
@@ -193,19 +169,12 @@ class CorrectedInterval:
 
 @dataclass(frozen=True)
 class SeedsNeeded:
-    """Numbers of seeds and prompts whose interval has a given half-width.
+    """Numbers of seeds and prompts whose interval has a given half-width."""
 
-    Attributes:
-        half_width: The half-width: the smallest measured difference that is shown.
-        seeds: Seeds of each arm.
-        prompts: Held-out prompts: those of the comparison if `enough_prompts`, else more.
-        enough_prompts: Whether the prompts of the comparison are enough, with this many seeds.
-    """
-
-    half_width: float
+    half_width: float  # the half-width: the smallest measured difference that is shown
     seeds: int
-    prompts: int
-    enough_prompts: bool
+    prompts: int  # held-out prompts: those of the comparison if `enough_prompts`, else more
+    enough_prompts: bool  # whether the prompts of the comparison are enough, with this many seeds
 
 
 def paired_difference(

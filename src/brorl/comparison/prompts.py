@@ -30,56 +30,33 @@ Movement = Literal["improves", "degrades", "no change shown"]
 
 @dataclass(frozen=True)
 class CoverageChange:
-    """Prompts that the runs of an arm solve and the start did not, and the reverse.
-
-    Attributes:
-        arm: The arm's name.
-        gained: Prompts solved now and not at the start, over runs.
-        lost: Prompts solved at the start and not now.
-        kept: Prompts solved at both.
-        by_chance: Gains (and as many losses) to expect if no pass rate had changed.
-        k: Attempts of the expected numbers.
-        expected_start: Prompts that k attempts of the start are expected to solve (the sum of pass@k).
-        expected_end: The same now.
-        expected_change: Their difference with a 95% interval, in prompts.
-        corrected: The same with an interval corrected for the number of arms; in its conclusion the start is A.
-        gained_ids: Prompts that a majority of the runs gained.
-        lost_ids: Prompts that a majority of the runs lost.
-    """
+    """Prompts that the runs of an arm solve and the start did not, and the reverse."""
 
     arm: str
-    gained: Spread
-    lost: Spread
-    kept: Spread
-    by_chance: Spread
-    k: int
-    expected_start: Spread
-    expected_end: Spread
-    expected_change: Estimate
+    gained: Spread  # prompts solved now and not at the start, over runs
+    lost: Spread  # prompts solved at the start and not now
+    kept: Spread  # prompts solved at both
+    by_chance: Spread  # gains (and as many losses) to expect if no pass rate had changed
+    k: int  # attempts of the expected numbers
+    expected_start: Spread  # prompts that k attempts of the start are expected to solve (the sum of pass@k)
+    expected_end: Spread  # the same now
+    expected_change: Estimate  # their difference with a 95% interval, in prompts
+    # the same with an interval corrected for the number of arms; in its conclusion the start is A
     corrected: CorrectedInterval
-    gained_ids: tuple[str, ...]
-    lost_ids: tuple[str, ...]
+    gained_ids: tuple[str, ...]  # prompts that a majority of the runs gained
+    lost_ids: tuple[str, ...]  # prompts that a majority of the runs lost
 
 
 @dataclass(frozen=True)
 class CoverageDifference:
-    """Prompts that one arm solves and the other does not. A prompt that exactly half of the runs solve is on no side.
+    """Prompts that one arm solves and the other does not; one that exactly half of the runs solve is on no side."""
 
-    Attributes:
-        only_a: Prompts that more than half of A's runs solve and fewer than half of B's.
-        only_b: The reverse.
-        both: Number of prompts that more than half of the runs of each solve.
-        neither: Number of prompts that fewer than half of the runs of each solve.
-        k: Attempts of the expected number.
-        expected: B's expected number of prompts solved in k attempts less A's, with a 95% interval.
-    """
-
-    only_a: tuple[str, ...]
-    only_b: tuple[str, ...]
-    both: int
-    neither: int
-    k: int
-    expected: Estimate
+    only_a: tuple[str, ...]  # prompts that more than half of A's runs solve and fewer than half of B's
+    only_b: tuple[str, ...]  # the reverse
+    both: int  # number of prompts that more than half of the runs of each solve
+    neither: int  # number of prompts that fewer than half of the runs of each solve
+    k: int  # attempts of the expected number
+    expected: Estimate  # B's expected number of prompts solved in k attempts less A's, with a 95% interval
 
 
 def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_intervals: int = 1) -> CoverageChange:
@@ -95,9 +72,6 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
         spent: Amount of the budget, in the comparison's unit.
         k: Attempts of the expected numbers, 1 to n.
         num_intervals: Number of arms whose changes are shown together, for the corrected interval.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early, or k is not 1 to n.
     """
     n = comparison.num_samples
     start_SP, end_SP = num_correct_at(comparison, arm, 0), num_correct_at(comparison, arm, spent)
@@ -125,11 +99,7 @@ def coverage_change(comparison: Comparison, arm: Arm, spent: float, k: int, num_
 
 
 def coverage_difference(comparison: Comparison, spent: float, k: int) -> CoverageDifference:
-    """Find the prompts that one of two arms solves and the other does not, with the numbers expected in k attempts.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early, or k is not 1 to n.
-    """
+    """Find the prompts that one of two arms solves and the other does not, with the numbers expected in k attempts."""
     counts = [num_correct_at(comparison, arm, spent) for arm in comparison.arms]
     fraction_a_P, fraction_b_P = ((count_SP > 0).mean(0) for count_SP in counts)
     score_a_SP, score_b_SP = (pass_at_k(count_SP, comparison.num_samples, k) for count_SP in counts)
@@ -146,29 +116,17 @@ def coverage_difference(comparison: Comparison, spent: float, k: int) -> Coverag
 
 @dataclass(frozen=True)
 class TaskTrend:
-    """Changes of the scores of two arms on one task since the start.
-
-    Attributes:
-        task: The prompts' source.
-        num_prompts: Number of its prompts.
-        change_a: A's score less the start's, with a 95% interval.
-        change_b: B's.
-        difference: B's score less A's.
-        movement_a: The movement that `change_a` shows.
-        movement_b: The movement that `change_b` shows.
-        lead: The conclusion from `difference`.
-        kind: The trend as text, e.g. "both improve and B leads".
-    """
+    """Changes of the scores of two arms on one task since the start."""
 
     task: str
     num_prompts: int
-    change_a: Estimate
-    change_b: Estimate
-    difference: Estimate
-    movement_a: Movement
-    movement_b: Movement
-    lead: Conclusion
-    kind: str
+    change_a: Estimate  # A's score less the start's, with a 95% interval
+    change_b: Estimate  # B's
+    difference: Estimate  # B's score less A's
+    movement_a: Movement  # the movement that `change_a` shows
+    movement_b: Movement  # the movement that `change_b` shows
+    lead: Conclusion  # the conclusion from `difference`
+    kind: str  # the trend as text, e.g. "both improve and B leads"
 
 
 def movement_of(change: Estimate) -> Movement:
@@ -204,9 +162,6 @@ def task_trends(comparison: Comparison, spent: float) -> tuple[TaskTrend, ...]:
 
     Every task has its own 95% interval: of tasks without a change, up to one in 20 will
     seem to have changed in each of the three respects.
-
-    Raises:
-        ValueError: If a run was not evaluated there and did not end early.
     """
     a, b = comparison.arms
     end_a_SP, end_b_SP = (scores_at(comparison, arm, spent) for arm in (a, b))

@@ -57,76 +57,47 @@ from brorl.format import counted
 
 @dataclass(frozen=True)
 class ArmScores:
-    """An arm at an evaluation point.
-
-    Attributes:
-        eval_point: The evaluation point.
-        costs: Costs of its runs, by name: steps, seconds, samples, sampled_tokens, unique_tokens.
-        matched: Whether none of its runs overshot the evaluation point by more than the tolerance.
-        pass_at: pass@1 and pass@k of the largest k; at the budget, every k.
-    """
+    """An arm at an evaluation point."""
 
     eval_point: float
-    costs: Mapping[str, Spread]
-    matched: bool
-    pass_at: Mapping[int, Estimate]
+    costs: Mapping[str, Spread]  # costs of its runs, by name: steps, seconds, samples, sampled_tokens, unique_tokens
+    matched: bool  # whether none of its runs overshot the evaluation point by more than the tolerance
+    pass_at: Mapping[int, Estimate]  # pass@1 and pass@k of the largest k; at the budget, every k
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """One task's scores at the budget.
-
-    Attributes:
-        task: The prompts' source.
-        num_prompts: Number of its prompts.
-        start: pass@1 and pass@k (of the largest k) of the checkpoint.
-        arms: The same of each arm, by name.
-        differences: B less A in each, for two arms; else empty.
-    """
+    """One task's scores at the budget."""
 
     task: str
     num_prompts: int
-    start: Mapping[int, Estimate]
-    arms: Mapping[str, Mapping[int, Estimate]]
-    differences: Mapping[int, PairedDifference]
+    start: Mapping[int, Estimate]  # pass@1 and pass@k (of the largest k) of the checkpoint
+    arms: Mapping[str, Mapping[int, Estimate]]  # the same of each arm, by name
+    differences: Mapping[int, PairedDifference]  # B less A in each, for two arms; else empty
 
 
 @dataclass(frozen=True)
 class Pair:
-    """B, the second arm, against A, the first.
+    """B, the second arm, against A, the first."""
 
-    Attributes:
-        differences: B less A at the budget, by k.
-        by_point: The same at every evaluation point, for pass@1 and the largest k.
-        worst: B less A in worst@k of the largest k; None if that is 1.
-        worst_at: worst@k of the start, A and B; None if `worst` is.
-        trends: Trends of the tasks.
-        coverage: Prompts that one solves and the other does not.
-        seeds_ahead: Number of seeds in which B's pass@1 is above A's; None unless both have the same seeds.
-    """
-
-    differences: Mapping[int, PairedDifference]
+    differences: Mapping[int, PairedDifference]  # B less A at the budget, by k
+    # the same at every evaluation point, for pass@1 and the largest k
     by_point: Mapping[float, Mapping[int, PairedDifference]]
-    worst: PairedDifference | None
-    worst_at: tuple[Estimate, Estimate, Estimate] | None
-    trends: tuple[TaskTrend, ...]
-    coverage: CoverageDifference
-    seeds_ahead: int | None
+    worst: PairedDifference | None  # B less A in worst@k of the largest k; None if that is 1
+    worst_at: tuple[Estimate, Estimate, Estimate] | None  # worst@k of the start, A and B; None if `worst` is
+    trends: tuple[TaskTrend, ...]  # trends of the tasks
+    coverage: CoverageDifference  # prompts that one solves and the other does not
+    seeds_ahead: int | None  # number of seeds in which B's pass@1 is above A's; None unless both have the same seeds
 
 
 @dataclass(frozen=True)
 class AgainstFirst:
-    """A later arm of a sweep against the first, where both had spent the same of one unit.
-
-    Attributes:
-        arm: The later arm's name.
-        equal: The scores of both, by k: pass@1 and pass@k of the largest k.
-        corrected: By k, the difference with an interval corrected for the number of known differences of all later
-            arms in all units and both k; None if the difference is not known.
-    """
+    """A later arm of a sweep against the first, where both had spent the same of one unit."""
 
     arm: str
-    equal: Mapping[int, EqualCost]
+    equal: Mapping[int, EqualCost]  # the scores of both, by k: pass@1 and pass@k of the largest k
+    # by k, the difference with an interval corrected for the number of known differences of all later arms in
+    # all units and both k; None if the difference is not known
     corrected: Mapping[int, CorrectedInterval | None]
 
 

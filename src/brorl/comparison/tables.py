@@ -211,21 +211,21 @@ def equal_score_table(results: ComparisonResults) -> Table:
     equal, unit, first = results.equal_score, results.comparison.unit, results.names[0]
     assert equal is not None
     rows = []
-    for one in equal.arms:
-        spent = "" if one.spent is None else short_amount(one.spent, unit)
-        coverage = "" if one.coverage is None else interval(one.coverage)
+    for arm in equal.arms:
+        spent = "" if arm.spent is None else short_amount(arm.spent, unit)
+        coverage = "" if arm.coverage is None else interval(arm.coverage)
         shown = ("", "")
-        if one.difference is not None and one.corrected is not None:
-            marked = _marked(one.difference, one.corrected) if equal.num_differences > 1 else signed(one.difference)
-            shown = marked, with_names(one.corrected.conclusion, first, one.arm)
-        rows.append((one.arm, spent, coverage, *shown))
+        if arm.difference is not None and arm.corrected is not None:
+            marked = _marked(arm.difference, arm.corrected) if equal.num_differences > 1 else signed(arm.difference)
+            shown = marked, with_names(arm.corrected.conclusion, first, arm.arm)
+        rows.append((arm.arm, spent, coverage, *shown))
     notes = [
         "Where the mean curve of an arm's runs first reached this pass@1, the highest that all of them reached, on "
         "straight lines between evaluations."
     ]
     if equal.num_differences > 1:
         notes.append(f"{_marks_note(equal.num_differences)} The conclusion uses the corrected interval.")
-    if any(one.coverage is None for one in equal.arms):
+    if any(arm.coverage is None for arm in equal.arms):
         notes.append(
             "Empty: the arm had passed this pass@1 before its first evaluation; a larger --marks adds earlier "
             "evaluation points."
@@ -241,24 +241,24 @@ def against_first_table(results: ComparisonResults) -> Table:
     """Make the table of every later arm of a sweep less the first, at equal cost in every unit."""
     first, ks = results.names[0], results.end_ks
     rows = []
-    for one in results.against_first:
-        unit = one.equal[1].unit
+    for row in results.against_first:
+        unit = row.equal[1].unit
         counted_in = {"seconds": "", "unique_tokens": " tokens"}.get(unit, f" {unit}")
-        cells = [f"{one.arm}, {short_amount(one.equal[1].amount, unit)}{counted_in}"]
+        cells = [f"{row.arm}, {short_amount(row.equal[1].amount, unit)}{counted_in}"]
         for k in ks:
-            difference, corrected = one.equal[k].difference, one.corrected[k]
+            difference, corrected = row.equal[k].difference, row.corrected[k]
             if difference is None or corrected is None:
                 cells.append("")
             else:
                 cells.append(_marked(difference.difference, corrected))
         rows.append(tuple(cells))
-    number = sum(c is not None for one in results.against_first for c in one.corrected.values())
+    number = sum(c is not None for row in results.against_first for c in row.corrected.values())
     notes = [
         "At the largest cost that every run of the two arms reached, on straight lines between evaluations; tokens are "
         "unique tokens.",
         *([_marks_note(number)] if number else []),
     ]
-    if any(equal.not_evaluated for one in results.against_first for equal in one.equal.values()):
+    if any(equal.not_evaluated for row in results.against_first for equal in row.equal.values()):
         notes.append(_NOT_KNOWN)
     columns = ("arm, spent", *(f"pass@{k}" for k in ks))
     return Table(f"Every arm less {first}, at equal cost", columns, tuple(rows), tuple(notes))

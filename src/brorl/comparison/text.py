@@ -34,27 +34,17 @@ _LONGER = 2  # times the budget
 
 @dataclass(frozen=True)
 class ComparisonText:
-    """A comparison in sentences.
+    """A comparison in sentences."""
 
-    Attributes:
-        answer: The sentences that answer the question, the answer first.
-        remarks: The basis and the limits of the answer.
-    """
-
-    answer: tuple[str, ...]
-    remarks: tuple[str, ...]
+    answer: tuple[str, ...]  # the sentences that answer the question, the answer first
+    remarks: tuple[str, ...]  # the basis and the limits of the answer
 
 
 @dataclass(frozen=True)
 class NextCommand:
-    """A command that follows.
+    """A command that follows."""
 
-    Attributes:
-        why: What it is for.
-        command: The command.
-    """
-
-    why: str
+    why: str  # what it is for
     command: str
 
 
@@ -117,8 +107,8 @@ def _sweep_answer(results: ComparisonResults) -> str:
     start = f"{where}, {best.arm} scored the highest {frontier.measure.name}, {score}"
     lead = f"{signed(best.lead)}, {results.seeds_text}"
     if best.lead_shown:
-        one = " with this one seed" if results.seeds_text == "1 seed" else ""
-        return f"{start}: it won{one}, its lead over {best.second} is shown ({lead})."
+        certainty = " with this one seed" if results.seeds_text == "1 seed" else ""
+        return f"{start}: it won{certainty}, its lead over {best.second} is shown ({lead})."
     return (
         f"{start}, but it did not win: its lead over {best.second} is not shown ({lead}; best in "
         f"{best.best_fraction:.0%} of bootstrap resamples)."
@@ -232,25 +222,25 @@ def _equal_score(results: ComparisonResults) -> list[str]:
     if equal is None:
         return []
     first, *others = equal.arms
-    passed = [one.arm for one in equal.arms if one.coverage is None]
+    passed = [arm.arm for arm in equal.arms if arm.coverage is None]
     if first.coverage is None or len(passed) == len(others):
         return [
             f"pass@{equal.k} at equal pass@1 is not compared: {listed(passed)} had passed {equal.level:.3f} before the "
             "first evaluation; a larger --marks adds earlier evaluation points."
         ]
-    reached = listed([f"{one.arm} after {_in_short(one.spent, unit)}" for one in equal.arms if one.spent is not None])
+    reached = listed([f"{arm.arm} after {_in_short(arm.spent, unit)}" for arm in equal.arms if arm.spent is not None])
     where = f"Where pass@1 first was {equal.level:.3f} ({reached}), pass@{equal.k} was {first.coverage.value:.3f} with"
     differences = []
-    for one in others:
-        if one.coverage is None or one.difference is None or one.conclusion is None or one.corrected is None:
+    for arm in others:
+        if arm.coverage is None or arm.difference is None or arm.conclusion is None or arm.corrected is None:
             continue
         if len(others) == 1:
             return [
-                f"{where} {first.arm} and {one.coverage.value:.3f} with {one.arm}: "
-                f"{with_names(one.conclusion, first.arm, one.arm)} (difference {signed(one.difference)})."
+                f"{where} {first.arm} and {arm.coverage.value:.3f} with {arm.arm}: "
+                f"{with_names(arm.conclusion, first.arm, arm.arm)} (difference {signed(arm.difference)})."
             ]
-        text = f"{one.arm} {one.coverage.value:.3f} ({signed(one.difference)})"
-        differences.append((text, one.conclusion, one.corrected))
+        text = f"{arm.arm} {arm.coverage.value:.3f} ({signed(arm.difference)})"
+        differences.append((text, arm.conclusion, arm.corrected))
     return [f"{where} {first.arm}; {'; '.join(_grouped(differences))}."]
 
 
@@ -302,7 +292,7 @@ def unverified_words(comparison: Comparison) -> list[str]:
     number = len(comparison.prompts) + comparison.num_left_out
     return [
         f"{comparison.num_left_out} of {number} held-out prompts are left out: in an evaluation of a run, responses to "
-        "them could not be verified because of the machine."
+        "them could not be verified because of an infrastructure failure."
     ]
 
 
@@ -392,30 +382,30 @@ def _leading_ranges(frontier: Frontier, results: ComparisonResults) -> str:
     unit, measure = results.comparison.unit, frontier.measure.name
     if not frontier.leading_ranges:
         return f"{measure}: at no budget did two arms keep to it."
-    ranges = [_leading_range(one, frontier, unit, results.budget) for one in frontier.leading_ranges]
+    ranges = [_leading_range(led, frontier, unit, results.budget) for led in frontier.leading_ranges]
     points = [b.eval_point for b in frontier.best]
     compared = {p.arm for p in frontier.points if p.why_left_out is None and p.eval_point in points}
-    never_best = compared - {one.arm for one in frontier.leading_ranges}
+    never_best = compared - {led.arm for led in frontier.leading_ranges}
     never = [name for name in results.names if name in never_best]
     at_none = f"; at no budget {listed(never)}" if never else ""
     return f"Best {measure}{'' if unit == 'seconds' else f' by {UNIT_WORDS[unit]}'}: {', '.join(ranges)}{at_none}."
 
 
-def _leading_range(one: LeadingRange, frontier: Frontier, unit: Unit, last: float) -> str:
-    first, until = short_amount(one.first_point, unit), short_amount(one.last_point, unit)
+def _leading_range(led: LeadingRange, frontier: Frontier, unit: Unit, last: float) -> str:
+    first, until = short_amount(led.first_point, unit), short_amount(led.last_point, unit)
     span = f"at {first}" if first == until else f"from {first} to {until}"
-    if one.last_point == last and first != until:
+    if led.last_point == last and first != until:
         span = f"from {first} on"
-    best = [b for b in frontier.best if one.first_point <= b.eval_point <= one.last_point]
+    best = [b for b in frontier.best if led.first_point <= b.eval_point <= led.last_point]
     if all(b.is_tied for b in best):
         lead = f"tied with {best[-1].second}"
-    elif not one.shown_at:
+    elif not led.shown_at:
         lead = "lead not shown"
-    elif len(one.shown_at) == len(best):
+    elif len(led.shown_at) == len(best):
         lead = f"lead shown{' throughout' if len(best) > 1 else ''}"
     else:
-        lead = f"lead shown at {listed([short_amount(point, unit) for point in one.shown_at])}"
-    return f"{one.arm} {span} ({lead})"
+        lead = f"lead shown at {listed([short_amount(point, unit) for point in led.shown_at])}"
+    return f"{led.arm} {span} ({lead})"
 
 
 def _sigmoids(results: ComparisonResults) -> list[str]:
@@ -444,14 +434,14 @@ def _against_first(results: ComparisonResults) -> list[str]:
     lines = []
     for k in results.end_ks:
         differences, unknown = [], []
-        for one in results.against_first:
-            difference, corrected = one.equal[k].difference, one.corrected[k]
-            if one.equal[k].unit != unit:
+        for row in results.against_first:
+            difference, corrected = row.equal[k].difference, row.corrected[k]
+            if row.equal[k].unit != unit:
                 continue
             if difference is None or corrected is None:
-                unknown.append(one.arm)
+                unknown.append(row.arm)
             else:
-                text = f"{one.arm} ({signed(difference.difference)})"
+                text = f"{row.arm} ({signed(difference.difference)})"
                 differences.append((text, difference.conclusion, corrected))
         phrases = _grouped(differences)
         if unknown:

@@ -139,11 +139,9 @@ def fit_prior(num_rollouts: int, num_correct_G: Sequence[int]) -> PassRates:
     if times_K.size != num_rollouts + 1:
         raise ValueError(f"a pilot of {num_rollouts} rollouts cannot have {times_K.size - 1} successes")
     center = np.log([*_PSEUDO_SHAPE, *(_PSEUDO_GROUPS[:2] / _PSEUDO_GROUPS[2])])
-    found = minimize(
-        _negative_log_posterior, center, args=(times_K, center), method="L-BFGS-B", bounds=[(-5.0, 5.0)] * 4
-    )
-    alpha, beta = np.exp(found.x[:2]).tolist()
-    never, always, _ = np.exp(_log_weights(found.x)).tolist()
+    fit = minimize(_negative_log_posterior, center, args=(times_K, center), method="L-BFGS-B", bounds=[(-5.0, 5.0)] * 4)
+    alpha, beta = np.exp(fit.x[:2]).tolist()
+    never, always, _ = np.exp(_log_weights(fit.x)).tolist()
     return PassRates(alpha, beta, never, always)
 
 

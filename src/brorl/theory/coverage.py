@@ -23,37 +23,21 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """Masses of the responses to one prompt (L distinct ones among N), in the notation of BroRL, section 3.
-
-    Attributes:
-        num_rollouts: N.
-        num_correct: Number of correct rollouts.
-        num_distinct: L.
-        p_pos: Sum of the probabilities of the sampled correct responses.
-        p_neg: The same of the sampled incorrect ones.
-        a_2: Sum of squared probabilities of the sampled correct ones.
-        b_2: The same of the sampled incorrect ones.
-        s_r: R_c P_pos + R_w P_neg with the rewards minus the group mean x: R_c = 1 - x, R_w = -x.
-        q_pos: Estimate of the probability of a correct response, sum of p / pi over the sampled correct ones.
-        unsampled_correct: Estimate of the probability of the correct responses that were not sampled.
-        u_pos_2: Estimate of their sum of squares.
-        u_neg_2: The same for the incorrect ones.
-        entropy: Minus the mean log-prob of a sampled token, nats per token.
-    """
+    """Masses of the responses to one prompt (L distinct ones among N), in the notation of BroRL, section 3."""
 
     num_rollouts: int
-    num_correct: int
-    num_distinct: int
-    p_pos: float
-    p_neg: float
-    a_2: float
-    b_2: float
-    s_r: float
-    q_pos: float
-    unsampled_correct: float
-    u_pos_2: float
-    u_neg_2: float
-    entropy: float
+    num_correct: int  # number of correct rollouts
+    num_distinct: int  # L
+    p_pos: float  # sum of the probabilities of the sampled correct responses
+    p_neg: float  # the same of the sampled incorrect ones
+    a_2: float  # sum of squared probabilities of the sampled correct ones
+    b_2: float  # the same of the sampled incorrect ones
+    s_r: float  # R_c P_pos + R_w P_neg with the rewards minus the group mean x: R_c = 1 - x, R_w = -x
+    q_pos: float  # estimate of the probability of a correct response, sum of p / pi over the sampled correct ones
+    unsampled_correct: float  # estimate of the probability of the correct responses that were not sampled
+    u_pos_2: float  # estimate of their sum of squares
+    u_neg_2: float  # the same for the incorrect ones
+    entropy: float  # minus the mean log-prob of a sampled token, nats per token
 
     @property
     def unsampled(self) -> float:

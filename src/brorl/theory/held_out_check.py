@@ -20,54 +20,34 @@ _NORMAL_95 = 1.959963984540054
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Held-out rollouts of one prompt (L distinct ones among H) before and after an update.
+    """Held-out rollouts of one prompt (L distinct ones among H) before and after an update."""
 
-    Attributes:
-        count_L: Number of rollouts that gave each distinct response, shape [L]; they add up to H >= 2.
-        correct_L: Verdict of each distinct response, shape [L].
-        old_logprob_L: Log-prob (nats) of each whole response under the policy that sampled it, shape [L].
-        new_logprob_L: The same after the update, shape [L].
-        baseline: Any number that does not depend on these rollouts; near the pass rate it makes the variance small.
-    """
-
-    count_L: NDArray[np.int64]
-    correct_L: NDArray[np.bool_]
-    old_logprob_L: FloatArray
-    new_logprob_L: FloatArray
-    baseline: float
+    count_L: NDArray[np.int64]  # number of rollouts that gave each distinct response, shape [L]; they add up to H >= 2
+    correct_L: NDArray[np.bool_]  # verdict of each distinct response, shape [L]
+    old_logprob_L: FloatArray  # log-prob (nats) of each whole response under the policy that sampled it, shape [L]
+    new_logprob_L: FloatArray  # the same after the update, shape [L]
+    baseline: float  # any number that does not depend on these rollouts; near the pass rate it makes the variance small
 
 
 @dataclass(frozen=True)
 class HeldOutCheck:
-    """The effect of an update on the probability of correct responses; intervals are 95%.
+    """The effect of an update on the probability of correct responses; intervals are 95%."""
 
-    Attributes:
-        change: Estimate of the change of Q_pos, mean over the prompts; None where a weight is too large for a float.
-        change_low: Lower end of its interval (normal, from the variance within each prompt); None likewise.
-        change_high: Upper end; None likewise.
-        fraction_improved: Fraction of the correct mass that rose; None without a correct held-out rollout.
-        fraction_improved_low: Lower end of its interval (exact binomial).
-        fraction_improved_high: Upper end.
-        worst_drop: Largest fall of a correct held-out response's probability, <= 0; None without one.
-        worst_log_ratio: Smallest log(new / old probability) of a correct held-out response; None without one.
-        num_prompts: Number of prompts.
-        num_rollouts: Number of held-out rollouts over all prompts.
-        num_correct: Number of correct ones among them.
-        effective_fraction: (sum w)^2 / (H sum w^2) of the weights w = new / old over all held-out rollouts. Far below
-            1, a few rollouts dominate the estimate, and its interval is not reliable.
-    """
-
+    # estimate of the change of Q_pos, mean over the prompts; None where a weight is too large for a float
     change: float | None
-    change_low: float | None
-    change_high: float | None
-    fraction_improved: float | None
-    fraction_improved_low: float
-    fraction_improved_high: float
-    worst_drop: float | None
+    change_low: float | None  # lower end of its interval (normal, from the variance within each prompt); None likewise
+    change_high: float | None  # upper end; None likewise
+    fraction_improved: float | None  # fraction of the correct mass that rose; None without a correct held-out rollout
+    fraction_improved_low: float  # lower end of its interval (exact binomial)
+    fraction_improved_high: float  # upper end
+    worst_drop: float | None  # largest fall of a correct held-out response's probability, <= 0; None without one
+    # smallest log(new / old probability) of a correct held-out response; None without one
     worst_log_ratio: float | None
     num_prompts: int
-    num_rollouts: int
-    num_correct: int
+    num_rollouts: int  # number of held-out rollouts over all prompts
+    num_correct: int  # number of correct ones among them
+    # (sum w)^2 / (H sum w^2) of the weights w = new / old over all held-out rollouts. Far below 1, a few
+    # rollouts dominate the estimate, and its interval is not reliable.
     effective_fraction: float
 
 

@@ -57,19 +57,12 @@ _DEVIATIONS, _LEAST_COUNTS = 10, 40  # counts further than this from the mean ha
 
 @dataclass(frozen=True)
 class GradientMoments:
-    """Mean and variance of one prompt's gradient, at G pass rates; each of shape [..., G].
+    """Mean and variance of one prompt's gradient, at G pass rates; each of shape [..., G]."""
 
-    Attributes:
-        coefficient: coef, the factor of grad p in the mean.
-        between: a, the factor of |grad p|^2 in the variance: the noise of the number of correct rollouts.
-        correct: b_1, the factor of the variance of the scores of correct responses.
-        incorrect: b_0, the factor of the variance of the scores of incorrect responses.
-    """
-
-    coefficient: FloatArray
-    between: FloatArray
-    correct: FloatArray
-    incorrect: FloatArray
+    coefficient: FloatArray  # coef, the factor of grad p in the mean
+    between: FloatArray  # a, the factor of |grad p|^2 in the variance: the noise of the number of correct rollouts
+    correct: FloatArray  # b_1, the factor of the variance of the scores of correct responses
+    incorrect: FloatArray  # b_0, the factor of the variance of the scores of incorrect responses
 
     def variance(
         self, squared_gradient: ArrayLike, correct_variance: ArrayLike, incorrect_variance: ArrayLike

@@ -232,8 +232,8 @@ def _most_likely_beta(
     def loss(point: FloatArray) -> float:
         return -log_likelihood(_log_beta_binomial(*beta_at(point), num_rollouts))
 
-    found = [minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-8}) for start in starts]
-    return beta_at(min(found, key=lambda result: float(result.fun)).x)
+    fits = [minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-4, "fatol": 1e-8}) for start in starts]
+    return beta_at(min(fits, key=lambda result: float(result.fun)).x)
 
 
 def _beta_parameters(logit_mean_G: FloatArray, log_size_G: FloatArray) -> tuple[FloatArray, FloatArray]:
