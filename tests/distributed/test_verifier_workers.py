@@ -53,7 +53,7 @@ class FatalVerifier:
 def build_verifiers() -> Mapping[str, Verifier]:
     return {
         "math": MathVerifier(WorkerPool(1, timeout_s=60.0)),
-        "countdown": CountdownVerifier(with_answers=True),
+        "countdown": CountdownVerifier(),
         "fatal": FatalVerifier(),
     }
 
@@ -119,7 +119,7 @@ def test_verdicts_are_those_of_local_verification(rng: np.random.Generator, shar
     puzzles = [
         (prompt("2 3 5 -> 10", "countdown"), response) for response in ("2+3+5", "5+3+2", "5*2", "2*5+3", "3+", "10")
     ]
-    local = CountdownVerifier(with_answers=True).verify_all(puzzles)
+    local = CountdownVerifier().verify_all(puzzles)
     assert untimed(remote(workers, "countdown").verify_all(puzzles)) == untimed(local)
     assert remote(workers, "math").verify_all([]) == []
     assert not lines

@@ -209,4 +209,4 @@ def _limited(verdict: Verdict) -> bool:
 
 
 def _content(verdict: Verdict) -> tuple[object, ...]:
-    return verdict.correct, verdict.score, verdict.extracted, verdict.reason, verdict.answer
+    return verdict.correct, verdict.score, verdict.extracted, verdict.reason

@@ -78,7 +78,7 @@ def verifier_of(domain: str) -> tuple[Verifier, list[Prompt]]:
             ]
             return CodeVerifier(ScriptedPool(reply)), prompts(domain, *(one.to_text() for one in tests))
         case "countdown":
-            return CountdownVerifier(with_answers=True), prompts(domain, "3 5 7 -> 22")
+            return CountdownVerifier(), prompts(domain, "3 5 7 -> 22")
         case "gym":
             task = GymTask("maze", {"question": "?", "answer": "7", "metadata": {}})
             return GymVerifier(ScriptedPool(reply)), prompts(domain, task.to_text())

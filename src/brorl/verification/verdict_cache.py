@@ -15,7 +15,7 @@ from math import inf
 from time import monotonic
 
 from brorl.prompts.prompt import Prompt
-from brorl.verification.verifier import Verdict
+from brorl.verification.verifier import Verdict, with_own_time
 
 Pair = tuple[str, str]  # a reference and an answer
 
@@ -71,8 +71,7 @@ class VerdictCache:
                 self.put(reference, decided, keep_s)
             for place in places:
                 verdicts[place] = decided if place == places[0] else replace(decided, seconds=0.0)
-        timed = zip(verdicts, own_s, strict=True)
-        return [replace(verdict, seconds=verdict.seconds + own) for verdict, own in timed if verdict is not None]
+        return with_own_time(verdicts, own_s)
 
     def get(self, reference: str, answer: str) -> Verdict | None:
         """Return the verdict on an extracted answer; None if it is not known."""

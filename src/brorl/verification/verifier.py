@@ -5,7 +5,7 @@ string: it never raises because of a response, never evaluates a response as cod
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -56,7 +56,6 @@ class Verdict:
             reached because of an infrastructure failure; such a response is neither correct nor incorrect.
         seconds: Wall time of the verification, 0 or more: of finding the answer in this process, of the worker or the
             programs, and of the comparison. If an earlier verdict was used again, only the first part.
-        answer: Canonical form of a correct answer: equal strings are the same answer. None where the verifier has none.
 
     Raises:
         ValueError: If the score is not finite, the time is negative, or an unverified response has an outcome.
@@ -67,7 +66,6 @@ class Verdict:
     extracted: str | None
     reason: str
     seconds: float
-    answer: str | None = None
 
     def __post_init__(self) -> None:
         if not isfinite(self.score):
@@ -94,6 +92,12 @@ def unverified_verdict(cause: str, seconds: float = 0.0) -> Verdict:
         seconds: Wall time that was spent, 0 or more.
     """
     return Verdict(False, 0.0, None, f"{UNVERIFIED}{_SEPARATOR}{cause}", seconds)
+
+
+def with_own_time(verdicts: Sequence[Verdict | None], own_s: Sequence[float]) -> list[Verdict]:
+    """Return the verdicts with the seconds that this process spent on each response in addition."""
+    timed = zip(verdicts, own_s, strict=True)
+    return [replace(verdict, seconds=verdict.seconds + own) for verdict, own in timed if verdict is not None]
 
 
 class TrialResponses(NamedTuple):

@@ -129,11 +129,6 @@ def test_what_may_not_be_returned_is_a_verdict_that_is_counted(
     assert (first.correct, last.correct, last.reason) == (True, False, "wrong answer")
 
 
-def test_a_canonical_answer_is_returned_unchanged(pool: WorkerPool, own: Path) -> None:
-    given = ask(pool, f"{own}:returns", "{'correct': True, 'extracted': '04', 'answer': '4'}", "{'correct': True}")
-    assert [verdict.answer for verdict in given] == ["4", None]
-
-
 def test_a_timeout_is_a_verdict(pool: WorkerPool, own: Path) -> None:
     verdicts = ask(pool, f"{own}:returns", "time.sleep(300)", "True")
     assert [verdict.reason for verdict in verdicts] == ["timeout", "correct"]

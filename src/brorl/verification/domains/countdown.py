@@ -9,7 +9,6 @@ import re
 import time
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
 from brorl.prompts.countdown import CountdownPuzzle, is_countdown_reference
 from brorl.prompts.prompt import Prompt
@@ -25,14 +24,7 @@ _OPERATORS = frozenset("+-*/")
 
 
 class CountdownVerifier:
-    """Accepts an expression that uses every number exactly once and has the target as its value.
-
-    Args:
-        with_answers: Add the canonical form of the expression to verdicts of correct responses.
-    """
-
-    def __init__(self, with_answers: bool = False) -> None:
-        self._with_answers = with_answers
+    """Accepts an expression that uses every number exactly once and has the target as its value."""
 
     def verify_all(self, items: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         """Verify pairs of a countdown prompt and a response, one after the other; see `verify`."""
@@ -55,8 +47,7 @@ class CountdownVerifier:
         start = time.perf_counter()
         extracted, reason = _verify(CountdownPuzzle.from_reference(prompt.reference), response.strip(_SPACES))
         correct = reason == CORRECT
-        answer = canonical_form(extracted) if correct and extracted and self._with_answers else None
-        return Verdict(correct, float(correct), extracted, reason, time.perf_counter() - start, answer)
+        return Verdict(correct, float(correct), extracted, reason, time.perf_counter() - start)
 
     def check_references(self, references: Sequence[str]) -> dict[str, str]:
         """Find the references that are no countdown puzzles."""
@@ -68,61 +59,6 @@ class CountdownVerifier:
         del others  # the puzzle alone gives wrong answers
         puzzle = CountdownPuzzle.from_reference(reference)
         return TrialResponses(puzzle.solution or "", [sign.join(map(str, puzzle.numbers)) for sign in "+*-"])
-
-
-def canonical_form(expression: str) -> str:
-    """Return the form that all notations of one computation share; it is an expression of the same value.
-
-    a - b is read as a + (-b), and a / b as a * (1/b). Sums and products then lose their order and their grouping:
-    `7-(5-3)`, `3+7-5` and `(7 - 5) + 3` become `3+7-5`. Distributivity, signs within a product, and numbers without
-    an effect are not simplified: `2*3+2*4` and `2*(3+4)`, `(2-3)*(4-5)` and `(3-2)*(5-4)`, `6*1` and `6/1` differ.
-
-    Args:
-        expression: An expression that the verifier accepts.
-    """
-    stack: list[_Form] = []
-    for symbol in _Parser(_SYMBOL.findall(expression)).postfix:
-        if symbol in _OPERATORS:
-            right, left = stack.pop(), stack.pop()
-            stack.append(_joined(left, symbol, right))
-        else:
-            stack.append(_Form("", (symbol,), ()))
-    return stack.pop().text
-
-
-class _Form(NamedTuple):
-    """A sum, a product or a number: the canonical forms of its parts, sorted.
-
-    Attributes:
-        kind: "+" for a sum, "*" for a product, "" for a number.
-        direct: Terms that are added, or factors.
-        inverse: Terms that are subtracted, or divisors.
-    """
-
-    kind: str
-    direct: tuple[str, ...]
-    inverse: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        inverse_sign = "-" if self.kind == "+" else "/"
-        return self.kind.join(self.direct) + "".join(inverse_sign + part for part in self.inverse)
-
-
-def _joined(left: _Form, sign: str, right: _Form) -> _Form:
-    """Return the form of `left sign right`; an operand of the same kind is merged into it."""
-    kind = "+" if sign in "+-" else "*"
-    direct, inverse = _parts(left, kind)
-    more, less = _parts(right, kind)
-    if sign in "-/":
-        more, less = less, more
-    return _Form(kind, tuple(sorted(direct + more)), tuple(sorted(inverse + less)))
-
-
-def _parts(form: _Form, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if form.kind == kind:
-        return form.direct, form.inverse
-    return (f"({form.text})" if form.kind == "+" else form.text,), ()
 
 
 def _verify(puzzle: CountdownPuzzle, text: str) -> tuple[str | None, str]:

@@ -23,7 +23,7 @@ DOMAINS: dict[str, Callable[..., Verifier]] = {
     CODE_DOMAIN: lambda workers, partial_credit=False: CodeVerifier(
         workers.programs, workers.pool.timeout_s, workers.pool.memory_bytes, partial_credit
     ),
-    COUNTDOWN_DOMAIN: lambda _workers, with_answers=False: CountdownVerifier(with_answers),
+    COUNTDOWN_DOMAIN: lambda _workers: CountdownVerifier(),
     GYM_DOMAIN: lambda workers, partial_credit=False: GymVerifier(
         workers.programs, workers.pool.timeout_s, partial_credit
     ),
@@ -34,8 +34,6 @@ DOMAINS: dict[str, Callable[..., Verifier]] = {
 """What makes the built-in verifier of each domain from the workers."""
 UNTRUSTED = (CODE_DOMAIN, GYM_DOMAIN)
 """Domains whose built-in verifier runs the code of responses, in the sandbox."""
-WITH_ANSWERS = (COUNTDOWN_DOMAIN,)
-"""Domains whose built-in verifier can add the canonical answer to verdicts of correct responses."""
 WITH_FRACTIONS = (CODE_DOMAIN, GYM_DOMAIN, INSTRUCTIONS_DOMAIN)
 """Domains whose built-in verifier can score an incorrect response between 0 and 1; programs run all tests for it."""
 
@@ -44,7 +42,6 @@ def make_verifiers(
     domains: Iterable[str],
     functions: Mapping[str, str],
     workers: Workers,
-    with_answers: bool = False,
     with_fractions: bool = False,
 ) -> dict[str, Verifier]:
     """Make the verifiers of some domains.
@@ -53,7 +50,6 @@ def make_verifiers(
         domains: The domains.
         functions: Import path of the user's function by domain; it replaces a built-in verifier.
         workers: Processes for the verifiers that need them.
-        with_answers: Add canonical answers where the domain is in `WITH_ANSWERS`.
         with_fractions: Score incorrect responses where the domain is in `WITH_FRACTIONS`.
 
     Returns:
@@ -67,8 +63,7 @@ def make_verifiers(
         if domain in functions:
             verifiers[domain] = FunctionVerifier(workers.pool, functions[domain], domain)
         elif domain in DOMAINS:
-            options = {"with_answers": True} if with_answers and domain in WITH_ANSWERS else {}
-            options |= {"partial_credit": True} if with_fractions and domain in WITH_FRACTIONS else {}
+            options = {"partial_credit": True} if with_fractions and domain in WITH_FRACTIONS else {}
             verifiers[domain] = DOMAINS[domain](workers, **options)
         else:
             raise UserError(

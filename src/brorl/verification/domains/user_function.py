@@ -15,7 +15,7 @@ from brorl.verification.sandbox.pool import LoadError, VerifierCall, WorkerPool
 from brorl.verification.sandbox.requests import Reply
 from brorl.verification.verifier import CORRECT, RETURNED, WRONG, TrialResponses, Verdict, is_unverified
 
-_KEYS = ("correct", "score", "extracted", "reason", "answer")
+_KEYS = ("correct", "score", "extracted", "reason")
 
 
 class FunctionVerifier:
@@ -88,16 +88,16 @@ def _verdict(reply: Reply) -> Verdict:
     if reply.failure:
         return Verdict(False, 0.0, None, reply.failure, reply.seconds)
     try:
-        correct, score, extracted, reason, answer = _read(
+        correct, score, extracted, reason = _read(
             reply.value if isinstance(reply.value, dict) else {"score": reply.value}
         )
     except ValueError as error:
         return Verdict(False, 0.0, None, f"{RETURNED} {error}", reply.seconds)
-    return Verdict(correct, score, extracted, reason or (CORRECT if correct else WRONG), reply.seconds, answer)
+    return Verdict(correct, score, extracted, reason or (CORRECT if correct else WRONG), reply.seconds)
 
 
-def _read(value: dict[str, object]) -> tuple[bool, float, str | None, str | None, str | None]:
-    """Return correct, score, extracted, reason and answer; a ValueError names the problem of the returned value."""
+def _read(value: dict[str, object]) -> tuple[bool, float, str | None, str | None]:
+    """Return correct, score, extracted and reason; a ValueError names the problem of the returned value."""
     unknown = [key for key in value if key not in _KEYS]
     if unknown or not ("correct" in value or "score" in value):
         raise ValueError(f"a dict with the keys {', '.join(value)[:200] or 'none'} (allowed: {', '.join(_KEYS)})")
@@ -109,10 +109,10 @@ def _read(value: dict[str, object]) -> tuple[bool, float, str | None, str | None
     correct = value.get("correct", outcome >= 1)
     if not isinstance(correct, bool):
         raise ValueError(f"correct of type {type(correct).__name__}, not bool")
-    extracted, reason, answer = (_text(value, key) for key in ("extracted", "reason", "answer"))
+    extracted, reason = (_text(value, key) for key in ("extracted", "reason"))
     if reason is not None and is_unverified(reason) and (correct or outcome):
         raise ValueError(f"the reason {reason!r} with an outcome")
-    return correct, float(outcome), extracted, reason, answer
+    return correct, float(outcome), extracted, reason
 
 
 def _text(value: dict[str, object], key: str) -> str | None:
