@@ -177,10 +177,10 @@ def _as_list(text: str) -> list[str] | None:
     if not (text.startswith("[") and text.endswith("]")):
         return None
     try:
-        found = ast.literal_eval(text)
+        listed = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
-    return found if found and all(isinstance(item, str) for item in found) else None
+    return listed if listed and all(isinstance(item, str) for item in listed) else None
 
 
 def _cells(row: Row, names: Sequence[str]) -> list[Any]:

@@ -57,8 +57,8 @@ class CountdownPuzzle:
     @property
     def solution(self) -> str | None:
         """An expression that reaches the target, such as `(3*5)+7`; None if there is none."""
-        found = _expression([(Fraction(number), str(number)) for number in self.numbers], self.target)
-        return found[1:-1] if found and found.startswith("(") else found
+        expression = _expression([(Fraction(number), str(number)) for number in self.numbers], self.target)
+        return expression[1:-1] if expression and expression.startswith("(") else expression
 
     @classmethod
     @lru_cache(maxsize=4096)
@@ -97,9 +97,9 @@ def _expression(parts: Sequence[tuple[Fraction, str]], target: int) -> str | Non
         rest = [part for k, part in enumerate(parts) if k not in (i, j)]
         made = [(a - b, "-"), *([(a / b, "/")] if b else []), *([(a + b, "+"), (a * b, "*")] if i < j else [])]
         for value, sign in made:
-            found = _expression([*rest, (value, f"({left}{sign}{right})")], target)
-            if found:
-                return found
+            expression = _expression([*rest, (value, f"({left}{sign}{right})")], target)
+            if expression:
+                return expression
     return None
 
 

@@ -87,7 +87,7 @@ def guess_meaning(
 
 def _fitting_layout(columns: Sequence[str], rows: Sequence[Row]) -> Guess | None:
     """Return the layout that reads the most rows, among equals the one with the most columns; None if there is none."""
-    found: list[tuple[int, int, Guess]] = []
+    fitting: list[tuple[int, int, Guess]] = []
     for name, layout in LAYOUTS.items():
         if not set(layout.columns) <= set(columns):
             continue
@@ -101,8 +101,8 @@ def _fitting_layout(columns: Sequence[str], rows: Sequence[Row]) -> Guess | None
         if fields:
             why = f"the columns are those of the layout {name}"
             guess = Guess(name, "", "", None, fields[0].domain, fields[0].reference, why)
-            found.append((len(fields), len(layout.columns), guess))
-    return max(found, key=lambda one: one[:2])[2] if found else None
+            fitting.append((len(fields), len(layout.columns), guess))
+    return max(fitting, key=lambda entry: entry[:2])[2] if fitting else None
 
 
 def _guess_columns(
@@ -121,8 +121,8 @@ def _guess_columns(
     after = _MARKER if all(_MARKER in text for text in texts) else None
     if after:
         texts = [text.rpartition(after)[2].strip() for text in texts]
-    found, reason = (domain, "as given") if domain else _domain(path, answer, texts)
-    return Guess(None, prompt, answer, after, found, texts[0], reason)
+    meant, reason = (domain, "as given") if domain else _domain(path, answer, texts)
+    return Guess(None, prompt, answer, after, meant, texts[0], reason)
 
 
 def _column(

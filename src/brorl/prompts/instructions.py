@@ -57,7 +57,7 @@ def _text(value: Any) -> str:
 def _texts(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"must be a list of texts, got {_short(value)}")
-    return tuple(_text(one) for one in value)
+    return tuple(_text(text) for text in value)
 
 
 def _word(value: Any) -> str:
@@ -242,17 +242,20 @@ class Instructions:
             raise ValueError(f"has instructions that are not a list: {_short(listed)}; expected {_FORM}")
         if not isinstance(loose, bool):
             raise ValueError(f"has a loose that is not true or false: {_short(loose)}; expected {_FORM}")
-        for one in listed:
-            if not isinstance(one, dict) or not isinstance(one.get("kind"), str):
+        for instruction in listed:
+            if not isinstance(instruction, dict) or not isinstance(instruction.get("kind"), str):
                 raise ValueError(
-                    f"has an instruction that is not a mapping with a kind: {_short(one)}; expected {_FORM}"
+                    f"has an instruction that is not a mapping with a kind: {_short(instruction)}; expected {_FORM}"
                 )
-        rests = [{name: value for name, value in one.items() if name != "kind"} for one in listed]
-        return cls(tuple(Instruction(one["kind"], rest) for one, rest in zip(listed, rests, strict=True)), loose)
+        rests = [{name: value for name, value in instruction.items() if name != "kind"} for instruction in listed]
+        return cls(
+            tuple(Instruction(instruction["kind"], rest) for instruction, rest in zip(listed, rests, strict=True)),
+            loose,
+        )
 
     def to_text(self) -> str:
         """Return JSON text: `{"instructions": [{"kind": "punctuation:no_comma"}], "loose": false}`."""
-        listed = [{"kind": one.kind, **one.arguments} for one in self.instructions]
+        listed = [{"kind": instruction.kind, **instruction.arguments} for instruction in self.instructions]
         return json.dumps({"instructions": listed, "loose": self.loose}, ensure_ascii=False)
 
 

@@ -85,5 +85,5 @@ def denial_before(text: str) -> str:
 
 def denial_after(text: str) -> str:
     """Return the words at the start of a text that deny what precedes it, or name another answer beside it."""
-    found = _AFTER.match(text[:_READ])
-    return found[0] if found else ""
+    denial = _AFTER.match(text[:_READ])
+    return denial[0] if denial else ""

@@ -85,7 +85,7 @@ class InstructionsVerifier:
 @lru_cache(maxsize=4096)
 def _instructions(reference: str) -> Instructions:
     instructions = Instructions.from_text(reference)
-    if any(one.kind in LANGUAGE_KINDS for one in instructions.instructions):
+    if any(instruction.kind in LANGUAGE_KINDS for instruction in instructions.instructions):
         require_langdetect()
     return instructions
 

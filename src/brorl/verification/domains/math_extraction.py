@@ -49,8 +49,8 @@ def extract_answer(response: str, with_unit: bool = False) -> str | None:
     if boxed is not None or has_open_box(response):
         return boxed or None
     tail = response[-_TAIL:]
-    found = _after_marker(tail, with_unit) or _last_formula(tail) or (None if with_unit else _last_number(tail))
-    return (tidy(found) or None) if found else None
+    answer = _after_marker(tail, with_unit) or _last_formula(tail) or (None if with_unit else _last_number(tail))
+    return (tidy(answer) or None) if answer else None
 
 
 def _boxed(response: str) -> str | None:

@@ -105,7 +105,7 @@ class ScienceVerifier:
             if isinstance(read, Measured) and _read(read.value).number is None:
                 expressions[reference] = _read(read.value).text
         unread = self._math.check_references(list(expressions.values()))
-        problems |= {one: unread[text] for one, text in expressions.items() if text in unread}
+        problems |= {reference: unread[text] for reference, text in expressions.items() if text in unread}
         return {reference: problems[reference] for reference in references if reference in problems}
 
     def trial_responses(self, reference: str, others: Sequence[str]) -> TrialResponses:
@@ -116,7 +116,7 @@ class ScienceVerifier:
         else:
             answers = [other for other in map(read_science_reference, others) if isinstance(other, Measured)]
             right, wrong = read.value, [other.value for other in answers]
-        return TrialResponses(f"\\boxed{{{right}}}", [f"\\boxed{{{one}}}" for one in wrong])
+        return TrialResponses(f"\\boxed{{{right}}}", [f"\\boxed{{{text}}}" for text in wrong])
 
 
 def _choose(choices: Choices, response: str) -> tuple[str | None, str]:

@@ -203,5 +203,5 @@ def without_unit(text: str, is_number: bool) -> str:
 
 def words(text: str) -> str:
     """Return an answer of words without markup and case; an empty string if there is anything else in it."""
-    found = " ".join(_MARKUP.sub(" ", text).split()).casefold()
-    return found if all(one.isalpha() or one in " '-" for one in found) else ""
+    spelled = " ".join(_MARKUP.sub(" ", text).split()).casefold()
+    return spelled if all(character.isalpha() or character in " '-" for character in spelled) else ""

@@ -83,9 +83,9 @@ def unreadable_references(
         verifiers: The verifier of each domain that occurs.
         questions: Questions of any domains.
     """
-    found: list[tuple[Question, str]] = []
+    problems_of: list[tuple[Question, str]] = []
     for domain, verifier in verifiers.items():
         own = [question for question in questions if question.domain == domain]
         problems = verifier.check_references(sorted({question.reference for question in own}))
-        found += [(question, problems[question.reference]) for question in own if question.reference in problems]
-    return found
+        problems_of += [(question, problems[question.reference]) for question in own if question.reference in problems]
+    return problems_of

@@ -161,13 +161,13 @@ def parse_unit(text: str) -> Unit | None:
         text = pattern.sub(written, text)
     text = _MARKUP.sub(lambda match: " " if match[0] in ("~", r"\ ", r"\,", r"\;", r"\quad") else "", text)
     parts = [part.strip().removeprefix("(").removesuffix(")") for part in text.strip().split("/")]
-    found = _unit(1)
+    unit = _unit(1)
     for number, part in enumerate(parts):
-        one = _product(part)
-        if one is None and not (number == 0 and part.strip() in ("", "1") and len(parts) > 1):
+        factor = _product(part)
+        if factor is None and not (number == 0 and part.strip() in ("", "1") and len(parts) > 1):
             return None
-        found = _times(found, one or _unit(1), -1 if number else 1)
-    return found
+        unit = _times(unit, factor or _unit(1), -1 if number else 1)
+    return unit
 
 
 def with_plain_symbols(text: str) -> str:
@@ -177,7 +177,7 @@ def with_plain_symbols(text: str) -> str:
 
 def _product(text: str) -> Unit | None:
     """Return the unit of a product without a slash; None if a part is unknown."""
-    found, factors = _unit(1), text.replace("*", " ").split()
+    product, factors = _unit(1), text.replace("*", " ").split()
     rest = " ".join(factors)
     while rest:
         match = _POWER.match(rest)
@@ -187,9 +187,9 @@ def _product(text: str) -> Unit | None:
         power = int(match[2] or match[3] or "1")
         if abs(power) > _MAX_EXPONENT:
             return None
-        found = _times(found, unit, power)
+        product = _times(product, unit, power)
         rest = rest[match.end() :].strip()
-    return found if factors else None
+    return product if factors else None
 
 
 def _times(one: Unit, other: Unit, power: int) -> Unit:

@@ -196,9 +196,9 @@ def broken(text: str, instructions: Instructions) -> list[Instruction]:
     readings = list(dict.fromkeys(_loose(text))) if instructions.loose else [text]
     readings = [reading for reading in readings if reading.strip()]
     return [
-        one
-        for one in instructions.instructions
-        if not any(CHECKS[one.kind](reading, **one.arguments) for reading in readings)
+        instruction
+        for instruction in instructions.instructions
+        if not any(CHECKS[instruction.kind](reading, **instruction.arguments) for reading in readings)
     ]
 
 

@@ -19,8 +19,8 @@ _SENTENCE = "this is a short answer to the question that was asked here"
 def compliant_response(instructions: Instructions) -> str:
     """Return a text that is meant to follow all instructions."""
     of: dict[str, list[Arguments]] = {}
-    for one in instructions.instructions:
-        of.setdefault(one.kind.rpartition(":")[2], []).append(one.arguments)
+    for instruction in instructions.instructions:
+        of.setdefault(instruction.kind.rpartition(":")[2], []).append(instruction.arguments)
     if "json_format" in of:
         return json.dumps({"answer": " ".join(_keywords(of))})
     text = _arranged(_sentences(of), _lines(of), of)
@@ -33,16 +33,17 @@ def compliant_response(instructions: Instructions) -> str:
 
 def _at_least(of: Mapping[str, Sequence[Arguments]], kind: str, bound: str, relation: str = "relation") -> int:
     """Return the least number that all instructions of a kind allow."""
-    return max((one[bound] for one in of.get(kind, ()) if one.get(relation) not in ("less than", "at most")), default=0)
+    bounded = (arguments for arguments in of.get(kind, ()) if arguments.get(relation) not in ("less than", "at most"))
+    return max((arguments[bound] for arguments in bounded), default=0)
 
 
 def _keywords(of: Mapping[str, Sequence[Arguments]]) -> list[str]:
-    words = [keyword for one in of.get("existence", ()) for keyword in one["keywords"]]
-    for one in of.get("frequency", ()):
-        words += [one["keyword"]] * _at_least({"frequency": [one]}, "frequency", "frequency")
-    for one in of.get("letter_frequency", ()):
-        words += [one["letter"]] * _at_least(
-            {"letter_frequency": [one]}, "letter_frequency", "let_frequency", "let_relation"
+    words = [keyword for arguments in of.get("existence", ()) for keyword in arguments["keywords"]]
+    for arguments in of.get("frequency", ()):
+        words += [arguments["keyword"]] * _at_least({"frequency": [arguments]}, "frequency", "frequency")
+    for arguments in of.get("letter_frequency", ()):
+        words += [arguments["letter"]] * _at_least(
+            {"letter_frequency": [arguments]}, "letter_frequency", "let_frequency", "let_relation"
         )
     words += ["WORD"] * _at_least(of, "capital_word_frequency", "capital_frequency", "capital_relation")
     return words
@@ -53,8 +54,8 @@ def _sentences(of: Mapping[str, Sequence[Arguments]]) -> str:
     words = [*_keywords(of), *("[name]" for _ in range(_at_least(of, "number_placeholders", "num_placeholders")))]
     wanted = max(_at_least(of, "number_sentences", "num_sentences"), 1)
     text = ". ".join([" ".join([_SENTENCE, *words]), *[_SENTENCE] * (wanted - 1)]) + "."
-    for one in of.get("constrained_response", ()):
-        text = one.get("options", ("My answer is yes.",))[0]
+    for arguments in of.get("constrained_response", ()):
+        text = arguments.get("options", ("My answer is yes.",))[0]
     missing = _at_least(of, "number_words", "num_words") - len(text.split())
     padding = f" {_SENTENCE}" * -(-missing // len(_SENTENCE.split()))
     return f"{text[:-1]}{padding}."
@@ -63,8 +64,8 @@ def _sentences(of: Mapping[str, Sequence[Arguments]]) -> str:
 def _lines(of: Mapping[str, Sequence[Arguments]]) -> list[str]:
     """Return the lines around the running text."""
     lines = ["<<title>>"] if "title" in of else []
-    for one in of.get("multiple_sections", ()):
-        lines += [f"{one['section_spliter']} {number + 1}" for number in range(one["num_sections"])]
+    for arguments in of.get("multiple_sections", ()):
+        lines += [f"{arguments['section_spliter']} {number + 1}" for number in range(arguments["num_sections"])]
     lines += ["* a point"] * _at_least(of, "number_bullet_lists", "num_bullets")
     highlights = _at_least(of, "number_highlighted_sections", "num_highlights")
     return lines + ([" ".join(["so *a part*"] * highlights)] if highlights else [])
@@ -73,14 +74,16 @@ def _lines(of: Mapping[str, Sequence[Arguments]]) -> list[str]:
 def _arranged(text: str, lines: Sequence[str], of: Mapping[str, Sequence[Arguments]]) -> str:
     """Join the running text and the lines, divided and ended as wanted."""
     text = "\n".join([*lines, text])
-    for one in of.get("number_paragraphs", ()):
-        text = f"\n{one.get('divider', '***')}\n".join([text, *["More."] * (one["num_paragraphs"] - 1)])
-    for one in of.get("nth_paragraph_first_word", ()):
-        paragraphs = [text, *["More."] * (one["num_paragraphs"] - 1)]
-        paragraphs[one["nth_paragraph"] - 1] = f"{one['first_word']} {paragraphs[one['nth_paragraph'] - 1]}"
+    for arguments in of.get("number_paragraphs", ()):
+        text = f"\n{arguments.get('divider', '***')}\n".join([text, *["More."] * (arguments["num_paragraphs"] - 1)])
+    for arguments in of.get("nth_paragraph_first_word", ()):
+        paragraphs = [text, *["More."] * (arguments["num_paragraphs"] - 1)]
+        paragraphs[arguments["nth_paragraph"] - 1] = (
+            f"{arguments['first_word']} {paragraphs[arguments['nth_paragraph'] - 1]}"
+        )
         text = "\n\n".join(paragraphs)
     if "two_responses" in of:
         text = f"{text}\n******\nAnother one."
-    ends = [one["postscript_marker"] + " More." for one in of.get("postscript", ())]
-    starts = [one["prompt_to_repeat"] for one in of.get("repeat_prompt", ())]
-    return "\n".join([*starts, text, *ends, *(one["end_phrase"] for one in of.get("end_checker", ()))])
+    ends = [arguments["postscript_marker"] + " More." for arguments in of.get("postscript", ())]
+    starts = [arguments["prompt_to_repeat"] for arguments in of.get("repeat_prompt", ())]
+    return "\n".join([*starts, text, *ends, *(arguments["end_phrase"] for arguments in of.get("end_checker", ()))])
