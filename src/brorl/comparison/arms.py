@@ -63,23 +63,14 @@ class RunScores:
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One of the things compared.
+    """One of the things compared."""
 
-    Attributes:
-        name: Its short name.
-        title: Its full name if the short name is a letter; else empty.
-        num_rollouts: N; None if it is adaptive.
-        prompts_per_step: Groups that a step trains on.
-        differs: Settings in which the arms differ, with this arm's values as text.
-        runs: Its runs, by seed.
-    """
-
-    name: str
-    title: str
-    num_rollouts: int | None
-    prompts_per_step: int
-    differs: Mapping[str, str]
-    runs: tuple[RunScores, ...]
+    name: str  # its short name
+    title: str  # its full name if the short name is a letter; else empty
+    num_rollouts: int | None  # N; None if it is adaptive
+    prompts_per_step: int  # groups that a step trains on
+    differs: Mapping[str, str]  # settings in which the arms differ, with this arm's values as text
+    runs: tuple[RunScores, ...]  # its runs, by seed
 
     def phase_begins(self, unit: Unit) -> dict[str, float]:
         """Return the mean cost at which its runs began each phase after the first, by the phase's title."""
@@ -90,31 +81,19 @@ class Arm:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Arms that start from one checkpoint.
+    """Arms that start from one checkpoint."""
 
-    Attributes:
-        checkpoint: The model that all runs start from.
-        unit: Unit of the budget.
-        budget: Budget of each run.
-        eval_points: Amounts at which all runs were evaluated, rising; the last is the budget.
-        prompts: The held-out prompts.
-        num_samples: Responses per prompt in each evaluation, n.
-        ks: The reported pass@k, rising, each at most n.
-        arms: The arms; of two, the second is measured against the first.
-        machine: Processor or accelerator, and how many runs were made in parallel.
-        num_left_out: Held-out prompts that are not among `prompts`: in an evaluation of a run some of the responses
-            could not be verified because of an infrastructure failure.
-    """
-
-    checkpoint: str
-    unit: Unit
-    budget: float
-    eval_points: tuple[float, ...]
-    prompts: tuple[HeldOutPrompt, ...]
-    num_samples: int
-    ks: tuple[int, ...]
-    arms: tuple[Arm, ...]
-    machine: str
+    checkpoint: str  # the model that all runs start from
+    unit: Unit  # unit of the budget
+    budget: float  # budget of each run
+    eval_points: tuple[float, ...]  # amounts at which all runs were evaluated, rising; the last is the budget
+    prompts: tuple[HeldOutPrompt, ...]  # the held-out prompts
+    num_samples: int  # responses per prompt in each evaluation, n
+    ks: tuple[int, ...]  # the reported pass@k, rising, each at most n
+    arms: tuple[Arm, ...]  # the arms; of two, the second is measured against the first
+    machine: str  # processor or accelerator, and how many runs were made in parallel
+    # held-out prompts that are not among `prompts`: in an evaluation of a run some of the responses could not
+    # be verified because of an infrastructure failure
     num_left_out: int = 0
 
     @property

@@ -32,15 +32,10 @@ _PSEUDO_SHAPE = (0.5, 1.5)  # center of a log-normal (unit deviation) on each of
 
 @dataclass(frozen=True)
 class AdaptiveAllocation:
-    """Limits on the extra rollouts after a pilot.
+    """Limits on the extra rollouts after a pilot."""
 
-    Attributes:
-        max_rollouts: Largest number of rollouts of a prompt, including its pilot.
-        samples_per_prompt: Mean number of rollouts per prompt that a round may spend, including the pilots.
-    """
-
-    max_rollouts: int
-    samples_per_prompt: int
+    max_rollouts: int  # largest number of rollouts of a prompt, including its pilot
+    samples_per_prompt: int  # mean number of rollouts per prompt that a round may spend, including the pilots
 
     def __post_init__(self) -> None:
         if not 2 <= self.samples_per_prompt <= self.max_rollouts:

@@ -33,15 +33,10 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """A policy over V outcomes with their verdicts, checked; made by `Outcomes.of`.
+    """A policy over V outcomes with their verdicts, checked; made by `Outcomes.of`."""
 
-    Attributes:
-        p_V: Probabilities in float64, divided by their sum, shape [V].
-        correct_V: Whether each outcome is correct, shape [V].
-    """
-
-    p_V: FloatArray
-    correct_V: BoolArray
+    p_V: FloatArray  # probabilities in float64, divided by their sum, shape [V]
+    correct_V: BoolArray  # whether each outcome is correct, shape [V]
 
     @classmethod
     def of(cls, p: ArrayLike, correct: ArrayLike) -> Outcomes:
@@ -98,17 +93,11 @@ class Outcomes:
 
 @dataclass(frozen=True)
 class GradientStep:
-    """Rewards and size of one gradient step on the logits.
+    """Rewards and size of one gradient step on the logits."""
 
-    Attributes:
-        reward_correct: Reward of a correct rollout, R_c >= 0.
-        reward_wrong: Reward of an incorrect rollout, R_w <= 0.
-        learning_rate: Step size eta, > 0.
-    """
-
-    reward_correct: float = 1.0
-    reward_wrong: float = -1.0
-    learning_rate: float = 1.0
+    reward_correct: float = 1.0  # reward of a correct rollout, R_c >= 0
+    reward_wrong: float = -1.0  # reward of an incorrect rollout, R_w <= 0
+    learning_rate: float = 1.0  # step size eta, > 0
 
     def __post_init__(self) -> None:
         if not (inf > self.reward_correct >= 0 >= self.reward_wrong > -inf):
@@ -132,37 +121,21 @@ UNIT_STEP = GradientStep()
 
 @dataclass(frozen=True)
 class MassBalance:
-    """The first-order change of the correct mass in one step of Theorem 1's surrogate, and its parts.
+    """The first-order change of the correct mass in one step of Theorem 1's surrogate, and its parts."""
 
-    Attributes:
-        sampled_correct_term: Contribution of the sampled correct outcomes, >= 0.
-        sampled_wrong_term: Contribution of the sampled incorrect outcomes, >= 0.
-        unsampled_term: Contribution of the outcomes that were not sampled, of either sign: the unsampled coupling.
-        q_pos: Mass of the correct outcomes.
-        q_neg: Mass of the incorrect outcomes.
-        s_r: Mean reward under the policy, 0 for unsampled outcomes, S_R.
-        p_pos: Mass of the sampled correct outcomes.
-        p_neg: Mass of the sampled incorrect outcomes.
-        a_2: Second moment of the sampled correct outcomes.
-        b_2: Second moment of the sampled incorrect outcomes.
-        u_pos_2: Second moment of the unsampled correct outcomes.
-        u_neg_2: Second moment of the unsampled incorrect outcomes.
-        remainder_bound: Largest distance between the real change of the finite step and `total`.
-    """
-
-    sampled_correct_term: float
-    sampled_wrong_term: float
-    unsampled_term: float
-    q_pos: float
-    q_neg: float
-    s_r: float
-    p_pos: float
-    p_neg: float
-    a_2: float
-    b_2: float
-    u_pos_2: float
-    u_neg_2: float
-    remainder_bound: float
+    sampled_correct_term: float  # contribution of the sampled correct outcomes, >= 0
+    sampled_wrong_term: float  # contribution of the sampled incorrect outcomes, >= 0
+    unsampled_term: float  # contribution of the outcomes that were not sampled, of either sign: the unsampled coupling
+    q_pos: float  # mass of the correct outcomes
+    q_neg: float  # mass of the incorrect outcomes
+    s_r: float  # mean reward under the policy, 0 for unsampled outcomes, S_R
+    p_pos: float  # mass of the sampled correct outcomes
+    p_neg: float  # mass of the sampled incorrect outcomes
+    a_2: float  # second moment of the sampled correct outcomes
+    b_2: float  # second moment of the sampled incorrect outcomes
+    u_pos_2: float  # second moment of the unsampled correct outcomes
+    u_neg_2: float  # second moment of the unsampled incorrect outcomes
+    remainder_bound: float  # largest distance between the real change of the finite step and `total`
 
     @property
     def total(self) -> float:

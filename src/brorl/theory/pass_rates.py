@@ -32,19 +32,12 @@ _EM_ROUNDS = 2000
 
 @dataclass(frozen=True)
 class PassRates:
-    """Distribution of pass rates over prompts: Beta(a, b), with spikes at 0 and at 1.
+    """Distribution of pass rates over prompts: Beta(a, b), with spikes at 0 and at 1."""
 
-    Attributes:
-        a: First parameter of the Beta, > 0.
-        b: Second parameter of the Beta, > 0.
-        never: Fraction of prompts whose pass rate is exactly 0.
-        always: Fraction of prompts whose pass rate is exactly 1.
-    """
-
-    a: float
-    b: float
-    never: float = 0.0
-    always: float = 0.0
+    a: float  # first parameter of the Beta, > 0
+    b: float  # second parameter of the Beta, > 0
+    never: float = 0.0  # fraction of prompts whose pass rate is exactly 0
+    always: float = 0.0  # fraction of prompts whose pass rate is exactly 1
 
     def __post_init__(self) -> None:
         if not (self.a > 0 and self.b > 0):
