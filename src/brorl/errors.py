@@ -32,7 +32,7 @@ class OutOfMemoryError(UserError, MemoryError):
 
 
 class UnverifiedResponsesError(UserError):
-    """Most responses could not be verified because of the machine."""
+    """Most responses could not be verified because of infrastructure failures."""
 
     exit_code = 1
 

@@ -134,11 +134,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _lock(file: Path, flags: int = 0) -> int | None:
-    """Lock a file, and return its descriptor; None where there are no locks.
-
-    Raises:
-        OSError: If another process holds the lock, or the file cannot be opened.
-    """
+    """Lock a file, and return its descriptor; None where there are no locks."""
     try:
         import fcntl
     except ImportError:  # on Windows

@@ -198,11 +198,7 @@ def flat_numbers(record: Mapping[Any, Any], prefix: str = "") -> dict[str, float
 
 
 def _read_state(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the content of `trackers.json`; empty without the file.
-
-    Raises:
-        UserError: If the file is damaged.
-    """
+    """Return the content of `trackers.json`; empty without the file."""
     if not file.exists():
         return {}
     try:

@@ -1,4 +1,4 @@
-"""Rollouts that the machine kept from being verified: training equals training without them."""
+"""Rollouts that infrastructure failures kept from being verified: training equals training without them."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -53,7 +53,7 @@ class LosingVerifier:
         if text in self.always or (text in self.once and self.asked[text] == 1):
             return unverified_verdict("a worker was lost", 0.25)
         correct = sum(map(int, text.split())) % 2 == 1
-        return Verdict(correct, float(correct), None, "correct" if correct else "wrong", 0.0, text[:1])
+        return Verdict(correct, float(correct), None, "correct" if correct else "wrong", 0.0)
 
 
 def grader_of(verifier: LosingVerifier, shaping: RewardShaping = SHAPING) -> Grader:

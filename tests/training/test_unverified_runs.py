@@ -71,7 +71,7 @@ def test_a_run_leaves_out_and_shows_the_responses_that_end_their_worker(
     assert ("verified rollouts" in said) == bool(numbers)
     report = command("report", run)
     assert report.code == 0, report.said
-    assert "could not be verified because of the machine" in (run / "report.html").read_text()
+    assert "could not be verified because of infrastructure failures" in (run / "report.html").read_text()
     for record in (records[0], records[-1]):
         evaluation = record["evaluation"]
         groups = list(read_groups(run, record["step"], "evaluations"))
@@ -93,7 +93,7 @@ def test_a_broken_machine_ends_the_run_and_a_resume_continues_it(
     run = tmp_path / "run"
     outcome = command("train", *SETTINGS, "--output_dir", run)
     assert outcome.code == 1
-    assert "most rollouts could not be verified because of the machine in 3 rounds in a row" in outcome.said
+    assert "most rollouts could not be verified because of infrastructure failures in 3 rounds in a row" in outcome.said
     assert f"most often: {REASON}" in outcome.said
     assert "warning: no evaluation: 24 responses could not be verified" in outcome.said
     records = records_of(run)

@@ -80,7 +80,7 @@ class VerifyResult(Result):
 
     @cached_property
     def num_unverified(self) -> int:
-        """Number of responses that the machine kept from being verified, twice."""
+        """Number of responses that infrastructure failures kept from being verified, twice."""
         return sum(one.verdict.unverified for one in self.rescored)
 
     @property
@@ -132,7 +132,7 @@ class VerifyResult(Result):
             )
         if self.num_unverified:
             number = counted(self.num_unverified, "response")
-            lines.append(f"warning: {number} could not be verified because of the machine")
+            lines.append(f"warning: {number} could not be verified because of infrastructure failures")
         if self.agreement.number:
             number = counted(self.agreement.number, "stored verdict")
             lines.append(f"agreement with {number}: {self.agreement.fraction:.2%}")

@@ -66,11 +66,7 @@ def read_gym(source: GymSource, workers: int | None, place: str = "data.sources[
 
 
 def _config_text(source: GymSource) -> str:
-    """Return the settings by data set as JSON text.
-
-    Raises:
-        ValueError: If the settings of several data sets are not by name, or a value has no JSON text.
-    """
+    """Return the settings by data set as JSON text."""
     single = len(source.gym) == 1 and source.gym[0] != "all"
     configs = {source.gym[0]: source.config} if single else source.config
     for name, config in configs.items():
@@ -91,11 +87,7 @@ def _config_text(source: GymSource) -> str:
 def _rows(
     given: tuple[str, ...], config: str, number: int, first: int, seed: int, workers: int | None
 ) -> tuple[_Row, ...]:
-    """Generate the entries of all data sets in turn.
-
-    Raises:
-        ValueError: If a name or a setting is wrong, or a data set cannot generate an entry.
-    """
+    """Generate the entries of all data sets in turn."""
     configs: dict[str, dict[str, Any]] = json.loads(config)
     with WorkerPool(workers, _TIMEOUT_S, _MEMORY_BYTES) as pool:
         names = _checked_names(pool, given, configs, first, number)
@@ -125,12 +117,7 @@ def _rows(
 def _checked_names(
     pool: WorkerPool, given: tuple[str, ...], configs: dict[str, dict[str, Any]], first: int, number: int
 ) -> list[str]:
-    """Return the names of the data sets.
-
-    Raises:
-        UserError: If Reasoning Gym cannot be loaded.
-        ValueError: If a name or a setting is wrong.
-    """
+    """Return the names of the data sets."""
     (result,) = pool.run([VerifierCall(_CHECK, (given, configs, first, number))])
     if result.failure:
         raise UserError(f"Reasoning Gym cannot be used ({result.failure}); run: pip install 'brorl[gym]'")

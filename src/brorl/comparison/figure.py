@@ -110,9 +110,6 @@ def _curves(
 
     A run that ended early stands at the evaluation point in the comparison's unit, because its last score counts there,
     and at its real cost in the other units.
-
-    Returns:
-        By arm, the costs, shape [1 + M], and the scores, shape [1 + M, S].
     """
     curves = {}
     for arm in comparison.arms:

@@ -122,11 +122,13 @@ def notes(record: Record) -> list[str]:
             lines.append(f"{late} verifications timed out and {failed} failed; they count as incorrect, and {where}")
     evaluation = record.get("evaluation", {})
     if lost := record.get("evaluation_unverified"):
-        lines.append(f"warning: no evaluation: {lost:,} responses could not be verified because of the machine")
+        lines.append(
+            f"warning: no evaluation: {lost:,} responses could not be verified because of infrastructure failures"
+        )
     elif lost := evaluation.get("num_unverified"):
         lines.append(
             f"warning: {lost:,} of {evaluation['num_prompts'] * evaluation['num_samples']:,} responses to held-out "
-            "prompts could not be verified because of the machine; they do not count"
+            "prompts could not be verified because of infrastructure failures; they do not count"
         )
     update = record.get("update")
     if update and update["out_of_memory_retries"]:
@@ -149,8 +151,8 @@ def warnings(record: Record) -> list[str]:
     lost, rollouts = sampling.get("samples_unverified", 0), sampling.get("samples", 0)
     if lost > _UNVERIFIED_FRACTION * rollouts:
         lines.append(
-            f"warning: {lost:,} of {rollouts:,} rollouts could not be verified because of the machine (most often: "
-            f"{next(iter(sampling['unverified_reasons']))}); they were taken out of their groups"
+            f"warning: {lost:,} of {rollouts:,} rollouts could not be verified because of infrastructure failures "
+            f"(most often: {next(iter(sampling['unverified_reasons']))}); they were taken out of their groups"
         )
     if cut_off := sampling.get("verifier_cut_offs", 0):
         lines.append(

@@ -113,7 +113,7 @@ def cost_table(records: Sequence[Record]) -> Table:
         lost = f"without a verdict: {timeouts:,.0f} timed out, {failures:,.0f} failed"
         rows.append(("verifications", f"{timeouts + failures:,.0f}", lost))
     if unverified := sampling("samples_unverified"):
-        lost = f"rollouts, because of the machine: {unverified / samples:.1%}"
+        lost = f"rollouts, infrastructure failures: {unverified / samples:.1%}"
         rows.append(("unverified", f"{unverified:,.0f}", lost))
     phases = ", ".join(f"{name} {total('seconds', phase):.1f}" for phase, name in PHASE_NAMES.items())
     rows.append(("seconds", f"{total('seconds', 'total'):.1f}", phases))

@@ -153,11 +153,7 @@ class RemoteLearner:
         return result
 
     def _wait(self, calls: Sequence[Any]) -> list[Any]:
-        """Wait for calls, pass on the reports of rank 0 meanwhile, and return the results in order.
-
-        Raises:
-            LearnerLostError: If a rank dies or stalls.
-        """
+        """Wait for calls, pass on the reports of rank 0 meanwhile, and return the results in order."""
         results: dict[Any, Any] = {}
         last_sign = monotonic()
         while len(results) < len(calls):

@@ -409,11 +409,7 @@ class Supervisor:
 
 
 def _answer(receipt: Any, timeout_s: float) -> Any:
-    """Wait for the receipt of a call.
-
-    Raises:
-        _LostError: If it does not come, or an object that the call needs is lost.
-    """
+    """Wait for the receipt of a call."""
     try:
         answer = receipt.future().result(timeout_s)
     except RayTaskError as error:  # the receipt could not be pickled

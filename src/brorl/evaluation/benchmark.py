@@ -79,7 +79,7 @@ class Benchmark:
         return Answers(trees, verdicts, perf_counter() - started)
 
     def num_unverified(self, answers: Answers) -> int:
-        """Return the number of responses that could not be verified because of the machine."""
+        """Return the number of responses that could not be verified because of infrastructure failures."""
         return sum(map(num_unverified, answers.trees, answers.verdicts))
 
     def record(self, answers: Answers) -> dict[str, Any] | None:

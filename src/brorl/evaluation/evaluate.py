@@ -48,8 +48,8 @@ class EvaluatedModel:
         """Sample, verify and store a batch.
 
         Raises:
-            UnverifiedResponsesError: If most responses could not be verified because of the machine. The batch is not
-                stored, so a rerun samples it again.
+            UnverifiedResponsesError: If most responses could not be verified because of infrastructure failures. The
+                batch is not stored, so a rerun samples it again.
         """
         started = perf_counter()
         self.observe(Phase("generation", f"{len(batch.prompts)} prompts of {batch.data_set}"))

@@ -87,11 +87,6 @@ def _chance_at_most(mean: float, value_J: FloatArray, count_J: IntArray) -> floa
     We follow the path of steepest descent. It starts at the saddle point, and f falls by u^2 / 2 along it and stays
     real. There is exactly one such path in the upper half-plane, because f' has a positive imaginary part there.
     Integration by parts leaves the smooth integrand u exp(-u^2 / 2) Im z(u), and 16 nodes suffice.
-
-    Args:
-        mean: A number above the smallest value.
-        value_J: Distinct values, shape [J].
-        count_J: How often each occurs, shape [J].
     """
     excess_J = value_J - mean
     saddle, width = _saddle_point(excess_J, count_J)

@@ -129,7 +129,7 @@ def remarks(result: EvaluationResult) -> list[str]:
     if overall.num_unverified:
         lines.append(
             f"{overall.num_unverified:,} of {overall.num_prompts * overall.num_samples:,} responses could not be "
-            "verified because of the machine; they do not count, and the responses hold the reasons"
+            "verified because of infrastructure failures; they do not count, and the responses hold the reasons"
         )
     for k, number in overall.left_out.items():
         lines.append(f"pass@{k} is without {counted(number, 'prompt')} of fewer than {k} verified responses")

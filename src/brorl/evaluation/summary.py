@@ -35,7 +35,8 @@ class PromptResult:
         unique_tokens: Tokens computed.
         verifier_timeouts: Distinct responses whose verification timed out. They count as incorrect.
         verifier_failures: Distinct responses whose verification failed otherwise. They count as incorrect.
-        num_unverified: Responses that could not be verified because of the machine, 0 to n. They do not count.
+        num_unverified: Responses that could not be verified because of infrastructure failures, 0 to n. They do not
+            count.
     """
 
     prompt_id: str
@@ -75,7 +76,7 @@ class Summary:
         sampled_tokens: Tokens of all responses.
         unique_tokens: Tokens computed.
         seconds: Time of sampling, verifying and storing; None if it is unknown.
-        num_unverified: Responses that could not be verified because of the machine. They do not count.
+        num_unverified: Responses that could not be verified because of infrastructure failures. They do not count.
         left_out: Prompts that do not count, by k; only the k with such prompts.
     """
 

@@ -107,13 +107,7 @@ def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:
 
 @torch.no_grad()
 def _scatter(parameter: Tensor, whole: Tensor | None, device: torch.device) -> None:
-    """Give a sharded parameter on the meta device its values; collective.
-
-    Args:
-        parameter: The parameter; it remains the same object.
-        whole: Its values on rank 0, None on the others.
-        device: The device of the shards.
-    """
+    """Give a sharded parameter on the meta device its values; collective."""
     assert isinstance(parameter, DTensor)
     size = parameter.device_mesh.size()
     rows = max(1, -(-parameter.shape[0] // size))  # of every shard but the last ones

@@ -190,14 +190,7 @@ def _check_raw(name: str, raw: Mapping[str, Any]) -> None:
 
 @cache
 def _is_offline(name: str) -> bool:
-    """Send the hub one short request for a model; if it does not answer, look for downloaded files.
-
-    Returns:
-        True if the hub cannot be reached but the model was downloaded before.
-
-    Raises:
-        UserError: If there is no such model, it may not be read, or it is neither on the hub nor on disk.
-    """
+    """Send the hub one short request for a model; if it does not answer, look for downloaded files."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import (
         EntryNotFoundError,

@@ -185,11 +185,7 @@ class CodeTests:
 
 
 def _made(kind: str, value: Any) -> StdinCases | CallCases | TestCode:
-    """Return the cases or the test code of a JSON object.
-
-    Raises:
-        ValueError: If a key is unknown or missing, or a value is malformed.
-    """
+    """Return the cases or the test code of a JSON object."""
     all_keys = {field.name: field.default for field in fields(_KINDS[kind])}
     needed = [name for name, default in all_keys.items() if default is MISSING]
     if not isinstance(value, Mapping):

@@ -238,12 +238,7 @@ class VllmProcess:
 
 
 def _watch(core: Any, died: type[Exception]) -> None:
-    """End the call that waits for the engine when its process ends; vLLM 0.32 itself lets it wait forever.
-
-    Args:
-        core: vLLM's client of the engine.
-        died: The exception to raise in that call.
-    """
+    """End the call that waits for the engine when its process ends; vLLM 0.32 itself lets it wait forever."""
     sentinels, client = core.resources.engine_manager.sentinels(), weakref.ref(core)
 
     def wait() -> None:

@@ -298,11 +298,7 @@ def _to_disk(path: Path) -> None:
 
 
 def _to_plain(state: TrainerState) -> dict[str, Any]:
-    """Return tensors, numbers and strings only: loading them executes no code.
-
-    Raises:
-        TypeError: If a state holds anything else, which could not be loaded again.
-    """
+    """Return tensors, numbers and strings only: loading them executes no code."""
     _check_plain(state.learner, "learner")
     _check_plain(state.stream, "stream")
     _check_plain(state.schedule, "schedule")

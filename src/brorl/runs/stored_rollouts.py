@@ -69,7 +69,7 @@ class StoredGroup:
 
     @cached_property
     def unverified_L(self) -> NDArray[np.bool_]:
-        """Whether each distinct response could not be verified because of the machine, shape [L]."""
+        """Whether each distinct response could not be verified because of infrastructure failures, shape [L]."""
         return np.array([verdict.unverified for verdict in self.verdicts], np.bool_)
 
     @property

@@ -257,9 +257,6 @@ def _profile(log_GK: FloatArray, histogram_BK: FloatArray) -> tuple[FloatArray, 
     With r the observed and q the Beta's fractions of the outcomes 0 and n, the unconstrained optimum is a Beta of
     weight (1 - r_0 - r_n) / (1 - q_0 - q_n), and spikes for the rest. A spike that would be negative is 0; the other
     spike is then the best one given that.
-
-    Returns:
-        Log-likelihoods, shape [G, B], and the spikes at 0 and at 1, shape [G, B, 2].
     """
     total_B = histogram_BK.sum(1)
     r0, rn = histogram_BK[:, 0] / total_B, histogram_BK[:, -1] / total_B

@@ -164,7 +164,7 @@ class Journal:
         return {
             "step": self._step + 1,
             "attempt": error.batch.attempt,
-            # A run that the machine ended has not come to its end: a comparison continues it.
+            # A run that infrastructure failures ended has not come to its end: a comparison continues it.
             "stopped" if isinstance(error, UnverifiedError) else "ended": str(error),
             "sampling": error.batch.summary(),
             "kept": {"groups": 0, "carried": carried, "samples": 0},
@@ -204,11 +204,7 @@ class Journal:
         self._run.outputs.directory.write_responses("evaluations", step, groups, verdicts, texts)
 
     def _save(self, regular: bool = True) -> None:
-        """Write a checkpoint after the last step, and mark the best one.
-
-        Args:
-            regular: False if it is saved only because it is the best.
-        """
+        """Write a checkpoint after the last step, and mark the best one."""
         algorithm, outputs = self._run.algorithm, self._run.outputs
         benchmark, best = self._run.measurements.benchmark, self._run.measurements.monitor.best_step
         outputs.observe(Phase("saving", f"step {self._step}"))

@@ -103,7 +103,7 @@ def test_what_may_be_returned(
         ("{}", "verifier returned a dict with the keys none"),
         (
             "{'reward': 1}",
-            "verifier returned a dict with the keys reward (allowed: correct, score, extracted, reason, answer)",
+            "verifier returned a dict with the keys reward (allowed: correct, score, extracted, reason)",
         ),
         ("{'score': 1, 'extra': 2}", "verifier returned a dict with the keys score, extra"),
         ("{'correct': 1, 'score': 1}", "verifier returned correct of type int, not bool"),
@@ -111,7 +111,6 @@ def test_what_may_be_returned(
         ("{'score': 2}", "verifier returned 2, not a number from 0 to 1"),
         ("{'correct': True, 'reason': 3}", "verifier returned reason of type int, not str"),
         ("{'correct': True, 'extracted': 3}", "verifier returned extracted of type int, not str"),
-        ("{'correct': True, 'answer': 3}", "verifier returned answer of type int, not str"),
         ("1 / 0", "verifier raised ZeroDivisionError: division by zero"),
         ("sys.exit(1)", "verifier raised SystemExit: 1"),
         ("object()", "verifier raised AttributeError"),

@@ -136,7 +136,7 @@ async function chooseSteps() {
   listPrompts();
 }
 
-// Rollouts that the machine kept from being verified are neither correct nor incorrect.
+// Rollouts that infrastructure failures kept from being verified are neither correct nor incorrect.
 const passRate = (group) => group.right / Math.max(group.verified, 1);
 
 const KINDS = {

@@ -99,7 +99,7 @@ def notes(run: RunRecord) -> list[str]:
             f"the machine. They were taken out of their groups. Most often: {reasons.most_common(1)[0][0]}."
         )
     if lost := total(run.evaluations, "evaluation", "num_unverified"):
-        lines.append(f"{lost:,.0f} responses in evaluations could not be verified because of the machine.")
+        lines.append(f"{lost:,.0f} responses in evaluations could not be verified because of infrastructure failures.")
     stops = [r for r in run.records if "stopped" in r]
     lines += [f"The machine stopped the run at step {r['step']}: {r['stopped']}." for r in stops]
     if retries := total(run.steps, "update", "out_of_memory_retries"):

@@ -90,11 +90,7 @@ class Forest:
 def _preorder(
     prompt: IntArray, parent: IntArray, token: IntArray, depth: IntArray, num_prompts: int
 ) -> tuple[IntArray, IntArray]:
-    """Number all nodes in depth-first preorder, prompt after prompt, siblings by token.
-
-    Returns:
-        The place of each node, and the first place of each prompt with the total behind it, shape [P + 1].
-    """
+    """Number all nodes in depth-first preorder, prompt after prompt, siblings by token."""
     num_nodes = token.size
     by_depth = np.argsort(depth, kind="stable")
     levels = np.split(by_depth, np.cumsum(np.bincount(depth))[:-1])

@@ -207,11 +207,7 @@ def _plan(reference: str) -> _Plan:
 
 
 def _require_shallow(checks: Sequence[Check]) -> None:
-    """Reject values that no message between the processes can hold.
-
-    Raises:
-        ValueError: On the first one.
-    """
+    """Reject values that no message between the processes can hold."""
     for number, check in enumerate(checks):
         for named, value, depth in (
             ("the arguments of case {} are", check.arguments, MAX_DEPTH + 1),  # within the list of the arguments
