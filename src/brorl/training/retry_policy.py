@@ -74,8 +74,8 @@ def _num_unverified(prompts: Sequence[GradedPrompt]) -> int:
 def _why_unverified(prompts: Sequence[GradedPrompt]) -> str:
     reasons = Counter(v.reason for p in prompts for v in p.verdicts if v.unverified)
     return (
-        f"most rollouts could not be verified because of infrastructure failures in "
-        f"{_MAX_LOST_ROUNDS} rounds in a row (in the last one {_num_unverified(prompts):,} of {_num_rollouts(prompts):,}, most often: "
+        f"most rollouts could not be verified because of infrastructure failures in {_MAX_LOST_ROUNDS} rounds in a row "
+        f"(in the last one {_num_unverified(prompts):,} of {_num_rollouts(prompts):,}, most often: "
         f"{reasons.most_common(1)[0][0]}); free memory and processes, or lower verification.workers, and resume the run"
     )
 
