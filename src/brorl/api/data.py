@@ -46,13 +46,14 @@ from brorl.paths import exists, is_file, is_folder
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.rendering import drop_long, render
-from brorl.prompts.settings import PromptFormat
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Result, Table
 from brorl.verification.sandbox.level import choose_level
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    _Model = tuple[PreTrainedTokenizerBase, PreTrainedConfig]
 
 _PROMPT, _REFERENCE = 2_000, 200  # characters that are shown
 
@@ -169,7 +170,7 @@ class DataResult(Result):
             yield from _shown(prompt, self.unit)
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
         """Exit code of the command."""
         return 0 if self.problem is None else UserError.exit_code
 
@@ -295,13 +296,6 @@ def _hint(file: str) -> str:
     )
 
 
-class _Model(NamedTuple):
-    """The parts of the model that turn questions into tokens."""
-
-    tokenizer: PreTrainedTokenizerBase
-    config: PreTrainedConfig
-
-
 class _Shown(NamedTuple):
     """Prompts, those that `data.max_prompt_tokens` keeps, and the problem of each that a run rejects."""
 
@@ -383,7 +377,7 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
     from brorl.model.source import find_model, read_config
 
     try:
-        return _Model(load_tokenizer(config.model, config.sampling.end_token), read_config(find_model(config.model)))
+        return load_tokenizer(config.model, config.sampling.end_token), read_config(find_model(config.model))
     except UserError as error:
         notes.append(
             "not checked: whether the model can read the prompts; lengths are in characters, and prompts have no chat "
@@ -395,22 +389,21 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
 def _rendered(questions: Sequence[Question], config: TrainConfig, model: _Model | None) -> _Shown:
     style = config.prompt
     if model is None:
-        characters = [_without_tokens(one, style) for one in questions]
+        texts = ["\n\n".join(message.content for message in style.messages_of(one)) for one in questions]
+        characters = [
+            ShownPrompt(one.id, one.domain, one.reference, text, len(text))
+            for one, text in zip(questions, texts, strict=True)
+        ]
         return _Shown(characters, characters, [])
-    prompts = render(questions, style, model.tokenizer)
+    prompts = render(questions, style, model[0])
     kept = drop_long(prompts, config.data.max_prompt_tokens)[0] if config.data.max_prompt_tokens else prompts
     advice = ", or set data.max_prompt_tokens"
     problems = [*prompt_problems(config.model, kept, response_limits(config), *model, advice)]
-    return _Shown([_with_tokens(one) for one in prompts], [_with_tokens(one) for one in kept], problems)
+    return _Shown(_examples(prompts), _examples(kept), problems)
 
 
-def _with_tokens(prompt: Prompt) -> ShownPrompt:
-    return ShownPrompt(prompt.id, prompt.domain, prompt.reference, prompt.text, len(prompt.token_ids))
-
-
-def _without_tokens(question: Question, style: PromptFormat) -> ShownPrompt:
-    text = "\n\n".join(message.content for message in style.messages_of(question))
-    return ShownPrompt(question.id, question.domain, question.reference, text, len(text))
+def _examples(prompts: Sequence[Prompt]) -> list[ShownPrompt]:
+    return [ShownPrompt(one.id, one.domain, one.reference, one.text, len(one.token_ids)) for one in prompts]
 
 
 def _spread(prompts: Sequence[ShownPrompt], number: int) -> list[ShownPrompt]:

@@ -62,7 +62,7 @@ class Diagnosis(Result):
         return [part for table in self.tables for part in (table, "")][:-1]
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
         """Exit code of the command: 1 without a sandbox, or with faults of the cluster."""
         return int(self.level is None if self.faults is None else bool(self.faults))
 

@@ -79,7 +79,7 @@ class TrainingResult(Result):
             yield f"charts and rollouts: {self.report}"
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
         """Exit code of the command: 0, 130 if the run was stopped, 1 if it ended because no group was mixed."""
         return {"NO_MIXED_GROUPS": 1, "UNVERIFIED": 1, "INTERRUPTED": STOPPED}.get(self.ending.name, 0)
 
