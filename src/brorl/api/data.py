@@ -150,12 +150,12 @@ class DataResult(Result):
     def tables(self) -> list[Table]:
         """The counts of each source, its dropped rows, and the domains."""
         dropped = tuple(
-            (one.name, reason, f"{count:,}")
-            for one in self.sources
-            for reason, count in sorted(one.dropped.items(), key=lambda item: (-item[1], item[0]))
+            (source.name, reason, f"{count:,}")
+            for source in self.sources
+            for reason, count in sorted(source.dropped.items(), key=lambda item: (-item[1], item[0]))
         )
         tables = [self._counts(), self._lengths()]
-        if any(one.fraction for one in self.sources):
+        if any(source.fraction for source in self.sources):
             tables.append(self._domains())
         if dropped:
             tables.append(Table("dropped rows", ("source", "reason", "rows"), dropped, words=frozenset({0, 1})))
@@ -175,7 +175,7 @@ class DataResult(Result):
         return 0 if self.problem is None else UserError.exit_code
 
     def __repr__(self) -> str:
-        train, held_out = (sum(getattr(one, name) for one in self.sources) for name in ("num_train", "num_held_out"))
+        train, held_out = (sum(getattr(s, name) for s in self.sources) for name in ("num_train", "num_held_out"))
         problem = "" if self.problem is None else f"; {self.problem}"
         sources = counted(len(self.sources), "source")
         return f"DataResult({sources}: {train:,} training questions, {held_out:,} held out{problem})"
@@ -183,10 +183,10 @@ class DataResult(Result):
     def _counts(self) -> Table:
         rows = tuple(
             (
-                one.name, one.kind, "-" if one.num_rows is None else f"{one.num_rows:,}", f"{one.num_train:,}",
-                f"{one.num_held_out:,}", f"{one.num_repeated:,}", f"{sum(one.dropped.values()):,}",
+                source.name, source.kind, "-" if source.num_rows is None else f"{source.num_rows:,}",
+                f"{source.num_train:,}", f"{source.num_held_out:,}", f"{source.num_repeated:,}", f"{sum(source.dropped.values()):,}",
             )
-            for one in self.sources
+            for source in self.sources
         )  # fmt: skip
         columns = ("source", "kind", "rows", "training", "held out", "repeated", "dropped")
         return Table("rows and questions", columns, rows, words=frozenset({0, 1}))
@@ -194,23 +194,23 @@ class DataResult(Result):
     def _lengths(self) -> Table:
         rows = tuple(
             (
-                one.name, f"{one.fraction:.1%}" if one.fraction else "-", f"{one.lengths.median:,g}",
-                f"{one.lengths.p95:,}",
-                f"{one.lengths.longest:,}", f"{one.num_too_long:,}",
+                source.name, f"{source.fraction:.1%}" if source.fraction else "-", f"{source.lengths.median:,g}",
+                f"{source.lengths.p95:,}",
+                f"{source.lengths.longest:,}", f"{source.num_too_long:,}",
             )
-            for one in self.sources
+            for source in self.sources
         )  # fmt: skip
         columns = ("source", "share", "median", "95%", "longest", "too long")
         return Table(f"training prompts, lengths in {self.unit}", columns, rows)
 
     def _domains(self) -> Table:
-        trained = [one for one in self.sources if one.fraction]
+        trained = [source for source in self.sources if source.fraction]
         counts: Counter[str] = Counter()
         fractions: defaultdict[str, float] = defaultdict(float)
-        for one in trained:
-            for domain, count in one.domains.items():
+        for source in trained:
+            for domain, count in source.domains.items():
                 counts[domain] += count
-                fractions[domain] += one.fraction * count / one.num_train
+                fractions[domain] += source.fraction * count / source.num_train
         rows = tuple((domain, f"{count:,}", f"{fractions[domain]:.1%}") for domain, count in counts.items())
         return Table("domains", ("domain", "training", "share"), rows)
 

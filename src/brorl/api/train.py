@@ -62,8 +62,8 @@ class TrainingResult(Result):
         return next(reversed(self._evaluations()), {})
 
     def _evaluations(self) -> list[dict[int, Estimate]]:
-        found = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
-        return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in found]
+        evaluations = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
+        return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in evaluations]
 
     def __repr__(self) -> str:
         return f"TrainingResult({self.message}; run directory: {self.path})"

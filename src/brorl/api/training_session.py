@@ -232,8 +232,8 @@ def command_name() -> str:
     script = Path(sys.executable).with_name("brorl")
     if not script.is_file():
         return f"{shlex.quote(sys.executable)} -m brorl"
-    found = shutil.which("brorl")
-    if found is not None and Path(found).samefile(script):
+    in_path = shutil.which("brorl")
+    if in_path is not None and Path(in_path).samefile(script):
         return "brorl"
     here = script.is_relative_to(Path.cwd())
     return shlex.quote(os.path.relpath(script) if here else str(script))
