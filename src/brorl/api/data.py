@@ -184,7 +184,8 @@ class DataResult(Result):
         rows = tuple(
             (
                 source.name, source.kind, "-" if source.num_rows is None else f"{source.num_rows:,}",
-                f"{source.num_train:,}", f"{source.num_held_out:,}", f"{source.num_repeated:,}", f"{sum(source.dropped.values()):,}",
+                f"{source.num_train:,}", f"{source.num_held_out:,}", f"{source.num_repeated:,}",
+                f"{sum(source.dropped.values()):,}",
             )
             for source in self.sources
         )  # fmt: skip
@@ -254,11 +255,7 @@ def data(
 
 
 def _questions_file(path: ConfigOrPath) -> str | None:
-    """Return the path of a file or folder of questions that stands in place of a recipe; None for a recipe.
-
-    Raises:
-        UserError: If it does not exist.
-    """
+    """Return the path of a file or folder of questions that stands in place of a recipe; None for a recipe."""
     if not isinstance(path, str | Path):
         return None
     local = Path(path).expanduser()

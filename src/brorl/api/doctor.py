@@ -101,11 +101,7 @@ def doctor(*, progress: bool = True) -> Diagnosis:
 
 
 def diagnose_cluster(address: str, folder: Path) -> Diagnosis:
-    """Examine all machines of a running Ray cluster, and the folder that they should share.
-
-    Raises:
-        UserError: If Ray is not installed, no cluster answers, or this machine cannot write into the folder.
-    """
+    """Examine all machines of a running Ray cluster, and the folder that they should share."""
     try:
         facts = examine_cluster(address, folder)
     except ModuleNotFoundError as error:

@@ -67,12 +67,7 @@ class TrainingSession:
     is_new: bool
 
     def run_to_end(self) -> TrainingResult:
-        """Train to the end, or to the next interruption.
-
-        Raises:
-            UserError: If the run cannot start or continue.
-            KeyboardInterrupt: On the second Ctrl-C; the step under way is discarded.
-        """
+        """Train to the end, or to the next interruption; the second Ctrl-C raises KeyboardInterrupt."""
         config, screen = self.config, self.screen
         screen.log_to(self.directory.path / "run.log")
         for tracker in config.tracking.to:
