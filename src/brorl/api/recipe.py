@@ -68,7 +68,7 @@ class Checkpoint(NamedTuple):
 
 
 def resolve_checkpoint(name: str) -> Checkpoint:
-    """Return the model and the run of a name: a model, a run directory (its last checkpoint), or a checkpoint in one."""
+    """Return the model and the run of a name: a model, a run (its last checkpoint), or a checkpoint in a run."""
     path = Path(name).expanduser()
     if path.is_file():
         raise UserError(f"{name} is a file; give a model's folder or hub id, a run directory, or a checkpoint in one")
