@@ -22,8 +22,10 @@ _HEADING = 9  # characters that a heading may always take; a longer one is broke
 class Result:
     """The result of a command: its `parts` are text on a terminal and HTML in a notebook."""
 
-    exit_code = 0
-    """Exit code of the command."""
+    @property
+    def exit_code(self) -> int:
+        """Exit code of the command."""
+        return 0
 
     def parts(self) -> Iterable[Any]:
         """Return the lines and tables in the order of reading."""

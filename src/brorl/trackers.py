@@ -119,22 +119,8 @@ def open_trackers(
     """Open the trackers of a new or resumed run, and send them the steps that they miss.
 
     A run that went back to a checkpoint repeats some steps. TensorBoard replaces these steps. Weights & Biases and
-    trackio cannot, and keep the first version; if runs are bitwise reproducible, only times differ.
-
-    Args:
-        names: The trackers; may be empty.
-        project: Project of the run in the tracker.
-        run_name: Name of the run in the tracker.
-        config: The run's settings, nested mappings of plain values.
-        directory: The run directory.
-        say: Prints a line to the console.
-        history: All lines of the metrics up to the checkpoint.
-
-    Returns:
-        The trackers.
-
-    Raises:
-        UserError: If a tracker's package is not installed, or a tracker does not start.
+    trackio cannot, and keep the first version; if runs are bitwise reproducible, only times differ. The history is all
+    lines of the metrics up to the checkpoint.
     """
     for name in names:
         require_package(name)
@@ -169,11 +155,7 @@ def open_trackers(
 
 
 def require_package(name: TrackerName) -> None:
-    """Check that a tracker's package is installed, without importing it.
-
-    Raises:
-        UserError: If it is not installed.
-    """
+    """Check that a tracker's package is installed, without importing it."""
     if find_spec(name) is None:
         raise UserError(
             f"the tracker {name} needs the package {name}, which is not installed: pip install 'brorl[{name}]', or "
@@ -182,11 +164,9 @@ def require_package(name: TrackerName) -> None:
 
 
 def flat_numbers(record: Mapping[Any, Any], prefix: str = "") -> dict[str, float]:
-    """Return the finite numbers of nested mappings by their path: `evaluation/pass_at/16/value`.
+    """Return the finite numbers of a line of the metrics by their path: `evaluation/pass_at/16/value`.
 
-    Args:
-        record: A line of the metrics, or a part of it; true and false become 1 and 0.
-        prefix: Prefix of every name; without a prefix, the step is left out.
+    True and false become 1 and 0. Without a prefix, the step is left out.
     """
     numbers: dict[str, float] = {}
     for key, value in record.items():

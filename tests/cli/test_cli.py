@@ -1,5 +1,6 @@
 """The command line: help, overrides, and one line with exit code 2 for whatever cannot work, before any work."""
 
+import argparse
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import brorl
+from brorl.cli import COMMANDS, make_parser
 from brorl.config.reading import parse_yaml, settings_of
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -82,6 +84,14 @@ def test_help_of_train_documents_every_setting() -> None:
                 [getattr(v, "label", v) for v in info.default] if isinstance(info.default, tuple) else info.default
             )
             assert read == expected, name
+
+
+def test_every_option_of_every_command_has_help() -> None:
+    """It is the docstring of the function that says what its arguments are."""
+    (commands,) = (a for a in make_parser(COMMANDS)._actions if isinstance(a, argparse._SubParsersAction))
+    for name, parser in commands.choices.items():
+        for action in parser._actions:
+            assert action.help, (name, action)
 
 
 def test_help_of_the_program_names_the_commands() -> None:

@@ -133,11 +133,7 @@ def _show_source(source: str, inputs: RunInputs, report: _Report) -> list[Prompt
 
 
 def check_trial(trial: Trial) -> None:
-    """Reject a verifier that fails, and a built-in one that calls the reference answer incorrect.
-
-    Raises:
-        UserError: With the question, the response and the verifier's reason.
-    """
+    """Reject a verifier that fails, and a built-in one that calls the reference answer incorrect."""
     prompt = trial.prompt
     for verified in (trial.right, trial.wrong):
         reason = verified.verdict.reason

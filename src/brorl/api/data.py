@@ -46,13 +46,14 @@ from brorl.paths import exists, is_file, is_folder
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
 from brorl.prompts.rendering import drop_long, render
-from brorl.prompts.settings import PromptFormat
 from brorl.reporting.visible_text import visible_text
 from brorl.table import Result, Table
 from brorl.verification.sandbox.level import choose_level
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    _Model = tuple[PreTrainedTokenizerBase, PreTrainedConfig]
 
 _PROMPT, _REFERENCE = 2_000, 200  # characters that are shown
 
@@ -149,12 +150,12 @@ class DataResult(Result):
     def tables(self) -> list[Table]:
         """The counts of each source, its dropped rows, and the domains."""
         dropped = tuple(
-            (one.name, reason, f"{count:,}")
-            for one in self.sources
-            for reason, count in sorted(one.dropped.items(), key=lambda item: (-item[1], item[0]))
+            (source.name, reason, f"{count:,}")
+            for source in self.sources
+            for reason, count in sorted(source.dropped.items(), key=lambda item: (-item[1], item[0]))
         )
         tables = [self._counts(), self._lengths()]
-        if any(one.fraction for one in self.sources):
+        if any(source.fraction for source in self.sources):
             tables.append(self._domains())
         if dropped:
             tables.append(Table("dropped rows", ("source", "reason", "rows"), dropped, words=frozenset({0, 1})))
@@ -169,12 +170,12 @@ class DataResult(Result):
             yield from _shown(prompt, self.unit)
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
         """Exit code of the command."""
         return 0 if self.problem is None else UserError.exit_code
 
     def __repr__(self) -> str:
-        train, held_out = (sum(getattr(one, name) for one in self.sources) for name in ("num_train", "num_held_out"))
+        train, held_out = (sum(getattr(s, name) for s in self.sources) for name in ("num_train", "num_held_out"))
         problem = "" if self.problem is None else f"; {self.problem}"
         sources = counted(len(self.sources), "source")
         return f"DataResult({sources}: {train:,} training questions, {held_out:,} held out{problem})"
@@ -182,10 +183,11 @@ class DataResult(Result):
     def _counts(self) -> Table:
         rows = tuple(
             (
-                one.name, one.kind, "-" if one.num_rows is None else f"{one.num_rows:,}", f"{one.num_train:,}",
-                f"{one.num_held_out:,}", f"{one.num_repeated:,}", f"{sum(one.dropped.values()):,}",
+                source.name, source.kind, "-" if source.num_rows is None else f"{source.num_rows:,}",
+                f"{source.num_train:,}", f"{source.num_held_out:,}", f"{source.num_repeated:,}",
+                f"{sum(source.dropped.values()):,}",
             )
-            for one in self.sources
+            for source in self.sources
         )  # fmt: skip
         columns = ("source", "kind", "rows", "training", "held out", "repeated", "dropped")
         return Table("rows and questions", columns, rows, words=frozenset({0, 1}))
@@ -193,23 +195,23 @@ class DataResult(Result):
     def _lengths(self) -> Table:
         rows = tuple(
             (
-                one.name, f"{one.fraction:.1%}" if one.fraction else "-", f"{one.lengths.median:,g}",
-                f"{one.lengths.p95:,}",
-                f"{one.lengths.longest:,}", f"{one.num_too_long:,}",
+                source.name, f"{source.fraction:.1%}" if source.fraction else "-", f"{source.lengths.median:,g}",
+                f"{source.lengths.p95:,}",
+                f"{source.lengths.longest:,}", f"{source.num_too_long:,}",
             )
-            for one in self.sources
+            for source in self.sources
         )  # fmt: skip
         columns = ("source", "share", "median", "95%", "longest", "too long")
         return Table(f"training prompts, lengths in {self.unit}", columns, rows)
 
     def _domains(self) -> Table:
-        trained = [one for one in self.sources if one.fraction]
+        trained = [source for source in self.sources if source.fraction]
         counts: Counter[str] = Counter()
         fractions: defaultdict[str, float] = defaultdict(float)
-        for one in trained:
-            for domain, count in one.domains.items():
+        for source in trained:
+            for domain, count in source.domains.items():
                 counts[domain] += count
-                fractions[domain] += one.fraction * count / one.num_train
+                fractions[domain] += source.fraction * count / source.num_train
         rows = tuple((domain, f"{count:,}", f"{fractions[domain]:.1%}") for domain, count in counts.items())
         return Table("domains", ("domain", "training", "share"), rows)
 
@@ -289,13 +291,6 @@ def _hint(file: str) -> str:
         f"{file} is read with the columns prompt and answer and the domain math; for others, write a recipe such as "
         f"data: {{sources: {{path: {file}, domain: NAME, answer_column: NAME}}}}, or run: brorl init {file}"
     )
-
-
-class _Model(NamedTuple):
-    """The parts of the model that turn questions into tokens."""
-
-    tokenizer: PreTrainedTokenizerBase
-    config: PreTrainedConfig
 
 
 class _Shown(NamedTuple):
@@ -379,7 +374,7 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
     from brorl.model.source import find_model, read_config
 
     try:
-        return _Model(load_tokenizer(config.model, config.sampling.end_token), read_config(find_model(config.model)))
+        return load_tokenizer(config.model, config.sampling.end_token), read_config(find_model(config.model))
     except UserError as error:
         notes.append(
             "not checked: whether the model can read the prompts; lengths are in characters, and prompts have no chat "
@@ -391,22 +386,21 @@ def _load(config: TrainConfig, notes: list[str]) -> _Model | None:
 def _rendered(questions: Sequence[Question], config: TrainConfig, model: _Model | None) -> _Shown:
     style = config.prompt
     if model is None:
-        characters = [_without_tokens(one, style) for one in questions]
+        texts = ["\n\n".join(message.content for message in style.messages_of(one)) for one in questions]
+        characters = [
+            ShownPrompt(one.id, one.domain, one.reference, text, len(text))
+            for one, text in zip(questions, texts, strict=True)
+        ]
         return _Shown(characters, characters, [])
-    prompts = render(questions, style, model.tokenizer)
+    prompts = render(questions, style, model[0])
     kept = drop_long(prompts, config.data.max_prompt_tokens)[0] if config.data.max_prompt_tokens else prompts
     advice = ", or set data.max_prompt_tokens"
     problems = [*prompt_problems(config.model, kept, response_limits(config), *model, advice)]
-    return _Shown([_with_tokens(one) for one in prompts], [_with_tokens(one) for one in kept], problems)
+    return _Shown(_examples(prompts), _examples(kept), problems)
 
 
-def _with_tokens(prompt: Prompt) -> ShownPrompt:
-    return ShownPrompt(prompt.id, prompt.domain, prompt.reference, prompt.text, len(prompt.token_ids))
-
-
-def _without_tokens(question: Question, style: PromptFormat) -> ShownPrompt:
-    text = "\n\n".join(message.content for message in style.messages_of(question))
-    return ShownPrompt(question.id, question.domain, question.reference, text, len(text))
+def _examples(prompts: Sequence[Prompt]) -> list[ShownPrompt]:
+    return [ShownPrompt(one.id, one.domain, one.reference, one.text, len(one.token_ids)) for one in prompts]
 
 
 def _spread(prompts: Sequence[ShownPrompt], number: int) -> list[ShownPrompt]:

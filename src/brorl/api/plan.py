@@ -379,8 +379,8 @@ def _report(config: TrainConfig, parts: PilotParts, measured: Measured, question
         most_prompts=max(parts.stream.num_prompts, config.prompts_per_step),
         estimator="phases" if config.phases else config.advantage.estimator,
     )
-    found = make_plan(measured.counts, measured.cost, settings, question.seconds_per_step, parts.generator(3))
-    return PlanReport.of(found, measured, settings, (config.model, str(parts.model.device)), question.aim)
+    recommendation = make_plan(measured.counts, measured.cost, settings, question.seconds_per_step, parts.generator(3))
+    return PlanReport.of(recommendation, measured, settings, (config.model, str(parts.model.device)), question.aim)
 
 
 def _estimator_settings(config: TrainConfig, estimator: str) -> dict[str, Any]:

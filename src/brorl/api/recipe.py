@@ -19,13 +19,8 @@ ConfigOrPath: TypeAlias = str | Path | Mapping[str, Any] | TrainConfig
 def resolve_config(config_or_path: ConfigOrPath, overrides: Mapping[str, Any]) -> TrainConfig:
     """Return the checked config of a recipe with some settings replaced.
 
-    Args:
-        config_or_path: Name of a built-in recipe, path of a YAML file, nested settings, or a config.
-        overrides: Settings that take precedence, nested (`{"evaluation": {"every": 5}}`) or by dotted name
-            (`{"evaluation.every": 5}`). `budget.limit` without `steps` also replaces the recipe's `steps`.
-
-    Raises:
-        UserError: If there is no such recipe, or a setting is wrong.
+    They are nested (`{"evaluation": {"every": 5}}`) or have dotted names (`{"evaluation.every": 5}`). `budget.limit`
+    without `steps` also replaces the recipe's `steps`.
     """
     replaced = _plain(overrides)
     if isinstance(config_or_path, TrainConfig):
@@ -48,11 +43,7 @@ def recipe_name(config_or_path: ConfigOrPath) -> str:
 
 
 def check_cheaply(config: TrainConfig) -> None:
-    """Check the folder of a new run, that of its model, the files of its verifiers, and the first row of its data.
-
-    Raises:
-        UserError: On the first problem.
-    """
+    """Check the folder of a new run, that of its model, the files of its verifiers, and the first row of its data."""
     if config.output_dir is not None:
         refuse_used_folder(Path(config.output_dir).expanduser())
     check_folder(config.model)
@@ -70,27 +61,14 @@ def check_cheaply(config: TrainConfig) -> None:
 
 
 class Checkpoint(NamedTuple):
-    """A model, and the run that trained it.
+    """A model, and the config of the run that trained it (None: it is not from a run)."""
 
-    Attributes:
-        model: Name or folder of the model to load.
-        run_config: Config of the run; None if the model is not from a run.
-    """
-
-    model: str
+    model: str  # name or folder
     run_config: Path | None
 
 
 def resolve_checkpoint(name: str) -> Checkpoint:
-    """Return the model and the run of a name.
-
-    Args:
-        name: `quickstart`, a model's folder or hub id, a run directory (its last checkpoint), or a checkpoint in one,
-            such as `best`.
-
-    Raises:
-        UserError: If the name is a file, or the run has no complete checkpoint.
-    """
+    """Return the model and the run of a name: a model, a run (its last checkpoint), or a checkpoint in a run."""
     path = Path(name).expanduser()
     if path.is_file():
         raise UserError(f"{name} is a file; give a model's folder or hub id, a run directory, or a checkpoint in one")

@@ -62,8 +62,8 @@ class TrainingResult(Result):
         return next(reversed(self._evaluations()), {})
 
     def _evaluations(self) -> list[dict[int, Estimate]]:
-        found = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
-        return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in found]
+        evaluations = [record["evaluation"]["pass_at"] for record in self.metrics if record.get("evaluation")]
+        return [{int(k): Estimate(**estimate) for k, estimate in pass_at.items()} for pass_at in evaluations]
 
     def __repr__(self) -> str:
         return f"TrainingResult({self.message}; run directory: {self.path})"
@@ -79,7 +79,7 @@ class TrainingResult(Result):
             yield f"charts and rollouts: {self.report}"
 
     @property
-    def exit_code(self) -> int:  # type: ignore[override]
+    def exit_code(self) -> int:
         """Exit code of the command: 0, 130 if the run was stopped, 1 if it ended because no group was mixed."""
         return {"NO_MIXED_GROUPS": 1, "UNVERIFIED": 1, "INTERRUPTED": STOPPED}.get(self.ending.name, 0)
 

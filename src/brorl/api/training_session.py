@@ -67,12 +67,7 @@ class TrainingSession:
     is_new: bool
 
     def run_to_end(self) -> TrainingResult:
-        """Train to the end, or to the next interruption.
-
-        Raises:
-            UserError: If the run cannot start or continue.
-            KeyboardInterrupt: On the second Ctrl-C; the step under way is discarded.
-        """
+        """Train to the end, or to the next interruption; the second Ctrl-C raises KeyboardInterrupt."""
         config, screen = self.config, self.screen
         screen.log_to(self.directory.path / "run.log")
         for tracker in config.tracking.to:
@@ -232,8 +227,8 @@ def command_name() -> str:
     script = Path(sys.executable).with_name("brorl")
     if not script.is_file():
         return f"{shlex.quote(sys.executable)} -m brorl"
-    found = shutil.which("brorl")
-    if found is not None and Path(found).samefile(script):
+    in_path = shutil.which("brorl")
+    if in_path is not None and Path(in_path).samefile(script):
         return "brorl"
     here = script.is_relative_to(Path.cwd())
     return shlex.quote(os.path.relpath(script) if here else str(script))
