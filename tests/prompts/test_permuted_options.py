@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from brorl.prompts.science import Choices, Measured, read_science_reference
+from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
 
 OPTIONS = ("helium", "neon", "argon", "krypton")
 
@@ -75,7 +75,7 @@ def test_malformed_choices(text: str, problem: str) -> None:
 
 
 def test_measured_answers() -> None:
-    made = Measured("9.81 m/s^2", 0.05)
+    made = MeasuredAnswer("9.81 m/s^2", 0.05)
     assert read_science_reference(made.to_text()) == made
     for text, problem in [('{"value": " ", "tolerance": 0}', "empty"), ('{"value": "1", "tolerance": 0.6}', "between"),
                           ('{"value": "1", "tolerance": true}', "not a number"), ('{"value": 1, "tolerance": 0}',
@@ -87,4 +87,4 @@ def test_measured_answers() -> None:
 
 @pytest.mark.parametrize("text", ["B", "1", "[" * 100_000, "{" * 100_000, '{"a'])
 def test_other_text_is_an_answer_without_a_tolerance(text: str) -> None:
-    assert read_science_reference(text) == Measured(text)
+    assert read_science_reference(text) == MeasuredAnswer(text)

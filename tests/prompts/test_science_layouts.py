@@ -6,7 +6,7 @@ import pytest
 
 from brorl.prompts.layouts.layout import Dropped, Fields
 from brorl.prompts.layouts.table import LAYOUTS
-from brorl.prompts.science import Measured, read_science_reference
+from brorl.prompts.science import MeasuredAnswer, read_science_reference
 
 GPQA_ROW = {
     "Pre-Revision Question": "old", "Question": "Which gas is lightest?\n", "Correct Answer": "Helium\n",
@@ -102,4 +102,4 @@ def test_scp_keeps_solutions_with_a_short_answer(solution: str, answer: str | No
 
 def test_scibench_has_a_tolerance() -> None:
     fields = LAYOUTS["scibench"].read(SCIBENCH_ROW, 0)
-    assert read_science_reference(fields.reference) == Measured("50.7 \\mathrm{atm}", 0.05)
+    assert read_science_reference(fields.reference) == MeasuredAnswer("50.7 \\mathrm{atm}", 0.05)

@@ -23,7 +23,7 @@ from brorl.prompts.gym_task import GymTask
 from brorl.prompts.instructions import Instruction, Instructions
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.question import Question
-from brorl.prompts.science import Choices, Measured
+from brorl.prompts.science import Choices, MeasuredAnswer
 from brorl.verification.domains.code import CodeVerifier
 from brorl.verification.domains.countdown import CountdownVerifier
 from brorl.verification.domains.gym import GymVerifier
@@ -90,7 +90,11 @@ def verifier_of(domain: str) -> tuple[Verifier, list[Prompt]]:
         case "math":
             return MathVerifier(IdlePool()), prompts(domain, "42", "C", "x^2 + 1", "\\text{Tuesday}")
         case "science":
-            references = [Choices(("one", "a long text", "H2O", "-1"), 1), Measured("9.8 m/s^2", 0.05), Measured("x")]
+            references = [
+                Choices(("one", "a long text", "H2O", "-1"), 1),
+                MeasuredAnswer("9.8 m/s^2", 0.05),
+                MeasuredAnswer("x"),
+            ]
             return ScienceVerifier(IdlePool()), prompts(domain, *(one.to_text() for one in references))
         case _:
             raise ValueError(f"add a verifier of the domain {domain!r} here")

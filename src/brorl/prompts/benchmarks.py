@@ -40,7 +40,7 @@ class Hub(NamedTuple):
     subset: str | None = None
 
 
-class Benchmark(NamedTuple):
+class PublicBenchmark(NamedTuple):
     """A benchmark.
 
     Attributes:
@@ -55,8 +55,8 @@ class Benchmark(NamedTuple):
 
 
 # Name, title, layout, and data sets as `id split subset`.
-BENCHMARKS: Mapping[str, Benchmark] = {
-    name: Benchmark(title, tuple(Hub(*hub.split()) for hub in hubs), layout)
+BENCHMARKS: Mapping[str, PublicBenchmark] = {
+    name: PublicBenchmark(title, tuple(Hub(*hub.split()) for hub in hubs), layout)
     for name, title, layout, *hubs in (
         ("aime24", "AIME 2024, 30 problems", None, "HuggingFaceH4/aime_2024 train", "math-ai/aime24 test",
          "Maxwell-Jia/AIME_2024 train"),

@@ -95,7 +95,7 @@ _TOLERANCE = "0.05 accepts 5% above and below the value"
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredAnswer:
     """A measured answer.
 
     Args:
@@ -124,18 +124,19 @@ class Measured:
 
 
 @lru_cache(maxsize=4096)
-def read_science_reference(text: str) -> Choices | Measured:
+def read_science_reference(text: str) -> Choices | MeasuredAnswer:
     """Return what a reference stands for; text that is not a JSON object is an answer without a tolerance.
 
     Raises:
-        ValueError: If a JSON object is neither `Choices` nor `Measured`, a field is unusable, or the text is empty.
+        ValueError: If a JSON object is neither `Choices` nor `MeasuredAnswer`, a field is unusable, or the text is
+            empty.
     """
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        return Measured(text)
+        return MeasuredAnswer(text)
     return _measured(data) if "value" in data else _choices(data)
 
 
@@ -151,7 +152,7 @@ def _choices(data: dict[str, Any]) -> Choices:
     return Choices(tuple(options), letters.index(answer))
 
 
-def _measured(data: dict[str, Any]) -> Measured:
+def _measured(data: dict[str, Any]) -> MeasuredAnswer:
     form = f"{_FORM}, where {_TOLERANCE}"
     if set(data) == {"value"}:
         raise ValueError(
@@ -164,4 +165,4 @@ def _measured(data: dict[str, Any]) -> Measured:
         raise ValueError(f"has a value that is not text: {str(value)[:40]}; expected {form}")
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
         raise ValueError(f"has a tolerance that is not a number: {str(tolerance)[:40]!r}; expected {form}")
-    return Measured(value, float(tolerance))
+    return MeasuredAnswer(value, float(tolerance))

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.science import Choices, Measured
+from brorl.prompts.science import Choices, MeasuredAnswer
 from brorl.verification.domains.science import ScienceVerifier
 from brorl.verification.sandbox.pool import WorkerPool
 from brorl.verification.verifier import Verdict
 
 CHOICES = Choices(("helium", "neon", "argon", "krypton"), 1)
-GRAVITY = Measured("9.81 m/s^2", 0.05).to_text()
+GRAVITY = MeasuredAnswer("9.81 m/s^2", 0.05).to_text()
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,8 @@ ANSWERS = [
     ("helium", r"\boxed{\text{Helium}}", True), ("helium", r"\boxed{neon}", False),
     (GRAVITY, r"\boxed{9.8}", True), (GRAVITY, r"\boxed{10.5}", False), (GRAVITY, r"\boxed{9.6 N/kg}", True), (GRAVITY,
     r"\boxed{9.8 s}", False),
-    (Measured(r"\sqrt{2}", 0.05).to_text(), r"\boxed{1.4}", True), (Measured("-4", 0.05).to_text(), r"\boxed{4}",
-    False),
+    (MeasuredAnswer(r"\sqrt{2}", 0.05).to_text(), r"\boxed{1.4}", True),
+    (MeasuredAnswer("-4", 0.05).to_text(), r"\boxed{4}", False),
     ("5", "", False), ("5", r"\boxed{}", False), ("5", r"\boxed{" + "5" * 2001 + "}", False),
 ]  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_tolerance_against_fractions(pool: WorkerPool, rng: np.random.Generator)
         tolerance = float(rng.choice([0.01, 0.02, 0.05]))
         prefix, factor = [("", 1), ("k", 1000), ("m", Fraction(1, 1000)), ("c", Fraction(1, 100))][int(rng.integers(4))]
         digits, scaled = f"{float(right):.12e}", given / factor
-        pairs.append((Measured(f"{digits} m", tolerance).to_text(), f"\\boxed{{{float(scaled):.15e} {prefix}m}}"))
+        pairs.append((MeasuredAnswer(f"{digits} m", tolerance).to_text(), f"\\boxed{{{float(scaled):.15e} {prefix}m}}"))
         shown = Fraction(f"{float(scaled):.15e}") * factor
         expected.append(abs(shown - Fraction(digits)) <= Fraction(tolerance) * abs(Fraction(digits)))
     assert [verdict.correct for verdict in verify(pool, *pairs)] == expected

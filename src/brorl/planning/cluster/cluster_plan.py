@@ -19,7 +19,7 @@ import numpy as np
 from brorl.format import counted, memory_size
 from brorl.planning.cluster.hardware import CASES, ENGINES, Case, Cluster, UnitCosts
 from brorl.planning.cluster.phases import Job, RolloutWorker, ShardedLearner, smallest_worker
-from brorl.planning.cluster.queue_simulation import Queue, QueueResult, simulate
+from brorl.planning.cluster.queue_simulation import Queue, QueueResult, simulate_queue
 from brorl.planning.cluster.step_work import StepWork
 
 Placement = Literal["colocated", "apart"]
@@ -256,7 +256,7 @@ def simulated_step(job: Job, way: Way, settings: SimulationSettings) -> Simulate
         mode=way.mode,
         max_staleness=settings.max_staleness,
     )
-    result = simulate(queue, work.lengths.draw, settings.seed, settings.steps)
+    result = simulate_queue(queue, work.lengths.draw, settings.seed, settings.steps)
     learning = way.learner.computing_seconds("middle") * way.learner.ranks
     sampling = result.sampled_groups * worker.rows_per_group * worker.gpu_seconds_per_row("middle")
     return SimulatedStep(way, result, (sampling + learning) / (result.seconds * way.num_gpus))

@@ -141,7 +141,7 @@ class QueueResult:
     learner_busy: float  # fraction of the time in which the learner learns
 
 
-def simulate(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, warm_up: int = 2) -> QueueResult:
+def simulate_queue(queue: Queue, lengths: Lengths, seed: int, steps: int = 8, warm_up: int = 2) -> QueueResult:
     """Simulate some steps of a run.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any
 
 from brorl.prompts.boxed import last_box
 from brorl.prompts.layouts.layout import Dropped, Fields
-from brorl.prompts.science import Choices, Measured
+from brorl.prompts.science import Choices, MeasuredAnswer
 
 _MAX_ANSWER = 100
 _SCIBENCH_TOLERANCE = 0.05
@@ -107,4 +107,4 @@ def scibench(row: Cells, _seed: int) -> Fields:
     """Read a number with its unit, which is accepted within 5%."""
     problem, number, unit = (_text(row, column) for column in ("problem_text", "answer_number", "unit"))
     value = f"{number} {unit.replace('$', '').strip()}".strip()
-    return _fields(problem, Measured(value, _SCIBENCH_TOLERANCE).to_text() if number else "")
+    return _fields(problem, MeasuredAnswer(value, _SCIBENCH_TOLERANCE).to_text() if number else "")

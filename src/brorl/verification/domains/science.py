@@ -1,8 +1,8 @@
 r"""Verifier of scientific answers: multiple choice, numbers with units, formulas.
 
-In: prompts and responses. A reference is the text of `Choices`, the text of `Measured`, or the answer as LaTeX or plain
-text. Out: verdicts. Options are compared here. Numbers that are written with digits are compared here too, exactly,
-with their units converted. math-verify compares anything else in a worker.
+In: prompts and responses. A reference is the text of `Choices`, the text of `MeasuredAnswer`, or the answer as LaTeX or
+plain text. Out: verdicts. Options are compared here. Numbers that are written with digits are compared here too,
+exactly, with their units converted. math-verify compares anything else in a worker.
 
 Two numbers agree if their difference is at most the tolerance times the reference; the tolerance is at least a
 millionth. Whole numbers without a unit and a tolerance must be equal. An answer without a unit is read in the unit of
@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from brorl.prompts.prompt import Prompt
-from brorl.prompts.science import Choices, Measured, read_science_reference
+from brorl.prompts.science import Choices, MeasuredAnswer, read_science_reference
 from brorl.verification.domains.choice import choose
 from brorl.verification.domains.math import TOO_LONG, MathVerifier
 from brorl.verification.domains.math_extraction import extract_answer, tidy
@@ -63,7 +63,7 @@ class ScienceVerifier:
             `another unit`, `answer too long`, `not parsed`, `timeout`, `out of memory`, `verifier crashed`.
 
         Raises:
-            ValueError: If a reference looks like `Choices` or `Measured` and is malformed.
+            ValueError: If a reference looks like `Choices` or `MeasuredAnswer` and is malformed.
         """
         verdicts: list[Verdict | None] = []
         own_s: list[float] = []
@@ -102,7 +102,7 @@ class ScienceVerifier:
             except ValueError as error:
                 problems[reference] = str(error)
                 continue
-            if isinstance(read, Measured) and _read(read.value).number is None:
+            if isinstance(read, MeasuredAnswer) and _read(read.value).number is None:
                 expressions[reference] = _read(read.value).text
         unread = self._math.check_references(list(expressions.values()))
         problems |= {reference: unread[text] for reference, text in expressions.items() if text in unread}
@@ -114,7 +114,7 @@ class ScienceVerifier:
         if isinstance(read, Choices):
             right, wrong = read.letter, [letter for letter in read.letters if letter != read.letter]
         else:
-            answers = [other for other in map(read_science_reference, others) if isinstance(other, Measured)]
+            answers = [other for other in map(read_science_reference, others) if isinstance(other, MeasuredAnswer)]
             right, wrong = read.value, [other.value for other in answers]
         return TrialResponses(f"\\boxed{{{right}}}", [f"\\boxed{{{text}}}" for text in wrong])
 
@@ -130,7 +130,7 @@ def _read(value: str) -> Quantity:
     return read_quantity(tidy(value))
 
 
-def _compare(reference: Measured, response: str) -> tuple[str | None, str | Call]:
+def _compare(reference: MeasuredAnswer, response: str) -> tuple[str | None, str | Call]:
     """Return the answer, and the reason of the verdict or a call of math-verify."""
     right = _read(reference.value)
     answer = extract_answer(response, with_unit=right.unit is not None)
