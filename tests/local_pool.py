@@ -68,10 +68,11 @@ class LocalPool:
 
     def discard(self, tickets: Iterable[int]) -> None:
         """Forget tasks; see `SamplingPool.discard`."""
+        tickets = {*tickets}
         with self._changed:
-            self._wanted -= set(tickets)
+            self._wanted -= tickets
             self._queue = deque(item for item in self._queue if item[0] in self._wanted)
-            self._done = [sampled for sampled in self._done if sampled.ticket in self._wanted]
+            self._done = [sampled for sampled in self._done if sampled.ticket not in tickets]
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy the weights; every engine loads the copy before its next task. See `SamplingPool.publish`."""

@@ -69,6 +69,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
         rollouts_per_prompt=32,
         dynamic_sampling=False,
         segment_tokens=segment,
+        stragglers="wait",
         background=True,
     )
     fractions, mismatch, staleness = [], [], []
@@ -88,7 +89,7 @@ def test_a_run_in_threads_learns(segment: int | None, rng: np.random.Generator) 
         source.close()
         pool.close()
     assert min(staleness) >= 0
-    assert np.median(staleness) <= 1  # a straggler trains late, on a busy machine
+    assert max(staleness) <= 1
     assert np.mean(fractions[:3]) < 0.4
     assert np.mean(fractions[-3:]) > 0.7
     assert all(m is not None and abs(m - 1) < 0.5 for m in mismatch)
