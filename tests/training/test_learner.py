@@ -253,7 +253,7 @@ def test_old_log_probs_can_be_recomputed_instead_of_taken_from_the_engine(rng: n
     assert off_policy.clip_fraction > 0.3
 
 
-def test_responses_per_verdict_trains_fewer_nodes_and_all_of_them_when_they_fit(rng: np.random.Generator) -> None:
+def test_max_responses_per_outcome_trains_fewer_nodes_and_all_of_them_when_they_fit(rng: np.random.Generator) -> None:
     model = small_model(seed=1)
     trees = [random_tree(rng, num_rollouts=60, branching=8) for _ in range(2)]
     trees = [replace(t, logprob=np.full(t.num_unique_tokens, -1.0)) for t in trees]
@@ -285,7 +285,7 @@ def test_chosen_responses_carry_their_factors_and_the_token_mean_stays_that_of_a
     assert update.grad_norm == pytest.approx(norm, rel=1e-9)
 
 
-def test_responses_per_verdict_with_a_group_whose_advantages_are_all_zero(rng: np.random.Generator) -> None:
+def test_max_responses_per_outcome_with_a_group_whose_advantages_are_all_zero(rng: np.random.Generator) -> None:
     """Shaped rewards can be equal in a group of mixed verdicts: it has nothing to teach, and must not stop the step."""
     model = small_model(seed=1)
     groups, advantages = sampled_batch(model, rng, num_groups=2)
