@@ -183,7 +183,7 @@ def test_recipes_are_found_by_name_and_by_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted((Path(__file__).parents[1] / "examples").rglob("*.yaml")), ids=lambda path: path.stem
+    "path", sorted((ROOT / "examples").rglob("*.yaml")), ids=lambda path: path.stem
 )
 def test_the_recipes_of_the_examples_are_valid(path: Path) -> None:
     assert make_config(read_recipe(str(path)), {}, str(path))
