@@ -89,7 +89,7 @@ def quickstart_engine() -> Engine:
     ready = prepare(config, config.model)
     model = build_model(config, ready)
     forward = choose_forward(model, config.engine.forward, ready.context)
-    return build_engine(config, ready.source, model, ready.tokenizer, forward, ready.context)
+    return build_engine(config, ready.model_path, model, ready.tokenizer, forward, ready.context)
 
 
 def pool_of(number: int) -> RayRolloutPool:
