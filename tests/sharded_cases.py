@@ -22,7 +22,7 @@ from brorl.model import row_logits
 from brorl.model.forward import FlatForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.lora import add_adapter
-from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS
+from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
 from brorl.training.learner import LearnerSettings, StepMetrics

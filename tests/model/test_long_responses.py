@@ -27,7 +27,7 @@ from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.next_token import NextToken
-from brorl.model.row_logits import embeds_last
+from brorl.model.logits import embeds_last
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import PromptCache
 from brorl.model.tree_batch import ChunkSlice, TreeBatch

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from brorl.model.to_device import to_host
+from brorl.model.device import to_host
 
 
 class Copies(TorchDispatchMode):

@@ -17,7 +17,7 @@ from ray.exceptions import ObjectLostError
 from torch import Tensor
 
 from brorl.errors import LearnerLostError
-from brorl.model.to_device import to_host
+from brorl.model.device import to_host
 
 
 @dataclass(frozen=True)

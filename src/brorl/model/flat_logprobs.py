@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, by_tree, default_max_nodes, node_offsets
 from brorl.model.next_token import PLAIN, NextToken
-from brorl.model.row_logits import row_logits
-from brorl.model.to_device import to_device
+from brorl.model.logits import row_logits
+from brorl.model.device import to_device
 from brorl.tree import RolloutTree
 
 IntArray = NDArray[np.int64]
@@ -70,7 +70,7 @@ def flat_logprobs(
         trees: P trees.
         next_token: From logits to the distribution that the rollouts were drawn from.
         max_nodes: Tokens per forward pass, 1 or more; sets peak memory, not the result. None for the default.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
 
     Returns:
         For each tree the log-probs in nats, shape [M], differentiable where gradients are enabled.
@@ -100,7 +100,7 @@ def flat_chunk_logprobs(
         max_nodes: Tokens per forward pass, prompts and padding included, 1 or more; None for the default.
         entropy: Whether to compute the entropy of these distributions too, with a gradient.
         recompute_prompts: As in `chunk_logprobs`; here it changes nothing, because each row holds its prompt.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
 
     Yields:
         Chunks that together hold every node once.

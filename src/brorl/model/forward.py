@@ -30,7 +30,7 @@ from brorl.model.logprobs import (
 )
 from brorl.model.own_cache import CacheError
 from brorl.model.response_cost import row_costs, tree_costs
-from brorl.model.row_logits import embeds_last
+from brorl.model.logits import embeds_last
 from brorl.model.tree_attention import HooksError, position_limit
 from brorl.model.tree_batch import AttentionChoice
 from brorl.tree import RolloutTree
@@ -75,7 +75,7 @@ class FlatForward:
 
     Attributes:
         reason: Why the tree path is not taken.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
     """
 
     reason: str

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from brorl.model.next_token import PLAIN, NextToken
-from brorl.model.row_logits import LOGITS_PER_BLOCK, MAX_LOGITS, RowLogits
+from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, RowLogits
 from brorl.model.softmax import softmax_lse
-from brorl.model.to_device import to_device
+from brorl.model.device import to_device
 from brorl.model.tree_attention import PromptCache, packed_row_logits, prefill, tree_attention
 from brorl.model.tree_batch import AttentionChoice, ChunkSlice, TreeBatch, split_into_chunks
 from brorl.tree import RolloutTree
@@ -38,7 +38,7 @@ class ModelPass:
 
     Attributes:
         attention: How nodes attend to their prompts and paths; see `TreeContext`.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
     """
 
     attention: AttentionChoice = "auto"
@@ -68,7 +68,7 @@ def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False, dev
 
     Args:
         model: A causal LM.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.row_logits`.
+        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
         device: Type of the device that computes, such as `cuda`; None for the model's.
     """
     nodes = _DEFAULT_NODES_ON_CUDA if (device or model.device.type) == "cuda" else _DEFAULT_NODES

@@ -23,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.passes import PeerOutOfMemoryError
-from brorl.model.row_logits import computed_whole
+from brorl.model.logits import computed_whole
 from brorl.model.tree_attention import attention
 
 try:

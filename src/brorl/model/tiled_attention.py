@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from brorl.model.to_device import to_device
+from brorl.model.device import to_device
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
 
 IntArray = NDArray[np.int64]

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.row_logits import RowLogits, row_logits
+from brorl.model.logits import RowLogits, row_logits
 from brorl.model.softmax import softmax_lse
-from brorl.model.to_device import to_device
+from brorl.model.device import to_device
 
 IntArray = NDArray[np.int64]
 

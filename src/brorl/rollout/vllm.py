@@ -31,7 +31,7 @@ from torch import Tensor
 
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.errors import UserError
-from brorl.model.to_device import to_host
+from brorl.model.device import to_host
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.vllm_process import EngineDiedError, Request, VllmProcess, VllmSettings
 from brorl.rollout.vllm_transfer import Weights

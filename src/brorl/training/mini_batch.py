@@ -22,7 +22,7 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.importance import importance_factors
 from brorl.algorithms.policy_loss import node_weights
 from brorl.algorithms.response_subset import choose_responses
-from brorl.model.to_device import to_device
+from brorl.model.device import to_device
 from brorl.training.learner import LearnerSettings
 from brorl.tree import IntArray, RolloutTree
 

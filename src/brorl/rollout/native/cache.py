@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.kv_shape import KVShape
-from brorl.model.to_device import to_device
+from brorl.model.device import to_device
 from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
 
 IntArray = NDArray[np.int64]

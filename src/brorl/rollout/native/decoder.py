@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.own_cache import OwnCache
-from brorl.model.to_device import to_device
+from brorl.model.device import to_device
 from brorl.model.tree_attention import PromptCache, packed_logits, prefill, tree_attention
 from brorl.rollout.native.cache import DecodeContext, RowCache
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from brorl.activity import Decoding, Observe, unobserved
 from brorl.model.forward import FlatForward, TreeForward, choose_forward
-from brorl.model.to_device import to_device
+from brorl.model.device import to_device
 from brorl.rollout.engine import rollouts_of_prompts
 from brorl.rollout.native.cache import RowCache
 from brorl.rollout.native.decoder import Decoder, IntArray, OwnCacheDecoder, Rows, TreeDecoder
