@@ -38,7 +38,7 @@ def child_train(num_rollouts: int, steps: int, seed: int) -> dict[str, Any]:
     """Train in this process and return seconds, memory and fractions of its metrics."""
     from brorl.assemble.run import build_run
     from brorl.config.reading import make_config, read_recipe
-    from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+    from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
     from brorl.runs.run_directory import RunDirectory
     from brorl.training.loop import train
 

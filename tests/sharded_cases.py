@@ -17,12 +17,12 @@ from brorl.assemble.inputs import prepare
 from brorl.assemble.learner import build_rank
 from brorl.config.reading import make_config
 from brorl.errors import UserError
+from brorl.model import logits as logits_module
 from brorl.model import logprobs as logprobs_module
-from brorl.model import row_logits
 from brorl.model.forward import FlatForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
-from brorl.model.lora import add_adapter
 from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS
+from brorl.model.lora import add_adapter
 from brorl.model.settings import LoraSettings
 from brorl.model.sharding import full_tensor, shard
 from brorl.training.learner import LearnerSettings, StepMetrics
@@ -70,7 +70,7 @@ def model_of(case: Case) -> PreTrainedModel:
 
 
 def learner_of(case: Case, ranks: Ranks, load: Callable[[Case], PreTrainedModel] = model_of) -> TreeLearner:
-    row_logits.MAX_LOGITS = 0 if case.logits_per_block else MAX_LOGITS
+    logits_module.MAX_LOGITS = 0 if case.logits_per_block else MAX_LOGITS
     logprobs_module.LOGITS_PER_BLOCK = case.logits_per_block or LOGITS_PER_BLOCK
     if ranks.size == 1:
         return TreeLearner(load(case), case.settings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 
 
 @dataclass(frozen=True)

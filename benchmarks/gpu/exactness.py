@@ -34,7 +34,7 @@ from transformers import PreTrainedModel
 
 from brorl.algorithms.advantages import reinforce_pp_baseline
 from brorl.algorithms.groups import Group
-from brorl.model.next_token import PLAIN
+from brorl.model.logits import PLAIN
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams

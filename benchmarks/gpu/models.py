@@ -18,7 +18,7 @@ from measurement import Workload
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from brorl.model import logprobs, row_logits, tiled_attention, tree_batch
+from brorl.model import logprobs, tiled_attention, tree_batch
 from brorl.model.forward import FlatForward, Forward, TreeForward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.rollout.native.engine import NativeEngine
@@ -164,7 +164,7 @@ class LearnerVariant:
                 stack.enter_context(patch.object(tiled_attention, "SCORES_PER_TILE", _SCORES_PER_TILE))
             if self.small_blocks:
                 logits = _ROWS_PER_BLOCK * model.config.get_text_config().vocab_size
-                stack.enter_context(patch.object(row_logits, "MAX_LOGITS", 0))
+                stack.enter_context(patch.object(logits, "MAX_LOGITS", 0))
                 stack.enter_context(patch.object(logprobs, "LOGITS_PER_BLOCK", logits))
             yield
 

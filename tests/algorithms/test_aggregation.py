@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brorl.algorithms.aggregation import loss_denominator, response_weights
+from brorl.algorithms.policy_loss import loss_denominator, response_weights
 from small_models import random_tree, rollouts
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from brorl.algorithms.importance import importance_factors, masked_fraction, mismatch
+from brorl.algorithms.importance import Mismatch, importance_factors, kept_tokens
 from brorl.algorithms.settings import ImportanceCorrection
 from brorl.tree import RolloutTree
 from small_models import random_tree, rollouts
@@ -43,9 +43,9 @@ def test_factors_equal_a_loop_over_rollouts(mode: str, rng: np.random.Generator)
             }[mode]
             assert factors.node_M[node] * factors.response_L[leaf] == pytest.approx(expected, rel=1e-12)
             masked += expected == 0
-    fraction = masked_fraction([tree], [old_M], ImportanceCorrection(correction=mode, low=low, high=high))
-    assert fraction == pytest.approx(masked / tree.num_sampled_tokens, abs=1e-12)
-    assert (fraction > 0) == (mode in ("mask", "sequence_mask"))
+    kept = kept_tokens([tree], [old_M], ImportanceCorrection(correction=mode, low=low, high=high))
+    assert kept == tree.num_sampled_tokens - masked
+    assert (masked > 0) == (mode in ("mask", "sequence_mask"))
     assert 0 < whole < tree.num_rollouts
 
 
@@ -57,7 +57,7 @@ def test_mismatch_equals_a_loop_over_the_tokens_of_several_trees(rng: np.random.
         for _, path in rollouts(tree)
         for node in path
     ]
-    found = mismatch([t for t, _ in pairs], [o for _, o in pairs])
+    found = Mismatch.total([Mismatch.of(*zip(*part, strict=True)) for part in (pairs[:2], pairs[2:])])
     assert found.mean == pytest.approx(np.mean(ratios), rel=1e-12)
     assert found.max == pytest.approx(max(ratios), rel=1e-12)
     assert found.kl == pytest.approx(np.mean([r - 1 - math.log(r) for r in ratios]), rel=1e-9)
@@ -72,7 +72,7 @@ def test_over_every_token_in_its_share_the_mean_is_one_and_the_estimate_is_the_d
     old = rng.dirichlet(np.ones(12))
     responses = [[token] for token, c in enumerate(count) for _ in range(c)]
     tree = RolloutTree.from_responses([1], responses, [[math.log(sampler[r[0]])] for r in responses])
-    found = mismatch([tree], [np.log(old)])
+    found = Mismatch.of([tree], [np.log(old)])
     assert found.mean == pytest.approx(1.0, rel=1e-12)
     assert found.kl == pytest.approx(float(sampler @ np.log(sampler / old)), rel=1e-9)
 
@@ -80,7 +80,7 @@ def test_over_every_token_in_its_share_the_mean_is_one_and_the_estimate_is_the_d
 def test_enormous_ratios_stay_finite_and_are_masked_or_truncated(rng: np.random.Generator) -> None:
     tree, old_M = apart(rng)
     old_M[tree.leaf[0]] = tree.logprob[tree.leaf[0]] + 1e6
-    found = mismatch([tree], [old_M])
+    found = Mismatch.of([tree], [old_M])
     assert all(math.isfinite(x) for x in (found.mean, found.max, found.kl))
     assert importance_factors(tree, old_M, ImportanceCorrection(correction="mask")).node_M[tree.leaf[0]] == 0
     assert importance_factors(tree, old_M, ImportanceCorrection(correction="truncate")).node_M[tree.leaf[0]] == 5.0

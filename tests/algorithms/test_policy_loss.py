@@ -9,8 +9,8 @@ from torch import Tensor
 
 from brorl.algorithms.policy_loss import cispo_loss, clipped_policy_loss, gspo_loss, node_weights
 from brorl.algorithms.settings import PolicyLossSettings
+from brorl.model.logits import NextToken
 from brorl.model.logprobs import chunk_logprobs
-from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
 from small_models import (
     ARCHITECTURES,

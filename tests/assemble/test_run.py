@@ -11,19 +11,19 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import PolicyLossSettings
 from brorl.api.data import describe_data
 from brorl.assemble.data import build_questions, check_split
 from brorl.assemble.inputs import input_lines, prepare
 from brorl.assemble.learner import build_forward, build_learner_settings, build_model
-from brorl.assemble.objective import build_advantages
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
 from brorl.model.forward import TreeForward
-from brorl.model.next_token import NextToken
+from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.runs.run_directory import RunDirectory
 from brorl.training.collect import Collector
@@ -81,7 +81,7 @@ def test_each_estimator_is_the_one_that_was_asked_for(tiny: Path) -> None:
     }
     for (estimator, over), values in expected.items():
         settings = {"advantage.estimator": estimator, "advantage.normalize_over": over}
-        advantages = build_advantages(config(tiny, **settings).advantage)(groups())
+        advantages = advantage_estimator(config(tiny, **settings).advantage)(groups())
         assert np.concatenate(advantages) == pytest.approx(values, abs=1e-5), (estimator, over)
 
 

@@ -14,8 +14,8 @@ from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import KLPenalty, PolicyLossSettings
 from brorl.model.flat_logprobs import flat_chunk_logprobs, flat_logprobs, split_into_rows
 from brorl.model.forward import FlatForward, TreeForward, choose_forward, num_flat_tokens, num_tree_tokens
+from brorl.model.logits import NextToken
 from brorl.model.logprobs import tree_logprobs
-from brorl.model.next_token import NextToken
 from brorl.model.own_cache import CacheError, OwnCache
 from brorl.model.tree_attention import HooksError
 from brorl.prompts.prompt import Prompt

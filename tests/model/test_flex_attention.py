@@ -22,10 +22,10 @@ from brorl.model.flex_attention import FlexAttention, KeySpans, check_flex_devic
 from brorl.model.forward import choose_forward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
 from brorl.model.hook_check import check_flex
+from brorl.model.logits import NextToken
 from brorl.model.logprobs import ModelPass, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
 from brorl.model.memory_plan import MemorySettings, Workload, plan_memory
-from brorl.model.next_token import NextToken
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_batch import AttentionChoice, ChunkInputs, ChunkSlice
 from brorl.tree import RolloutTree

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from brorl.model.logits import NextToken
 from brorl.model.logprobs import chunk_logprobs, default_max_nodes, tree_logprobs
-from brorl.model.next_token import NextToken
 from brorl.tree import RolloutTree
 from small_models import (
     ARCHITECTURES,

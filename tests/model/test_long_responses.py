@@ -20,14 +20,13 @@ from transformers import (
 )
 
 from brorl.errors import UserError
-from brorl.model import logprobs, row_logits, tiled_attention, tree_batch
+from brorl.model import logits, logprobs, tiled_attention, tree_batch
 from brorl.model.flat_logprobs import flat_chunk_logprobs
 from brorl.model.forward import choose_forward
 from brorl.model.gradient_checkpointing import enable_gradient_checkpointing
+from brorl.model.logits import NextToken, embeds_last
 from brorl.model.logprobs import ChunkLogprobs, chunk_logprobs, tree_logprobs
 from brorl.model.lora import add_adapter
-from brorl.model.next_token import NextToken
-from brorl.model.logits import embeds_last
 from brorl.model.settings import LoraSettings
 from brorl.model.tree_attention import PromptCache
 from brorl.model.tree_batch import ChunkSlice, TreeBatch
@@ -48,7 +47,7 @@ HEADS = 4
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
     """Compute a few rows of logits, and tiles of a few queries."""
-    monkeypatch.setattr(row_logits, "MAX_LOGITS", 0)
+    monkeypatch.setattr(logits, "MAX_LOGITS", 0)
     monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", int(rng.integers(1, 6)) * VOCABULARY)
     monkeypatch.setattr(tree_batch, "MAX_CHAIN_SCORES", 0)
     monkeypatch.setattr(tiled_attention, "SCORES_PER_TILE", int(rng.integers(1, 8)) * 30 * HEADS)
@@ -134,7 +133,7 @@ def whole_and_blocks(
     weight_KO = torch.from_numpy(rng.normal(size=(sum(t.num_unique_tokens for t in trees), 2)))
     found = []
     for limit in (1 << 27, 0):
-        monkeypatch.setattr(row_logits, "MAX_LOGITS", limit)
+        monkeypatch.setattr(logits, "MAX_LOGITS", limit)
         monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", 3 * VOCABULARY)
         chunks = chunk_logprobs(model, trees, next_token=next_token, max_nodes=20, entropy=True)
         found.append(weighted(model, chunks, weight_KO))
@@ -259,7 +258,7 @@ def test_models_that_change_their_logits_keep_them_whole(
     trees = [random_tree(rng)]
     with torch.no_grad():
         expected = forward.logprobs(model, trees, next_token=NextToken(), max_nodes=None)[0]
-        monkeypatch.setattr(row_logits, "MAX_LOGITS", 0)
+        monkeypatch.setattr(logits, "MAX_LOGITS", 0)
         assert torch.equal(forward.logprobs(model, trees, next_token=NextToken(), max_nodes=None)[0], expected)
         with pytest.raises(UserError, match="changes its logits after its output embedding"):
             tree_logprobs(model, trees)
@@ -359,7 +358,7 @@ def test_no_tensor_grows_with_the_rows_times_the_vocabulary_or_the_length_square
         return recorded.numel
 
     assert largest() >= (length - 1) ** 2 * HEADS  # the mode sees the scores, and those of the backward pass
-    monkeypatch.setattr(row_logits, "MAX_LOGITS", limit)
+    monkeypatch.setattr(logits, "MAX_LOGITS", limit)
     monkeypatch.setattr(logprobs, "LOGITS_PER_BLOCK", limit)
     monkeypatch.setattr(tree_batch, "MAX_CHAIN_SCORES", limit)
     monkeypatch.setattr(tiled_attention, "SCORES_PER_TILE", limit)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from brorl.model.softmax import softmax_lse
+from brorl.model.logits import softmax_lse
 from brorl.model.tree_attention import (
     Grouping,
     HooksError,

@@ -16,8 +16,8 @@ import brorl.planning.step_timing as timing_module
 from brorl.algorithms import advantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
-from brorl.model.next_token import NextToken
-from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
+from brorl.model.logits import NextToken
 from brorl.planning.gradient_noise import NoiseMoments, gradient_products, noise_moments, prompt_gradient
 from brorl.planning.pilot import PilotParts, sample
 from brorl.planning.pilot_counts import PilotCounts

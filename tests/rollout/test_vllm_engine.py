@@ -20,8 +20,8 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from brorl.model.logits import NextToken
 from brorl.model.logprobs import tree_logprobs
-from brorl.model.next_token import NextToken
 from brorl.model.source import find_model
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.vllm import VllmEngine

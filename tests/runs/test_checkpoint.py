@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from brorl.algorithms.groups import Group
 from brorl.errors import StorageError, UserError
-from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.prompts.prompt import Prompt
 from brorl.runs.checkpoint import (
     START,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl.model.response_cost import row_costs, tree_costs
+from brorl.model.forward import row_costs, tree_costs
 from brorl.training.tree_scores import deal
 from small_models import random_tree
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 import brorl.training.diagnostics as diagnostics_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import RewardShaping
-from brorl.model.next_token import NextToken
+from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams

@@ -13,7 +13,7 @@ from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.rollout.pool import SampledTask
 from brorl.sampling import SamplingParams
-from brorl.training.flight import Flight, Start
+from brorl.training.backlog import Flight, Start
 from brorl.tree import RolloutTree
 from small_models import plain_logprobs, small_model
 

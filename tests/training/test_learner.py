@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 import brorl.training.mini_batch as mini_batch_module
-import brorl.training.step_inputs as inputs_module
+import brorl.training.mini_batch as inputs_module
 from brorl.activity import Activity, Updating
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import PolicyLossSettings
-from brorl.model.next_token import NextToken
+from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 import brorl.training.mini_batch as mini_batch_module
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
-from brorl.model.next_token import NextToken
+from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.mini_batch import choose_trained

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.errors import OutOfMemoryError, UserError
+from brorl.model.passes import LEAST_NODES
 from brorl.prompts.prompt import Prompt
-from brorl.training.chunk_size import LEAST_NODES
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from learner_support import learn

@@ -12,7 +12,6 @@ from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings
 from brorl.assemble.comparison import ArmPlan, run_config
-from brorl.assemble.objective import build_objective
 from brorl.assemble.run import build_schedule
 from brorl.comparison.reading import read_run_scores
 from brorl.config.reading import make_config
@@ -20,7 +19,8 @@ from brorl.config.resuming import first_change, fixed_settings
 from brorl.cost import Budget, Cost, total_cost
 from brorl.errors import UserError
 from brorl.prompts.prompt import Prompt
-from brorl.training.objective import Objective, ObjectivePhase
+from brorl.training.objective import Objective
+from brorl.training.settings import PhaseSettings
 from brorl.tree import RolloutTree
 from child_runs import ChildRuns, Harm
 from run_support import SMALL, assert_same_run, command
@@ -28,8 +28,12 @@ from run_support import SMALL, assert_same_run, command
 N = 32
 
 
-def phase(name: str, until: float = 1.0, patience: int | None = None) -> ObjectivePhase:
-    return ObjectivePhase(name, name, lambda _: lambda groups: [np.zeros(1) for _ in groups], until, patience)
+def phases_of(*phases: PhaseSettings, evaluate_every: int = 0) -> Objective:
+    return Objective(phases, 1.0, N, evaluate_every)
+
+
+def phase(name: str, until: float = 1.0, patience: int | None = None) -> PhaseSettings:
+    return PhaseSettings(name=name, until=until, until_coverage_stalls=patience)
 
 
 def evaluation(step: int, coverage: float) -> dict[str, Any]:
@@ -55,17 +59,17 @@ def group(num_correct: int) -> Group:
 
 
 def test_phases_end_at_their_share_of_the_budget() -> None:
-    objective = Objective([phase("a", 0.3), phase("b", 0.6), phase("c")])
+    objective = phases_of(phase("a", 0.3), phase("b", 0.6), phase("c"))
     assert names(objective, [0, 0.29, 0.3, 0.5, 0.61, 1.0]) == ["a", "a", "b", "b", "c", "c"]
 
 
 def test_a_step_can_pass_over_a_phase_and_phases_never_return() -> None:
-    objective = Objective([phase("a", 0.3), phase("b", 0.31), phase("c")])
+    objective = phases_of(phase("a", 0.3), phase("b", 0.31), phase("c"))
     assert names(objective, [0.2, 0.5, 0.1]) == ["a", "c", "c"]
 
 
 def test_progress_runs_from_the_begin_of_a_phase_to_its_end() -> None:
-    objective = Objective([phase("a", 0.5), phase("b")])
+    objective = phases_of(phase("a", 0.5), phase("b"))
     for fraction, progress in ((0, 0), (0.25, 0.5), (0.6, 0.0), (0.8, 0.5), (1.0, 1.0)):
         objective.begin_step(fraction)
         assert objective.progress == pytest.approx(progress)
@@ -73,7 +77,7 @@ def test_progress_runs_from_the_begin_of_a_phase_to_its_end() -> None:
 
 def test_a_phase_ends_when_coverage_stalls() -> None:
     """Two regular evaluations in a row without a new best; others do not count, nor does the smallest k."""
-    objective = Objective([phase("a", 0.9, patience=2), phase("b")], evaluate_every=10)
+    objective = phases_of(phase("a", 0.9, patience=2), phase("b"), evaluate_every=10)
     for step, coverage, name in (
         (0, 0.5, "a"), (10, 0.6, "a"), (20, 0.6, "a"), (25, 0.1, "a"), (30, 0.7, "a"), (40, 0.6, "a"), (50, 0.7, "b"),
     ):  # fmt: skip
@@ -85,30 +89,26 @@ def test_a_phase_ends_when_coverage_stalls() -> None:
 def test_recalled_metrics_rebuild_the_state() -> None:
     phases = [phase("a", 0.9, patience=2), phase("b", 0.95, patience=2), phase("c")]
     rng = np.random.default_rng()
-    objective, lines = Objective(phases, 1), []
+    objective, lines = phases_of(*phases, evaluate_every=1), []
     for step in range(12):
         if step:
             objective.begin_step(step / 100)
         line = evaluation(step, float(rng.choice([0.3, 0.4, 0.5]))) | (objective.record() if step else {})
         objective.remember(line)
         lines.append(line)
-        again = Objective(phases, 1)
+        again = phases_of(*phases, evaluate_every=1)
         again.recall(json.loads(json.dumps(lines)))
         again.begin_step((step + 1) / 100)
-        expected = Objective(phases, 1)
+        expected = phases_of(*phases, evaluate_every=1)
         expected.__dict__.update(objective.__dict__)
         expected.begin_step((step + 1) / 100)
         assert again.__dict__ == expected.__dict__
 
 
-@pytest.mark.parametrize("ends", [[], [0.5], [0.6, 0.5, 1.0], [0.5, 0.5, 1.0], [0.0, 1.0]])
-def test_phases_must_follow_one_another(ends: list[float]) -> None:
-    with pytest.raises(ValueError, match="rising fractions"):
-        Objective([phase("x", end) for end in ends])
-
-
 def objective_of(**settings: Any) -> Objective:
-    return build_objective(make_config({"rollouts_per_prompt": N, **settings}, {}, "test"))
+    config = make_config({"rollouts_per_prompt": N, **settings}, {}, "test")
+    phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
+    return Objective(phases, config.optimizer.learning_rate, config.rollouts_per_prompt)
 
 
 def test_an_annealed_order_goes_from_maxrl_to_rloo() -> None:
@@ -179,10 +179,10 @@ def test_each_phase_has_its_estimator_and_its_learning_rate() -> None:
 
 
 def test_a_larger_budget_keeps_the_phase_and_progress_within_bounds() -> None:
-    objective = Objective([phase("a", 0.5), phase("b")])
+    objective = phases_of(phase("a", 0.5), phase("b"))
     objective.begin_step(0.6)
     line = {"step": 1, **objective.record()}
-    again = Objective([phase("a", 0.5), phase("b")])
+    again = phases_of(phase("a", 0.5), phase("b"))
     again.recall([line])
     for fraction, progress in (
         (0.3, 0.0),
@@ -196,7 +196,7 @@ def test_a_larger_budget_keeps_the_phase_and_progress_within_bounds() -> None:
 
 
 def test_an_attempt_without_an_update_is_no_regular_evaluation() -> None:
-    objective = Objective([phase("a", 0.9, patience=1), phase("b")], evaluate_every=1)
+    objective = phases_of(phase("a", 0.9, patience=1), phase("b"), evaluate_every=1)
     objective.remember(evaluation(0, 0.5))
     objective.remember(evaluation(1, 0.4) | {"attempt": 0})
     objective.begin_step(0.1)

@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 import brorl
-from brorl.algorithms.advantages import EstimateAdvantages, rloo
+from brorl.activity import Stopwatch
+from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
-from brorl.algorithms.settings import RewardShaping
+from brorl.algorithms.settings import AdvantageSettings, RewardShaping
 from brorl.assemble.run import build_run
 from brorl.config.reading import make_config, read_recipe
 from brorl.cost import Budget
@@ -32,12 +33,11 @@ from brorl.training.journal import Ending
 from brorl.training.learner import Learner, StepMetrics
 from brorl.training.loop import train
 from brorl.training.monitor import Monitor
-from brorl.training.objective import Objective, ObjectivePhase
+from brorl.training.objective import Objective
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.schedule import ReferenceSchedule, Schedule
-from brorl.training.settings import CollapseLimits, ReferenceSettings
+from brorl.training.settings import CollapseLimits, PhaseSettings, ReferenceSettings
 from brorl.training.source import Batch, GroupSource, SourceState
-from brorl.training.stopwatch import Stopwatch
 from brorl.tree import RolloutTree
 from brorl.verification.grade import Grader
 from brorl.verification.verifier import Verdict
@@ -137,8 +137,9 @@ def run_of(learner: Learner, engine: Engine, path: Path, stop_at: int = STEPS) -
     )  # fmt: skip
     diagnostics = Diagnostics(source.sampler, learner, grader, sampling, True, 0, 2, False, 0)
     tokenizer = AutoTokenizer.from_pretrained(Path(brorl.__file__).parent / "quickstart_model")
+    phase = PhaseSettings(name="train", advantage=AdvantageSettings(estimator="rloo"))
     return TrainingRun(
-        Algorithm(source, Objective([ObjectivePhase("train", "rloo", lambda _: rloo)]), learner, 0),
+        Algorithm(source, Objective([phase], 1.0, N), learner, 0),
         Schedule(Budget("steps", stop_at), stop_at, 0, 2, 1, ReferenceSchedule(ReferenceSettings())),
         Measurements(diagnostics, None, Monitor(CollapseLimits(stop=True), False, 0)),
         Outputs(RunDirectory(path), tokenizer, 0, grader, lambda _: None),

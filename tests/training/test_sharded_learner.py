@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import sharded_cases
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
-from brorl.model.next_token import NextToken
+from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.training.learner import LearnerSettings, StepMetrics
 from brorl.training.ranks import ALONE

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from brorl.training.stopwatch import Stopwatch
+from brorl.activity import Stopwatch
 
 
 def test_phases_add_up_on_any_clock() -> None:

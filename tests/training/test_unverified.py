@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from brorl.algorithms import advantages
+from brorl.algorithms.advantages import advantage_estimator
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import AdvantageSettings, CosineLength, PolicyLossSettings, RewardShaping
-from brorl.assemble.objective import build_advantages
-from brorl.model.next_token import NextToken
+from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.prompts.stream import PromptStream
 from brorl.sampling import SamplingParams
@@ -188,7 +188,7 @@ def test_a_step_is_that_of_the_batch_without_the_lost_rollouts(
         learning_rate=1e-3, next_token=NextToken(0.9), max_nodes=20,
         max_responses_per_outcome=subset,
     )  # fmt: skip
-    estimate = build_advantages(config)
+    estimate = advantage_estimator(config)
     models = []
     for batch in (groups, expected):
         models.append(deepcopy(model))
@@ -244,8 +244,8 @@ def test_pass_at_k_of_a_group_that_became_too_small_is_that_of_fewer_attempts(si
     tree = RolloutTree.from_responses((1,), [[2 if i == 0 else 3, 4 + i] for i in range(size)])
     group = Group(prompt_of(tree), tree, tree.token[tree.parent[tree.leaf]] == 2, np.zeros(size))
     group = replace(group, reward_L=group.correct_L.astype(float))
-    small = build_advantages(AdvantageSettings(estimator="pass_at_k", k=4))([group])
-    same = build_advantages(AdvantageSettings(estimator="pass_at_k", k=min(4, size - 1)))([group])
+    small = advantage_estimator(AdvantageSettings(estimator="pass_at_k", k=4))([group])
+    same = advantage_estimator(AdvantageSettings(estimator="pass_at_k", k=min(4, size - 1)))([group])
     assert small[0].tolist() == same[0].tolist()
     assert small[0].any()
 

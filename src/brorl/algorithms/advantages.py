@@ -11,6 +11,7 @@ run over the N rollouts of the group, and all standard deviations divide by the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, assert_never
 
 import numpy as np
@@ -19,12 +20,45 @@ from numpy.typing import NDArray
 from brorl.algorithms import outcome_weights
 from brorl.algorithms.groups import Group
 from brorl.algorithms.outcome_weights import OutcomeWeight
+from brorl.algorithms.settings import AdvantageSettings
 
 FloatArray = NDArray[np.float64]
 NormalizeOver = Literal["trajectories", "tokens"]
 EstimateAdvantages = Callable[[Sequence[Group]], list[FloatArray]]
 """From a batch to the advantage of each distinct response, shape [L], for each group."""
 _SMALL = 1e-8
+
+
+def advantage_estimator(settings: AdvantageSettings) -> EstimateAdvantages:
+    """Return the advantage estimator that settings name, with its batch statistics."""
+    estimate = _estimator(settings)
+    if not settings.batch_scale and settings.estimator != "reinforce_pp_baseline":
+        return estimate
+    return lambda groups: batch_normalized(groups, estimate(groups), settings.normalize_over)
+
+
+def _estimator(settings: AdvantageSettings) -> EstimateAdvantages:
+    match settings.estimator:
+        case "reinforce_pp_baseline":
+            weight: OutcomeWeight = outcome_weights.reinforce_pp_baseline
+        case "grpo":
+            return grpo
+        case "rloo":
+            weight = outcome_weights.rloo
+        case "maxrl":
+            weight = partial(outcome_weights.maxrl, order=settings.order)
+        case "pass_at_k":
+            weight = partial(_pass_at_most, k=settings.k)
+        case "power":
+            weight = partial(outcome_weights.power, alpha=settings.alpha)
+        case _:
+            assert_never(settings.estimator)
+    return partial(outcome_weighted, weight=weight)
+
+
+def _pass_at_most(num_rollouts: int, num_correct: int, k: int) -> float:
+    """Weigh by pass@k, or by pass@(N-1) where unverified rollouts left a group of N <= k (MaxRL does the same)."""
+    return outcome_weights.pass_at_k(num_rollouts, num_correct, min(k, num_rollouts - 1))
 
 
 def reinforce_pp_baseline(groups: Sequence[Group], normalize_over: NormalizeOver = "trajectories") -> list[FloatArray]:

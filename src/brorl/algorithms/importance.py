@@ -41,17 +41,59 @@ class ImportanceFactors(NamedTuple):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """How far the old policy is from the sampler, over sampled tokens.
+    """How far the old policy is from the sampler, over sampled tokens; every rollout counts.
+
+    Log-ratios are clamped to +-20. The estimate of KL takes w to have mean 1 under the sampler, which top-p and top-k
+    break.
 
     Attributes:
-        mean: Mean of w; 1 if the log-probs of the sampler are right.
-        max: Largest w.
-        kl: Estimate of KL(sampler || old), the mean of w - 1 - log w (k3, never negative), nats per token.
+        num_tokens: Number of tokens.
+        sum: Sum of w.
+        max: Largest w; 0 without tokens.
+        kl_sum: Sum of w - 1 - log w.
+
+    Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
     """
 
-    mean: float
-    max: float
-    kl: float
+    num_tokens: int = 0
+    sum: float = 0.0
+    max: float = 0.0
+    kl_sum: float = 0.0
+
+    @classmethod
+    def of(cls, trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> Mismatch:
+        """Measure trees with the sampler's log-probs, from the log-probs of the old policy, for each tree shape [M].
+
+        Raises:
+            ValueError: If a log-prob of the sampler is unknown.
+        """
+        if not trees:
+            return cls()
+        log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
+        count = np.concatenate([t.count for t in trees])
+        ratio = np.exp(log_ratio)
+        kl = float(count @ (np.expm1(log_ratio) - log_ratio))
+        return cls(int(count.sum()), float(count @ ratio), float(ratio.max()), kl)
+
+    @classmethod
+    def total(cls, parts: Sequence[Mismatch]) -> Mismatch:
+        """Return the measurement over all parts of a batch."""
+        return cls(
+            sum(p.num_tokens for p in parts),
+            sum(p.sum for p in parts),
+            max(p.max for p in parts),
+            sum(p.kl_sum for p in parts),
+        )
+
+    @property
+    def mean(self) -> float:
+        """Mean of w; 1 if the log-probs of the sampler are right."""
+        return self.sum / self.num_tokens
+
+    @property
+    def kl(self) -> float:
+        """Estimate of KL(sampler || old), the mean of w - 1 - log w (k3, never negative), nats per token."""
+        return self.kl_sum / self.num_tokens
 
 
 def importance_factors(
@@ -89,71 +131,10 @@ def importance_factors(
     return ImportanceFactors(node_M, response_L)
 
 
-@dataclass(frozen=True)
-class MismatchSums:
-    """Sums over sampled tokens, from which a `Mismatch` is made; they add up over parts of a batch.
-
-    Attributes:
-        num_tokens: Number of tokens.
-        ratio: Sum of w.
-        max: Largest w; 0 without tokens.
-        kl: Sum of w - 1 - log w.
-    """
-
-    num_tokens: int = 0
-    ratio: float = 0.0
-    max: float = 0.0
-    kl: float = 0.0
-
-    @classmethod
-    def of(cls, trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> MismatchSums:
-        """Sum over trees; see `mismatch`."""
-        if not trees:
-            return cls()
-        log_ratio = np.concatenate([_log_ratio(t, old) for t, old in zip(trees, old_logprobs, strict=True)])
-        count = np.concatenate([t.count for t in trees])
-        ratio = np.exp(log_ratio)
-        kl = float(count @ (np.expm1(log_ratio) - log_ratio))
-        return cls(int(count.sum()), float(count @ ratio), float(ratio.max()), kl)
-
-    @classmethod
-    def total(cls, parts: Sequence[MismatchSums]) -> MismatchSums:
-        """Return the sums over all parts."""
-        return cls(
-            sum(p.num_tokens for p in parts),
-            sum(p.ratio for p in parts),
-            max(p.max for p in parts),
-            sum(p.kl for p in parts),
-        )
-
-    def mean(self) -> Mismatch:
-        """Return the measures of at least one token."""
-        return Mismatch(self.ratio / self.num_tokens, self.max, self.kl / self.num_tokens)
-
-
-def mismatch(trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray]) -> Mismatch:
-    """Measure how far the old policy is from the sampler, every rollout counted.
-
-    Args:
-        trees: At least one tree, with the sampler's log-probs.
-        old_logprobs: For each the log-probs of the old policy, shape [M].
-
-    Returns:
-        The measures. Log-ratios are clamped to +-20, and the estimate of KL takes w to have mean 1 under the sampler,
-        which top-p and top-k break.
-
-    Raises:
-        ValueError: If a log-prob of the sampler is unknown.
-
-    Source: the k3 estimator of Schulman, "Approximating KL divergence" (2020).
-    """
-    return MismatchSums.of(trees, old_logprobs).mean()
-
-
-def masked_fraction(
+def kept_tokens(
     trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray], correction: ImportanceCorrection
 ) -> float:
-    """Return the fraction of the sampled tokens whose weight a mask set to 0.
+    """Return the number of sampled tokens whose weight no mask sets to 0.
 
     Args:
         trees: Trees, with the sampler's log-probs unless the correction is "none".
@@ -163,14 +144,6 @@ def masked_fraction(
     Raises:
         ValueError: If a log-prob of the sampler is needed and unknown.
     """
-    num_tokens = sum(t.num_sampled_tokens for t in trees)
-    return 1.0 - kept_tokens(trees, old_logprobs, correction) / num_tokens if num_tokens else 0.0
-
-
-def kept_tokens(
-    trees: Sequence[RolloutTree], old_logprobs: Sequence[FloatArray], correction: ImportanceCorrection
-) -> float:
-    """Return the number of sampled tokens that no mask sets to 0; see `masked_fraction`."""
     if correction.correction in ("none", "truncate"):
         return float(sum(t.num_sampled_tokens for t in trees))
     kept = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Self, TypeAlias
+from typing import Literal, NamedTuple, Self, TypeAlias, assert_never
 
 from pydantic import Field, field_validator, model_validator
 
@@ -128,6 +128,22 @@ class AdvantageSettings(Section):
         description="normalize the advantages over the batch to mean 0 and standard deviation 1, as "
         "reinforce_pp_baseline does",
     )
+
+    @property
+    def title(self) -> str:
+        """The estimator and its parameter in a few words."""
+        match self.estimator:
+            case "maxrl":
+                last = "" if self.final_order is None else f" to {self.final_order}"
+                return f"maxrl, order {self.order or 'N-1'}{last}"
+            case "pass_at_k":
+                return f"pass_at_k, k {self.k}"
+            case "power":
+                return f"power, alpha {self.alpha:g}"
+            case "reinforce_pp_baseline" | "grpo" | "rloo":
+                return self.estimator
+            case _:
+                assert_never(self.estimator)
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from brorl.activity import Observe
+from brorl.activity import Observe, Stopwatch
 from brorl.assemble.engine import build_engine, build_sampling_model, build_vllm_settings
 from brorl.assemble.inputs import ModelInputs, RunInputs
 from brorl.assemble.learner import build_rank
@@ -34,7 +34,6 @@ from brorl.training.async_source import AsyncSource
 from brorl.training.learner import Learner
 from brorl.training.ranks import Backend, join
 from brorl.training.source import GroupSource
-from brorl.training.stopwatch import Stopwatch
 from brorl.verification.one_at_a_time import OneAtATime
 from brorl.verification.verifier import Verifier
 

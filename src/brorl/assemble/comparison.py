@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 from brorl.assemble.cluster import check_ray
 from brorl.assemble.inputs import prepare
-from brorl.assemble.objective import phases_text
 from brorl.comparison.arms import labelled
 from brorl.comparison.matching import TOLERANCE
 from brorl.config.reading import builtin_recipes, make_config, parse_yaml, read_recipe, settings_of
@@ -280,7 +279,7 @@ def differences(configs: Sequence[TrainConfig]) -> list[dict[str, str]]:
     """Return, for each config, its values of the settings in which the configs differ."""
     dumped = [config.model_dump(mode="json") for config in configs]
     flat = [
-        {name: str(_value(settings, name)) for name, _ in settings_of(TrainConfig)} | {"phases": phases_text(config)}
+        {name: str(_value(settings, name)) for name, _ in settings_of(TrainConfig)} | {"phases": _phases_text(config)}
         for settings, config in zip(dumped, configs, strict=True)
     ]
     ignored = {"seed", "output_dir", "steps", "report", "evaluation.every", "checkpoint_every", "keep_checkpoints"}
@@ -290,6 +289,16 @@ def differences(configs: Sequence[TrainConfig]) -> list[dict[str, str]]:
         if len({f[name] for f in flat}) > 1 and name not in ignored and not name.startswith(("budget.", "tracking."))
     ]
     return [{name: f[name] for name in names} for f in flat]
+
+
+def _phases_text(config: TrainConfig) -> str:
+    """Return the phases in a few words: names, advantages and ends."""
+    texts = []
+    for phase in config.phases:
+        end = "" if phase is config.phases[-1] else f" until {phase.until:g}"
+        stall = "" if phase.until_coverage_stalls is None else f" or {phase.until_coverage_stalls} stalls"
+        texts.append(f"{phase.name}{end}{stall} ({phase.title})")
+    return ", then ".join(texts) or "none"
 
 
 def _value(settings: Mapping[str, Any], name: str) -> Any:

@@ -16,7 +16,7 @@ from brorl.model.flex_attention import check_flex_device
 from brorl.model.forward import FlatForward, Forward, TreeForward, choose_forward
 from brorl.model.hook_check import check_flex
 from brorl.model.load import check_vocabulary, choose_device, end_tokens, load_model
-from brorl.model.next_token import NextToken
+from brorl.model.logits import NextToken
 from brorl.model.sharding import shard
 from brorl.training.learner import LearnerSettings
 from brorl.training.ranks import Ranks, load_on_first_rank

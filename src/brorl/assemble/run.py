@@ -13,13 +13,12 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import TYPE_CHECKING
 
-from brorl.activity import Observe, Phase, unobserved
+from brorl.activity import Observe, Phase, Stopwatch, unobserved
 from brorl.algorithms import advantages
 from brorl.assemble.cluster import in_turns, place_async_source, place_engine, place_learner, place_verifiers
 from brorl.assemble.engine import OnEnd, build_engine, end_engine
 from brorl.assemble.inputs import RunInputs, input_lines, prepare
 from brorl.assemble.learner import build_forward, build_learner_settings, build_model
-from brorl.assemble.objective import build_objective
 from brorl.assemble.resuming import check_resumable, go_back
 from brorl.config.settings import TrainConfig
 from brorl.errors import UserError
@@ -43,10 +42,11 @@ from brorl.training.collect import Collector
 from brorl.training.diagnostics import Diagnostics, coverage_record
 from brorl.training.learner import Learner
 from brorl.training.monitor import Monitor
+from brorl.training.objective import Objective
 from brorl.training.run import Algorithm, Measurements, Outputs, TrainingRun
 from brorl.training.schedule import ReferenceSchedule, Schedule
+from brorl.training.settings import PhaseSettings
 from brorl.training.source import GroupSource, SourceState
-from brorl.training.stopwatch import Stopwatch
 from brorl.training.tree_learner import TreeLearner
 
 if TYPE_CHECKING:
@@ -148,8 +148,11 @@ def _run_of(
         clock=clock,
     )
     monitor = Monitor(config.collapse, config.evaluation.keep_best, config.evaluation.every)
+    phases = config.phases or (PhaseSettings(name="train", advantage=config.advantage),)
+    rate = config.optimizer.learning_rate
+    objective = Objective(phases, rate, config.rollouts_per_prompt, config.evaluation.every)
     return TrainingRun(
-        Algorithm(source, build_objective(config), learner, config.seed),
+        Algorithm(source, objective, learner, config.seed),
         build_schedule(config),
         Measurements(diagnostics, _benchmark(config, inputs, outputs.observe), monitor),
         outputs,

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from brorl.algorithms.learning_rate import scaled_learning_rate
 from brorl.algorithms.settings import (
     AdvantageSettings,
     ImportanceCorrection,
@@ -107,10 +106,7 @@ class TrainConfig(Section):
     @property
     def learning_rate(self) -> float:
         """The learning rate, scaled for the batch."""
-        optimizer = self.optimizer
-        if not optimizer.reference_batch:
-            return optimizer.learning_rate
-        return scaled_learning_rate(optimizer.learning_rate, self.samples_per_step, optimizer.reference_batch)
+        return self.optimizer.scaled_rate(self.samples_per_step)
 
     @property
     def total_budget(self) -> Budget:

@@ -6,6 +6,10 @@ does not: kernels that the host starts afterwards see the copied numbers.
 
 from __future__ import annotations
 
+import ctypes
+import re
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,3 +39,40 @@ def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)  # one call of `to` with a device and a format casts on the host
     return tensor.cpu().contiguous()
+
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+def bytes_in_use(device: torch.device) -> int | None:
+    """Return the memory in use, after free memory was returned to the system."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    with suppress(OSError, AttributeError):  # only GNU's C library has it
+        ctypes.CDLL(None).malloc_trim(0)
+    return _of_process("VmRSS")
+
+
+def reset_peak(device: torch.device) -> None:
+    """Set the peak to the memory in use now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):
+        _CLEAR.write_text("5")
+
+
+def peak_bytes(device: torch.device) -> int | None:
+    """Return the maximum memory in use since the last reset."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return _of_process("VmHWM")
+
+
+def _of_process(entry: str) -> int | None:
+    try:
+        entry_line = re.search(rf"^{entry}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(entry_line[1]) * 1024 if entry_line else None

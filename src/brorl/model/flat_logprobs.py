@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, by_tree, default_max_nodes, node_offsets
-from brorl.model.next_token import PLAIN, NextToken
-from brorl.model.logits import row_logits
 from brorl.model.device import to_device
+from brorl.model.logits import PLAIN, NextToken, row_logits
+from brorl.model.logprobs import ChunkLogprobs, NodeOutputs, by_tree, default_max_nodes, node_offsets
 from brorl.tree import RolloutTree
 
 IntArray = NDArray[np.int64]

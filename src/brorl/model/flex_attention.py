@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from brorl.errors import UserError
-from brorl.model.tiled_attention import subtree_ends
 from brorl.model.device import to_device
+from brorl.model.tiled_attention import subtree_ends
 from brorl.model.tree_attention import PromptCache, cast_by_autocast
 
 if TYPE_CHECKING:

@@ -8,13 +8,15 @@ not needed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -258,3 +260,49 @@ def _switch_dropout_off(model: PreTrainedModel) -> None:
         for name, value in vars(module).items():  # modules that call the dropout function
             if "dropout" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model without the values of its parameters."""
+
+    config: PreTrainedConfig
+    lora: LoraSettings | None  # its adapters; None if all weights are trained
+    gradient_checkpointing: bool  # whether the backward pass computes activations again
+    # parameters on the meta device by name; tied parameters are one object under several names
+    parameters: Mapping[str, nn.Parameter]
+    buffers: Mapping[str, Tensor]  # buffers by name, with their values. Weight files do not have all of them
+
+    @classmethod
+    def of(
+        cls, model: PreTrainedModel, lora: LoraSettings | None = None, gradient_checkpointing: bool = False
+    ) -> Blueprint:
+        """Return the blueprint of a model."""
+        empty = {
+            p: nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"), p.requires_grad)  # contiguous for FSDP
+            for p in model.parameters()
+        }
+        parameters = {name: empty[p] for name, p in model.named_parameters(remove_duplicate=False)}
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        return cls(model.config, lora, gradient_checkpointing, parameters, buffers)
+
+    def build(self) -> PreTrainedModel:
+        """Return the model with its parameters on the meta device."""
+        model = model_without_weights(self.config, self.lora, self.gradient_checkpointing)
+        self._put_into(model)
+        return model
+
+    def take_weights(self, model: PreTrainedModel) -> dict[str, Tensor]:
+        """Return the weights of the model of this blueprint by name, and leave its parameters on the meta device.
+
+        Nothing else refers to the model's weights afterwards.
+        """
+        weights = {name: p.detach() for name, p in model.named_parameters()}
+        self._put_into(model)
+        return weights
+
+    def _put_into(self, model: PreTrainedModel) -> None:
+        """Replace all parameters and buffers of a model."""
+        for name, tensor in {**self.parameters, **self.buffers}.items():
+            module, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(module), own_name, tensor)

@@ -161,3 +161,83 @@ def _set_forward(module: nn.Module, forward: Callable[..., Any] | None) -> None:
         module.__dict__.pop("forward", None)
     else:
         module.forward = forward
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """Turns a model's logits into the distribution that tokens are drawn from.
+
+    Attributes:
+        temperature: Divisor of the logits, above 0; the temperature of the rollouts.
+        min_new_tokens: Tokens that a response has before it can have a stop token, 0 or more.
+        stop_token_ids: The stop tokens; required if `min_new_tokens` is above 0.
+    """
+
+    temperature: float = 1.0
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.min_new_tokens and not self.stop_token_ids:
+            raise ValueError("min_new_tokens forbids stop tokens at first; give stop_token_ids")
+
+    def logits(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
+        """Return the logits of the distribution, in float32 at least, -inf for a token that cannot be drawn.
+
+        Args:
+            logits_RV: The model's logits, shape [R, V].
+            length_R: Tokens that each row's response has so far, shape [R].
+        """
+        if logits_RV.dtype in (torch.bfloat16, torch.float16):
+            logits_RV = logits_RV.float()
+        if self.temperature != 1.0:
+            logits_RV = logits_RV / self.temperature
+        if not self.min_new_tokens:
+            return logits_RV
+        forbidden_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
+        forbidden_RV[:, list(self.stop_token_ids)] = (length_R < self.min_new_tokens)[:, None]
+        return logits_RV.masked_fill(forbidden_RV, float("-inf"))
+
+
+PLAIN = NextToken()  # temperature 1, and any token at any time
+
+
+def _softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
+    weight = score.softmax(-1)
+    return weight, score.amax(-1) - weight.amax(-1).log()
+
+
+class _SoftmaxLse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, score: Tensor) -> tuple[Tensor, Tensor]:
+        weight, lse = _softmax_lse(score)
+        ctx.save_for_backward(weight)
+        ctx.set_materialize_grads(False)
+        return weight, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor:
+        (weight,) = ctx.saved_tensors
+        grad_weight, grad_lse = grads
+        if grad_weight is None:
+            assert grad_lse is not None  # autograd passes the gradient of at least one of the two
+            return weight * grad_lse[..., None]  # type: ignore[no-any-return]
+        inner = (grad_weight * weight).sum(-1)
+        if grad_lse is not None:
+            inner = inner - grad_lse
+        return weight * (grad_weight - inner[..., None])  # type: ignore[no-any-return]
+
+
+def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the softmax over the last dimension and its log-sum-exp.
+
+    Args:
+        score: Scores, shape [..., S], each row with at least one finite entry; -inf gets a weight of exactly 0.
+
+    Returns:
+        Weights, shape [..., S], and log-sum-exp, shape [...]; both differentiable.
+    """
+    if not torch.is_grad_enabled():
+        return _softmax_lse(score)
+    both: tuple[Tensor, Tensor] = _SoftmaxLse.apply(score)  # type: ignore[no-untyped-call]
+    return both

@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from brorl.model.next_token import PLAIN, NextToken
-from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, RowLogits
-from brorl.model.softmax import softmax_lse
 from brorl.model.device import to_device
+from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, PLAIN, NextToken, RowLogits, softmax_lse
 from brorl.model.tree_attention import PromptCache, packed_row_logits, prefill, tree_attention
 from brorl.model.tree_batch import AttentionChoice, ChunkSlice, TreeBatch, split_into_chunks
 from brorl.tree import RolloutTree

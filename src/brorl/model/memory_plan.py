@@ -35,10 +35,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from brorl.errors import UserError
 from brorl.model.forward import ForwardChoice
 from brorl.model.kv_shape import KVShape, shapes_or_guess
+from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, embeds_last
 from brorl.model.logprobs import default_max_nodes
 from brorl.model.lora import num_adapter_weights
 from brorl.model.model_shape import ModelShape
-from brorl.model.logits import LOGITS_PER_BLOCK, MAX_LOGITS, embeds_last
 from brorl.model.settings import LoraSettings
 from brorl.model.tiled_attention import SCORES_PER_TILE
 from brorl.model.tree_batch import MAX_CHAIN_SCORES, AttentionChoice

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import torch
+
+from brorl.errors import OutOfMemoryError, first_line
 
 
 class PeerOutOfMemoryError(torch.OutOfMemoryError):
@@ -39,3 +42,97 @@ class OwnPasses:
     def any(self, failed: bool) -> bool:
         """Return whether the work of this process failed."""
         return failed
+
+
+T = TypeVar("T")
+
+LEAST_NODES = 16
+_CPU_MESSAGES = ("can't allocate memory", "DefaultCPUAllocator")
+
+
+class ChunkSize:
+    """Largest number of nodes of a forward pass. It only shrinks, and changes memory, not results.
+
+    Args:
+        initial: Nodes to start with, >= 1.
+        say: Receives a line when the size is halved.
+        passes: The passes of this process; all ranks halve together.
+
+    Attributes:
+        value: The current size.
+        retries: How often it was halved since `retries` was last set to 0.
+    """
+
+    def __init__(self, initial: int, say: Callable[[str], None], passes: Passes | None = None) -> None:
+        self.value = initial
+        self.retries = 0
+        self._say = say
+        self._passes = passes or OwnPasses()
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Do some work, and restart it with half the nodes whenever memory runs out.
+
+        Args:
+            work: Reads `value`; it must be possible to restart it after any failure.
+
+        Returns:
+            The result of `work`.
+
+        Raises:
+            OutOfMemoryError: If memory is too small for the least size.
+        """
+        while True:
+            try:
+                return work()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason, on_this_rank = first_line(error), not isinstance(error, PeerOutOfMemoryError)
+            # Past the handler, the failed pass and its tensors are free.
+            if on_this_rank:
+                self._passes.fail()
+            self._halve(reason)
+
+    def once(self, work: Callable[[], object]) -> None:
+        """Do some work that cannot be restarted.
+
+        Raises:
+            OutOfMemoryError: If memory runs out, on this rank or on another one.
+        """
+        reason = None
+        try:
+            work()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)
+        if self._passes.any(reason is not None):
+            raise OutOfMemoryError(too_little_memory(self.value, reason or "on another rank"))
+
+    def restrict(self, value: int) -> None:
+        """Shrink to the size that an earlier part of the run ended with."""
+        self.value = min(self.value, value)
+
+    def _halve(self, reason: str) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        if self.value <= LEAST_NODES:
+            raise OutOfMemoryError(too_little_memory(self.value, reason))
+        half = max(LEAST_NODES, self.value // 2)
+        self._say(f"out of memory with {self.value} tree nodes per pass; retrying with engine.nodes_per_pass: {half}")
+        self.value = half
+        self.retries += 1
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Return whether torch ran out of memory, on a device or on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or any(m in str(error) for m in _CPU_MESSAGES)
+
+
+def too_little_memory(nodes: int, reason: str) -> str:
+    """Return the error about too little memory, with the settings that save memory."""
+    return (
+        f"out of memory while training with {nodes} tree nodes per pass ({reason}), with no more retries; lower "
+        "engine.nodes_per_pass if it is set, switch on engine.gradient_checkpointing or reference.offload, train "
+        "adapters (lora.rank), lower engine.memory_gib, or choose a smaller model"
+    )

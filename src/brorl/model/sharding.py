@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from brorl.errors import OutOfMemoryError
-from brorl.model.passes import PeerOutOfMemoryError
 from brorl.model.logits import computed_whole
+from brorl.model.passes import PeerOutOfMemoryError
 from brorl.model.tree_attention import attention
 
 try:

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from brorl.errors import UserError
-from brorl.model.logits import RowLogits, row_logits
-from brorl.model.softmax import softmax_lse
 from brorl.model.device import to_device
+from brorl.model.logits import RowLogits, row_logits, softmax_lse
 
 IntArray = NDArray[np.int64]
 

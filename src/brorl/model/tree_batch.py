@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from brorl.model.device import to_device
 from brorl.model.flex_attention import FlexAttention
 from brorl.model.tiled_attention import TiledAttention
-from brorl.model.device import to_device
 from brorl.model.tree_attention import Grouping, PartialAttention, PromptCache, attend_prompt
 from brorl.tree import RolloutTree
 

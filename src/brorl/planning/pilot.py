@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from brorl.activity import Stopwatch
 from brorl.algorithms.groups import Group
 from brorl.errors import UnverifiedResponsesError
 from brorl.prompts.prompt import Prompt
@@ -23,7 +24,6 @@ from brorl.rollout.engine import Engine
 from brorl.sampling import SamplingParams
 from brorl.seeds import seed_sequence
 from brorl.training.learner import LearnerSettings
-from brorl.training.stopwatch import Stopwatch
 from brorl.verification.grade import Grader, verified
 from brorl.verification.verifier import Verdict
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from brorl.algorithms.groups import Group
 from brorl.errors import UserError
-from brorl.model.peak_memory import bytes_in_use, peak_bytes, reset_peak
+from brorl.model.device import bytes_in_use, peak_bytes, reset_peak
 from brorl.planning.gradient_noise import gradient_products
 from brorl.planning.pilot import PilotParts, PilotSummary, Sampled, sample
 from brorl.planning.pilot_counts import PilotCounts

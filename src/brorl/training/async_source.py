@@ -22,10 +22,8 @@ from brorl.rollout.engine import Sampler, rollouts_of_prompts
 from brorl.rollout.pool import SampledTask, SampleTask, SamplingPool
 from brorl.sampling import SamplingParams
 from brorl.seeds import derived_seed
-from brorl.training.backlog import Backlog, Stragglers
-from brorl.training.flight import Flight
-from brorl.training.retry_policy import RetryPolicy
-from brorl.training.source import Batch, GradedPrompt, GroupSource, SourceState
+from brorl.training.backlog import Backlog, Flight, Stragglers
+from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy, SourceState
 from brorl.tree import RolloutTree
 
 _POLL_S = 0.01  # the thread looks for results this often

@@ -21,8 +21,7 @@ from brorl.rollout.engine import Engine, Sampler
 from brorl.seeds import derived_seed
 from brorl.theory.allocation import AdaptiveAllocation, allocate_rollouts, fit_prior
 from brorl.theory.pass_rates import PassRates
-from brorl.training.retry_policy import RetryPolicy
-from brorl.training.source import Batch, GradedPrompt, GroupSource, SourceState
+from brorl.training.source import Batch, GradedPrompt, GroupSource, RetryPolicy, SourceState
 from brorl.tree import RolloutTree
 
 _ROUND_BITS = 20  # an attempt has fewer rounds than two to the power of this

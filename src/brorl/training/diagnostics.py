@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from brorl.activity import Stopwatch
 from brorl.algorithms.groups import Group
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.engine import Sampler
@@ -23,7 +24,6 @@ from brorl.theory.held_out_check import HeldOut, check_on_held_out
 from brorl.theory.pass_rates import mixed_in_subset
 from brorl.training.learner import Learner
 from brorl.training.schedule import is_due
-from brorl.training.stopwatch import Stopwatch
 from brorl.verification.grade import Grader
 
 OTHER_N = (16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -15,7 +15,7 @@ from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import ImportanceCorrection, KLPenalty, PolicyLossSettings
 from brorl.model.forward import Forward, TreeForward
-from brorl.model.next_token import NextToken
+from brorl.model.logits import NextToken
 from brorl.tree import RolloutTree
 
 FloatArray = NDArray[np.float64]

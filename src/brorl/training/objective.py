@@ -8,35 +8,14 @@ that its fraction of the new budget has, and not below 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
-from brorl.algorithms.advantages import EstimateAdvantages, FloatArray
+from brorl.algorithms.advantages import FloatArray, advantage_estimator
 from brorl.algorithms.groups import Group
+from brorl.algorithms.settings import AdvantageSettings
 from brorl.runs.run_directory import Record
 from brorl.training.schedule import is_due
-
-
-@dataclass(frozen=True)
-class ObjectivePhase:
-    """A part of a run with one objective.
-
-    Attributes:
-        name: Its name.
-        title: Its objective in a few words, such as "maxrl, order 511 to 1".
-        estimator_at: From the progress in the phase, 0 to 1, to the advantage estimator.
-        until: Fraction of the budget at which it ends; 1 for the last phase.
-        patience: It also ends after this many regular evaluations without a new best pass@k of the largest k; None for
-            never.
-        lr_scale: Factor of the learning rate.
-    """
-
-    name: str
-    title: str
-    estimator_at: Callable[[float], EstimateAdvantages]
-    until: float = 1.0
-    patience: int | None = None
-    lr_scale: float = 1.0
+from brorl.training.settings import PhaseSettings
 
 
 class Objective:
@@ -44,17 +23,16 @@ class Objective:
 
     Args:
         phases: The phases, in order; `until` rises to 1.
+        learning_rate: The learning rate of a phase that names none.
+        num_rollouts: N, for the first order of MaxRL; with adaptive rollouts the largest average.
         evaluate_every: Steps between the regular evaluations. Others must not change the training.
-
-    Raises:
-        ValueError: If there is no phase, or the phases do not follow one another up to 1.
     """
 
-    def __init__(self, phases: Sequence[ObjectivePhase], evaluate_every: int = 0) -> None:
-        ends = [phase.until for phase in phases]
-        if not ends or ends[-1] != 1 or ends != sorted({*ends}) or ends[0] <= 0:
-            raise ValueError(f"the phases must end at rising fractions of the budget, the last at 1, got {ends}")
+    def __init__(
+        self, phases: Sequence[PhaseSettings], learning_rate: float, num_rollouts: int, evaluate_every: int = 0
+    ) -> None:
         self._phases = tuple(phases)
+        self._learning_rate, self._num_rollouts = learning_rate, num_rollouts
         self._evaluate_every = evaluate_every
         self._index, self._begun_at, self._fraction = 0, 0.0, 0.0
         self._recorded: int | None = None  # the last phase with a line in the metrics
@@ -62,7 +40,7 @@ class Objective:
         self._stalled = 0
 
     @property
-    def phase(self) -> ObjectivePhase:
+    def phase(self) -> PhaseSettings:
         """The current phase."""
         return self._phases[self._index]
 
@@ -75,11 +53,11 @@ class Objective:
     @property
     def lr_scale(self) -> float:
         """Factor of the learning rate."""
-        return self.phase.lr_scale
+        return (self.phase.learning_rate or self._learning_rate) / self._learning_rate
 
     def estimate_advantages(self, groups: Sequence[Group]) -> list[FloatArray]:
         """Return for each group the advantage of each distinct response, shape [L]."""
-        return self.phase.estimator_at(self.progress)(groups)
+        return advantage_estimator(annealed(self.phase.advantage, self.progress, self._num_rollouts))(groups)
 
     def begin_step(self, fraction: float) -> None:
         """Enter the next phase if the current one has ended.
@@ -127,9 +105,21 @@ class Objective:
 
     @property
     def _is_over(self) -> bool:
-        patience = self.phase.patience
+        patience = self.phase.until_coverage_stalls
         return self._fraction >= self.phase.until or (patience is not None and self._stalled >= patience)
 
     def _enter(self, index: int, fraction: float) -> None:
         self._index, self._begun_at = index, fraction
         self._best, self._stalled = None, 0
+
+
+def annealed(settings: AdvantageSettings, progress: float, num_rollouts: int) -> AdvantageSettings:
+    """Return the settings with the order that MaxRL has at a progress from 0 to 1, between `order` and `final_order`.
+
+    Without `order` it starts at N - 1.
+    """
+    if settings.final_order is None:
+        return settings
+    first = min(settings.order or num_rollouts - 1, num_rollouts - 1)
+    order = round(first ** (1 - progress) * settings.final_order**progress)
+    return settings.model_copy(update={"order": order, "final_order": None})

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from brorl.errors import FirstRankError, UserError, first_line
-from brorl.model.blueprint import Blueprint
+from brorl.model.load import Blueprint
 from brorl.model.settings import LoraSettings
 
 T = TypeVar("T")

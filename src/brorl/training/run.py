@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from brorl.activity import Observe, unobserved
+from brorl.activity import Observe, Stopwatch, unobserved
 from brorl.evaluation.benchmark import Benchmark
 from brorl.runs.run_directory import Record, RunDirectory
 from brorl.training.diagnostics import Diagnostics
@@ -16,7 +16,6 @@ from brorl.training.monitor import Monitor
 from brorl.training.objective import Objective
 from brorl.training.schedule import Schedule
 from brorl.training.source import GroupSource
-from brorl.training.stopwatch import Stopwatch
 from brorl.verification.grade import Grader
 
 

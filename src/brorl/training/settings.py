@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -62,6 +63,13 @@ class OptimizerSettings(Section):
     )
     from_checkpoint: bool = Field(False, description="start with the optimizer state of the checkpoint in `model`")
 
+    def scaled_rate(self, samples: int) -> float:
+        """Return the learning rate for B samples per step, eta * sqrt(B / B_0): 2.83 eta from 8,192 to 65,536 samples.
+
+        Source: BroRL (arXiv 2510.01180), section 4.
+        """
+        return self.learning_rate * (1.0 if self.reference_batch is None else sqrt(samples / self.reference_batch))
+
 
 class ReferenceSettings(Section):
     """The reference policy of the KL penalty: the policy at the start, or at the last reset."""
@@ -109,6 +117,12 @@ class PhaseSettings(Section):
     learning_rate: float | None = Field(
         None, gt=0, description="replaces optimizer.learning_rate in the phase, before the rule of reference_batch"
     )
+
+    @property
+    def title(self) -> str:
+        """Its advantages and learning rate in a few words."""
+        rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.1e}"
+        return self.advantage.title + rate
 
 
 class BudgetSettings(Section):

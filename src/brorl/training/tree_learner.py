@@ -25,18 +25,15 @@ from brorl.activity import Observe, Updating, unobserved
 from brorl.algorithms.advantages import EstimateAdvantages
 from brorl.algorithms.groups import Group
 from brorl.algorithms.kl import penalized_group
-from brorl.algorithms.learning_rate import warmed_up
 from brorl.errors import DivergedError
-from brorl.model.passes import OwnPasses
+from brorl.model.passes import ChunkSize, OwnPasses
 from brorl.model.sharding import SyncedForward, full_tensor, save_whole
 from brorl.training.chunk_loss import LossSums, chunk_loss, response_losses
-from brorl.training.chunk_size import ChunkSize
 from brorl.training.learner import FloatArray, LearnerSettings, StepMetrics
 from brorl.training.learner_state import in_memory, sharded_header, with_moments_of, write_sharded
-from brorl.training.mini_batch import MiniBatch, to_tensor
+from brorl.training.mini_batch import MiniBatch, StepPreparation, to_tensor
 from brorl.training.ranks import ALONE, Ranks
 from brorl.training.reference import ReferencePolicy
-from brorl.training.step_inputs import StepPreparation
 from brorl.training.tree_scores import TreeScores
 from brorl.tree import RolloutTree
 
@@ -263,7 +260,8 @@ class TreeLearner:
         self._optimizer.load_state_dict(with_moments_of(state["optimizer"], own, self._parameters))
 
     def _learning_rate(self, factor: float) -> float:
-        return factor * warmed_up(self._settings.learning_rate, self._updates, self._settings.warmup_updates)
+        rate, warmup = self._settings.learning_rate, self._settings.warmup_updates
+        return factor * (rate * min(1.0, self._updates / warmup) if warmup else rate)
 
     def _update(self, batch: MiniBatch, lr_scale: float) -> dict[str, float]:
         """Accumulate the gradient of one mini-batch and apply it; return its entries of `StepMetrics`."""

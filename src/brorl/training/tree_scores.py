@@ -16,8 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from brorl.model.logprobs import prompt_groups
-from brorl.model.passes import Passes
-from brorl.training.chunk_size import ChunkSize
+from brorl.model.passes import ChunkSize, Passes
 from brorl.training.learner import FloatArray, LearnerSettings
 from brorl.training.ranks import Ranks
 from brorl.training.reference import ReferencePolicy

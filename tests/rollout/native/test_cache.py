@@ -6,7 +6,7 @@ import torch
 
 from brorl.errors import OutOfMemoryError
 from brorl.model.kv_shape import kv_shapes
-from brorl.rollout.native.cache import RowCache
+from brorl.rollout.native.decoder import RowCache
 from small_models import small_model
 
 

@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 import brorl.rollout.native.engine as native
 from brorl.activity import Activity, Decoding
 from brorl.model.kv_shape import kv_shapes
+from brorl.model.logits import NextToken
 from brorl.model.logprobs import tree_logprobs
-from brorl.model.next_token import NextToken
 from brorl.model.tree_attention import HooksError
 from brorl.rollout.native import decoder
-from brorl.rollout.native.cache import RowCache
+from brorl.rollout.native.decoder import RowCache
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
 from brorl.tree import RolloutTree

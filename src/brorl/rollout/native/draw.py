@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from brorl.model.softmax import softmax_lse
+from brorl.model.logits import softmax_lse
 from brorl.sampling import SamplingParams
 
 _POSITIONS_PER_BLOCK = 16
