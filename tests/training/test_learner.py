@@ -10,7 +10,6 @@ import torch
 from transformers import PreTrainedModel
 
 import brorl.training.mini_batch as mini_batch_module
-import brorl.training.mini_batch as inputs_module
 from brorl.activity import Activity, Updating
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import PolicyLossSettings
@@ -123,8 +122,8 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
     settings = replace(SETTINGS, mini_batches=3, warmup_updates=5)
     learner, optimizer = TreeLearner(model, settings), plain_adamw(plain, settings)
     dealt = []
-    original = inputs_module.assemble
-    monkeypatch.setattr(inputs_module, "assemble", lambda trees, *rest: dealt.append(trees) or original(trees, *rest))
+    original = mini_batch_module.assemble
+    monkeypatch.setattr(mini_batch_module, "assemble", lambda trees, *rest: dealt.append(trees) or original(trees, *rest))
     updates = 0
     for step in range(2):
         groups, advantages = sampled_batch(model, rng, num_groups=7)
