@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-import brorl.training.mini_batch as mini_batch_module
 from brorl.activity import Activity, Updating
 from brorl.algorithms.groups import Group
 from brorl.algorithms.settings import PolicyLossSettings
@@ -17,6 +16,7 @@ from brorl.model.logits import NextToken
 from brorl.prompts.prompt import Prompt
 from brorl.rollout.native.engine import NativeEngine
 from brorl.sampling import SamplingParams
+from brorl.training import mini_batch
 from brorl.training.learner import LearnerSettings
 from brorl.training.tree_learner import TreeLearner
 from brorl.tree import RolloutTree
@@ -122,8 +122,8 @@ def test_several_steps_with_mini_batches_and_warm_up_equal_plain_training(
     settings = replace(SETTINGS, mini_batches=3, warmup_updates=5)
     learner, optimizer = TreeLearner(model, settings), plain_adamw(plain, settings)
     dealt = []
-    original = mini_batch_module.assemble
-    monkeypatch.setattr(mini_batch_module, "assemble", lambda trees, *rest: dealt.append(trees) or original(trees, *rest))
+    original = mini_batch.assemble
+    monkeypatch.setattr(mini_batch, "assemble", lambda trees, *rest: dealt.append(trees) or original(trees, *rest))
     updates = 0
     for step in range(2):
         groups, advantages = sampled_batch(model, rng, num_groups=7)
@@ -275,7 +275,7 @@ def test_chosen_responses_carry_their_factors_and_the_token_mean_stays_that_of_a
     chosen, factor_K = np.array([0, 3]), np.array([1.5, 4.0])
     forced = np.zeros_like(advantages[0])
     forced[chosen] = advantages[0][chosen] * factor_K
-    monkeypatch.setattr(mini_batch_module, "choose_responses", lambda *_: (chosen, factor_K))
+    monkeypatch.setattr(mini_batch, "choose_responses", lambda *_: (chosen, factor_K))
     plain = deepcopy(model)
     settings = replace(SETTINGS, max_responses_per_outcome=1, max_grad_norm=1e9)
     update = learn(TreeLearner(model, settings), groups, advantages, seed=0)
