@@ -61,17 +61,11 @@ def check_flex_device(device: torch.device, dtype: str) -> None:
 
 
 class KeySpans(NamedTuple):
-    """The queries that see each key: those from `first` up to, not including, `stop`.
+    """The queries that see each key: those from `first` up to, not including, `stop`."""
 
-    Attributes:
-        first: Shape [T].
-        stop: Shape [T].
-        num_queries: Queries with padding, a multiple of 128.
-    """
-
-    first: IntArray
-    stop: IntArray
-    num_queries: int
+    first: IntArray  # shape [T]
+    stop: IntArray  # shape [T]
+    num_queries: int  # queries with padding, a multiple of 128
 
     @classmethod
     def of(cls, length_P: IntArray, prompt_F: IntArray, depth_F: IntArray) -> KeySpans:

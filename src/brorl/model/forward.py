@@ -111,15 +111,10 @@ class TreeForward:
 
 @dataclass(frozen=True)
 class FlatForward:
-    """The model's own forward pass.
+    """The model's own forward pass."""
 
-    Attributes:
-        reason: Why the tree path is not taken.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
-    """
-
-    reason: str
-    whole_logits: bool = False
+    reason: str  # why the tree path is not taken
+    whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
     response_costs = staticmethod(row_costs)
 
     def default_max_nodes(self, model: PreTrainedModel) -> int:

@@ -28,17 +28,11 @@ LOGITS_PER_BLOCK = 1 << 26
 
 @dataclass(frozen=True)
 class RowLogits:
-    """The logits of R rows, or the inputs of the output embedding that computes them.
+    """The logits of R rows, or the inputs of the output embedding that computes them."""
 
-    Attributes:
-        row: Logits, shape [R, V], or inputs of the output embedding, shape [R, h].
-        embedding: The output embedding; None if `row` holds the logits.
-        vocabulary: Its number of outputs V, where it is given.
-    """
-
-    row: Tensor
-    embedding: nn.Module | None = None
-    vocabulary: int = 0
+    row: Tensor  # logits, shape [R, V], or inputs of the output embedding, shape [R, h]
+    embedding: nn.Module | None = None  # the output embedding; None if `row` holds the logits
+    vocabulary: int = 0  # its number of outputs V, where it is given
 
 
 def row_logits(
@@ -165,17 +159,11 @@ def _set_forward(module: nn.Module, forward: Callable[..., Any] | None) -> None:
 
 @dataclass(frozen=True)
 class NextToken:
-    """Turns a model's logits into the distribution that tokens are drawn from.
+    """Turns a model's logits into the distribution that tokens are drawn from."""
 
-    Attributes:
-        temperature: Divisor of the logits, above 0; the temperature of the rollouts.
-        min_new_tokens: Tokens that a response has before it can have a stop token, 0 or more.
-        stop_token_ids: The stop tokens; required if `min_new_tokens` is above 0.
-    """
-
-    temperature: float = 1.0
-    min_new_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+    temperature: float = 1.0  # divisor of the logits, above 0; the temperature of the rollouts
+    min_new_tokens: int = 0  # tokens that a response has before it can have a stop token, 0 or more
+    stop_token_ids: tuple[int, ...] = ()  # the stop tokens; required if `min_new_tokens` is above 0
 
     def __post_init__(self) -> None:
         if self.min_new_tokens and not self.stop_token_ids:

@@ -32,15 +32,10 @@ _DEFAULT_NODES_ON_CUDA = 8192  # a chunk starts hundreds of kernels per layer, w
 
 @dataclass(frozen=True)
 class ModelPass:
-    """How chunks go through the model.
+    """How chunks go through the model."""
 
-    Attributes:
-        attention: How nodes attend to their prompts and paths; see `TreeContext`.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
-    """
-
-    attention: AttentionChoice = "auto"
-    whole_logits: bool = False
+    attention: AttentionChoice = "auto"  # how nodes attend to their prompts and paths; see `TreeContext`
+    whole_logits: bool = False  # whether the model needs whole logits; see `brorl.model.logits`
 
 
 DEFAULT_PASS = ModelPass()
@@ -48,16 +43,11 @@ DEFAULT_PASS = ModelPass()
 
 @dataclass(frozen=True)
 class ChunkLogprobs:
-    """Log-probs of the nodes of one chunk.
+    """Log-probs of the nodes of one chunk."""
 
-    Attributes:
-        index: Their numbers among the nodes of all trees, in the trees' order, shape [K].
-        logprob: Their log-probs in nats, shape [K].
-        entropy: Entropy (nats) of the distribution that each was drawn from, shape [K]; None if not requested.
-    """
-
-    index: Tensor
-    logprob: Tensor
+    index: Tensor  # their numbers among the nodes of all trees, in the trees' order, shape [K]
+    logprob: Tensor  # their log-probs in nats, shape [K]
+    # entropy (nats) of the distribution that each was drawn from, shape [K]; None if not requested
     entropy: Tensor | None = None
 
 
@@ -206,17 +196,11 @@ def _first_level(
 
 @dataclass(frozen=True)
 class NodeOutputs:
-    """Computes log-probs, and entropies if requested, from logits.
+    """Computes log-probs, and entropies if requested, from logits."""
 
-    Attributes:
-        next_token: From logits to the distribution that the rollouts were drawn from.
-        entropy: Whether to compute entropies.
-        whole_logits: Whether the model needs whole logits.
-    """
-
-    next_token: NextToken
-    entropy: bool
-    whole_logits: bool = False
+    next_token: NextToken  # from logits to the distribution that the rollouts were drawn from
+    entropy: bool  # whether to compute entropies
+    whole_logits: bool = False  # whether the model needs whole logits
 
     def of(self, rows: RowLogits, length_R: Tensor, row_K: Tensor, token_K: Tensor, index_K: Tensor) -> ChunkLogprobs:
         """Return the log-probs of K nodes, in any order.

@@ -35,19 +35,12 @@ _NOT_CAUSAL = re.compile(
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model is loaded from.
+    """Where a model is loaded from."""
 
-    Attributes:
-        name: The name from the settings.
-        path: An absolute folder without links, or a hub id; valid in any working directory.
-        local_only: Whether all files are on this machine, and none may be downloaded.
-        adapter: The folder of a LoRA adapter for it, or None.
-    """
-
-    name: str
-    path: str
-    local_only: bool
-    adapter: Path | None = None
+    name: str  # the name from the settings
+    path: str  # an absolute folder without links, or a hub id; valid in any working directory
+    local_only: bool  # whether all files are on this machine, and none may be downloaded
+    adapter: Path | None = None  # the folder of a LoRA adapter for it, or None
 
 
 def find_model(name: str) -> ModelSource:

@@ -35,25 +35,15 @@ _HALF = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Tile:
-    """A run of consecutive nodes of one prompt, and the keys that they read.
+    """A run of consecutive nodes of one prompt, and the keys that they read."""
 
-    Attributes:
-        prompt: The prompt.
-        prompt_length: Its tokens.
-        start: First node.
-        stop: Node after the last.
-        key: Nodes whose keys are read, ascending: ancestors of the first node, then the tile.
-        unseen_node: Those of them that some query does not see; they are the last of `key`. Shape [U].
-        unseen_end: The end of the subtree of each, shape [U].
-    """
-
-    prompt: int
-    prompt_length: int
-    start: int
-    stop: int
-    key: Tensor | slice
-    unseen_node: Tensor
-    unseen_end: Tensor
+    prompt: int  # the prompt
+    prompt_length: int  # its tokens
+    start: int  # first node
+    stop: int  # node after the last
+    key: Tensor | slice  # nodes whose keys are read, ascending: ancestors of the first node, then the tile
+    unseen_node: Tensor  # those of them that some query does not see; they are the last of `key`. Shape [U].
+    unseen_end: Tensor  # the end of the subtree of each, shape [U]
 
     def unseen(self) -> Tensor:
         """Return whether each query does not see each of the last U keys, shape [B, U]."""

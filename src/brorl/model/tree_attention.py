@@ -201,19 +201,12 @@ def position_limit(model: PreTrainedModel) -> tuple[str, int] | None:
 
 
 class PromptCache(NamedTuple):
-    """Keys and values of P prompts, padded on the right to the longest.
+    """Keys and values of P prompts, padded on the right to the longest."""
 
-    Attributes:
-        key: Per layer, shape [P, K, S, D].
-        value: Per layer, shape [P, K, S, D].
-        bias: 0 for a prompt's tokens and -inf for padding, shape [P, 1, S]; None if nothing is padded.
-        length: Prompt lengths in tokens, shape [P].
-    """
-
-    key: list[Tensor]
-    value: list[Tensor]
-    bias: Tensor | None
-    length: IntArray
+    key: list[Tensor]  # per layer, shape [P, K, S, D]
+    value: list[Tensor]  # per layer, shape [P, K, S, D]
+    bias: Tensor | None  # 0 for a prompt's tokens and -inf for padding, shape [P, 1, S]; None if nothing is padded
+    length: IntArray  # prompt lengths in tokens, shape [P]
 
     @property
     def num_bytes(self) -> int:
@@ -328,15 +321,10 @@ class Grouping:
 
 
 class PartialAttention(NamedTuple):
-    """Attention over some of the keys, which can be merged with attention over others.
+    """Attention over some of the keys, which can be merged with attention over others."""
 
-    Attributes:
-        output: Attention over these keys alone, shape [..., D].
-        lse: Log-sum-exp of their scores, shape [...].
-    """
-
-    output: Tensor
-    lse: Tensor
+    output: Tensor  # attention over these keys alone, shape [..., D]
+    lse: Tensor  # log-sum-exp of their scores, shape [...]
 
     @classmethod
     def over(cls, score: Tensor, value: Tensor) -> PartialAttention:

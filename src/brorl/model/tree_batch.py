@@ -67,17 +67,11 @@ def split_into_chunks(trees: Sequence[RolloutTree], max_nodes: int) -> Iterator[
 
 @dataclass(frozen=True)
 class ChunkInputs:
-    """The input nodes of one slice, ancestors first, in preorder.
+    """The input nodes of one slice, ancestors first, in preorder."""
 
-    Attributes:
-        node_F: Their indices in the tree, shape [F].
-        parent_F: Their parents as positions in `node_F`, shape [F]; -1 for the first token after the prompt.
-        owned: The range of tree nodes that the slice owns.
-    """
-
-    node_F: IntArray
-    parent_F: IntArray
-    owned: slice
+    node_F: IntArray  # their indices in the tree, shape [F]
+    parent_F: IntArray  # their parents as positions in `node_F`, shape [F]; -1 for the first token after the prompt
+    owned: slice  # the range of tree nodes that the slice owns
 
     @classmethod
     def of(cls, tree: RolloutTree, responses: ChunkSlice) -> ChunkInputs:

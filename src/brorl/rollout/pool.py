@@ -24,37 +24,22 @@ _POLL_S = 0.2  # between two reports to the observer, which ends the call on Ctr
 
 @dataclass(frozen=True)
 class SampleTask:
-    """One call of an engine; see `Sampler.sample`.
+    """One call of an engine; see `Sampler.sample`."""
 
-    Attributes:
-        prompts: Token ids of P prompts.
-        num_rollouts: Rollouts of each prompt.
-        sampling: Temperature, truncation, length limits.
-        seed: Seed of the draws.
-        first: Number of the first prompt.
-    """
-
-    prompts: Sequence[Sequence[int]]
-    num_rollouts: int | Sequence[int]
-    sampling: SamplingParams
-    seed: int
-    first: int = 0
+    prompts: Sequence[Sequence[int]]  # token ids of P prompts
+    num_rollouts: int | Sequence[int]  # rollouts of each prompt
+    sampling: SamplingParams  # temperature, truncation, length limits
+    seed: int  # seed of the draws
+    first: int = 0  # number of the first prompt
 
 
 class SampledTask(NamedTuple):
-    """The result of a task.
+    """The result of a task."""
 
-    Attributes:
-        ticket: The number that `submit` returned.
-        trees: One tree per prompt, in order.
-        version: Version of the weights that sampled them.
-        seconds: Seconds that the worker spent on the task.
-    """
-
-    ticket: int
-    trees: list[RolloutTree]
-    version: int
-    seconds: float
+    ticket: int  # the number that `submit` returned
+    trees: list[RolloutTree]  # one tree per prompt, in order
+    version: int  # version of the weights that sampled them
+    seconds: float  # seconds that the worker spent on the task
 
 
 class SamplingPool(Protocol):

@@ -35,36 +35,22 @@ _LEAST_BATCHED_TOKENS = 8192
 
 @dataclass(frozen=True)
 class VllmSettings:
-    """Settings of a vLLM engine.
+    """Settings of a vLLM engine."""
 
-    Attributes:
-        source: Folder or hub id of the model.
-        dtype: Number format of the weights and the computation.
-        context: Tokens of the longest prompt and response together.
-        cache_bytes: Memory for keys and values, allocated in advance.
-        device: `cpu`, or `cuda`.
-        threads: CPU threads of the engine.
-        max_rows: Responses that are decoded together; others wait.
-        responses_per_request: A prompt's N is split into requests of at most this many responses.
-        tensor_parallel: GPUs that share the engine.
-        separate: Whether the engine runs in a process of its own, which can be replaced if it dies.
-        sleeps: Whether the engine frees its GPU memory between calls, for a learner on the same GPU.
-        transfer: How new weights reach the engine; `ipc` and `nccl` need an engine in a process of its own.
-        gpus: Numbers of the engine's GPUs among those that this process sees; empty for all of them, and on a CPU.
-    """
-
-    source: str
-    dtype: Literal["float32", "bfloat16"]
-    context: int
-    cache_bytes: int
-    device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = 1
-    max_rows: int = 512
-    responses_per_request: int = 512
-    tensor_parallel: int = 1
-    separate: bool = True
-    sleeps: bool = False
+    source: str  # folder or hub id of the model
+    dtype: Literal["float32", "bfloat16"]  # number format of the weights and the computation
+    context: int  # tokens of the longest prompt and response together
+    cache_bytes: int  # memory for keys and values, allocated in advance
+    device: Literal["cpu", "cuda"] = "cpu"  # `cpu`, or `cuda`
+    threads: int = 1  # CPU threads of the engine
+    max_rows: int = 512  # responses that are decoded together; others wait
+    responses_per_request: int = 512  # A prompt's N is split into requests of at most this many responses
+    tensor_parallel: int = 1  # GPUs that share the engine
+    separate: bool = True  # whether the engine runs in a process of its own, which can be replaced if it dies
+    sleeps: bool = False  # whether the engine frees its GPU memory between calls, for a learner on the same GPU
+    # how new weights reach the engine; `ipc` and `nccl` need an engine in a process of its own
     transfer: TransferBackend = "host"
+    # numbers of the engine's GPUs among those that this process sees; empty for all of them, and on a CPU
     gpus: tuple[int, ...] = ()
 
     @property
@@ -74,31 +60,19 @@ class VllmSettings:
 
 
 class Request(NamedTuple):
-    """One request to vLLM.
+    """One request to vLLM."""
 
-    Attributes:
-        prompt_ids: Token ids of the prompt.
-        num_responses: Number of responses, n.
-        seed: Seed of the first response; the others have the numbers that follow.
-    """
-
-    prompt_ids: tuple[int, ...]
-    num_responses: int
-    seed: int
+    prompt_ids: tuple[int, ...]  # token ids of the prompt
+    num_responses: int  # number of responses, n
+    seed: int  # seed of the first response; the others have the numbers that follow
 
 
 class Completion(NamedTuple):
-    """One response.
+    """One response."""
 
-    Attributes:
-        token_ids: Its tokens, the stop token included.
-        logprobs: Log-prob in nats of each token, of the distribution that it was drawn from.
-        finished: Whether it ended with a stop token.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    finished: bool
+    token_ids: list[int]  # its tokens, the stop token included
+    logprobs: list[float]  # log-prob in nats of each token, of the distribution that it was drawn from
+    finished: bool  # whether it ended with a stop token
 
 
 class EngineDiedError(RuntimeError):

@@ -36,23 +36,17 @@ class AsyncSource(GroupSource):
 
     It gives up after `max_tries` times P prompts in a row without a mixed group. In the background, verifiers are
     called from a thread, so they must allow calls from several threads.
-
-    Attributes:
-        pool: Samples tasks. Only this source may use it, under its lock. The caller closes it, after this source.
-        max_staleness: A group trains at most this many updates after the weights that sampled its first token, unless
-            its prompt is a straggler.
-        stragglers: What happens to prompts that take longer; see `Backlog`.
-        segment_tokens: Tokens of a segment; None samples rollouts in one piece.
-        prompts_per_task: Prompts of a task of the `sampler`; a task of training has one prompt.
-        background: Whether a thread works while the learner learns.
     """
 
+    # samples tasks. Only this source may use it, under its lock. The caller closes it, after this source.
     pool: SamplingPool
+    # A group trains at most this many updates after the weights that sampled its first token, unless its prompt is a
+    # straggler
     max_staleness: int
-    stragglers: Stragglers
-    segment_tokens: int | None = None
-    prompts_per_task: int = 1
-    background: bool = True
+    stragglers: Stragglers  # what happens to prompts that take longer; see `Backlog`
+    segment_tokens: int | None = None  # tokens of a segment; None samples rollouts in one piece
+    prompts_per_task: int = 1  # prompts of a task of the `sampler`; a task of training has one prompt
+    background: bool = True  # whether a thread works while the learner learns
 
     def __post_init__(self) -> None:
         super().__post_init__()

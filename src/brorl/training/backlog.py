@@ -26,46 +26,28 @@ from brorl.tree import IntArray, RolloutTree
 
 @dataclass(frozen=True)
 class Start:
-    """A prompt that begins.
+    """A prompt that begins."""
 
-    Attributes:
-        serial: Number of the start, rising.
-        prompt: The prompt.
-        version: Newest version of the weights when it began; later, that of the weights that sampled its first tokens.
-        wave: Number of the call that began it, among those with the same version.
-        place: Its place among the prompts of the call.
-    """
-
-    serial: int
-    prompt: Prompt
+    serial: int  # number of the start, rising
+    prompt: Prompt  # the prompt
+    # newest version of the weights when it began; later, that of the weights that sampled its first tokens
     version: int
-    wave: int
-    place: int
+    wave: int  # number of the call that began it, among those with the same version
+    place: int  # its place among the prompts of the call
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A prompt whose rollouts are being sampled.
+    """A prompt whose rollouts are being sampled."""
 
-    Attributes:
-        start: When it began.
-        sampling: How responses are sampled.
-        num_rollouts: N.
-        segment_tokens: Tokens of a segment; None samples the rollouts in one piece.
-        seed: Seed of its first task.
-        tree: Its rollouts so far; None before the first task is done.
-        num_tasks: Number of tasks that are done.
-        worker_seconds: Seconds that workers spent on them.
-    """
-
-    start: Start
-    sampling: SamplingParams
-    num_rollouts: int
-    segment_tokens: int | None
-    seed: int
-    tree: RolloutTree | None = None
-    num_tasks: int = 0
-    worker_seconds: float = 0.0
+    start: Start  # when it began
+    sampling: SamplingParams  # how responses are sampled
+    num_rollouts: int  # N
+    segment_tokens: int | None  # tokens of a segment; None samples the rollouts in one piece
+    seed: int  # seed of its first task
+    tree: RolloutTree | None = None  # its rollouts so far; None before the first task is done
+    num_tasks: int = 0  # number of tasks that are done
+    worker_seconds: float = 0.0  # seconds that workers spent on them
 
     def next_task(self) -> SampleTask | None:
         """Return the task that continues the rollouts; None if all of them have ended.

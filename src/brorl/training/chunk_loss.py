@@ -24,25 +24,15 @@ from brorl.training.mini_batch import MiniBatch
 
 @dataclass(frozen=True, eq=False)
 class LossSums:
-    """Sums over nodes of a mini-batch, scalars in float64 without a gradient.
+    """Sums over nodes of a mini-batch, scalars in float64 without a gradient."""
 
-    Attributes:
-        policy_loss: Policy loss, without penalty and bonus.
-        clipped: |weight| whose gradient the clip removed.
-        clipped_low: The part of it at the lower bound.
-        clipped_high: The part of it at the upper bound.
-        old_policy_kl: Old minus new log-prob (nats) of every rollout's token.
-        reference_kl: Estimate of the KL to the reference (nats), weighted as `MiniBatch.sampled_K`.
-        entropy: Entropy (nats) of the next-token distribution, weighted as `MiniBatch.sampled_K`.
-    """
-
-    policy_loss: Tensor
-    clipped: Tensor
-    clipped_low: Tensor
-    clipped_high: Tensor
-    old_policy_kl: Tensor
-    reference_kl: Tensor
-    entropy: Tensor
+    policy_loss: Tensor  # policy loss, without penalty and bonus
+    clipped: Tensor  # |weight| whose gradient the clip removed
+    clipped_low: Tensor  # the part of it at the lower bound
+    clipped_high: Tensor  # the part of it at the upper bound
+    old_policy_kl: Tensor  # old minus new log-prob (nats) of every rollout's token
+    reference_kl: Tensor  # estimate of the KL to the reference (nats), weighted as `MiniBatch.sampled_K`
+    entropy: Tensor  # entropy (nats) of the next-token distribution, weighted as `MiniBatch.sampled_K`
 
     @classmethod
     def zero(cls, device: torch.device) -> Self:
@@ -78,15 +68,10 @@ class LossSums:
 
 
 class ChunkLoss(NamedTuple):
-    """The loss of a chunk.
+    """The loss of a chunk."""
 
-    Attributes:
-        loss: Scalar with a gradient.
-        sums: Sums over the chunk's nodes.
-    """
-
-    loss: Tensor
-    sums: LossSums
+    loss: Tensor  # scalar with a gradient
+    sums: LossSums  # sums over the chunk's nodes
 
 
 def chunk_loss(

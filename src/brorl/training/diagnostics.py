@@ -36,31 +36,18 @@ _SEED_TAG = 0xCE27  # keeps the seeds of held-out draws apart from those of trai
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Measures the steps of a run.
+    """Measures the steps of a run."""
 
-    Attributes:
-        sampler: Samples the held-out rollouts.
-        learner: Gives their log-probs after the update.
-        grader: Verifies and rewards responses.
-        sampling: How the training's rollouts are drawn.
-        fixed_size: Whether the number of rollouts of a prompt is fixed beforehand, not chosen by their outcomes.
-        check_every: Steps between held-out checks; 0 for none.
-        held_out_rollouts: Rollouts per prompt of a held-out check, H.
-        recompute_old_logprobs: Take the old log-probs from the learner, as its update does.
-        seed: Seed of the run.
-        clock: Adds up the seconds of drawing held-out rollouts.
-    """
-
-    sampler: Sampler
-    learner: Learner
-    grader: Grader
-    sampling: SamplingParams
-    fixed_size: bool
-    check_every: int
-    held_out_rollouts: int
-    recompute_old_logprobs: bool
-    seed: int
-    clock: Stopwatch = field(default_factory=Stopwatch)
+    sampler: Sampler  # samples the held-out rollouts
+    learner: Learner  # gives their log-probs after the update
+    grader: Grader  # verifies and rewards responses
+    sampling: SamplingParams  # how the training's rollouts are drawn
+    fixed_size: bool  # whether the number of rollouts of a prompt is fixed beforehand, not chosen by their outcomes
+    check_every: int  # steps between held-out checks; 0 for none
+    held_out_rollouts: int  # rollouts per prompt of a held-out check, H
+    recompute_old_logprobs: bool  # take the old log-probs from the learner, as its update does
+    seed: int  # seed of the run
+    clock: Stopwatch = field(default_factory=Stopwatch)  # adds up the seconds of drawing held-out rollouts
 
     def hold_out(self, step: int, groups: Sequence[Group]) -> list[Group | None]:
         """Draw the rollouts of a held-out check before the update of a step; none if no check is due.

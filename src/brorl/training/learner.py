@@ -23,46 +23,31 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LearnerSettings:
-    """How the learner updates.
+    """How the learner updates."""
 
-    Attributes:
-        learning_rate: Full learning rate of AdamW, already scaled for the batch.
-        mini_batches: Updates per step, M; groups are dealt out to them at random.
-        next_token: From logits to the distribution that the rollouts are drawn from.
-        betas: AdamW's decay rates.
-        weight_decay: AdamW's weight decay.
-        max_grad_norm: Gradients are scaled down to this global norm.
-        warmup_updates: Updates over which the learning rate rises linearly.
-        max_responses_per_outcome: Back-propagate at most this many correct and this many incorrect distinct responses
-            per group, with weights that keep the gradient unbiased; 0 for all.
-        recompute_old_logprobs: Take the old log-probs from the learner's own forward pass instead of the engine's.
-        max_nodes: Nodes per forward pass; None for the default. Sets memory, not results.
-        autocast: Compute in bfloat16 where that is safe; the weights stay as they are.
-        loss: Kind, bounds and aggregation of the policy loss.
-        kl: Penalty against a reference policy; None has no reference.
-        importance: Correction for the policy that sampled; needs `recompute_old_logprobs`.
-        max_new_tokens: Length limit of a response, which the constant aggregation of the loss needs.
-        offload_reference: Keep the reference in the memory of the CPU between its uses.
-        forward: How trees go through the model.
-    """
-
-    learning_rate: float
-    mini_batches: int = 1
+    learning_rate: float  # full learning rate of AdamW, already scaled for the batch
+    mini_batches: int = 1  # updates per step, M; groups are dealt out to them at random
+    # from logits to the distribution that the rollouts are drawn from
     next_token: NextToken = field(default_factory=NextToken)
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    warmup_updates: int = 0
+    betas: tuple[float, float] = (0.9, 0.95)  # adamW's decay rates
+    weight_decay: float = 0.0  # adamW's weight decay
+    max_grad_norm: float = 1.0  # gradients are scaled down to this global norm
+    warmup_updates: int = 0  # updates over which the learning rate rises linearly
+    # back-propagate at most this many correct and this many incorrect distinct responses per group, with weights that
+    # keep the gradient unbiased; 0 for all
     max_responses_per_outcome: int = 0
+    # take the old log-probs from the learner's own forward pass instead of the engine's
     recompute_old_logprobs: bool = False
-    max_nodes: int | None = None
-    autocast: bool = False
+    max_nodes: int | None = None  # nodes per forward pass; None for the default. Sets memory, not results.
+    autocast: bool = False  # compute in bfloat16 where that is safe; the weights stay as they are
+    # kind, bounds and aggregation of the policy loss
     loss: PolicyLossSettings = field(default_factory=PolicyLossSettings)
-    kl: KLPenalty | None = None
+    kl: KLPenalty | None = None  # penalty against a reference policy; None has no reference
+    # correction for the policy that sampled; needs `recompute_old_logprobs`
     importance: ImportanceCorrection = field(default_factory=ImportanceCorrection)
-    max_new_tokens: int | None = None
-    offload_reference: bool = False
-    forward: Forward = field(default_factory=TreeForward)
+    max_new_tokens: int | None = None  # length limit of a response, which the constant aggregation of the loss needs
+    offload_reference: bool = False  # keep the reference in the memory of the CPU between its uses
+    forward: Forward = field(default_factory=TreeForward)  # how trees go through the model
 
     def __post_init__(self) -> None:
         if self.importance.correction != "none" and not self.recompute_old_logprobs:
@@ -79,48 +64,31 @@ class LearnerSettings:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """The measurements of a step of the learner; means over its mini-batches unless noted.
+    """The measurements of a step of the learner; means over its mini-batches unless noted."""
 
-    Attributes:
-        loss: Policy loss, without the KL penalty.
-        grad_norm: Global gradient norm before clipping.
-        clip_fraction: Fraction of the summed |advantage| whose gradient the clip removed (CISPO: bounded).
-        old_policy_kl: Mean over sampled tokens of old minus new log-prob, during the updates (the k1 estimate, nats).
-        entropy: Minus the mean log-prob of the sampled tokens when they were sampled, nats per token.
-        learning_rate: Of the last mini-batch.
-        trained_nodes: Tree nodes that went through the loss.
-        clip_low_fraction: The part of `clip_fraction` at the lower bound.
-        clip_high_fraction: The part of it at the upper bound.
-        reference_kl: Mean over sampled tokens of the penalty's estimate, during the updates (nats); None without a
-            reference.
-        bonus_entropy: Mean over sampled tokens of the entropy of the distribution that each was drawn from, during the
-            updates (nats); None without an entropy bonus.
-        mismatch_mean: Mean of exp(old - sampler) over the trained tokens that this step sampled; None if it trained on
-            none of them, if old log-probs are not recomputed, or if the engine returns no log-probs.
-        mismatch_max: The largest one.
-        mismatch_kl: Estimate of KL(sampler || old), nats per token.
-        masked_fraction: Fraction of the step's trained tokens whose weight the importance correction set to 0.
-        nodes_per_pass: Most nodes of a forward pass, after the step.
-        out_of_memory_retries: How often it was halved since the last step's end.
-    """
-
-    loss: float
-    grad_norm: float
-    clip_fraction: float
+    loss: float  # policy loss, without the KL penalty
+    grad_norm: float  # global gradient norm before clipping
+    clip_fraction: float  # fraction of the summed |advantage| whose gradient the clip removed (CISPO: bounded)
+    # mean over sampled tokens of old minus new log-prob, during the updates (the k1 estimate, nats)
     old_policy_kl: float
-    entropy: float
-    learning_rate: float
-    trained_nodes: int
-    clip_low_fraction: float
-    clip_high_fraction: float
+    entropy: float  # minus the mean log-prob of the sampled tokens when they were sampled, nats per token
+    learning_rate: float  # of the last mini-batch
+    trained_nodes: int  # tree nodes that went through the loss
+    clip_low_fraction: float  # the part of `clip_fraction` at the lower bound
+    clip_high_fraction: float  # the part of it at the upper bound
+    # mean over sampled tokens of the penalty's estimate, during the updates (nats); None without a reference
     reference_kl: float | None
+    # mean over sampled tokens of the entropy of the distribution that each was drawn from, during the updates (nats);
+    # None without an entropy bonus
     bonus_entropy: float | None
+    # mean of exp(old - sampler) over the trained tokens that this step sampled; None if it trained on none of them, if
+    # old log-probs are not recomputed, or if the engine returns no log-probs
     mismatch_mean: float | None
-    mismatch_max: float | None
-    mismatch_kl: float | None
-    masked_fraction: float
-    nodes_per_pass: int
-    out_of_memory_retries: int
+    mismatch_max: float | None  # the largest one
+    mismatch_kl: float | None  # estimate of KL(sampler || old), nats per token
+    masked_fraction: float  # fraction of the step's trained tokens whose weight the importance correction set to 0
+    nodes_per_pass: int  # most nodes of a forward pass, after the step
+    out_of_memory_retries: int  # how often it was halved since the last step's end
 
 
 class Learner(Protocol):

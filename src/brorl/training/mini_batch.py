@@ -41,23 +41,14 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TrainedResponses:
-    """The responses of one group that are back-propagated (L of them, with M nodes).
+    """The responses of one group that are back-propagated (L of them, with M nodes)."""
 
-    Attributes:
-        tree: Their tree.
-        advantage_L: Advantages, shape [L].
-        factor_L: One over the probability that the response was chosen, shape [L].
-        is_fresh: Whether this step sampled them: no earlier step computed log-probs of the old policy.
-        old_logprob_M: Log-probs of the old policy, shape [M]; None if they are not known yet.
-        reference_logprob_M: Log-probs of the reference, shape [M]; None if they are not known yet.
-    """
-
-    tree: RolloutTree
-    advantage_L: FloatArray
-    factor_L: FloatArray
-    is_fresh: bool
-    old_logprob_M: FloatArray | None
-    reference_logprob_M: FloatArray | None
+    tree: RolloutTree  # their tree
+    advantage_L: FloatArray  # advantages, shape [L]
+    factor_L: FloatArray  # one over the probability that the response was chosen, shape [L]
+    is_fresh: bool  # whether this step sampled them: no earlier step computed log-probs of the old policy
+    old_logprob_M: FloatArray | None  # log-probs of the old policy, shape [M]; None if they are not known yet
+    reference_logprob_M: FloatArray | None  # log-probs of the reference, shape [M]; None if they are not known yet
 
     def part(self, start: int, stop: int) -> TrainedResponses:
         """Return the responses [start, stop) of `tree`."""
@@ -125,33 +116,21 @@ def choose_trained(
 
 @dataclass(frozen=True, eq=False)
 class MiniBatch:
-    """Trees with the numbers of their nodes, concatenated over the trees (K nodes in all).
+    """Trees with the numbers of their nodes, concatenated over the trees (K nodes in all)."""
 
-    Attributes:
-        trees: The trees that go through the model.
-        old_logprobs: For each tree the log-probs (nats) of the old policy, shape [M].
-        advantages: For each tree the advantage of each response with all of its factors, shape [L], counts excepted.
-        old_logprob_K: `old_logprobs`, shape [K].
-        positive_K: Summed positive advantages, shape [K].
-        negative_K: Summed negative advantages, shape [K].
-        count_K: Rollouts through each node, shape [K].
-        reference_logprob_K: Log-probs of the reference, shape [K]; None without one.
-        sampled_K: Rollouts through each node, with the factors of the choice of responses, shape [K].
-        token_weight_K: The same with the weights of the aggregation, for terms without an advantage, shape [K].
-        denominator: Of the loss, for all rollouts of the groups; it gives each group of a step the same weight, also
-            where the mini-batches of the step differ in size.
-    """
-
-    trees: list[RolloutTree]
-    old_logprobs: list[FloatArray]
+    trees: list[RolloutTree]  # the trees that go through the model
+    old_logprobs: list[FloatArray]  # for each tree the log-probs (nats) of the old policy, shape [M]
+    # for each tree the advantage of each response with all of its factors, shape [L], counts excepted
     advantages: list[FloatArray]
-    old_logprob_K: Tensor
-    positive_K: Tensor
-    negative_K: Tensor
-    count_K: Tensor
-    reference_logprob_K: Tensor | None
-    sampled_K: Tensor
-    token_weight_K: Tensor
+    old_logprob_K: Tensor  # `old_logprobs`, shape [K]
+    positive_K: Tensor  # summed positive advantages, shape [K]
+    negative_K: Tensor  # summed negative advantages, shape [K]
+    count_K: Tensor  # rollouts through each node, shape [K]
+    reference_logprob_K: Tensor | None  # log-probs of the reference, shape [K]; None without one
+    sampled_K: Tensor  # rollouts through each node, with the factors of the choice of responses, shape [K]
+    token_weight_K: Tensor  # the same with the weights of the aggregation, for terms without an advantage, shape [K]
+    # of the loss, for all rollouts of the groups; it gives each group of a step the same weight, also where the mini-
+    # batches of the step differ in size
     denominator: float
 
     def totals(self) -> Tensor:
@@ -210,19 +189,12 @@ def assemble(
 
 @dataclass(frozen=True, eq=False)
 class StepInputs:
-    """The inputs of a step.
+    """The inputs of a step."""
 
-    Attributes:
-        batches: The part of this rank of each mini-batch.
-        trained: The trained responses of all ranks.
-        mismatch: The distance between old policy and sampler; None if they are the same or unknown.
-        masked_fraction: The fraction of tokens that a mask set to 0.
-    """
-
-    batches: list[MiniBatch]
-    trained: list[TrainedResponses]
-    mismatch: Mismatch | None
-    masked_fraction: float
+    batches: list[MiniBatch]  # the part of this rank of each mini-batch
+    trained: list[TrainedResponses]  # the trained responses of all ranks
+    mismatch: Mismatch | None  # the distance between old policy and sampler; None if they are the same or unknown
+    masked_fraction: float  # the fraction of tokens that a mask set to 0
 
 
 class StepPreparation:

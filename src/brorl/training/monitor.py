@@ -23,19 +23,12 @@ WINDOW = 10  # steps over which the first and the last level are medians: no sin
 
 @dataclass(frozen=True)
 class Collapse:
-    """Signs of collapse that a step shows for the first time.
+    """Signs of collapse that a step shows for the first time."""
 
-    Attributes:
-        step: The step.
-        signs: Which: "entropy", "reference_kl", "coverage".
-        findings: For each sign the measured values, as text.
-        advice: One line of advice.
-    """
-
-    step: int
-    signs: tuple[str, ...]
-    findings: tuple[str, ...]
-    advice: str
+    step: int  # the step
+    signs: tuple[str, ...]  # which: "entropy", "reference_kl", "coverage"
+    findings: tuple[str, ...]  # for each sign the measured values, as text
+    advice: str  # one line of advice
 
     @property
     def text(self) -> str:

@@ -26,15 +26,10 @@ Backend = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a learner; every method is collective.
+    """The processes of a learner; every method is collective."""
 
-    Attributes:
-        rank: Number of this process, from 0 on.
-        size: Number of processes.
-    """
-
-    rank: int = 0
-    size: int = 1
+    rank: int = 0  # number of this process, from 0 on
+    size: int = 1  # number of processes
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Return the sum of a tensor over the ranks."""

@@ -21,71 +21,41 @@ from brorl.verification.grade import Grader
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The parts that learn.
+    """The parts that learn."""
 
-    Attributes:
-        source: Gives each step its groups.
-        objective: Groups to advantages, in phases.
-        learner: Groups and advantages to an updated model.
-        seed: Seed of the run.
-    """
-
-    source: GroupSource
-    objective: Objective
-    learner: Learner
-    seed: int
+    source: GroupSource  # gives each step its groups
+    objective: Objective  # groups to advantages, in phases
+    learner: Learner  # groups and advantages to an updated model
+    seed: int  # seed of the run
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """The parts that measure; they do not change the training.
+    """The parts that measure; they do not change the training."""
 
-    Attributes:
-        diagnostics: Measures each step.
-        benchmark: Held-out prompts; None evaluates nothing.
-        monitor: Finds the best evaluation and signs of collapse.
-    """
-
-    diagnostics: Diagnostics
-    benchmark: Benchmark | None
-    monitor: Monitor
+    diagnostics: Diagnostics  # measures each step
+    benchmark: Benchmark | None  # held-out prompts; None evaluates nothing
+    monitor: Monitor  # finds the best evaluation and signs of collapse
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The parts that write.
+    """The parts that write."""
 
-    Attributes:
-        directory: The run's files.
-        tokenizer: Saved with every checkpoint.
-        keep_checkpoints: Regular checkpoints to keep; 0 for all.
-        grader: Gives the texts and rewards of responses that are stored.
-        report: Receives every line of the metrics.
-        observe: Receives each step, and each phase of it, when it begins.
-    """
-
-    directory: RunDirectory
-    tokenizer: PreTrainedTokenizerBase
-    keep_checkpoints: int
-    grader: Grader
-    report: Callable[[Record], None]
-    observe: Observe = unobserved
+    directory: RunDirectory  # the run's files
+    tokenizer: PreTrainedTokenizerBase  # saved with every checkpoint
+    keep_checkpoints: int  # regular checkpoints to keep; 0 for all
+    grader: Grader  # gives the texts and rewards of responses that are stored
+    report: Callable[[Record], None]  # receives every line of the metrics
+    observe: Observe = unobserved  # receives each step, and each phase of it, when it begins
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """The parts of a run.
+    """The parts of a run."""
 
-    Attributes:
-        algorithm: The parts that learn.
-        schedule: When the run ends, is evaluated, and is saved.
-        measurements: The parts that measure.
-        outputs: The parts that write.
-        clock: Adds up the seconds of each phase of a step; the parts share it.
-    """
-
-    algorithm: Algorithm
-    schedule: Schedule
-    measurements: Measurements
-    outputs: Outputs
-    clock: Stopwatch
+    algorithm: Algorithm  # the parts that learn
+    schedule: Schedule  # when the run ends, is evaluated, and is saved
+    measurements: Measurements  # the parts that measure
+    outputs: Outputs  # the parts that write
+    clock: Stopwatch  # adds up the seconds of each phase of a step; the parts share it

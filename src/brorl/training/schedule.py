@@ -112,24 +112,16 @@ class ReferenceSchedule:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a run ends, is evaluated, and is saved.
+    """When a run ends, is evaluated, and is saved."""
 
-    Attributes:
-        budget: The cost at which the run ends, and the costs at which it is evaluated.
-        steps: Most steps of the whole run; None if only the budget ends it.
-        evaluate_every: Steps between regular evaluations; 0 for none. The start, the budget's evaluation points and the
-            end are evaluated too.
-        checkpoint_every: Steps between regular checkpoints; 0 for none. The end is saved too.
-        store_rollouts_every: Steps between stored rollouts; 0 stores no responses, of evaluations either.
-        reference: When the reference policy is reset.
-    """
-
-    budget: Budget
-    steps: int | None
+    budget: Budget  # the cost at which the run ends, and the costs at which it is evaluated
+    steps: int | None  # most steps of the whole run; None if only the budget ends it
+    # steps between regular evaluations; 0 for none. The start, the budget's evaluation points and the end are evaluated
+    # too.
     evaluate_every: int
-    checkpoint_every: int
-    store_rollouts_every: int
-    reference: ReferenceSchedule
+    checkpoint_every: int  # steps between regular checkpoints; 0 for none. The end is saved too.
+    store_rollouts_every: int  # steps between stored rollouts; 0 stores no responses, of evaluations either
+    reference: ReferenceSchedule  # when the reference policy is reset
 
     def is_over(self, step: int, spent: Cost) -> bool:
         """Return whether a run has reached its number of steps or its budget.

@@ -27,69 +27,42 @@ from brorl.verification.verifier import CUT_OFF, NO_ANSWER, NO_CODE, TRUNCATED, 
 
 @dataclass(frozen=True, eq=False)
 class GradedPrompt:
-    """A sampled prompt with its verdicts.
+    """A sampled prompt with its verdicts."""
 
-    Attributes:
-        whole: All of its rollouts; the reward of an unverified response is NaN.
-        verdicts: The verdict of each distinct response of `whole`.
-        group: Its verified rollouts, which is `whole` if all were verified; None if there are too few.
-    """
-
-    whole: Group
-    verdicts: list[Verdict]
-    group: Group | None
+    whole: Group  # all of its rollouts; the reward of an unverified response is NaN
+    verdicts: list[Verdict]  # the verdict of each distinct response of `whole`
+    group: Group | None  # its verified rollouts, which is `whole` if all were verified; None if there are too few
 
 
 class Staleness(NamedTuple):
-    """How far sampling runs ahead of the learner, at one step of asynchronous training.
+    """How far sampling runs ahead of the learner, at one step of asynchronous training."""
 
-    Attributes:
-        updates: Of each trained group, the updates between the weights that sampled its first token and those that it
-            trains.
-        num_late: Trained groups whose staleness is above the bound.
-        num_ready: Finished groups that are carried to a later step.
-        num_under_way: Prompts that are being sampled.
-        late_at: Prompts that became too stale for the bound since the last step, by the tokens of their longest
-            response so far: 0, 1, 2 to 3, 4 to 7, ...; the key is the first number. It is 0 where no task of the
-            prompt was done.
-        most_late: Largest number of times in a row that a prompt became too stale.
-    """
-
+    # of each trained group, the updates between the weights that sampled its first token and those that it trains
     updates: tuple[int, ...]
-    num_late: int
-    num_ready: int
-    num_under_way: int
+    num_late: int  # trained groups whose staleness is above the bound
+    num_ready: int  # finished groups that are carried to a later step
+    num_under_way: int  # prompts that are being sampled
+    # prompts that became too stale for the bound since the last step, by the tokens of their longest response so far:
+    # 0, 1, 2 to 3, 4 to 7, ...; the key is the first number. It is 0 where no task of the prompt was done.
     late_at: dict[int, int]
-    most_late: int
+    most_late: int  # largest number of times in a row that a prompt became too stale
 
 
 @dataclass
 class Batch:
-    """The groups of a step, and everything that was sampled for them.
+    """The groups of a step, and everything that was sampled for them."""
 
-    Attributes:
-        groups: The groups that the step trains on.
-        sampled: Every sampled prompt, trained on, carried, or dropped.
-        num_carried: Groups that are carried to a later step.
-        rounds: Number of calls of the engine.
-        attempt: How often the step had found no mixed group before.
-        pilot_rollouts: First rollouts of every prompt under adaptive allocation; None where N is fixed.
-        pilots: Number of verified ones among them and of correct ones among these, for each group.
-        keeps_all: Whether groups that are not mixed are trained on too; dynamic sampling drops them.
-        worker_seconds: Seconds that the workers of an asynchronous source spent on the prompts.
-        staleness: How far sampling was ahead; None in synchronous training.
-    """
-
-    groups: list[Group] = field(default_factory=list)
-    sampled: list[GradedPrompt] = field(default_factory=list)
-    num_carried: int = 0
-    rounds: int = 0
-    attempt: int = 0
-    pilot_rollouts: int | None = None
+    groups: list[Group] = field(default_factory=list)  # the groups that the step trains on
+    sampled: list[GradedPrompt] = field(default_factory=list)  # every sampled prompt, trained on, carried, or dropped
+    num_carried: int = 0  # groups that are carried to a later step
+    rounds: int = 0  # number of calls of the engine
+    attempt: int = 0  # how often the step had found no mixed group before
+    pilot_rollouts: int | None = None  # first rollouts of every prompt under adaptive allocation; None where N is fixed
+    # number of verified ones among them and of correct ones among these, for each group
     pilots: list[tuple[int, int]] = field(default_factory=list)
-    keeps_all: bool = False
-    worker_seconds: float = 0.0
-    staleness: Staleness | None = None
+    keeps_all: bool = False  # whether groups that are not mixed are trained on too; dynamic sampling drops them
+    worker_seconds: float = 0.0  # seconds that the workers of an asynchronous source spent on the prompts
+    staleness: Staleness | None = None  # how far sampling was ahead; None in synchronous training
 
     @property
     def sampled_groups(self) -> list[Group]:
@@ -223,19 +196,12 @@ class Batch:
 
 
 class SourceState(NamedTuple):
-    """The state from which a source continues exactly.
+    """The state from which a source continues exactly."""
 
-    Attributes:
-        stream: Position of the prompt stream; None at the start of a run.
-        carried: Groups that were sampled but not trained on.
-        attempts: How often the next step has found no mixed group.
-        ahead: State of an asynchronous source, plain values; None for others.
-    """
-
-    stream: dict[str, Any] | None = None
-    carried: tuple[Group, ...] = ()
-    attempts: int = 0
-    ahead: dict[str, Any] | None = None
+    stream: dict[str, Any] | None = None  # position of the prompt stream; None at the start of a run
+    carried: tuple[Group, ...] = ()  # groups that were sampled but not trained on
+    attempts: int = 0  # how often the next step has found no mixed group
+    ahead: dict[str, Any] | None = None  # state of an asynchronous source, plain values; None for others
 
 
 class NoGroupsError(RuntimeError):
@@ -262,31 +228,18 @@ class UnverifiedError(NoGroupsError):
 
 @dataclass(kw_only=True)
 class GroupSource(ABC):
-    """Gives each step its groups.
+    """Gives each step its groups."""
 
-    Attributes:
-        stream: The training prompts.
-        grader: Verifies and rewards responses.
-        sampling: How responses are sampled.
-        rollouts_per_prompt: N.
-        prompts_per_step: Number of groups that a step trains on, P.
-        dynamic_sampling: False keeps every group.
-        max_tries: Give up after this many rounds in a row without a mixed group.
-        seed: Seed of the run.
-        clock: Adds up the seconds of generation, verification and training.
-        observe: Receives the progress of sampling.
-    """
-
-    stream: PromptSupply
-    grader: Grader
-    sampling: SamplingParams
-    rollouts_per_prompt: int
-    prompts_per_step: int
-    dynamic_sampling: bool
-    max_tries: int
-    seed: int
-    clock: Stopwatch = field(default_factory=Stopwatch)
-    observe: Observe = unobserved
+    stream: PromptSupply  # the training prompts
+    grader: Grader  # verifies and rewards responses
+    sampling: SamplingParams  # how responses are sampled
+    rollouts_per_prompt: int  # N
+    prompts_per_step: int  # number of groups that a step trains on, P
+    dynamic_sampling: bool  # false keeps every group
+    max_tries: int  # give up after this many rounds in a row without a mixed group
+    seed: int  # seed of the run
+    clock: Stopwatch = field(default_factory=Stopwatch)  # adds up the seconds of generation, verification and training
+    observe: Observe = unobserved  # receives the progress of sampling
 
     def __post_init__(self) -> None:
         self._attempts = 0

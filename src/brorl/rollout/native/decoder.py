@@ -187,23 +187,14 @@ _PREFILL_TOKENS = 16384  # bounds the activations of a prefill
 
 @dataclass(frozen=True)
 class Rows:
-    """Live prefixes, all of one length, and their rollouts.
+    """Live prefixes, all of one length, and their rollouts."""
 
-    Attributes:
-        depth: Number of tokens after the prompt; with 0 each prompt is one row.
-        prompt_R: Prompt of each row, shape [R].
-        node_R: Forest node of each row's last token, shape [R]; -1 at depth 0.
-        token_R: Each row's last token, shape [R]; -1 at depth 0.
-        row_K: Row of each rollout, ascending, shape [K].
-        rollout_K: Index of each rollout within its prompt, shape [K].
-    """
-
-    depth: int
-    prompt_R: IntArray
-    node_R: IntArray
-    token_R: IntArray
-    row_K: IntArray
-    rollout_K: IntArray
+    depth: int  # number of tokens after the prompt; with 0 each prompt is one row
+    prompt_R: IntArray  # prompt of each row, shape [R]
+    node_R: IntArray  # forest node of each row's last token, shape [R]; -1 at depth 0
+    token_R: IntArray  # each row's last token, shape [R]; -1 at depth 0
+    row_K: IntArray  # row of each rollout, ascending, shape [K]
+    rollout_K: IntArray  # index of each rollout within its prompt, shape [K]
 
     def take(self, rows: IntArray) -> Rows:
         """Return some rows, renumbered in the given order, with their rollouts."""
