@@ -18,23 +18,13 @@ from torch import Tensor
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array as a tensor of a device; on the CPU it shares the array's memory.
-
-    Args:
-        array: The array.
-        device: The device.
-    """
+    """Return an array as a tensor of a device; on the CPU it shares the array's memory."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a contiguous tensor on the host, without a gradient; it is cast on its device, so fewer bytes are copied.
-
-    Args:
-        tensor: The tensor.
-        dtype: Number format of floats; None for their own.
-    """
+    """Return a contiguous tensor on the host, without a gradient; floats are cast on the device: fewer bytes to copy."""
     tensor = tensor.detach()
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)  # one call of `to` with a device and a format casts on the host

@@ -62,17 +62,9 @@ def flat_logprobs(
     max_nodes: int | None = None,
     whole_logits: bool = False,
 ) -> list[Tensor]:
-    """Compute the log-prob of every node of every tree.
+    """Compute the log-prob of every node of every tree, as `tree_logprobs` does, with any causal LM.
 
-    Args:
-        model: Any causal LM.
-        trees: P trees.
-        next_token: From logits to the distribution that the rollouts were drawn from.
-        max_nodes: Tokens per forward pass, 1 or more; sets peak memory, not the result. None for the default.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
-
-    Returns:
-        For each tree the log-probs in nats, shape [M], differentiable where gradients are enabled.
+    `max_nodes` limits the tokens of a forward pass.
     """
     if not trees:
         return []
@@ -90,19 +82,10 @@ def flat_chunk_logprobs(
     recompute_prompts: bool = False,
     whole_logits: bool = False,
 ) -> Iterator[ChunkLogprobs]:
-    """Yield the log-probs of all nodes in chunks; back-propagate each chunk's loss before the next chunk.
+    """Yield the log-probs of all nodes in chunks, as `chunk_logprobs` does, with any causal LM.
 
-    Args:
-        model: Any causal LM.
-        trees: P trees.
-        next_token: From logits to the distribution that the rollouts were drawn from.
-        max_nodes: Tokens per forward pass, prompts and padding included, 1 or more; None for the default.
-        entropy: Whether to compute the entropy of these distributions too, with a gradient.
-        recompute_prompts: As in `chunk_logprobs`; here it changes nothing, because each row holds its prompt.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
-
-    Yields:
-        Chunks that together hold every node once.
+    `max_nodes` limits the tokens of a forward pass, prompts and padding included. `recompute_prompts` changes nothing,
+    because each row holds its prompt.
     """
     del recompute_prompts
     offsets, outputs = node_offsets(trees), NodeOutputs(next_token, entropy, whole_logits)

@@ -69,13 +69,7 @@ class KeySpans(NamedTuple):
 
     @classmethod
     def of(cls, length_P: IntArray, prompt_F: IntArray, depth_F: IntArray) -> KeySpans:
-        """Find the spans of the tokens of the prompts, of the nodes and of the padding.
-
-        Args:
-            length_P: Tokens of each prompt, shape [P].
-            prompt_F: Prompt of each node, ascending, shape [F].
-            depth_F: Depth of each node in preorder, 0 for the first token after the prompt, shape [F].
-        """
+        """Find the spans of the tokens of the prompts, of the nodes and of the padding; see `FlexAttention`."""
         num_nodes = depth_F.size
         edge = np.searchsorted(prompt_F, np.arange(length_P.size + 1))  # the first node of each prompt
         num_queries = _padded(num_nodes)
@@ -179,11 +173,9 @@ def _joined(length: int, *parts: Tensor) -> Tensor:
 
 @cache
 def _kernel(device_type: str) -> Callable[..., Any]:
-    """Return FlexAttention, compiled on CUDA.
+    """Return FlexAttention, compiled on CUDA as one graph of dynamic sizes.
 
-    Sizes are dynamic, and the whole function is one graph: `torch.compile` then raises an error where it would fall
-    back to the uncompiled version, which stores all scores. Each dtype, number of heads and head size has kernels with
-    and without a gradient.
+    Where `torch.compile` would fall back to the uncompiled version, which stores all scores, it raises an error.
     """
     from torch.nn.attention.flex_attention import flex_attention
 

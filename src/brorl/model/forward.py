@@ -39,14 +39,10 @@ FloatArray = NDArray[np.float64]
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return the cost of each distinct response with tree attention: its tokens that no earlier response has.
+    """Return each distinct response's cost in tokens with tree attention, shape [L]: its tokens that no earlier one has.
 
-    Args:
-        tree: The tree. Its first response pays for the prompt.
-        cost_per_position: Cost of attending to a token, as a fraction of the other work for one.
-
-    Returns:
-        Costs in tokens, shape [L].
+    The first response pays for the prompt. `cost_per_position` is the cost of attending to a token, as a fraction of
+    the other work for one.
     """
     prompt = _prompt_cost(tree, cost_per_position)
     before_M = len(tree.prompt_ids) + tree.depth
@@ -57,15 +53,7 @@ def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
 
 
 def row_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return the cost of each distinct response on the flat path: its prompt and all of its tokens.
-
-    Args:
-        tree: The tree.
-        cost_per_position: Cost of attending to a token, as a fraction of the other work for one.
-
-    Returns:
-        Costs in tokens, shape [L].
-    """
+    """Return each distinct response's cost in tokens on the flat path, shape [L]: its prompt and all of its tokens."""
     length_L = len(tree.prompt_ids) + tree.length
     return length_L + cost_per_position * length_L * (length_L - 1) / 2
 

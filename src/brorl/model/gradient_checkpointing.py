@@ -23,14 +23,10 @@ from brorl.model.tree_attention import attention
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> None:
-    """Make the decoder layers of a model keep only their inputs for the backward pass.
+    """Make the decoder layers of a causal LM keep only their inputs for the backward pass.
 
-    The memory for activations falls from that of all layers to that of one layer and every layer's input. Each layer is
-    computed twice. Gradients are equal up to rounding. Only forward passes in training mode with gradients change, not
-    sampling and evaluation.
-
-    Args:
-        model: A causal LM.
+    Memory for activations falls to that of one layer and every layer's input. Each layer is computed twice. Gradients
+    are equal up to rounding. Sampling and evaluation do not change.
 
     Raises:
         UserError: If the architecture has no layers that can be checkpointed.

@@ -30,13 +30,7 @@ _FLEX_RESPONSES = 96  # to a prompt: several blocks of FlexAttention, of which s
 
 
 def check_hooks(model: PreTrainedModel) -> Sequence[KVShape]:
-    """Check that tree attention reproduces the forward pass of a model.
-
-    Args:
-        model: A causal LM.
-
-    Returns:
-        For each layer the shape of its keys and values.
+    """Check that tree attention reproduces the forward pass of a model; return each layer's shape of keys and values.
 
     Raises:
         HooksError: If it does not.

@@ -1,8 +1,7 @@
-"""The shape of the keys and values of a token in each layer of a model.
+"""The shape of the keys and values of a token in each layer of a causal LM, also without weights on the meta device.
 
-In: a causal LM, also without weights on the meta device. Out: one shape per layer. Configs name these sizes in many
-ways, and some models repeat or expand keys and values first, so the shapes are those that the attention function
-receives. Models whose layers do not all attend exactly once are errors.
+Configs name these sizes in many ways, and some models repeat or expand keys and values first, so the shapes are those
+that the attention function receives. Models whose layers do not all attend exactly once are errors.
 """
 
 from __future__ import annotations
@@ -50,13 +49,7 @@ class _Recorder:
 
 @torch.no_grad()
 def kv_shapes(model: PreTrainedModel) -> Sequence[KVShape]:
-    """Run a model on one token and return the shapes of its layers' keys and values.
-
-    Args:
-        model: A causal LM in evaluation mode.
-
-    Returns:
-        One shape per layer, in order.
+    """Run a causal LM in evaluation mode on one token and return the shape of each layer's keys and values, in order.
 
     Raises:
         HooksError: If a layer has no attention that can be hooked, calls it more than once, or needs attention that is

@@ -94,13 +94,8 @@ def load_tokenizer(name: str, end_token: str | None = None) -> PreTrainedTokeniz
 def check_vocabulary(name: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a model's embedding has a row for every token of a tokenizer.
 
-    Args:
-        name: The model's name, for the error.
-        model: The model.
-        tokenizer: Its tokenizer.
-
     Raises:
-        UserError: If a row is missing.
+        UserError: If a row is missing; it names the model.
     """
     embedding: Any = model.get_input_embeddings()
     rows = int(embedding.weight.shape[0])
@@ -159,13 +154,7 @@ def load_model(
 def model_without_weights(
     config: PreTrainedConfig, lora: LoraSettings | None, gradient_checkpointing: bool
 ) -> PreTrainedModel:
-    """Return the model of `load_model` with its parameters and buffers on the meta device, which takes no memory.
-
-    Args:
-        config: The config of the loaded model.
-        lora: As in `load_model`; settings of saved adapters too.
-        gradient_checkpointing: As in `load_model`.
-    """
+    """Return the model of `load_model` with its parameters and buffers on the meta device, which takes no memory."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
         _switch_dropout_off(model)

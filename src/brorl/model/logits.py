@@ -170,11 +170,9 @@ class NextToken:
             raise ValueError("min_new_tokens forbids stop tokens at first; give stop_token_ids")
 
     def logits(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
-        """Return the logits of the distribution, in float32 at least, -inf for a token that cannot be drawn.
+        """Return the logits of the distribution, shape [R, V], in float32 at least, -inf for a token that cannot be drawn.
 
-        Args:
-            logits_RV: The model's logits, shape [R, V].
-            length_R: Tokens that each row's response has so far, shape [R].
+        `length_R` counts the tokens that each row's response has so far.
         """
         if logits_RV.dtype in (torch.bfloat16, torch.float16):
             logits_RV = logits_RV.float()
@@ -217,13 +215,9 @@ class _SoftmaxLse(torch.autograd.Function):
 
 
 def softmax_lse(score: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax over the last dimension and its log-sum-exp.
+    """Return the softmax over the last dimension, shape [..., S], and its log-sum-exp, shape [...]; differentiable.
 
-    Args:
-        score: Scores, shape [..., S], each row with at least one finite entry; -inf gets a weight of exactly 0.
-
-    Returns:
-        Weights, shape [..., S], and log-sum-exp, shape [...]; both differentiable.
+    Each row needs a finite entry; -inf gets a weight of exactly 0.
     """
     if not torch.is_grad_enabled():
         return _softmax_lse(score)

@@ -52,13 +52,7 @@ class ChunkLogprobs:
 
 
 def default_max_nodes(model: PreTrainedModel, *, whole_logits: bool = False, device: str | None = None) -> int:
-    """Return the number of nodes of a chunk: 1024, on CUDA 8192; fewer if whole logits of a large vocabulary are large.
-
-    Args:
-        model: A causal LM.
-        whole_logits: Whether the model needs whole logits; see `brorl.model.logits`.
-        device: Type of the device that computes, such as `cuda`; None for the model's.
-    """
+    """Return the nodes of a chunk: 1024, on CUDA 8192; fewer if whole logits of a large vocabulary are large."""
     nodes = _DEFAULT_NODES_ON_CUDA if (device or model.device.type) == "cuda" else _DEFAULT_NODES
     vocabulary: int = model.config.get_text_config().vocab_size
     return max(128, min(nodes, MAX_LOGITS // vocabulary)) if whole_logits else nodes
@@ -78,8 +72,8 @@ def tree_logprobs(
         model: A causal LM whose attention can be hooked.
         trees: P trees.
         next_token: From logits to the distribution that the rollouts were drawn from.
-        max_nodes: Nodes per forward pass, 1 or more; sets peak memory, not the result. None for the default. With
-            gradients, chunks are computed again in the backward pass.
+        max_nodes: Nodes per forward pass; sets peak memory, not the result. None for the default. With gradients,
+            chunks are computed again in the backward pass.
         model_pass: How chunks go through the model.
 
     Returns:

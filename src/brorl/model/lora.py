@@ -41,11 +41,7 @@ def require_peft() -> None:
 
 
 def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the layers with an adapter by name; the model can be on the meta device.
-
-    Args:
-        model: The model.
-        target_modules: Names of layers (`q_proj`, ...), or "all-linear": all but the output layer.
+    """Return the layers with an adapter by name: those named (`q_proj`, ...), or "all-linear": all but the output layer.
 
     Raises:
         UserError: If a name matches no layer.
@@ -73,14 +69,10 @@ def num_adapter_weights(model: PreTrainedModel, settings: LoraSettings) -> int:
 
 
 def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
-    """Add new adapters to a model and freeze its other weights.
+    """Add new adapters to a model and freeze its other weights; checkpoints name `model.name_or_path` as their base.
 
     The adapters' weights are float32 even on a bfloat16 model (float64 on a float64 model), which keeps small updates.
     They are random (torch's generator) with a product of 0: the output of the model does not change.
-
-    Args:
-        model: A causal LM without adapters; checkpoints name `model.name_or_path` as their base.
-        settings: The adapters.
 
     Raises:
         UserError: If peft is missing or a target matches no layer.
@@ -113,15 +105,10 @@ def add_adapter(model: PreTrainedModel, settings: LoraSettings) -> None:
 
 
 def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSettings) -> None:
-    """Add saved adapters to a model, to continue their training.
-
-    Args:
-        model: The base model, without adapters.
-        folder: A checkpoint of a LoRA run, or any LoRA adapter in peft's format.
-        settings: The adapters of this run; the saved ones must have the same settings.
+    """Add saved adapters, of a LoRA run or in peft's format, to a base model, to continue their training.
 
     Raises:
-        UserError: If the settings differ, or the folder's files are damaged.
+        UserError: If the saved adapters have other settings than this run, or the folder's files are damaged.
     """
     require_peft()
     from peft import PeftConfig
@@ -155,9 +142,7 @@ def continue_adapter(model: PreTrainedModel, folder: Path, settings: LoraSetting
 def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """Return a base model with the adapters of a folder added to its weights, all trainable.
 
-    Args:
-        model: The base model, at least in float32: bfloat16 would round small adapters away.
-        folder: An adapter in peft's format.
+    The base is at least in float32: bfloat16 would round small adapters away.
 
     Raises:
         UserError: If peft is missing, or the adapter does not fit.

@@ -194,11 +194,7 @@ def _kept_lines(model: PreTrainedModel, activations: _Activations, settings: Mem
 
 
 def check(plan: MemoryPlan, available: int | None) -> str | None:
-    """Reject a run whose certain parts do not fit into memory.
-
-    Args:
-        plan: The prediction.
-        available: Free bytes; None if unknown, which accepts every run.
+    """Reject a run whose certain parts do not fit into the free memory in bytes; None if it is unknown.
 
     Returns:
         None if everything fits; a warning if only the learner's estimate, for the longest responses, does not.

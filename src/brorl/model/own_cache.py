@@ -27,11 +27,7 @@ class CacheError(UserError):
 
 
 class OwnCache:
-    """The cache of a model after some prompts of one length.
-
-    Args:
-        model: The model.
-        prompt_PS: Token ids of the prompts, shape [P, S].
+    """The cache of a model after P prompts of one length, from their token ids, shape [P, S].
 
     Attributes:
         logits_RV: Logits after the last token of each row, shape [R, V]; first a row is a prompt.

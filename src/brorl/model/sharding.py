@@ -87,10 +87,7 @@ def laid_out_as(tensor: Tensor, parameter: Tensor) -> Tensor:
 def save_whole(model: PreTrainedModel, folder: Path, writes: bool) -> None:
     """Write a sharded model in Hugging Face format, or its adapters in that of peft; collective.
 
-    Args:
-        model: The sharded model.
-        folder: An existing folder.
-        writes: Whether this rank writes. It collects the weights one by one in the memory of the CPU.
+    The rank that `writes` collects the weights one by one in the memory of the CPU.
     """
     only_adapters = getattr(model, "_hf_peft_config_loaded", False)
     whole: dict[str, Tensor] = {}
@@ -186,9 +183,7 @@ class SyncedForward:
         model.register_forward_pre_hook(self._before, prepend=True)
 
     def finish(self) -> None:
-        """Make the passes that other ranks still need. The end of a piece of work on every rank.
-
-        The parameters of the model are shards afterwards.
+        """Make the passes that other ranks still need; the parameters of the model are shards afterwards.
 
         Raises:
             PeerOutOfMemoryError: If another rank ran out of memory.

@@ -44,10 +44,7 @@ class ModelSource:
 
 
 def find_model(name: str) -> ModelSource:
-    """Find the model of a name.
-
-    Args:
-        name: A shipped model, a folder or a hub id. The folder of an adapter means its base with the adapter.
+    """Find the model of a name: a shipped model, a folder or a hub id. The folder of an adapter means its base with it.
 
     Raises:
         UserError: If it does not exist, cannot be reached, or is not a model folder.
@@ -120,13 +117,7 @@ def check_weights(source: ModelSource) -> None:
 
 
 def not_loaded(name: str, what: str, error: Exception) -> str:
-    """Return the message for a failure of transformers.
-
-    Args:
-        name: The model's name.
-        what: The part that was not loaded, such as `config`.
-        error: The exception.
-    """
+    """Return the message for a failure of transformers to load a part of a model, such as its `config`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = lines or [type(error).__name__]
     reason = " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(".")

@@ -51,17 +51,7 @@ class AttentionContext(Protocol):
     """The attention of packed tokens; one call per layer, in the order of the layers."""
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Compute the attention of one layer.
-
-        Args:
-            layer: Number of the layer, from 0 on.
-            query_THD: Scaled queries, shape [T, H, D].
-            key_TKD: Keys, shape [T, K, D].
-            value_TKD: Values, shape [T, K, D].
-
-        Returns:
-            The attention output, shape [T, H, D].
-        """
+        """Return the attention of a layer, shape [T, H, D], from scaled queries [T, H, D], keys and values [T, K, D]."""
         ...
 
     @property
@@ -134,7 +124,7 @@ def tree_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
 def packed_logits(
     model: PreTrainedModel, token_T: Tensor, position_T: Tensor, context: AttentionContext, rows: Tensor | None
 ) -> Tensor:
-    """Run the model on packed tokens and return the logits of some of them.
+    """Run the model on packed tokens and return the logits of some of them, shape [R, V].
 
     Args:
         model: A causal LM, inside `tree_attention(model)`.
@@ -142,9 +132,6 @@ def packed_logits(
         position_T: Position of each token in its own sequence, shape [T].
         context: The attention of the tokens.
         rows: Indices of the tokens whose logits are returned, shape [R]; None for all tokens, in order.
-
-    Returns:
-        Logits, shape [R, V].
     """
     return packed_row_logits(model, token_T, position_T, context, rows, whole_logits=True).row
 
@@ -158,16 +145,7 @@ def packed_row_logits(
     *,
     whole_logits: bool,
 ) -> RowLogits:
-    """Run the model as `packed_logits` does; stop before its output embedding if the logits are many.
-
-    Args:
-        model: A causal LM, inside `tree_attention(model)`.
-        token_T: Token ids, shape [T].
-        position_T: Position of each token in its own sequence, shape [T].
-        context: The attention of the tokens.
-        rows: Indices of the tokens whose logits are needed, shape [R]; None for all tokens, in order.
-        whole_logits: Whether the model needs whole logits; see `row_logits`.
-    """
+    """Run the model as `packed_logits` does; stop before its output embedding if the logits are many (`row_logits`)."""
     limit = position_limit(model)
     if limit is not None and context.longest > limit[1]:
         raise HooksError(
@@ -268,15 +246,7 @@ class PromptContext:
 
 
 def prefill(model: PreTrainedModel, prompts: list[list[int]] | list[tuple[int, ...]]) -> tuple[PromptCache, Tensor]:
-    """Compute the prompts' keys and values once.
-
-    Args:
-        model: A causal LM, inside `tree_attention(model)`.
-        prompts: Token ids of P prompts, none empty.
-
-    Returns:
-        The cache, and the logits after each prompt's last token, shape [P, V].
-    """
+    """Compute the keys and values of P prompts, none empty, and the logits after each last token, shape [P, V]."""
     length_P = np.array([len(p) for p in prompts])
     context = PromptContext(length_P, model.device)
     arrays = np.concatenate(prompts), np.concatenate([np.arange(n) for n in length_P]), length_P.cumsum() - 1
@@ -286,13 +256,7 @@ def prefill(model: PreTrainedModel, prompts: list[list[int]] | list[tuple[int, .
 
 
 class Grouping:
-    """Places T packed tokens of P prompts on a padded [P, R] grid and back; one matmul then serves all prompts.
-
-    Args:
-        prompt_T: Prompt of each token, shape [T].
-        num_prompts: P.
-        device: The device of the tokens.
-    """
+    """Places T packed tokens of P prompts on a padded [P, R] grid and back; one matmul then serves all prompts."""
 
     def __init__(self, prompt_T: IntArray, num_prompts: int, device: torch.device) -> None:
         self.cell_T: Tensor | None = None  # of each token; None if the grid is the tokens
@@ -341,17 +305,7 @@ class PartialAttention(NamedTuple):
 
 
 def attend_prompt(query_THD: Tensor, cache: PromptCache, layer: int, grouping: Grouping) -> PartialAttention:
-    """Attend from tokens to their prompts.
-
-    Args:
-        query_THD: Scaled queries, shape [T, H, D].
-        cache: The prompts' keys and values.
-        layer: Number of the layer.
-        grouping: The tokens of each prompt.
-
-    Returns:
-        The attention over the prompt's keys, leading shape [T, H].
-    """
+    """Attend from tokens to their prompts in one layer; queries are scaled, shape [T, H, D]."""
     key_PKSD, value_PKSD = cache.key[layer], cache.value[layer]
     num_kv_heads, head_dim = key_PKSD.shape[1], key_PKSD.shape[3]
     q = grouping.spread(query_THD).unflatten(2, (num_kv_heads, -1))  # [P, R, K, G, D]
