@@ -24,7 +24,7 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def to_host(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a contiguous tensor on the host, without a gradient; floats are cast on the device: fewer bytes to copy."""
+    """Return a contiguous tensor on the host, without a gradient; floats are cast on the device."""
     tensor = tensor.detach()
     if dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(dtype)  # one call of `to` with a device and a format casts on the host

@@ -39,7 +39,7 @@ FloatArray = NDArray[np.float64]
 
 
 def tree_costs(tree: RolloutTree, cost_per_position: float) -> FloatArray:
-    """Return each distinct response's cost in tokens with tree attention, shape [L]: its tokens that no earlier one has.
+    """Return each distinct response's cost in tokens with tree attention, [L]: its tokens that no earlier one has.
 
     The first response pays for the prompt. `cost_per_position` is the cost of attending to a token, as a fraction of
     the other work for one.

@@ -170,7 +170,7 @@ class NextToken:
             raise ValueError("min_new_tokens forbids stop tokens at first; give stop_token_ids")
 
     def logits(self, logits_RV: Tensor, length_R: Tensor) -> Tensor:
-        """Return the logits of the distribution, shape [R, V], in float32 at least, -inf for a token that cannot be drawn.
+        """Return the logits of the distribution [R, V], in float32 at least, -inf for a token that cannot be drawn.
 
         `length_R` counts the tokens that each row's response has so far.
         """

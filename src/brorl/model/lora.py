@@ -41,7 +41,7 @@ def require_peft() -> None:
 
 
 def target_layers(model: PreTrainedModel, target_modules: Sequence[str]) -> dict[str, nn.Module]:
-    """Return the layers with an adapter by name: those named (`q_proj`, ...), or "all-linear": all but the output layer.
+    """Return the layers with an adapter by name: the named ones (`q_proj`, ...), or all but the output layer.
 
     Raises:
         UserError: If a name matches no layer.

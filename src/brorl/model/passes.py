@@ -70,13 +70,7 @@ class ChunkSize:
         self._passes = passes or OwnPasses()
 
     def run(self, work: Callable[[], T]) -> T:
-        """Do some work, and restart it with half the nodes whenever memory runs out.
-
-        Args:
-            work: Reads `value`; it must be possible to restart it after any failure.
-
-        Returns:
-            The result of `work`.
+        """Return the result of work that reads `value`; restart it with half the nodes whenever memory runs out.
 
         Raises:
             OutOfMemoryError: If memory is too small for the least size.

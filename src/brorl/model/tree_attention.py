@@ -51,7 +51,7 @@ class AttentionContext(Protocol):
     """The attention of packed tokens; one call per layer, in the order of the layers."""
 
     def attend(self, layer: int, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor) -> Tensor:
-        """Return the attention of a layer, shape [T, H, D], from scaled queries [T, H, D], keys and values [T, K, D]."""
+        """Return a layer's attention, shape [T, H, D], from scaled queries [T, H, D], keys and values [T, K, D]."""
         ...
 
     @property

@@ -43,14 +43,10 @@ class Sampler(Protocol):
 
 
 def rollouts_of_prompts(num_rollouts: int | Sequence[int], num_prompts: int) -> list[int]:
-    """Return the rollouts of each prompt.
-
-    Args:
-        num_rollouts: One number for all prompts, or one for each.
-        num_prompts: P.
+    """Return the rollouts of each of P prompts, from one number for all or one for each.
 
     Raises:
-        ValueError: If there is another number of numbers than of prompts.
+        ValueError: If there are other than P numbers.
     """
     if isinstance(num_rollouts, int):
         return [num_rollouts] * num_prompts
@@ -63,11 +59,9 @@ class RowCosts(Protocol):
     """Predicts the memory of an engine's decoding rows."""
 
     def bytes_for(self, rows_D: NDArray[np.int64], prompt_tokens: int) -> int:
-        """Return the bytes at the peak of a call.
+        """Return the bytes at the peak of a call, from the live rows at each depth, shape [D].
 
-        Args:
-            rows_D: Live rows at each depth, shape [D].
-            prompt_tokens: Tokens of all prompts, padding included.
+        `prompt_tokens` counts the tokens of all prompts, padding included.
         """
         ...
 
@@ -86,19 +80,9 @@ class Engine(Sampler, Protocol):
         ...
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights from now on.
-
-        Args:
-            weights: The weights by name.
-            version: Their version.
-        """
+        """Sample with these weights from now on."""
         ...
 
     def row_costs(self, max_rows: int, max_tokens: int) -> RowCosts | None:
-        """Return a model of the memory of rows; None for an engine without one.
-
-        Args:
-            max_rows: Most rows that there can be.
-            max_tokens: Most new tokens per row.
-        """
+        """Return a model of the memory of so many rows and new tokens per row; None for an engine without one."""
         ...

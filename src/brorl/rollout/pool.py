@@ -56,19 +56,11 @@ class SamplingPool(Protocol):
         ...
 
     def submit(self, task: SampleTask) -> int:
-        """Queue a task; it starts as soon as a worker is free, in the order of the calls.
-
-        Returns:
-            Its ticket. Tickets rise from call to call.
-        """
+        """Queue a task for the next free worker, in the order of the calls; return its ticket, which rises."""
         ...
 
     def done(self, timeout_s: float | None = None) -> list[SampledTask]:
-        """Wait until at least one task is done, and return all that are; each is returned once.
-
-        Args:
-            timeout_s: Longest wait in seconds; None for no limit. After it the list can be empty.
-        """
+        """Wait until a task is done, or for `timeout_s`; return all that are done, each once."""
         ...
 
     def discard(self, tickets: Iterable[int]) -> None:
@@ -76,12 +68,7 @@ class SamplingPool(Protocol):
         ...
 
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights all tasks that start from now on; tasks under way keep theirs.
-
-        Args:
-            weights: The weights by name.
-            version: Their version.
-        """
+        """Sample with these weights all tasks that start from now on; tasks under way keep theirs."""
         ...
 
     def close(self) -> None:

@@ -84,14 +84,10 @@ class VllmEngine:
         """Return None: vLLM's cache has a fixed size."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Replace the weights of the engine, and clear its prefix cache.
+        """Replace the weights, by their names in Hugging Face format, and clear the prefix cache.
 
         An engine in a process of its own can be replaced, and its replacement gets these weights again. They stay in a
         file, or as references to the tensors, which must not change before the next call.
-
-        Args:
-            weights: The weights by their names in Hugging Face format, on any device.
-            version: Their version.
         """
         sent: Weights = weights
         if self._settings.reads_file:
@@ -112,17 +108,7 @@ class VllmEngine:
         seed: int,
         first: int = 0,
     ) -> list[RolloutTree]:
-        """Sample N rollouts of each prompt.
-
-        Args:
-            prompts: Token ids of P prompts, none empty.
-            num_rollouts: N, of all prompts or of each.
-            sampling: Temperature, top-p, top-k, length limits, stop tokens.
-            seed: Seed of the draws.
-            first: Number of the first prompt; the others follow.
-
-        Returns:
-            P trees with N rollouts each, in the order of the prompts.
+        """Sample N rollouts of each prompt; see `Sampler.sample`.
 
         Raises:
             ValueError: If a prompt is empty, N < 1, or vLLM does not have the sampling.
@@ -224,12 +210,7 @@ class VllmEngine:
 
 
 def publish(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> TemporaryFolder:
-    """Return a folder with `model.safetensors`, in shared memory where it has room, for other processes to read.
-
-    Args:
-        weights: The weights by name, on any device.
-        dtype: Number format in the file.
-    """
+    """Return a folder with `model.safetensors`, in shared memory where it has room, for other processes to read."""
     tensors = {name: to_host(tensor, dtype) for name, tensor in weights}
     num_bytes = sum(tensor.nbytes for tensor in tensors.values())
     shared = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
@@ -240,11 +221,7 @@ def publish(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> Tempor
 
 
 def check_sampling(sampling: SamplingParams) -> None:
-    """Check that vLLM has a way of sampling.
-
-    Raises:
-        ValueError: If it does not.
-    """
+    """Raise a ValueError if vLLM does not have a way of sampling."""
     if 0 < sampling.temperature < _LOWEST_TEMPERATURE:
         raise ValueError(
             f"vLLM has no temperature between 0 and {_LOWEST_TEMPERATURE}, and sampling.temperature = "
@@ -253,14 +230,7 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def split_request(prompt: Sequence[int], num_responses: int, seed: int, largest: int) -> list[Request]:
-    """Return the requests for all responses of a prompt; response r has the seed of the first one plus r.
-
-    Args:
-        prompt: Token ids.
-        num_responses: N.
-        seed: An integer seed of the prompt.
-        largest: Most responses of one request.
-    """
+    """Return requests of at most `largest` responses for a prompt; response r has the seed of the first one plus r."""
     base = seed % _MAX_SEED
     return [
         Request(tuple(prompt), min(largest, num_responses - start), base + start)

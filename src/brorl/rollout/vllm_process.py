@@ -80,11 +80,7 @@ class EngineDiedError(RuntimeError):
 
 
 def check_installed() -> None:
-    """Check that a tested version of vLLM is installed; vLLM is not imported.
-
-    Raises:
-        UserError: If it is not.
-    """
+    """Raise a `UserError` unless a tested version of vLLM is installed; vLLM is not imported."""
     for name in _DISTRIBUTIONS:
         try:
             installed = version(name)
@@ -105,9 +101,6 @@ def check_installed() -> None:
 
 class VllmProcess:
     """A vLLM engine.
-
-    Args:
-        settings: Its settings.
 
     Raises:
         UserError: If vLLM is missing, has another version, or cannot run the model.
@@ -140,12 +133,7 @@ class VllmProcess:
     def complete(
         self, requests: Sequence[Request], sampling: SamplingParams, stop_token_ids: Sequence[int]
     ) -> list[list[Completion]]:
-        """Return the responses to each request, in order.
-
-        Args:
-            requests: The requests; at temperature 0 each for one response.
-            sampling: Temperature, truncation and length limits.
-            stop_token_ids: All tokens that end a response.
+        """Return the responses to each request, in order; at temperature 0 a request is for one response.
 
         Raises:
             EngineDiedError: If the engine has died.

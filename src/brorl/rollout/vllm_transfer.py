@@ -83,9 +83,6 @@ class WeightCalls:
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Complete the update, clear the prefix cache, and resume the scheduler.
 
-        Args:
-            weight_version: Version for vLLM to store, or None.
-
         Raises:
             RuntimeError: If vLLM kept keys and values of the old weights.
         """

@@ -86,13 +86,7 @@ class AsyncSource(GroupSource):
             self._start_thread()
 
     def next_batch(self, step: int) -> Batch:
-        """Return the groups of a step as soon as there are enough; see `GroupSource`.
-
-        Args:
-            step: The step after the newest version of the weights.
-
-        Returns:
-            `prompts_per_step` groups, and everything that was done since the last step.
+        """Return the groups of a step as soon as there are enough, and everything that was done since the last step.
 
         Raises:
             NoMixedGroupsError: After `max_tries` times `prompts_per_step` prompts in a row without a mixed group.
@@ -116,11 +110,10 @@ class AsyncSource(GroupSource):
             return batch
 
     def state(self) -> SourceState:
-        """Return the state for a checkpoint.
+        """Return the state for a checkpoint: the groups that a step has reported and none has trained.
 
-        It holds the groups that a step has reported and none has trained. All other prompts that have begun are sampled
-        again after a resume. In the foreground, this run samples them again too: it continues exactly as a resumed
-        one does.
+        All other prompts that have begun are sampled again after a resume. In the foreground, this run samples them
+        again too: it continues exactly as a resumed one does.
         """
         with self._changed:
             state = self._state()

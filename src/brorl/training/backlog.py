@@ -201,11 +201,7 @@ class Backlog:
             self._under_way[start.serial] = start
 
     def finish(self, serial: int, group: Group | None) -> bool:
-        """Take a prompt whose rollouts are done.
-
-        Args:
-            serial: Number of its start.
-            group: Its group; None if it is not trained on.
+        """Take a prompt whose rollouts are done, with its group, or None if it is not trained on.
 
         Returns:
             Whether the prompt was under way. False if it was dropped.
@@ -268,14 +264,9 @@ class Backlog:
         self._late_at.clear()
 
     def advance(self, version: int, length_of: dict[int, int]) -> set[int]:
-        """Note a new version of the weights, and count the prompts that are now too stale for the bound.
+        """Note a new version of the weights, and the prompts that are now too stale; return the starts that it drops.
 
-        Args:
-            version: The version.
-            length_of: Tokens of the longest response so far, by start, of prompts under way.
-
-        Returns:
-            The starts under way that were dropped.
+        `length_of` has, by start, the tokens of the longest response so far of prompts under way.
         """
         if version != self._version:
             self._waves = 0

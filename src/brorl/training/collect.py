@@ -85,12 +85,6 @@ class Collector(GroupSource):
     def next_batch(self, step: int) -> Batch:
         """Sample until a step has its groups. Carried groups are used first.
 
-        Args:
-            step: The step; with the run's seed and the attempt it decides all draws.
-
-        Returns:
-            `prompts_per_step` groups, and everything that was sampled for them.
-
         Raises:
             NoMixedGroupsError: After `max_tries` rounds in a row without a mixed group.
             UnverifiedError: After three rounds in a row in which most rollouts could not be verified.

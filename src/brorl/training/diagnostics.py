@@ -52,10 +52,6 @@ class Diagnostics:
     def hold_out(self, step: int, groups: Sequence[Group]) -> list[Group | None]:
         """Draw the rollouts of a held-out check before the update of a step; none if no check is due.
 
-        Args:
-            step: The step; with the run's seed it decides the draws.
-            groups: The groups that the step trains on.
-
         Returns:
             One group of held-out rollouts per group; None where too few of them were verified.
         """
@@ -121,8 +117,8 @@ def coverage_record(groups: Sequence[Group], fixed_size: bool) -> dict[str, Any]
         fixed_size: Whether N was fixed beforehand; if not, only exact numbers are reported.
 
     Returns:
-        A dictionary of numbers, those per prompt rounded to 4 digits. Estimates of the unsampled mass are None if every
-        response of every prompt is unique, or if N depended on outcomes.
+        Numbers, those per prompt rounded to 4 digits. Estimates of the unsampled mass are None if every response of
+        every prompt is unique, or if N depended on outcomes.
     """
     measured = [measure_coverage(g.tree, g.correct_L) for g in groups]
     unique = sum(m.all_unique for m in measured)

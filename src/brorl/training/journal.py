@@ -76,14 +76,7 @@ class Journal:
             yield self._step + 1
 
     def record(self, step: int, batch: Batch, held_out: Sequence[Group | None], metrics: StepMetrics) -> Record:
-        """Return the line of the metrics of a step, and store the step's rollouts when due.
-
-        Args:
-            step: The step.
-            batch: Its groups.
-            held_out: Rollouts that were kept out of the update, for the held-out check.
-            metrics: The measurements of the learner.
-        """
+        """Return the line of the metrics of a step, and store the step's rollouts when due."""
         clock = self._run.clock
         with clock("storing"):
             if is_due(step, self._run.schedule.store_rollouts_every):

@@ -129,12 +129,9 @@ class Learner(Protocol):
         ...
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the weights and the model's config in Hugging Face format.
+        """Write the weights and the model's config in Hugging Face format to a folder that all ranks can reach.
 
         A learner with several ranks writes its shards of the optimizer and the reference too.
-
-        Args:
-            folder: An existing folder, which all ranks can reach.
         """
         ...
 
@@ -150,11 +147,7 @@ class Learner(Protocol):
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`, of a learner with any number of ranks.
-
-        Args:
-            state: The state as `load_state` of a checkpoint returns it: `shards` is the path of the folder.
-        """
+        """Restore a result of `state_dict`, of a learner with any number of ranks; `shards` is the folder's path."""
         ...
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:

@@ -29,12 +29,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def sharded_header(optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the part of a learner's state that is not sharded.
-
-    Args:
-        optimizer: The optimizer.
-        parameters: Its parameters by name, in its order.
-    """
+    """Return the part of a learner's state that is not sharded, from the trained parameters by name, in their order."""
     steps = {name: float(optimizer.state[p]["step"]) for name, p in parameters.items() if p in optimizer.state}
     groups = optimizer.state_dict()["param_groups"]
     return {SHARDS: SHARDS, "optimizer": {"steps": steps, "param_groups": groups}}
@@ -46,14 +41,7 @@ def write_sharded(
     parameters: Mapping[str, Tensor],
     reference: ReferencePolicy | None,
 ) -> None:
-    """Write the shards that belong to a `sharded_header`; collective.
-
-    Args:
-        folder: Folder of the checkpoint.
-        optimizer: The optimizer.
-        parameters: Its parameters by name, in its order.
-        reference: The reference policy, if there is one.
-    """
+    """Write the shards that belong to a `sharded_header` to the folder of a checkpoint; collective."""
     moments = {
         _moment(name, kind): optimizer.state[p][kind]
         for name, p in parameters.items()
@@ -70,11 +58,7 @@ def in_memory(state: dict[str, Any], parameters: Mapping[str, Tensor], with_refe
     Args:
         state: State of a learner with any number of ranks; `shards` is the path of its folder.
         parameters: The trained parameters by name, in the optimizer's order.
-        with_reference: Whether the reference is needed.
-
-    Returns:
-        The state as `TreeLearner.state_dict` of one process returns it. The reference is left out if the state has
-        none.
+        with_reference: Whether the reference is needed; it is left out if the state has none.
 
     Raises:
         ValueError: If the state is of another model.
@@ -127,15 +111,7 @@ def _reference(name: str) -> str:
 
 
 def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequence[Tensor]) -> dict[str, Any]:
-    """Return an optimizer's state with the moments of another one; learning rate and other settings stay.
-
-    Args:
-        other: `state_dict` of the optimizer whose moments are taken.
-        own: `state_dict` of the optimizer that continues.
-        parameters: Its parameters, in its order.
-
-    Returns:
-        A state for its `load_state_dict`.
+    """Return an optimizer's own state with the moments of another one; learning rate and other settings stay.
 
     Raises:
         ValueError: If a moment has another shape than its parameter, or their numbers differ.
@@ -157,11 +133,7 @@ def with_moments_of(other: dict[str, Any], own: dict[str, Any], parameters: Sequ
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the shards of this rank; collective, and complete on return.
-
-    Args:
-        folder: A new folder, which all ranks can reach.
-        tensors: Sharded tensors, with the same names on all ranks.
+    """Write the shards of this rank to a new folder that all ranks can reach; collective, and complete on return.
 
     Raises:
         OSError: If a rank could not write.
@@ -173,14 +145,7 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_shards(folder: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Read tensors, in the layout of others.
-
-    Args:
-        folder: A folder of `write_shards`, by any number of ranks.
-        like: For each name a tensor with its shape, type, device and layout.
-
-    Returns:
-        New tensors by name.
+    """Read tensors of `write_shards`, by any number of ranks, in the shape, type, device and layout of others.
 
     Raises:
         ValueError: If the folder holds no such tensors, or is damaged.

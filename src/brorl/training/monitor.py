@@ -37,18 +37,10 @@ class Collapse:
 
 
 def find_collapse(records: Sequence[Record], limits: CollapseLimits, window: int = WINDOW) -> Collapse | None:
-    """Return the signs of collapse that the last record shows and the record before it did not.
+    """Return the signs of collapse that the last record shows and the record before it did not; None if there are none.
 
     A sign that disappears and returns is reported again. Signs are a function of the records only: a resumed run
-    reports the same signs at the same steps.
-
-    Args:
-        records: Lines of the metrics, steps ascending.
-        limits: The limits.
-        window: Number of steps of a level.
-
-    Returns:
-        The new signs; None if there are none.
+    reports the same signs at the same steps. `window` is the number of steps of a level.
     """
     if not records:
         return None

@@ -56,10 +56,7 @@ class Ranks:
         return values
 
     def of_first(self, work: Callable[[], T]) -> T:
-        """Return the result of a function that rank 0 calls.
-
-        Args:
-            work: The function. Its result can be pickled.
+        """Return the result of a function that rank 0 calls; it can be pickled.
 
         Raises:
             FirstRankError: On the other ranks, if the function fails with a `UserError` on rank 0.

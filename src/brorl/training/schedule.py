@@ -124,32 +124,16 @@ class Schedule:
     reference: ReferenceSchedule  # when the reference policy is reset
 
     def is_over(self, step: int, spent: Cost) -> bool:
-        """Return whether a run has reached its number of steps or its budget.
-
-        Args:
-            step: Steps done.
-            spent: Their cost.
-        """
+        """Return whether a run has reached its number of steps or its budget."""
         return (self.steps is not None and step >= self.steps) or self.budget.is_spent(spent)
 
     def fraction_spent(self, step: int, spent: Cost) -> float:
-        """Return the fraction of the steps or of the budget that is spent, whichever is larger.
-
-        Args:
-            step: Steps done.
-            spent: Their cost.
-        """
+        """Return the fraction of the steps or of the budget that is spent, whichever is larger."""
         of_budget = spent.of(self.budget.unit) / self.budget.limit
         return of_budget if self.steps is None else max(step / self.steps, of_budget)
 
     def evaluates(self, step: int, before: Cost, spent: Cost) -> bool:
-        """Return whether the model is evaluated after a step.
-
-        Args:
-            step: The step.
-            before: Cost of the run before the step.
-            spent: Cost of the run with the step.
-        """
+        """Return whether the model is evaluated after a step, from the costs before and with it."""
         return (
             is_due(step, self.evaluate_every)
             or self.is_over(step, spent)

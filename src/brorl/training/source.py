@@ -205,12 +205,9 @@ class SourceState(NamedTuple):
 
 
 class NoGroupsError(RuntimeError):
-    """A step cannot get its groups.
+    """A step cannot get its groups; `batch` has everything that was sampled for it.
 
     Mixed groups that were found before are carried to the next attempt.
-
-    Attributes:
-        batch: Everything that was sampled for the step.
     """
 
     def __init__(self, message: str, batch: Batch) -> None:
@@ -250,18 +247,12 @@ class GroupSource(ABC):
         """Return the groups of a step.
 
         Raises:
-            NoMixedGroupsError: If the source finds no mixed group.
-            UnverifiedError: If most rollouts cannot be verified.
+            NoGroupsError: If the source finds no mixed group, or if most rollouts cannot be verified.
         """
 
     @abstractmethod
     def publish(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Sample with these weights from now on.
-
-        Args:
-            weights: The weights by name.
-            version: Number of the step whose update made them.
-        """
+        """Sample with these weights from now on; `version` is the step whose update made them."""
 
     @property
     @abstractmethod
@@ -348,11 +339,7 @@ class RetryPolicy:
         return self._lost >= _MAX_LOST_ROUNDS or self._failed >= self._max_tries
 
     def error(self, batch: Batch) -> NoGroupsError:
-        """Return the error that ends the run, from the last round, and begin again.
-
-        Args:
-            batch: Everything that was sampled for the step.
-        """
+        """Return the error that ends the run, from the last round, and begin again."""
         if self._lost >= _MAX_LOST_ROUNDS:
             self._lost = 0
             return UnverifiedError(_why_unverified(self._last), batch)
@@ -378,13 +365,7 @@ def _why_unverified(prompts: Sequence[GradedPrompt]) -> str:
 
 
 def why_not_mixed(prompts: Sequence[GradedPrompt], max_tries: int, adaptive: bool) -> str:
-    """Explain why no group is mixed, and name a fix. Silent failures come first, difficulty comes last.
-
-    Args:
-        prompts: The prompts of the last round, none of whose groups is mixed.
-        max_tries: Rounds in a row that found none.
-        adaptive: Whether groups that were not mixed got more rollouts.
-    """
+    """Explain why no group of the last round is mixed, and name a fix: silent failures first, difficulty last."""
     groups = [p.group for p in prompts if p.group is not None]
     solved = sum(g.num_correct > 0 for g in groups)
     state = "all rollouts were correct" if groups and solved == len(groups) else "no rollout was correct"

@@ -84,17 +84,7 @@ class TreeLearner:
     def learn(
         self, groups: Sequence[Group], estimate_advantages: EstimateAdvantages, seed: int, lr_scale: float = 1.0
     ) -> StepMetrics:
-        """Make the M mini-batch updates of one step.
-
-        Args:
-            groups: The batch, at least M groups.
-            estimate_advantages: From the groups, after a KL penalty on their rewards, to the advantage of each distinct
-                response of each group, shape [L]. Of several ranks rank 0 calls it.
-            seed: Decides which groups go to which mini-batch, and which responses are back-propagated if not all are.
-            lr_scale: Factor of the learning rate in this step.
-
-        Returns:
-            The means over the updates, for the metrics.
+        """Make the M mini-batch updates of one step; see `Learner.learn`. Rank 0 estimates the advantages.
 
         Raises:
             DivergedError: If the loss or the gradient is not finite. The weights are then those before that update.
@@ -144,26 +134,12 @@ class TreeLearner:
         """Return groups that are carried to a later step, with the old log-probs that the later step needs.
 
         The updates of this step move the weights away from those that sampled the groups. The clip of a later step
-        measures the distance from these log-probs.
-
-        Args:
-            groups: Groups that this step does not train on, before its first update.
-
-        Returns:
-            The groups, in order. Groups with old log-probs keep them. If the old log-probs are the engine's, the groups
-            are returned unchanged.
+        measures the distance from these log-probs. If the old log-probs are the engine's, the groups are unchanged.
         """
         return self._preparation.with_old_logprobs(groups)
 
     def logprobs(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-prob (nats) of every node under the current weights, at the sampling temperature.
-
-        Args:
-            trees: P trees.
-
-        Returns:
-            For each tree the log-probs, shape [M], on every rank.
-        """
+        """Return the log-prob (nats) of every node, shape [M], by the current weights at the sampling temperature."""
         return self._scores.gathered(trees)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -173,21 +149,11 @@ class TreeLearner:
         return ((name, full_tensor(p.detach())) for name, p in self.model.named_parameters())
 
     def num_parameters(self, only_trainable: bool = False) -> int:
-        """Return the number of the model's parameters.
-
-        Args:
-            only_trainable: Count only those that are trained.
-        """
+        """Return the number of the model's parameters, or of those that are trained."""
         return sum(p.numel() for p in (self._parameters if only_trainable else self.model.parameters()))
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write the weights and the model's config in Hugging Face format.
-
-        Of several ranks, rank 0 writes these files, and each rank its shards of the optimizer and the reference.
-
-        Args:
-            folder: An existing folder, which all ranks can reach.
-        """
+        """Write the weights and the model's config in Hugging Face format; see `Learner.save_pretrained`."""
         if self._ranks.size == 1:
             self.model.save_pretrained(folder)
             return
@@ -200,10 +166,7 @@ class TreeLearner:
         return self._reference is not None
 
     def reset_reference(self, clear_optimizer: bool) -> None:
-        """Take the current weights as the reference.
-
-        Args:
-            clear_optimizer: Forget the optimizer's moments too (ProRL v1). The warm-up is not repeated.
+        """Take the current weights as the reference; `clear_optimizer` forgets AdamW's moments (ProRL v1).
 
         Raises:
             ValueError: If there is no reference.
@@ -226,10 +189,7 @@ class TreeLearner:
         return state if self._reference is None else state | {"reference": self._reference.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a result of `state_dict`, of a learner with any number of ranks.
-
-        Args:
-            state: The state. The entry `shards` of a state of several ranks is the path of their folder.
+        """Restore a result of `state_dict`, of a learner with any number of ranks; see `Learner.load_state_dict`.
 
         Raises:
             ValueError: If there is a reference here and none in the state, or one of another model.
@@ -248,9 +208,6 @@ class TreeLearner:
 
     def load_optimizer_state(self, state: dict[str, Any]) -> None:
         """Load the moments of another run's optimizer; learning rate, warm-up and updates stay those of this run.
-
-        Args:
-            state: The state of the other run's learner.
 
         Raises:
             ValueError: If the moments are of another model.

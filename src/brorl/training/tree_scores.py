@@ -51,14 +51,7 @@ class TreeScores:
         self._nodes, self._passes, self._ranks = nodes, passes, ranks
 
     def gathered(self, trees: Sequence[RolloutTree]) -> list[FloatArray]:
-        """Return the log-prob (nats) of every node.
-
-        Args:
-            trees: P trees.
-
-        Returns:
-            For each tree the log-probs, shape [M], on every rank.
-        """
+        """Return the log-prob (nats) of every node of each tree, shape [M], on every rank."""
         if self._ranks.size == 1:
             return self.local(trees)
         parts = [(p.tree, *trees[p.tree].select(np.arange(p.start, p.stop))) for p in self.local_pieces(trees)]
@@ -93,12 +86,7 @@ class TreeScores:
             self._model.train(was_training)
 
     def under(self, reference: ReferencePolicy, compute: Callable[[], T]) -> T:
-        """Return the result of a function that is called while the weights are those of a reference.
-
-        Args:
-            reference: The reference policy; its weights are loaded once.
-            compute: The function. It is called again if memory runs out.
-        """
+        """Call a function while the weights are a reference's, again if memory runs out; return its result."""
 
         def work() -> T:
             self._model.zero_grad(set_to_none=True)  # the last update's gradients make room

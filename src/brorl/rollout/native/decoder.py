@@ -69,11 +69,7 @@ class RowCache:
         return fit
 
     def rows_that_fit(self, num_tokens: int, other_bytes: int = 0) -> int:
-        """Return how many rows the memory limit allows.
-
-        Args:
-            num_tokens: Tokens per row.
-            other_bytes: Bytes of the prompts' keys and values.
+        """Return how many rows of `num_tokens` the memory limit allows beside the prompts' keys and values.
 
         Raises:
             OutOfMemoryError: If not even one does.
@@ -119,14 +115,11 @@ class RowCache:
                     store[layer][target, :, :num_tokens] = old[source, :, :num_tokens]
 
     def bytes_for(self, rows_D: IntArray, prompt_tokens: int) -> int:
-        """Return the memory at the peak of a decoding, before it is done; nothing is reserved.
+        """Return the bytes of prompts, rows and logits at the peak of a decoding; nothing is reserved.
 
         Args:
             rows_D: Rows that are fed at each depth, d + 1 tokens each, shape [D].
             prompt_tokens: Tokens of the prompts' keys and values, padding included.
-
-        Returns:
-            Bytes of the prompts, the rows and their logits, once a layer is copied into more room.
 
         Raises:
             OutOfMemoryError: As in `rows_that_fit`.
@@ -216,12 +209,7 @@ class Rows:
 
 
 class TreeDecoder:
-    """Tree attention: a row attends to the keys of its prompt and to its own.
-
-    Args:
-        model: The model.
-        cache: An empty cache of rows.
-    """
+    """Tree attention: a row attends to the keys of its prompt and to its own."""
 
     def __init__(self, model: PreTrainedModel, cache: RowCache) -> None:
         self._model = model
@@ -249,11 +237,7 @@ class TreeDecoder:
         return logits_PV
 
     def rows_that_fit(self, num_tokens: int) -> int:
-        """Return how many rows of so many tokens fit beside the prompts.
-
-        Raises:
-            OutOfMemoryError: If not even one does.
-        """
+        """Return how many rows of so many tokens fit beside the prompts; see `RowCache.rows_that_fit`."""
         return self._cache.rows_that_fit(num_tokens, self._prompts.num_bytes)
 
     def place(self, rows: Rows, source_R: IntArray) -> Rows:
@@ -274,12 +258,7 @@ class TreeDecoder:
         return rows.take(order)
 
     def restart(self, prompt_R: IntArray, num_tokens: int) -> None:
-        """Begin with the rows of an earlier wave, which are fed again.
-
-        Args:
-            prompt_R: Prompt of each row among those of the wave, shape [R].
-            num_tokens: Tokens of each row.
-        """
+        """Begin with rows of an earlier wave, which are fed again: the prompt of each among the wave's, shape [R]."""
         self._cache.place(np.arange(prompt_R.size), 0, num_tokens, self._prompts.num_bytes)
 
     def keep_prompts(self, prompts: IntArray) -> None:
@@ -294,12 +273,7 @@ class TreeDecoder:
 
 
 class OwnCacheDecoder:
-    """The model's own cache: each row has its own copy of its prompt and its tokens, or the state after them.
-
-    Args:
-        model: The model.
-        memory_bytes: Limit of the cache and of the rows' logits.
-    """
+    """The model's own cache: each row has its own copy of its prompt and its tokens, or the state after them."""
 
     def __init__(self, model: PreTrainedModel, memory_bytes: int) -> None:
         self._model = model

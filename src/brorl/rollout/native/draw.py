@@ -58,13 +58,7 @@ class Uniforms:
 def truncate(logits_RV: Tensor, top_p: float, top_k: int) -> Tensor:
     """Set the logits outside the top-k, then outside the nucleus of mass top_p, to -inf (each row keeps at least one).
 
-    Args:
-        logits_RV: Logits, already divided by the temperature, shape [R, V].
-        top_p: Mass to keep, in (0, 1].
-        top_k: Number of tokens to keep; 0 for all. Ties with the last one are kept.
-
-    Returns:
-        Logits, shape [R, V].
+    Ties with the last of the top-k are kept; a `top_k` of 0 keeps all.
 
     Source: nucleus sampling, arXiv 1904.09751; the order (top-k first) is that of Hugging Face transformers.
     """

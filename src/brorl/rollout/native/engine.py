@@ -156,15 +156,7 @@ class NativeEngine:
         self._observe = observe
 
     def row_costs(self, max_rows: int, max_tokens: int) -> RowCache | None:
-        """Return an empty cache of rows within the engine's memory limit; it predicts its own memory.
-
-        Args:
-            max_rows: Most rows that there can be.
-            max_tokens: Most new tokens per row.
-
-        Returns:
-            The cache; None on the flat path, where the model's own cache holds the rows.
-        """
+        """Return an empty cache of rows, which predicts its own memory; None on the flat path."""
         if isinstance(self._forward, FlatForward):
             return None
         return RowCache(self.model, self._forward.kv_shapes, self._memory_bytes, max_rows, max_tokens)
@@ -175,12 +167,7 @@ class NativeEngine:
 
     @torch.no_grad()
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Copy weights into the engine's model; weights that it shares with the learner stay as they are.
-
-        Args:
-            weights: The weights by name.
-            version: Their version.
-        """
+        """Copy weights into the engine's model; weights that it shares with the learner stay as they are."""
         own = dict(self.model.named_parameters())
         for name, tensor in weights:
             if own[name] is not tensor:
@@ -196,18 +183,10 @@ class NativeEngine:
         seed: int,
         first: int = 0,
     ) -> list[RolloutTree]:
-        """Sample N rollouts of each prompt.
+        """Sample N rollouts of each prompt; see `Sampler.sample`.
 
-        Args:
-            prompts: Token ids of P prompts, none empty.
-            num_rollouts: N, of all prompts or of each.
-            sampling: Temperature, top-p, top-k, length limit, stop tokens.
-            seed: For the same seed and N, rollout n of a prompt with the same number draws the same uniform numbers,
-                whatever the other prompts are.
-            first: Number of the first prompt; the others follow.
-
-        Returns:
-            P trees with N rollouts each, in the order of the prompts.
+        For the same seed and N, rollout n of a prompt with the same number draws the same uniform numbers, whatever the
+        other prompts are.
 
         Raises:
             ValueError: If a prompt is empty or N < 1.
