@@ -22,49 +22,30 @@ class Step:
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase begins, and the previous one ends.
+    """A phase begins, and the previous one ends."""
 
-    Attributes:
-        name: `loading`, `evaluating`, `saving`, or the name of a phase in the metrics (`generation`, ...).
-        detail: The object of the phase, as `model`; may be empty.
-    """
-
-    name: str
-    detail: str = ""
+    name: str  # `loading`, `evaluating`, `saving`, or the name of a phase in the metrics (`generation`, ...)
+    detail: str = ""  # the object of the phase, as `model`; may be empty
 
 
 @dataclass(frozen=True)
 class Round:
-    """The prompts of a round are about to be sampled.
+    """The prompts of a round are about to be sampled."""
 
-    Attributes:
-        step: The step.
-        number: Number of the round in the step, from 1; later rounds replace prompts that dynamic sampling dropped.
-        groups: Groups of the step so far, including those carried from earlier steps.
-        wanted: Groups that the step needs.
-    """
-
-    step: int
-    number: int
-    groups: int
-    wanted: int
+    step: int  # the step
+    number: int  # number of the round in the step, from 1; later rounds replace prompts that dynamic sampling dropped
+    groups: int  # groups of the step so far, including those carried from earlier steps
+    wanted: int  # groups that the step needs
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """A call of the engine has decoded one more position.
+    """A call of the engine has decoded one more position."""
 
-    Attributes:
-        finished: Rollouts that have ended.
-        rollouts: All rollouts of the call, over all prompts.
-        tokens: Distinct tokens computed by the call.
-        depth: Position of the last tokens, from 1.
-    """
-
-    finished: int
-    rollouts: int
-    tokens: int
-    depth: int
+    finished: int  # rollouts that have ended
+    rollouts: int  # all rollouts of the call, over all prompts
+    tokens: int  # distinct tokens computed by the call
+    depth: int  # position of the last tokens, from 1
 
 
 @dataclass(frozen=True)

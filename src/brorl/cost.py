@@ -20,21 +20,13 @@ UNIT_WORDS: dict[Unit, str] = {unit: unit.replace("_", " ") for unit in UNITS}
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of some steps.
+    """The cost of some steps."""
 
-    Attributes:
-        steps: Number of steps.
-        seconds: Time of the steps, without evaluations.
-        samples: Rollouts sampled, before dynamic sampling drops any.
-        sampled_tokens: Tokens of these rollouts, without sharing.
-        unique_tokens: Nodes of their trees: the tokens that were computed.
-    """
-
-    steps: int = 0
-    seconds: float = 0.0
-    samples: int = 0
-    sampled_tokens: int = 0
-    unique_tokens: int = 0
+    steps: int = 0  # number of steps
+    seconds: float = 0.0  # time of the steps, without evaluations
+    samples: int = 0  # rollouts sampled, before dynamic sampling drops any
+    sampled_tokens: int = 0  # tokens of these rollouts, without sharing
+    unique_tokens: int = 0  # nodes of their trees: the tokens that were computed
 
     def __add__(self, other: Cost) -> Cost:
         """Return the cost of both."""
@@ -70,17 +62,11 @@ def total_cost(records: Iterable[Mapping[str, Any]]) -> Cost:
 
 @dataclass(frozen=True)
 class Budget:
-    """The budget of a run, and the amounts at which it is evaluated.
+    """The budget of a run, and the amounts at which it is evaluated."""
 
-    Attributes:
-        unit: The unit.
-        limit: The run ends with the step that reaches this amount.
-        eval_points: Amounts at which the run is evaluated, after the first step that reaches each.
-    """
-
-    unit: Unit
-    limit: float
-    eval_points: tuple[float, ...] = ()
+    unit: Unit  # the unit
+    limit: float  # the run ends with the step that reaches this amount
+    eval_points: tuple[float, ...] = ()  # amounts at which the run is evaluated, after the first step that reaches each
 
     def __post_init__(self) -> None:
         if not self.limit > 0:

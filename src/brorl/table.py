@@ -47,23 +47,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
+    """A table of text."""
 
-    Attributes:
-        title: Its title; may be empty.
-        columns: Headings; a line break where the terminal breaks them. All empty: the table has no header.
-        rows: Text of the cells, one for each column.
-        notes: Lines below the table.
-        words: Indices of the columns of words: aligned to the left, and folded where the terminal is too narrow.
-        strong: Indices of the rows in bold.
-    """
-
-    title: str
+    title: str  # its title; may be empty
+    # headings; a line break where the terminal breaks them. All empty: the table has no header.
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...]  # text of the cells, one for each column
+    notes: tuple[str, ...] = ()  # lines below the table
+    # indices of the columns of words: aligned to the left, and folded where the terminal is too narrow
     words: frozenset[int] = frozenset({0})
-    strong: frozenset[int] = frozenset()
+    strong: frozenset[int] = frozenset()  # indices of the rows in bold
 
     def __post_init__(self) -> None:
         wrong = next((row for row in self.rows if len(row) != len(self.columns)), None)

@@ -103,47 +103,32 @@ class AgainstFirst:
 
 @dataclass(frozen=True, eq=False)
 class ComparisonResults:
-    """All numbers of a comparison.
+    """All numbers of a comparison."""
 
-    Attributes:
-        comparison: The comparison.
-        key: Titles of the arms by letter; empty if the arms have names.
-        ks: The k of every pass@k, rising; 1 is always among them.
-        start: pass@k of the checkpoint, for every k.
-        arms: Each arm at each evaluation point, by name.
-        matches: The cost of every run at the budget, and whether it is matched.
-        unmatched: A sentence for each run that is not matched at the budget.
-        equal: pass@1 of the arms where all runs had spent the same: first of the budget's unit, if the runs ended with
-            different amounts of it, then of each other unit.
-        equal_score: Coverage of the arms where each had the same pass@1; None if too few rose above the start, or
-            pass@1 is the only measure.
-        efficiency: Scores per token of the start and the arms, at the budget.
-        training: Throughput and mixed fraction of the arms, by name (`training_efficiency`).
-        coverage: Prompts gained and lost since the start, by arm.
-        tasks: Scores by task; empty if there is one.
-        pair: The difference of two arms; None if there are more.
-        against_first: Each later arm against the first at equal cost in each unit, if there are more than two arms.
-        frontiers: The frontier in each measure, if there are more than two arms.
-        seeds_needed: By later arm, the seeds with which a difference of 0.02 from the first arm in pass@1 at the budget
-            is shown, without correction; None if the arms have one seed or there is one prompt.
-    """
-
-    comparison: Comparison
-    key: Mapping[str, str]
-    ks: tuple[int, ...]
-    start: Mapping[int, Estimate]
-    arms: Mapping[str, tuple[ArmScores, ...]]
-    matches: tuple[RunMatch, ...]
-    unmatched: tuple[str, ...]
+    comparison: Comparison  # the comparison
+    key: Mapping[str, str]  # titles of the arms by letter; empty if the arms have names
+    ks: tuple[int, ...]  # the k of every pass@k, rising; 1 is always among them
+    start: Mapping[int, Estimate]  # pass@k of the checkpoint, for every k
+    arms: Mapping[str, tuple[ArmScores, ...]]  # each arm at each evaluation point, by name
+    matches: tuple[RunMatch, ...]  # the cost of every run at the budget, and whether it is matched
+    unmatched: tuple[str, ...]  # A sentence for each run that is not matched at the budget
+    # pass@1 of the arms where all runs had spent the same: first of the budget's unit, if the runs ended with different
+    # amounts of it, then of each other unit
     equal: tuple[EqualCost, ...]
+    # coverage of the arms where each had the same pass@1; None if too few rose above the start, or pass@1 is the only
+    # measure
     equal_score: EqualScore | None
-    efficiency: tuple[TokenEfficiency, ...]
+    efficiency: tuple[TokenEfficiency, ...]  # scores per token of the start and the arms, at the budget
+    # throughput and mixed fraction of the arms, by name (`training_efficiency`)
     training: Mapping[str, Mapping[str, Spread | None]]
-    coverage: tuple[CoverageChange, ...]
-    tasks: tuple[TaskScores, ...]
-    pair: Pair | None
+    coverage: tuple[CoverageChange, ...]  # prompts gained and lost since the start, by arm
+    tasks: tuple[TaskScores, ...]  # scores by task; empty if there is one
+    pair: Pair | None  # the difference of two arms; None if there are more
+    # each later arm against the first at equal cost in each unit, if there are more than two arms
     against_first: tuple[AgainstFirst, ...]
-    frontiers: tuple[Frontier, ...]
+    frontiers: tuple[Frontier, ...]  # the frontier in each measure, if there are more than two arms
+    # by later arm, the seeds with which a difference of 0.02 from the first arm in pass@1 at the budget is shown,
+    # without correction; None if the arms have one seed or there is one prompt
     seeds_needed: Mapping[str, SeedsNeeded | None]
 
     @property

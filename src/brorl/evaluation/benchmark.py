@@ -24,44 +24,26 @@ _RECORDED = (
 
 @dataclass(frozen=True)
 class Answers:
-    """The responses of one evaluation, P prompts in the benchmark's order.
+    """The responses of one evaluation, P prompts in the benchmark's order."""
 
-    Attributes:
-        trees: The responses to each prompt.
-        verdicts: For each prompt the verdict of each distinct response.
-        seconds: Wall time of sampling and verifying.
-    """
-
-    trees: Sequence[RolloutTree]
-    verdicts: Sequence[Sequence[Verdict]]
-    seconds: float
+    trees: Sequence[RolloutTree]  # the responses to each prompt
+    verdicts: Sequence[Sequence[Verdict]]  # for each prompt the verdict of each distinct response
+    seconds: float  # wall time of sampling and verifying
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Held-out prompts and the settings of their evaluation.
+    """Held-out prompts and the settings of their evaluation."""
 
-    Attributes:
-        prompts: The prompts.
-        verifiers: Verifier of each domain.
-        decode: Token ids to text.
-        sampling: Sampling parameters.
-        num_samples: Responses per prompt, n.
-        ks: Values of k for pass@k, each 1 to n.
-        seed: Seed of the sampling, the same for every evaluation.
-        accept_truncated: Verify truncated responses too, rather than count them as incorrect.
-        observe: Called at the start of each phase.
-    """
-
-    prompts: Sequence[Prompt]
-    verifiers: Mapping[str, Verifier]
-    decode: Callable[[Sequence[int]], str]
-    sampling: SamplingParams
-    num_samples: int
-    ks: tuple[int, ...]
-    seed: int
-    accept_truncated: bool = False
-    observe: Observe = unobserved
+    prompts: Sequence[Prompt]  # the prompts
+    verifiers: Mapping[str, Verifier]  # verifier of each domain
+    decode: Callable[[Sequence[int]], str]  # token ids to text
+    sampling: SamplingParams  # sampling parameters
+    num_samples: int  # responses per prompt, n
+    ks: tuple[int, ...]  # values of k for pass@k, each 1 to n
+    seed: int  # seed of the sampling, the same for every evaluation
+    accept_truncated: bool = False  # verify truncated responses too, rather than count them as incorrect
+    observe: Observe = unobserved  # called at the start of each phase
 
     @property
     def fingerprint(self) -> str:

@@ -24,25 +24,15 @@ from brorl.verification.verifier import Verifier
 
 @dataclass(frozen=True)
 class EvaluatedModel:
-    """A model under evaluation, with the verifiers of its responses.
+    """A model under evaluation, with the verifiers of its responses."""
 
-    Attributes:
-        engine: Samples responses.
-        sampling: Sampling parameters.
-        num_samples: Responses per prompt, n.
-        verifiers: Verifier of each domain.
-        decode: Token ids of a response to its text.
-        accept_truncated: Verify truncated responses too, rather than count them as incorrect.
-        observe: Called at the start of each phase.
-    """
-
-    engine: Engine
-    sampling: SamplingParams
-    num_samples: int
-    verifiers: Mapping[str, Verifier]
-    decode: Callable[[Sequence[int]], str]
-    accept_truncated: bool = False
-    observe: Observe = unobserved
+    engine: Engine  # samples responses
+    sampling: SamplingParams  # sampling parameters
+    num_samples: int  # responses per prompt, n
+    verifiers: Mapping[str, Verifier]  # verifier of each domain
+    decode: Callable[[Sequence[int]], str]  # token ids of a response to its text
+    accept_truncated: bool = False  # verify truncated responses too, rather than count them as incorrect
+    observe: Observe = unobserved  # called at the start of each phase
 
     def evaluate(self, batch: PromptBatch, store: ResponseStore) -> StoredBatch:
         """Sample, verify and store a batch.

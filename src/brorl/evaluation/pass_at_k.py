@@ -21,16 +21,11 @@ class Estimate:
 
     The intervals of a single evaluation are over prompts (`brorl.evaluation.mean_interval`). Those of a comparison are
     mostly t intervals over prompts and seeds (`brorl.comparison.paired`).
-
-    Attributes:
-        value: The estimate, mostly a mean over prompts.
-        low: Lower end of the interval.
-        high: Upper end.
     """
 
-    value: float
-    low: float
-    high: float
+    value: float  # the estimate, mostly a mean over prompts
+    low: float  # lower end of the interval
+    high: float  # upper end
 
 
 def pass_at_k(num_correct_P: Sequence[int] | NDArray[np.int64], num_samples: int, k: int) -> FloatArray:

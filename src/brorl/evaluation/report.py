@@ -23,25 +23,17 @@ _ENVIRONMENT = ("processor", "cuda", "platform", "threads", "python", "packages"
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The result of an evaluation.
+    """The result of an evaluation."""
 
-    Attributes:
-        path: Folder with `evaluation.json` and every response.
-        summary: pass@k with 95% intervals, and totals: over all prompts, by data set, by domain.
-        prompts: The counts of every prompt.
-        settings: Everything that decides the responses.
-        unreadable: Ids of questions whose reference answer the verifier cannot read, by data set.
-        sessions: Versions, machine and command of each process that sampled.
-        differences: How the settings differ from those of the run's own evaluations, and the command that repeats
-            them; empty if they do not differ, or the model is not from a run.
-    """
-
-    path: Path
-    summary: EvaluationSummary
-    prompts: Sequence[PromptResult]
-    settings: Mapping[str, Any]
+    path: Path  # folder with `evaluation.json` and every response
+    summary: EvaluationSummary  # pass@k with 95% intervals, and totals: over all prompts, by data set, by domain
+    prompts: Sequence[PromptResult]  # the counts of every prompt
+    settings: Mapping[str, Any]  # everything that decides the responses
+    # ids of questions whose reference answer the verifier cannot read, by data set
     unreadable: Mapping[str, Sequence[str]]
-    sessions: Sequence[Mapping[str, Any]]
+    sessions: Sequence[Mapping[str, Any]]  # versions, machine and command of each process that sampled
+    # how the settings differ from those of the run's own evaluations, and the command that repeats them; empty if they
+    # do not differ, or the model is not from a run
     differences: Sequence[str] = ()
 
     @property

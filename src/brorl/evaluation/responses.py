@@ -40,32 +40,20 @@ SCHEMA = pa.schema([
 
 @dataclass(frozen=True)
 class PromptBatch:
-    """Prompts of one data set that one call of the engine samples.
+    """Prompts of one data set that one call of the engine samples."""
 
-    Attributes:
-        index: Number of the batch, from 0.
-        data_set: The data set.
-        prompts: Its prompts.
-        seed: Seed of the sampling. It depends on the evaluation's seed, the data set and the place in it alone.
-    """
-
-    index: int
-    data_set: str
-    prompts: tuple[Prompt, ...]
-    seed: int
+    index: int  # number of the batch, from 0
+    data_set: str  # the data set
+    prompts: tuple[Prompt, ...]  # its prompts
+    seed: int  # seed of the sampling. It depends on the evaluation's seed, the data set and the place in it alone.
 
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """The counts of an evaluated batch.
+    """The counts of an evaluated batch."""
 
-    Attributes:
-        results: The counts of its prompts.
-        seconds: Time of sampling, verifying and storing.
-    """
-
-    results: tuple[PromptResult, ...]
-    seconds: float
+    results: tuple[PromptResult, ...]  # the counts of its prompts
+    seconds: float  # time of sampling, verifying and storing
 
 
 def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, seed: int) -> list[PromptBatch]:
@@ -90,13 +78,9 @@ def split_into_batches(prompts_of: Mapping[str, Sequence[Prompt]], size: int, se
 
 @dataclass(frozen=True)
 class ResponseStore:
-    """The folder of an evaluation.
+    """The folder of an evaluation."""
 
-    Attributes:
-        path: The folder. It exists.
-    """
-
-    path: Path
+    path: Path  # the folder. It exists.
 
     @property
     def settings_file(self) -> Path:

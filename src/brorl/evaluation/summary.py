@@ -21,35 +21,20 @@ from brorl.verification.verifier import Verdict, is_failure, is_timeout
 
 @dataclass(frozen=True)
 class PromptResult:
-    """Counts over the n responses to one prompt.
+    """Counts over the n responses to one prompt."""
 
-    Attributes:
-        prompt_id: Name of the prompt.
-        data_set: Its data set.
-        domain: Its domain, which decides the verifier.
-        num_samples: Responses, duplicates included, n.
-        num_correct: Correct responses, 0 to the number of verified ones.
-        num_truncated: Truncated responses, 0 to n.
-        num_distinct: Distinct responses. Each is verified once.
-        sampled_tokens: Tokens of all responses.
-        unique_tokens: Tokens computed.
-        verifier_timeouts: Distinct responses whose verification timed out. They count as incorrect.
-        verifier_failures: Distinct responses whose verification failed otherwise. They count as incorrect.
-        num_unverified: Responses that could not be verified because of infrastructure failures, 0 to n. They do not
-            count.
-    """
-
-    prompt_id: str
-    data_set: str
-    domain: str
-    num_samples: int
-    num_correct: int
-    num_truncated: int
-    num_distinct: int
-    sampled_tokens: int
-    unique_tokens: int
-    verifier_timeouts: int
-    verifier_failures: int
+    prompt_id: str  # name of the prompt
+    data_set: str  # its data set
+    domain: str  # its domain, which decides the verifier
+    num_samples: int  # responses, duplicates included, n
+    num_correct: int  # correct responses, 0 to the number of verified ones
+    num_truncated: int  # truncated responses, 0 to n
+    num_distinct: int  # distinct responses. Each is verified once.
+    sampled_tokens: int  # tokens of all responses
+    unique_tokens: int  # tokens computed
+    verifier_timeouts: int  # distinct responses whose verification timed out. They count as incorrect.
+    verifier_failures: int  # distinct responses whose verification failed otherwise. They count as incorrect.
+    # responses that could not be verified because of infrastructure failures, 0 to n. They do not count.
     num_unverified: int = 0
 
     @property
@@ -60,55 +45,35 @@ class PromptResult:
 
 @dataclass(frozen=True)
 class Summary:
-    """Results over some prompts.
+    """Results over some prompts."""
 
-    Attributes:
-        num_prompts: Number of prompts, P.
-        num_samples: Responses per prompt, n.
-        pass_at: pass@k for each k: the mean over prompts of unbiased estimates, with its interval. A prompt with fewer
-            than k verified responses does not count for this k; a k without any prompt is missing.
-        solved: Prompts with at least one correct response.
-        tokens_per_response: Mean number of tokens of a response.
-        truncation_rate: Fraction of truncated responses, 0 to 1.
-        verifier_timeouts: Distinct responses whose verification timed out.
-        verifier_failures: Distinct responses whose verification failed otherwise.
-        num_distinct: Distinct responses.
-        sampled_tokens: Tokens of all responses.
-        unique_tokens: Tokens computed.
-        seconds: Time of sampling, verifying and storing; None if it is unknown.
-        num_unverified: Responses that could not be verified because of infrastructure failures. They do not count.
-        left_out: Prompts that do not count, by k; only the k with such prompts.
-    """
-
-    num_prompts: int
-    num_samples: int
+    num_prompts: int  # number of prompts, P
+    num_samples: int  # responses per prompt, n
+    # pass@k for each k: the mean over prompts of unbiased estimates, with its interval. A prompt with fewer than k
+    # verified responses does not count for this k; a k without any prompt is missing.
     pass_at: dict[int, Estimate]
-    solved: int
-    tokens_per_response: float
-    truncation_rate: float
-    verifier_timeouts: int
-    verifier_failures: int
-    num_distinct: int
-    sampled_tokens: int
-    unique_tokens: int
-    seconds: float | None
+    solved: int  # prompts with at least one correct response
+    tokens_per_response: float  # mean number of tokens of a response
+    truncation_rate: float  # fraction of truncated responses, 0 to 1
+    verifier_timeouts: int  # distinct responses whose verification timed out
+    verifier_failures: int  # distinct responses whose verification failed otherwise
+    num_distinct: int  # distinct responses
+    sampled_tokens: int  # tokens of all responses
+    unique_tokens: int  # tokens computed
+    seconds: float | None  # time of sampling, verifying and storing; None if it is unknown
+    # responses that could not be verified because of infrastructure failures. They do not count.
     num_unverified: int = 0
+    # prompts that do not count, by k; only the k with such prompts
     left_out: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """Results of an evaluation.
+    """Results of an evaluation."""
 
-    Attributes:
-        overall: Over all prompts.
-        by_data_set: For each data set, in the given order.
-        by_domain: For each domain, in alphabetical order.
-    """
-
-    overall: Summary
-    by_data_set: dict[str, Summary]
-    by_domain: dict[str, Summary]
+    overall: Summary  # over all prompts
+    by_data_set: dict[str, Summary]  # for each data set, in the given order
+    by_domain: dict[str, Summary]  # for each domain, in alphabetical order
 
 
 def default_ks(num_samples: int) -> tuple[int, ...]:

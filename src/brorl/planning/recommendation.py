@@ -50,37 +50,21 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """The expected fractions, costs and noise at N rollouts per prompt.
+    """The expected fractions, costs and noise at N rollouts per prompt."""
 
-    Attributes:
-        num_rollouts: N.
-        extrapolated: Whether N is beyond the pilot's rollouts, where fractions follow from the fit.
-        mixed: Fraction of mixed groups.
-        solved: Fraction of prompts with at least one success.
-        unique_tokens: Tree nodes of a sampled group.
-        unique_fraction: The same as a fraction of its sampled tokens.
-        trained_nodes: Tree nodes of a kept group in the loss.
-        seconds: Seconds of a step with the recipe's number of prompts, by phase and in total.
-        noise: Relative gradient noise of that step; the upper end is infinite where |G|^2 may be 0.
-        budget_prompts: Prompts per step that fit in the time budget; 0 if too few fit.
-        budget_seconds: Seconds of a step with these prompts.
-        budget_noise: Relative gradient noise of that step.
-        to_best: Its noise divided by that of the best N.
-    """
-
-    num_rollouts: int
-    extrapolated: bool
-    mixed: Estimate
-    solved: Estimate
-    unique_tokens: Estimate
-    unique_fraction: float
-    trained_nodes: float
-    seconds: dict[str, float]
-    noise: Estimate
-    budget_prompts: int
-    budget_seconds: float
-    budget_noise: Estimate
-    to_best: Estimate
+    num_rollouts: int  # N
+    extrapolated: bool  # whether N is beyond the pilot's rollouts, where fractions follow from the fit
+    mixed: Estimate  # fraction of mixed groups
+    solved: Estimate  # fraction of prompts with at least one success
+    unique_tokens: Estimate  # tree nodes of a sampled group
+    unique_fraction: float  # the same as a fraction of its sampled tokens
+    trained_nodes: float  # tree nodes of a kept group in the loss
+    seconds: dict[str, float]  # seconds of a step with the recipe's number of prompts, by phase and in total
+    noise: Estimate  # relative gradient noise of that step; the upper end is infinite where |G|^2 may be 0
+    budget_prompts: int  # prompts per step that fit in the time budget; 0 if too few fit
+    budget_seconds: float  # seconds of a step with these prompts
+    budget_noise: Estimate  # relative gradient noise of that step
+    to_best: Estimate  # its noise divided by that of the best N
 
 
 @dataclass(frozen=True)

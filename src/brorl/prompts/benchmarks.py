@@ -41,17 +41,11 @@ class Hub(NamedTuple):
 
 
 class PublicBenchmark(NamedTuple):
-    """A benchmark.
+    """A benchmark."""
 
-    Attributes:
-        title: Its name and size.
-        hubs: Its data sets; the first is the default.
-        layout: Name of the layout of its data sets; None for mathematics in columns of any usual name.
-    """
-
-    title: str
-    hubs: tuple[Hub, ...]
-    layout: str | None = None
+    title: str  # its name and size
+    hubs: tuple[Hub, ...]  # its data sets; the first is the default
+    layout: str | None = None  # name of the layout of its data sets; None for mathematics in columns of any usual name
 
 
 # Name, title, layout, and data sets as `id split subset`.
@@ -84,22 +78,15 @@ _ANSWER_AFTER = {"gsm8k": "####"}  # text before the answer in its column, at it
 class BenchmarkSource:
     """A benchmark and the path of its data.
 
-    Attributes:
-        benchmark: One of `BENCHMARKS`.
-        path: File, folder, pattern or hub id; None for the default data set.
-        name: Name in ids and tables; None for the benchmark's name.
-        split: Split of a hub data set; None for its known split, else that of the default data set.
-        subset: Configuration of a hub data set; None for its known subset.
-
     Raises:
         ValueError: If there is no such benchmark, or the name has a colon.
     """
 
-    benchmark: str
-    path: str | None = None
-    name: str | None = None
-    split: str | None = None
-    subset: str | None = None
+    benchmark: str  # one of `BENCHMARKS`
+    path: str | None = None  # file, folder, pattern or hub id; None for the default data set
+    name: str | None = None  # name in ids and tables; None for the benchmark's name
+    split: str | None = None  # split of a hub data set; None for its known split, else that of the default data set
+    subset: str | None = None  # configuration of a hub data set; None for its known subset
 
     def __post_init__(self) -> None:
         if self.benchmark not in BENCHMARKS:

@@ -11,17 +11,11 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 class Box(NamedTuple):
-    """A box in a text.
+    """A box in a text."""
 
-    Attributes:
-        start: Place of its backslash.
-        end: Place after its closing brace.
-        content: What is in it.
-    """
-
-    start: int
-    end: int
-    content: str
+    start: int  # place of its backslash
+    end: int  # place after its closing brace
+    content: str  # what is in it
 
 
 def last_box(text: str) -> str | None:

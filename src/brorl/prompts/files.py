@@ -40,18 +40,12 @@ CONTRADICTION = "the same question with different answers"
 
 @dataclass(frozen=True)
 class SourceReading:
-    """The questions of a source, and the number of its other rows.
+    """The questions of a source, and the number of its other rows."""
 
-    Attributes:
-        questions: Distinct questions, in the order of the rows.
-        num_rows: Rows read.
-        num_repeated: Rows that repeat a question with the same answer.
-        dropped: Rows that the layout dropped, by reason; none without a layout.
-    """
-
-    questions: Sequence[Question]
-    num_rows: int
-    num_repeated: int = 0
+    questions: Sequence[Question]  # distinct questions, in the order of the rows
+    num_rows: int  # rows read
+    num_repeated: int = 0  # rows that repeat a question with the same answer
+    # rows that the layout dropped, by reason; none without a layout
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 

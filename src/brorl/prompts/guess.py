@@ -30,25 +30,16 @@ _MATH_WORDS = {"pi", "sqrt", "frac", "sin", "cos", "tan", "log", "exp", "inf", "
 
 
 class Guess(NamedTuple):
-    """The probable meaning of a file.
+    """The probable meaning of a file."""
 
-    Attributes:
-        layout: Layout of a public data set, which decides the columns and the domain; None for the columns below.
-        prompt_column: Column of the question; empty with a layout, as the answer's.
-        answer_column: Column of the answer; with a dot, a key inside a column.
-        answer_after: Text before the answer, at its last occurrence; None if the answer is the whole column.
-        domain: Domain of the questions.
-        example: An answer.
-        domain_reason: The reason for the domain.
-    """
-
+    # layout of a public data set, which decides the columns and the domain; None for the columns below
     layout: str | None
-    prompt_column: str
-    answer_column: str
-    answer_after: str | None
-    domain: str
-    example: str
-    domain_reason: str
+    prompt_column: str  # column of the question; empty with a layout, as the answer's
+    answer_column: str  # column of the answer; with a dot, a key inside a column
+    answer_after: str | None  # text before the answer, at its last occurrence; None if the answer is the whole column
+    domain: str  # domain of the questions
+    example: str  # an answer
+    domain_reason: str  # the reason for the domain
 
 
 def guess_meaning(

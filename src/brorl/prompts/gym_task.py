@@ -25,21 +25,14 @@ _TUPLE, _SET, _PAIRS, _FRACTION = _MARKS = ("tuple!", "set!", "pairs!", "fractio
 
 @dataclass(frozen=True)
 class GymTask:
-    """A generated question with all that its scorer reads.
+    """A generated question with all that its scorer reads."""
 
-    Attributes:
-        data_set: Name of the data set in Reasoning Gym.
-        entry: The generated entry: `question`, `answer` and `metadata`.
-        config: Settings of the data set that differ from its defaults, without `seed` and `size`; JSON values.
-        seed: Seed of the data set.
-        index: Index of the entry.
-    """
-
-    data_set: str
-    entry: Mapping[str, Any]
+    data_set: str  # name of the data set in Reasoning Gym
+    entry: Mapping[str, Any]  # the generated entry: `question`, `answer` and `metadata`
+    # settings of the data set that differ from its defaults, without `seed` and `size`; JSON values
     config: Mapping[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    index: int = 0
+    seed: int = 0  # seed of the data set
+    index: int = 0  # index of the entry
 
     @property
     def answer(self) -> str | None:

@@ -35,21 +35,13 @@ MISSING = object()
 
 
 class Row(NamedTuple):
-    """A row.
+    """A row."""
 
-    Attributes:
-        place: Its file, or the data set and its split, with the number of the line or row.
-        number: Number of the line or row, from 1 on.
-        part: Its file among several, relative to their common folder; empty for a single file.
-        columns: Names of all columns.
-        values: Values of at least the wanted columns.
-    """
-
-    place: str
-    number: int
-    part: str
-    columns: Sequence[str]
-    values: Mapping[str, Any]
+    place: str  # its file, or the data set and its split, with the number of the line or row
+    number: int  # number of the line or row, from 1 on
+    part: str  # its file among several, relative to their common folder; empty for a single file
+    columns: Sequence[str]  # names of all columns
+    values: Mapping[str, Any]  # values of at least the wanted columns
 
     @property
     def key(self) -> str:

@@ -23,19 +23,12 @@ from brorl.verification.verifier import TRUNCATED, Verdict, Verifier, verify_dis
 
 @dataclass(frozen=True)
 class Grader:
-    """Verifies each distinct response once, and turns verdicts into rewards.
+    """Verifies each distinct response once, and turns verdicts into rewards."""
 
-    Attributes:
-        verifiers: Verifier of each domain.
-        decode: Token ids of a response to its text.
-        shaping: From verdicts to rewards.
-        max_new_tokens: Length limit of a response, for rewards that depend on the length.
-    """
-
-    verifiers: Mapping[str, Verifier]
-    decode: Callable[[Sequence[int]], str]
-    shaping: RewardShaping
-    max_new_tokens: int | None = None
+    verifiers: Mapping[str, Verifier]  # verifier of each domain
+    decode: Callable[[Sequence[int]], str]  # token ids of a response to its text
+    shaping: RewardShaping  # from verdicts to rewards
+    max_new_tokens: int | None = None  # length limit of a response, for rewards that depend on the length
 
     def verdicts(self, prompts: Sequence[Prompt], trees: Sequence[RolloutTree]) -> list[list[Verdict]]:
         """Return the verdicts of all distinct responses; truncated ones are verified only if they can earn a reward."""

@@ -22,23 +22,14 @@ _AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A response from a file.
+    """A response from a file."""
 
-    Attributes:
-        place: Its file and row.
-        question_id: The id of its question, if the row has one.
-        question: The text of its question, if the row has one.
-        text: The response.
-        correct: The stored verdict, if the row has one.
-        reason: The stored reason, if the row has one.
-    """
-
-    place: str
-    question_id: str | None
-    question: str | None
-    text: str
-    correct: bool | None = None
-    reason: str | None = None
+    place: str  # its file and row
+    question_id: str | None  # the id of its question, if the row has one
+    question: str | None  # the text of its question, if the row has one
+    text: str  # the response
+    correct: bool | None = None  # the stored verdict, if the row has one
+    reason: str | None = None  # the stored reason, if the row has one
 
 
 class Rescored(NamedTuple):
@@ -51,19 +42,12 @@ class Rescored(NamedTuple):
 
 @dataclass(frozen=True)
 class Agreement:
-    """Stored verdicts against new ones. Truncated and unverified responses are left out.
+    """Stored verdicts against new ones. Truncated and unverified responses are left out."""
 
-    Attributes:
-        both_correct: Number of responses that are correct in both.
-        both_incorrect: Number that are incorrect in both.
-        only_stored: Number that only the stored verdict calls correct.
-        only_new: Number that only the new verdict calls correct.
-    """
-
-    both_correct: int
-    both_incorrect: int
-    only_stored: int
-    only_new: int
+    both_correct: int  # number of responses that are correct in both
+    both_incorrect: int  # number that are incorrect in both
+    only_stored: int  # number that only the stored verdict calls correct
+    only_new: int  # number that only the new verdict calls correct
 
     @property
     def number(self) -> int:

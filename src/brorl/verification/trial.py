@@ -25,21 +25,14 @@ class Verified(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The verdicts on two responses to a prompt.
+    """The verdicts on two responses to a prompt."""
 
-    Attributes:
-        prompt: The prompt.
-        right: A response with the reference answer.
-        wrong: A response with another answer; an incorrect one if there was any.
-        certain: Whether the verifier must accept `right`.
-        answers: For prompts at even distances, the first among them: the verdict on a response that it must accept.
-            Prompts without such a response are left out.
-    """
-
-    prompt: Prompt
-    right: Verified
-    wrong: Verified
-    certain: bool
+    prompt: Prompt  # the prompt
+    right: Verified  # A response with the reference answer
+    wrong: Verified  # A response with another answer; an incorrect one if there was any
+    certain: bool  # whether the verifier must accept `right`
+    # for prompts at even distances, the first among them: the verdict on a response that it must accept. Prompts
+    # without such a response are left out.
     answers: Sequence[tuple[Prompt, Verdict]]
 
 

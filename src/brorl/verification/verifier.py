@@ -101,16 +101,11 @@ def with_own_time(verdicts: Sequence[Verdict | None], own_s: Sequence[float]) ->
 
 
 class TrialResponses(NamedTuple):
-    """Responses to one prompt that show whether a verifier works.
+    """Responses to one prompt that show whether a verifier works."""
 
-    Attributes:
-        right: A response with the reference answer.
-        wrong: Responses with other answers; at least one should be incorrect.
-        certain: Whether the verifier must accept `right`. A user's function may expect another form of response.
-    """
-
-    right: str
-    wrong: Sequence[str]
+    right: str  # A response with the reference answer
+    wrong: Sequence[str]  # responses with other answers; at least one should be incorrect
+    # whether the verifier must accept `right`. A user's function may expect another form of response.
     certain: bool = True
 
 

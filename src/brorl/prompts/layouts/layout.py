@@ -7,17 +7,11 @@ from typing import Any, NamedTuple
 
 
 class Fields(NamedTuple):
-    """The fields of a question that a row holds.
+    """The fields of a question that a row holds."""
 
-    Attributes:
-        text: The question, as the user reads it, before any template.
-        reference: The reference answer, as the verifier of `domain` reads it.
-        domain: Name of the verifier.
-    """
-
-    text: str
-    reference: str
-    domain: str
+    text: str  # the question, as the user reads it, before any template
+    reference: str  # the reference answer, as the verifier of `domain` reads it
+    domain: str  # name of the verifier
 
 
 class Dropped(Exception):  # noqa: N818
@@ -25,19 +19,12 @@ class Dropped(Exception):  # noqa: N818
 
 
 class Layout(NamedTuple):
-    """How the rows of some public data sets are read.
+    """How the rows of some public data sets are read."""
 
-    Attributes:
-        name: The word that selects it in `data.sources[].layout`.
-        columns: The columns that `read` reads.
-        read: A row, with its columns by name, and a seed (of shuffled options) to fields. It raises `Dropped`, or a
-            ValueError with the problem for a row that is not of this layout.
-        data_sets: Hub ids of data sets with this layout.
-        summary: One line for the documentation.
-    """
-
-    name: str
-    columns: tuple[str, ...]
+    name: str  # the word that selects it in `data.sources[].layout`
+    columns: tuple[str, ...]  # the columns that `read` reads
+    # A row, with its columns by name, and a seed (of shuffled options) to fields. It raises `Dropped`, or a ValueError
+    # with the problem for a row that is not of this layout.
     read: Callable[[Mapping[str, Any], int], Fields]
-    data_sets: tuple[str, ...]
-    summary: str
+    data_sets: tuple[str, ...]  # hub ids of data sets with this layout
+    summary: str  # one line for the documentation

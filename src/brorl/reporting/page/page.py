@@ -49,15 +49,10 @@ _MARK = "<!-- brorl report -->"  # in the first lines of every page, so that a r
 
 @dataclass(frozen=True)
 class Report:
-    """A report on disk.
+    """A report on disk."""
 
-    Attributes:
-        path: The file.
-        num_bytes: Its size.
-    """
-
-    path: Path
-    num_bytes: int
+    path: Path  # the file
+    num_bytes: int  # its size
 
     def __str__(self) -> str:
         return f"{self.path} ({self.num_bytes / 1e6:.1f} MB): open it in a browser"

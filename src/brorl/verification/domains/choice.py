@@ -48,17 +48,11 @@ _JOINT = re.compile(r"^(?:[\s.,;:=)\]]|-(?=\s))+")  # between a letter and the t
 
 
 class Chosen(NamedTuple):
-    """The option that a response names.
+    """The option that a response names."""
 
-    Attributes:
-        place: Place of the option, None if there is none.
-        text: The statement that was read, None if there was none.
-        problem: Why the statement names no option; None if it names one, or there was none.
-    """
-
-    place: int | None
-    text: str | None
-    problem: str | None
+    place: int | None  # place of the option, None if there is none
+    text: str | None  # the statement that was read, None if there was none
+    problem: str | None  # why the statement names no option; None if it names one, or there was none
 
 
 def choose(response: str, choices: Choices) -> Chosen:

@@ -33,19 +33,12 @@ _SMALL = 1 << 64
 
 @dataclass(frozen=True)
 class ValueRule:
-    """When two values are the same.
+    """When two values are the same."""
 
-    Attributes:
-        absolute: Allowed absolute error where one of two numbers is a float; 0 for equal numbers.
-        relative: Allowed error relative to the expected number, added to the absolute one.
-        sequences_alike: Whether a list and a tuple of the same values are the same, as in JSON.
-        any_order: Whether the order of an outer list or tuple does not count.
-    """
-
-    absolute: float = 0.0
-    relative: float = 0.0
-    sequences_alike: bool = False
-    any_order: bool = False
+    absolute: float = 0.0  # allowed absolute error where one of two numbers is a float; 0 for equal numbers
+    relative: float = 0.0  # allowed error relative to the expected number, added to the absolute one
+    sequences_alike: bool = False  # whether a list and a tuple of the same values are the same, as in JSON
+    any_order: bool = False  # whether the order of an outer list or tuple does not count
 
     def same(self, expected: object, value: object) -> bool:
         """Whether a value of the program, of builtin types and any depth, is the expected one."""
@@ -154,19 +147,13 @@ Kind = Literal["value", "wrapped", "set", "not none", "truth"]
 
 @dataclass(frozen=True)
 class Check:
-    """One call and its expected value.
+    """One call and its expected value."""
 
-    Attributes:
-        arguments: Positional arguments.
-        expected: The expected value.
-        rule: When a value is the expected one.
-        kind: `value` compares the value, `set` the set of its elements, and `truth` its truth. `wrapped` also accepts
-            the one element of an expected list alone, and `not none` any value but None in place of True.
-    """
-
-    arguments: tuple[object, ...]
-    expected: object
-    rule: ValueRule = _EQUAL
+    arguments: tuple[object, ...]  # positional arguments
+    expected: object  # the expected value
+    rule: ValueRule = _EQUAL  # when a value is the expected one
+    # `value` compares the value, `set` the set of its elements, and `truth` its truth. `wrapped` also accepts the one
+    # element of an expected list alone, and `not none` any value but None in place of True.
     kind: Kind = "value"
 
     @cached_property

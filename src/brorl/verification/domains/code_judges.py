@@ -66,39 +66,26 @@ _TESTS = "tests"
 
 @dataclass(frozen=True)
 class Outcome:
-    """The decision on one answer.
-
-    Attributes:
-        reason: `correct`, or the problem of the first case that failed.
-        seconds: Wall time of the programs and of the comparisons.
-        timed_out: Whether a limit of time ended any case: another run can have another outcome.
-    """
+    """The decision on one answer."""
 
     num_passed: int
     num_cases: int
-    reason: str
-    seconds: float
-    timed_out: bool
+    reason: str  # `correct`, or the problem of the first case that failed
+    seconds: float  # wall time of the programs and of the comparisons
+    timed_out: bool  # whether a limit of time ended any case: another run can have another outcome
 
 
 @dataclass
 class Clock:
-    """The limits of one answer, and the time that it has spent.
+    """The limits of one answer, and the time that it has spent."""
 
-    Attributes:
-        case_s: Wall time of one case in seconds.
-        total_s: Wall time of all cases in seconds.
-        memory_bytes: Memory of a program.
-        spent_s: Time that its programs have spent so far.
-        own_s: Time that this process has spent on comparisons; no limit counts it, for the same limits in every run.
-        timed_out: Whether a limit of time has ended a request, or the time of all cases was over before the last case.
-    """
-
-    case_s: float
-    total_s: float
-    memory_bytes: int
-    spent_s: float = field(default=0.0, init=False)
+    case_s: float  # wall time of one case in seconds
+    total_s: float  # wall time of all cases in seconds
+    memory_bytes: int  # memory of a program
+    spent_s: float = field(default=0.0, init=False)  # time that its programs have spent so far
+    # time that this process has spent on comparisons; no limit counts it, for the same limits in every run
     own_s: float = field(default=0.0, init=False)
+    # whether a limit of time has ended a request, or the time of all cases was over before the last case
     timed_out: bool = field(default=False, init=False)
 
     @contextmanager

@@ -46,20 +46,13 @@ def _always(_answer: str, _entry: Entry) -> bool:
 
 @dataclass(frozen=True)
 class Guard:
-    """What an answer to a data set must pass beside its scorer.
+    """What an answer to a data set must pass beside its scorer."""
 
-    Attributes:
-        why: The wrong answers that the scorer alone accepts.
-        admits: False for an answer that gets no score; it does not reach the scorer.
-        confirms: False for an answer that cannot be correct. It keeps partial credit, unless its score is that of a
-            correct answer.
-        least: The least score of a correct answer.
-    """
-
-    why: str
-    admits: Test = _always
+    why: str  # the wrong answers that the scorer alone accepts
+    admits: Test = _always  # false for an answer that gets no score; it does not reach the scorer
+    # false for an answer that cannot be correct. It keeps partial credit, unless its score is that of a correct answer.
     confirms: Test = _always
-    least: float = 0.99
+    least: float = 0.99  # the least score of a correct answer
 
 
 UNGUARDED = Guard("")

@@ -21,15 +21,10 @@ _MAX_EXPONENT = 12
 
 
 class Unit(NamedTuple):
-    """A unit.
+    """A unit."""
 
-    Attributes:
-        dimension: Exponent of each base unit.
-        factor: The unit in base units.
-    """
-
-    dimension: tuple[int, ...]
-    factor: Fraction
+    dimension: tuple[int, ...]  # exponent of each base unit
+    factor: Fraction  # the unit in base units
 
 
 def _unit(factor: int | str | Fraction, **powers: int) -> Unit:
@@ -238,19 +233,12 @@ _REST = re.compile(r"(?:,|;|\s+(?:since|because|as|which|where|so|when|for|to|to
 
 
 class Quantity(NamedTuple):
-    """An answer in its parts.
+    """An answer in its parts."""
 
-    Attributes:
-        number: The number, None if it is not written with digits.
-        unit: The unit, None if there is none.
-        text: The answer without its left-hand side and its unit.
-        unknown: Text after a number that is no known unit; None if there is none.
-    """
-
-    number: Fraction | None
-    unit: Unit | None
-    text: str
-    unknown: str | None = None
+    number: Fraction | None  # the number, None if it is not written with digits
+    unit: Unit | None  # the unit, None if there is none
+    text: str  # the answer without its left-hand side and its unit
+    unknown: str | None = None  # text after a number that is no known unit; None if there is none
 
 
 def read_quantity(answer: str) -> Quantity:

@@ -43,32 +43,20 @@ _DENIED = ("PermissionError", "OSError")  # the kernel has answered
 
 @dataclass(frozen=True)
 class Attack:
-    """One attempt to break out.
+    """One attempt to break out."""
 
-    Attributes:
-        name: What it tried, such as `read /etc/passwd`.
-        contained: Whether it failed as it must.
-        detail: What happened: the exception, or what the attack got.
-    """
-
-    name: str
-    contained: bool
-    detail: str
+    name: str  # what it tried, such as `read /etc/passwd`
+    contained: bool  # whether it failed as it must
+    detail: str  # what happened: the exception, or what the attack got
 
 
 @dataclass(frozen=True)
 class Level:
-    """A level of confinement, and what it withstood on this machine.
+    """A level of confinement, and what it withstood on this machine."""
 
-    Attributes:
-        name: `landlock`, `seccomp` or `unsafe`.
-        attacks: The attempts; none for `unsafe`, and none if the level could not be set up.
-        problem: Why the level does not hold; None if it does.
-    """
-
-    name: str
-    attacks: tuple[Attack, ...]
-    problem: str | None
+    name: str  # `landlock`, `seccomp` or `unsafe`
+    attacks: tuple[Attack, ...]  # the attempts; none for `unsafe`, and none if the level could not be set up
+    problem: str | None  # why the level does not hold; None if it does
 
 
 def choose_level(wish: str) -> Level:

@@ -295,15 +295,10 @@ class ProgramPool(_Pool):
 
 @dataclass(frozen=True)
 class Workers:
-    """Both pools of a run; their processes start with the first work.
+    """Both pools of a run; their processes start with the first work."""
 
-    Attributes:
-        pool: Calls trusted functions with limits of time and memory.
-        programs: Runs untrusted code.
-    """
-
-    pool: WorkerPool = field(default_factory=WorkerPool)
-    programs: ProgramPool = field(default_factory=ProgramPool)
+    pool: WorkerPool = field(default_factory=WorkerPool)  # calls trusted functions with limits of time and memory
+    programs: ProgramPool = field(default_factory=ProgramPool)  # runs untrusted code
 
     def __enter__(self) -> Self:
         return self

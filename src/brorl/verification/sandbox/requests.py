@@ -81,50 +81,33 @@ class RunProgram:
 
 @dataclass(frozen=True)
 class LoadProgram:
-    """Start a process that executes the source as a module and stays, for calls.
+    """Start a process that executes the source as a module and stays, for calls."""
 
-    Attributes:
-        source: The source code.
-        limits: Limits of loading; the memory limit also holds for later calls.
-        name: Name of the process within this judge.
-        outside: Functions that the module finds defined. A call of one is passed to the judge as `Asked`.
-    """
-
-    source: str
-    limits: Limits = field(default_factory=Limits)
-    name: str = "answer"
+    source: str  # the source code
+    limits: Limits = field(default_factory=Limits)  # limits of loading; the memory limit also holds for later calls
+    name: str = "answer"  # name of the process within this judge
+    # functions that the module finds defined. A call of one is passed to the judge as `Asked`.
     outside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class LoadFunction:
-    """Import a function in the process of a trusted worker, unless it has done so before. Then call it by its path.
+    """Import a function in the process of a trusted worker, unless it has done so before. Then call it by its path."""
 
-    Attributes:
-        function: `package.module:function` or `path/to/file.py:function`.
-        limits: Limits of loading; the memory limit is that of the process.
-    """
-
-    function: str
-    limits: Limits
+    function: str  # `package.module:function` or `path/to/file.py:function`
+    limits: Limits  # limits of loading; the memory limit is that of the process
 
 
 @dataclass(frozen=True)
 class CallFunction:
-    """Call a function of a loaded program. The reply is a `Reply`, or `Asked` first.
+    """Call a function of a loaded program. The reply is a `Reply`, or `Asked` first."""
 
-    Attributes:
-        function: Name in the module; `Solution.method` calls the method of a new `Solution()`.
-        arguments: Positional arguments of builtin types, as `values` encodes them. In a trusted worker, JSON values;
-            None returns the least and greatest number of arguments that the function takes.
-        limits: Limits of the call.
-        name: Name of the process.
-    """
-
-    function: str
+    function: str  # name in the module; `Solution.method` calls the method of a new `Solution()`
+    # positional arguments of builtin types, as `values` encodes them. In a trusted worker, JSON values; None returns
+    # the least and greatest number of arguments that the function takes.
     arguments: tuple[object, ...] | None
-    limits: Limits = field(default_factory=Limits)
-    name: str = "answer"
+    limits: Limits = field(default_factory=Limits)  # limits of the call
+    name: str = "answer"  # name of the process
 
 
 @dataclass(frozen=True)
@@ -164,13 +147,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Lost:
-    """The decision that could not be reached because of an infrastructure failure, not of the response: unverified.
+    """The decision that could not be reached because of an infrastructure failure, not of the response: unverified."""
 
-    Attributes:
-        reason: For example `a worker was lost`.
-    """
-
-    reason: str
+    reason: str  # for example `a worker was lost`
 
 
 class CutOff(Lost):

@@ -54,17 +54,11 @@ class PreloadError(Exception):
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a fork server is started with.
+    """What a fork server is started with."""
 
-    Attributes:
-        level: Level of confinement, one of `inside.confinement`.
-        preload: Modules that it imports before it starts processes.
-        packages: The path for imports, for installed packages; empty for the standard library alone.
-    """
-
-    level: str
-    preload: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
+    level: str  # level of confinement, one of `inside.confinement`
+    preload: tuple[str, ...] = ()  # modules that it imports before it starts processes
+    packages: tuple[str, ...] = ()  # the path for imports, for installed packages; empty for the standard library alone
 
 
 @dataclass(frozen=True)
